@@ -1,0 +1,27 @@
+"""lmkit: plugin-driven LLM inference and serving.
+
+    from lmkit import LLM, SamplingParams
+    print(LLM("demo").generate("What is 2 + 3?", SamplingParams(max_tokens=16))[0].text)
+
+Importing this package loads neither torch nor any plugin; the names below are resolved on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lmkit.api import SamplingParams
+    from lmkit.llm import LLM, AsyncLLM
+
+_LAZY = {"LLM": "lmkit.llm", "AsyncLLM": "lmkit.llm", "SamplingParams": "lmkit.api"}
+
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'lmkit' has no attribute {name!r}")

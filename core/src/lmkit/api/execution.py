@@ -1,0 +1,463 @@
+"""Seams of the worker: platform, buffers, attention, quantization, models, sampling, executors.
+
+Tensors are named in annotations only; this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from lmkit.api.checkpoint import Checkpoint
+    from lmkit.api.device import DeviceInfo
+    from lmkit.api.model import AttnNeed, KVSpec, LinearSpec, ModelInfo, ParamSpec, WeightRule
+    from lmkit.api.params import SamplingParams
+    from lmkit.api.resolved import ResolvedPlan
+    from lmkit.api.wire import GrammarMasks, StepPlan, StepResult
+    from lmkit.config import EngineConfig
+
+
+# ---------------------------------------------------------------------------------------------------- platform
+
+
+class Buffer(Protocol):
+    """A host array with a device twin. On CPU both are one tensor and `push` does nothing."""
+
+    host: Tensor  # written by the planner, through numpy views or slices
+    device: Tensor  # read by kernels
+
+    def push(self, n: int) -> Tensor:
+        """Copy the first `n` rows to the device (asynchronously where possible); returns that device slice."""
+        ...
+
+
+class Event(Protocol):
+    """A point in the device's queue of work."""
+
+    def record(self) -> None: ...
+    def query(self) -> bool: ...
+    def wait(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Upper bounds of one step: buffers are allocated once from these."""
+
+    max_rows: int
+    max_tokens: int
+    max_blocks_per_row: int
+    max_length: int
+
+
+class Graphs(Protocol):
+    """Captured graphs of the forward pass; the null object runs the model directly."""
+
+    def run(self, forward: Callable[[StepInputs], Tensor], x: StepInputs) -> Tensor: ...
+
+
+class Collectives(Protocol):
+    """Communication among ranks; the null object (one rank) returns its input."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor: ...
+    def all_gather(self, x: Tensor, dim: int) -> Tensor: ...
+    def broadcast(self, x: Tensor, src: int) -> Tensor: ...
+
+
+class Platform(Protocol):
+    """A kind of device. One object per process; passed to whoever needs it, never a global."""
+
+    name: str
+    device_type: str
+
+    def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
+        """Environment of a worker process; set by the parent at spawn, only there (thread counts, affinity)."""
+        ...
+
+    def bind(self, rank: int) -> torch.device:
+        """In the worker: select the device, memory policy and thread pool."""
+        ...
+
+    def free_memory(self) -> int:
+        """Bytes that can still be allocated on the device."""
+        ...
+
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:
+        """Suggested configuration values ("cache.block_size": 16); values of the user win."""
+        ...
+
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Buffer: ...
+    def event(self) -> Event: ...
+    def graphs(self, limits: StepLimits) -> Graphs: ...
+    def collectives(self, rank: int, size: int) -> Collectives: ...
+
+
+# --------------------------------------------------------------------------------------------------- attention
+
+
+@dataclass(slots=True)
+class AttnBatch:
+    """What a planner reads: one per KV group and step. Host tensors are valid until the next step."""
+
+    query_start: Buffer  # [R + 1] int32, cumulative query lengths
+    seq_len: Buffer  # [R] int32, KV length including this step
+    table: Buffer  # [R, max_blocks] int32
+    slots: Buffer  # [T] int64 = block * block_size + offset; -1 = do not write
+    num_rows: int
+    num_tokens: int
+    max_query: int
+    max_seq: int
+    num_decode_rows: int  # rows [0, num_decode_rows) have query length 1 (or 1 + drafts)
+
+
+class AttnPlan(Protocol):
+    """Made once per step and KV group; read by every layer of the group."""
+
+    slots: Tensor  # [T] int64 on the device
+
+
+class AttnPlanner(Protocol):
+    capture: Literal["none", "decode", "any"]  # what may be inside a captured graph
+
+    def plan(self, batch: AttnBatch) -> AttnPlan:
+        """Host work happens only here. May keep references to the batch's buffers until the next `plan`."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Paged attention. Contract: ARCHITECTURE 6.2 and `lmkit.testing.AttentionConformance`.
+
+    1. In each layer write_kv for all rows of the step completes before any row is read.
+    2. Prefill and decode rows are mixed in one call.
+    3. Slot -1 is not written; rows of length 0 are legal.
+    4. `out` is given; `forward` allocates nothing on the fast path.
+    """
+
+    name: str
+
+    def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
+        """A reason why not, or None."""
+        ...
+
+    def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
+        """Supported block sizes, preferred first."""
+        ...
+
+    def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
+        """Shape of one layer's KV tensor, in need.kv_dtype."""
+        ...
+
+    def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> AttnPlanner: ...
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
+        """k, v [T, num_kv_heads, head_dim] into the layer's KV tensor at `slots` [T]."""
+        ...
+
+    def forward(self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor) -> None:
+        """q, out [T, num_q_heads, head_dim]. `scale` multiplies q @ k."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------ quantization
+
+
+class QuantFormat(Protocol):
+    """How one linear layer is stored."""
+
+    name: str  # weight format: "plain", "fp8_block", ...
+
+    def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
+        """The stored tensors, by name ("weight", "weight_scale")."""
+        ...
+
+    def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """[out, in]: the oracle of every kernel, and the last-resort kernel."""
+        ...
+
+
+class QuantScheme(Protocol):
+    """A checkpoint format ("fp8", "gptq", ...)."""
+
+    name: str
+
+    @classmethod
+    def parse(cls, quantization_config: Mapping[str, object]) -> QuantScheme:
+        """Strict: an unknown key or unsupported value raises UnsupportedModel."""
+        ...
+
+    def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
+        """None = leave this layer unquantized."""
+        ...
+
+
+class PackedWeight(Protocol):
+    """A weight as its kernel wants it."""
+
+    nbytes: int
+
+
+class LinearKernel(Protocol):
+    """One way to run a format on a device."""
+
+    name: str
+
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None: ...
+
+    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedWeight:
+        """Takes ownership of `params` and frees what it does not keep."""
+        ...
+
+    def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------ models
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """Argument of Model.forward; nothing is fetched from globals."""
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    attn: Sequence[AttnPlan]  # per KV group
+    kv: Sequence[Tensor]  # per layer
+    logits_rows: Tensor  # [S] int64 rows of hidden states that need logits
+    adapters: Any = None
+    embeds: Tensor | None = None
+
+
+class Model(Protocol):
+    def forward(self, x: StepInputs) -> Tensor:
+        """Hidden states [T, D] after the final norm; a pure function of x and weights, KV written through x."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, D] -> [S, V], float32 or the model's dtype."""
+        ...
+
+
+class BuildContext(Protocol):
+    """What a model is built with. Implemented by lmkit.layers; modules are made on the meta device."""
+
+    info: ModelInfo
+    dtype: torch.dtype
+    tp_rank: int
+    tp_size: int
+
+    def linear(self, spec: LinearSpec) -> nn.Module: ...
+    def attention(self, layer: int, scale: float) -> nn.Module:
+        """A module called as attn(q, k, v, x: StepInputs) with q [T, Hq, D], k and v [T, Hkv, D]."""
+        ...
+
+    def norm(self, size: int, eps: float) -> nn.Module: ...
+    def embedding(self, num: int, size: int) -> nn.Module: ...
+    def rotary(self, head_dim: int, rope: Mapping[str, object]) -> nn.Module: ...
+
+
+class Architecture(Protocol):
+    """A model family. Its module is torch-free; `build` imports torch."""
+
+    names: tuple[str, ...]
+
+    def describe(self, config: Mapping[str, object]) -> ModelInfo:
+        """Every key read is declared; an unsupported value raises UnsupportedModel(key, value)."""
+        ...
+
+    def build(self, info: ModelInfo, ctx: BuildContext) -> Model: ...
+
+    def weights(self, info: ModelInfo) -> list[WeightRule]: ...
+
+
+class Loader(Protocol):
+    """Reads one checkpoint format."""
+
+    def tensors(self, checkpoint: Checkpoint) -> Sequence[TensorEntry]:
+        """Headers only. Raises CheckpointError naming the file when it is damaged."""
+        ...
+
+    def read(self, entry: TensorEntry) -> Tensor:
+        """A memory-mapped CPU tensor where the format allows it."""
+        ...
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    """One tensor of a checkpoint, from its header."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    file: str
+
+
+# --------------------------------------------------------------------------------------------------- sampling
+
+
+@dataclass(slots=True)
+class SampleContext:
+    """What a logits processor may read."""
+
+    slots: Sequence[int]  # slot of each row of the logits
+    positions: Sequence[int]  # position of the token being drawn
+    tokens: Callable[[int], Sequence[int]]  # slot -> all tokens so far (prompt + output)
+
+
+class LogitsProcessor(Protocol):
+    stage: Literal["logits", "probs"]
+    keeps_argmax: bool  # may be skipped for greedy rows
+    options: type | None  # dataclass that validates params.extra[name]
+
+    def add(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> bool:
+        """False = not interested in this row."""
+        ...
+
+    def remove(self, slot: int) -> None: ...
+    def apply(self, logits: Tensor, ctx: SampleContext) -> None:
+        """In place; logits [S, V] float32."""
+        ...
+
+
+class Drafts(msgspec.Struct):
+    ids: list[list[int]]
+
+
+class Proposer(Protocol):
+    """Proposes draft tokens; runs in the worker right after verification."""
+
+    max_drafts: int  # the scheduler reserves this many extra slots per row
+    needs: frozenset[str]
+
+    def propose(self, slots: Sequence[int], tokens: Callable[[int], Sequence[int]]) -> list[list[int]]: ...
+    def add(self, slot: int) -> None: ...
+    def remove(self, slot: int) -> None: ...
+    def close(self) -> None: ...
+
+
+# -------------------------------------------------------------------------------------------------- executors
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What the engine learns from a worker after loading; over ranks: the minimum, and all warnings."""
+
+    free_kv_bytes: int  # what may be spent on KV blocks
+    weight_bytes: int
+    activation_bytes: int  # reserved for one step at the limits
+    kv_specs: tuple[KVSpec, ...]
+    load_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KVConfig:
+    """Number of blocks per KV group, block 0 (the null block, never written) included."""
+
+    specs: tuple[KVSpec, ...]
+    num_blocks: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(s.bytes_per_block * n for s, n in zip(self.specs, self.num_blocks, strict=True))
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A rank died or raised outside a request. Reported exactly once."""
+
+    rank: int
+    message: str
+
+
+class Control(msgspec.Struct, tag=True):
+    """Base of the typed commands to workers."""
+
+
+class LoadAdapter(Control):
+    name: str
+    path: str
+
+
+class DropAdapter(Control):
+    name: str
+
+
+class ResetCache(Control):
+    pass
+
+
+class Profile(Control):
+    start: bool
+
+
+class Reply(msgspec.Struct):
+    ok: bool
+    message: str = ""
+
+
+class Executor(Protocol):
+    """Runs the workers. `depth` steps may be in flight."""
+
+    depth: int
+
+    def start(self) -> WorkerFacts: ...
+    def configure_kv(self, kv: KVConfig) -> None: ...
+    def forward(self, plan: StepPlan) -> None:
+        """Returns at once (uniproc on CPU: after the pass)."""
+        ...
+
+    def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]: ...
+    def control(self, command: Control) -> list[Reply]: ...
+    def on_failure(self, callback: Callable[[Failure], None]) -> None: ...
+    def close(self) -> None:
+        """Idempotent, also after a failure."""
+        ...
+
+
+class ExecutorFactory(Protocol):
+    """An ExecutorSpec's target: called with what a worker needs to load."""
+
+    def __call__(
+        self,
+        config: EngineConfig,
+        resolved: ResolvedPlan,
+        checkpoint: Checkpoint,
+        progress: Progress | None = None,
+    ) -> Executor: ...
+
+
+class Progress(Protocol):
+    """Where long work reports: `phase` names it ("load weights"), `done` and `total` are in `unit`."""
+
+    def __call__(self, phase: str, done: int, total: int, unit: str = "B") -> None: ...
+
+
+class Worker(Protocol):
+    """The same object in all executors."""
+
+    def load(self) -> WorkerFacts: ...
+    def configure_kv(self, kv: KVConfig) -> None: ...
+    def forward(self, plan: StepPlan) -> None: ...
+    def sample(self, step: int, masks: GrammarMasks | None) -> StepResult | None: ...
+    def control(self, command: Control) -> Reply: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model ready to run, with the facts of its loading."""
+
+    model: Model
+    info: ModelInfo
+    weight_bytes: int
+    warnings: tuple[str, ...] = field(default_factory=tuple)

@@ -1,0 +1,156 @@
+"""What a model is, as data: made from a checkpoint's configuration by an Architecture, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from lmkit.api.dtypes import itemsize
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttnNeed:
+    """Everything a group of equal attention layers asks of a backend."""
+
+    head_dim: int
+    num_q_heads: int
+    num_kv_heads: int
+    dtype: str = "auto"  # filled by the resolver
+    kv_dtype: str = "auto"
+    block_size: int = 0  # 0 until chosen
+    v_head_dim: int | None = None  # None = head_dim
+    window: int | None = None  # a token sees the `window` last positions, itself included
+    softcap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+    mla: bool = False
+    causal: bool = True
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Feature names that a backend must declare (PLUGINS: what is not declared is refused)."""
+        named = {
+            "causal": self.causal,
+            "bidirectional": not self.causal,
+            "sliding_window": self.window is not None,
+            "softcap": self.softcap is not None,
+            "sinks": self.sinks,
+            "alibi": self.alibi,
+            "mla": self.mla,
+        }
+        return frozenset(name for name, on in named.items() if on)
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """One KV group: layers that share block tables. Answers how many bytes and which blocks are needed."""
+
+    kind: Literal["full", "window", "recurrent", "cross"]
+    layers: tuple[int, ...]
+    block_size: int  # tokens per block
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    bytes_per_block: int  # over all layers of the group, K and V
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """One decoder layer as seen from outside: its attention need. Layers with equal needs form a KV group."""
+
+    index: int
+    attn: AttnNeed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Set by Architecture.describe; read by the resolver, memory planning, loading and intake."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerInfo, ...]
+    max_length: int  # positions the model was made for
+    dtype: str  # of the checkpoint: "bfloat16", ...
+    num_parameters: int
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    tie_embeddings: bool = False
+    intermediate_size: int = 0  # widest activation, for the memory estimate
+    linears: tuple[LinearSpec, ...] = ()  # every quantizable linear, in order
+    adapter_targets: tuple[str, ...] = ()
+    config: Mapping[str, object] = field(default_factory=dict)  # architecture's own validated values, for build()
+
+    def kv_groups(self) -> list[tuple[AttnNeed, tuple[int, ...]]]:
+        """Layers grouped by equal need, full attention first, in order of their first layer."""
+        groups: dict[AttnNeed, list[int]] = {}
+        for layer in self.layers:
+            groups.setdefault(layer.attn, []).append(layer.index)
+        ordered = sorted(groups.items(), key=lambda kv: (kv[0].window is not None, kv[1][0]))
+        return [(need, tuple(layers)) for need, layers in ordered]
+
+    def kv_specs(self, block_size: int, kv_dtype: str) -> list[KVSpec]:
+        """One KVSpec per KV group."""
+        specs = []
+        for need, layers in self.kv_groups():
+            v_dim = need.v_head_dim or need.head_dim
+            per_token = need.num_kv_heads * (need.head_dim + v_dim) * itemsize(kv_dtype)
+            specs.append(
+                KVSpec(
+                    kind="full" if need.window is None else "window",
+                    layers=layers,
+                    block_size=block_size,
+                    num_kv_heads=need.num_kv_heads,
+                    head_dim=need.head_dim,
+                    dtype=kv_dtype,
+                    bytes_per_block=per_token * block_size * len(layers),
+                    window=need.window,
+                )
+            )
+        return specs
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """One linear of a model as it is built: possibly several checkpoint linears merged along the output axis."""
+
+    name: str  # module path in the model: "layers.0.attn.qkv"
+    in_features: int
+    out_features: tuple[int, ...]  # one per merged part, in order
+    bias: bool = False
+    shard: Literal["column", "row", "none"] = "none"  # tensor-parallel axis
+    parts: tuple[str, ...] = ()  # names of the merged parts ("q", "k", "v"); () when not merged
+    sources: tuple[str, ...] = ()  # checkpoint module names, for a scheme's ignore lists
+
+    @property
+    def total_out(self) -> int:
+        return sum(self.out_features)
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSpec:
+    """How one stored tensor of a (quantized) linear is created. `shape` is that of the merged linear."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    part_axis: int | None = 0  # axis along which merged parts are concatenated; None: one value per part or shared
+    part_sizes: tuple[int, ...] = ()  # size of each part along part_axis; () = LinearSpec.out_features
+    optional: bool = False
+    fill: float | None = None  # value when optional and absent
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRule:
+    """Where a checkpoint tensor goes. "{i}" is any layer number, "{p}" the tensor's own name (weight, bias, scale)."""
+
+    source: str  # "model.layers.{i}.self_attn.q_proj.{p}"
+    target: str  # "layers.{i}.attn.qkv.{p}"
+    part: str | int | None = None  # "q", "k", "v", an expert number, or None
+    transform: Callable[[torch.Tensor], torch.Tensor] | None = None
+    optional: bool = False  # may be absent (tied embeddings)
+    ignore: bool = False  # present in some checkpoints, not needed (rotary caches)

@@ -1,0 +1,150 @@
+"""Seams of the engine thread: scheduling, gates, KV connectors, grammars. Plain Python, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from lmkit.api.params import Grammar
+from lmkit.api.wire import SchedStats, StepPlan, StepResult, TokenEvent
+
+if TYPE_CHECKING:
+    from lmkit.api.errors import ErrorInfo
+    from lmkit.api.execution import KVConfig
+    from lmkit.api.model import KVSpec
+    from lmkit.scheduling.request import Request
+
+
+class OrderPolicy(Protocol):
+    """Who goes first. The usual scheduler plugin: two key functions."""
+
+    def admit_key(self, r: Request) -> tuple:
+        """Smallest is admitted first."""
+        ...
+
+    def victim_key(self, r: Request) -> tuple:
+        """Largest is preempted first; must invert the admission order, so that the oldest always finishes."""
+        ...
+
+
+class Gate(Protocol):
+    """A reason why a waiting request may not start yet."""
+
+    name: str  # "grammar", "remote_kv", "adapter"
+
+    def ready(self) -> bool:
+        """Polled at admission; never blocks."""
+        ...
+
+    def error(self) -> ErrorInfo | None:
+        """A failed gate fails the request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SchedLimits:
+    """What the scheduler must respect. Set by engine assembly."""
+
+    max_tokens: int  # token budget of a step
+    max_rows: int
+    max_length: int  # prompt + output of one request
+    eos_token_ids: tuple[int, ...] = ()
+    prefix_cache: bool = True
+    lookahead: int = 0  # draft slots reserved per row
+    depth: int = 1  # steps in flight
+    watermark: float = 0.01  # share of blocks kept free at admission, against thrashing
+    max_waiting: int = 1024
+
+
+class Scheduler(Protocol):
+    """Decides each step. Constructed as Scheduler(limits: SchedLimits, kv: KVConfig, policy: OrderPolicy)."""
+
+    def __init__(self, limits: SchedLimits, kv: KVConfig, policy: OrderPolicy) -> None: ...
+    def add(self, r: Request) -> None:
+        """Raises RequestTooLarge when it cannot fit alone, EngineBusy when the queue is full."""
+        ...
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """Idempotent, legal at any moment. No event follows."""
+        ...
+
+    def schedule(self) -> StepPlan: ...
+    def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]: ...
+    def has_work(self) -> bool: ...
+    def stats(self) -> SchedStats: ...
+    def check(self) -> None:
+        """All invariants; AssertionError naming the broken one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """KV found elsewhere: `num_tokens` = 0 means nothing."""
+
+    num_tokens: int = 0
+    mode: Literal["sync", "async"] = "sync"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Whether a finished request's blocks stay owned by the connector."""
+
+    keep_blocks: bool = False
+    info: dict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVEvent:
+    kind: Literal["sent", "received", "failed"]
+    id: str
+    blocks: tuple[int, ...] = ()
+
+
+class KVConnectorSched(Protocol):
+    """The half of a KV connector that lives beside the scheduler."""
+
+    def match(self, r: Request, num_local: int) -> Match: ...
+    def on_alloc(self, r: Request, blocks: list[list[int]], num_external: int) -> Gate | None: ...
+    def meta(self, plan: StepPlan) -> bytes | None: ...
+    def on_finish(self, r: Request) -> Hold: ...
+    def on_report(self, report: bytes) -> list[KVEvent]: ...
+
+
+class KVConnectorWorker(Protocol):
+    """The half of a KV connector that lives in the worker."""
+
+    def register(self, kv: list, specs: list[KVSpec]) -> None: ...
+    def begin(self, meta: bytes) -> None: ...
+    def before_layer(self, i: int) -> None: ...
+    def after_layer(self, i: int) -> None: ...
+    def end(self) -> bytes | None: ...
+    def close(self) -> None: ...
+
+
+class Matcher(Protocol):
+    """The state of one constrained request."""
+
+    done: bool
+
+    def accept(self, ids: Sequence[int]) -> int:
+        """Number accepted; the state moves by exactly that many."""
+        ...
+
+    def rollback(self, n: int) -> None: ...
+    def fill(self, row: object) -> None:
+        """`row`: numpy int32 [ceil(V / 32)], bit 1 = allowed."""
+        ...
+
+    def forced(self) -> list[int]: ...
+
+
+class CompiledGrammar(Protocol):
+    def matcher(self) -> Matcher: ...
+
+
+class GrammarBackend(Protocol):
+    name: str
+
+    def can_compile(self, grammar: Grammar) -> str | None: ...
+    def compile(self, grammar: Grammar) -> CompiledGrammar: ...

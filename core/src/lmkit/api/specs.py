@@ -1,0 +1,272 @@
+"""What a plugin registers: one frozen dataclass per implementation, with a lazy reference to the code.
+
+A spec holds everything selection can decide on without importing the implementation. `target` is "package.module:Attr";
+it is imported only when the implementation is chosen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+from lmkit.api.errors import PluginError
+
+Ref = str  # "package.module:Attr"
+REF = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
+NAME = re.compile(r"^[a-z0-9][a-z0-9_]*$")
+
+INTERFACES: Mapping[str, int] = {
+    "platform": 1, "attention": 1, "quantization": 1, "model": 1, "tool_parser": 1, "reasoning_parser": 1,
+    "scheduler": 1, "loader": 1, "op": 1, "executor": 1, "grammar": 1, "proposer": 1, "kv_connector": 1, "extension": 1,
+}  # fmt: skip
+
+
+class Tier(IntEnum):
+    """How good an implementation is for its device; `auto` prefers the higher."""
+
+    REFERENCE = 0
+    PORTABLE = 1
+    OPTIMIZED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Dims:
+    """Which sizes are supported: a set, multiples of a number up to a maximum, or any."""
+
+    values: frozenset[int] = frozenset()
+    multiple: int = 0
+    maximum: int = 0  # 0 = no maximum
+
+    def __contains__(self, value: int) -> bool:
+        if self.values:
+            return value in self.values
+        return value > 0 and value % (self.multiple or 1) == 0 and (not self.maximum or value <= self.maximum)
+
+    def __str__(self) -> str:
+        if self.values:
+            return "{" + ",".join(map(str, sorted(self.values))) + "}"
+        text = f"multiple of {self.multiple}" if self.multiple else "any"
+        return f"{text} up to {self.maximum}" if self.maximum else text
+
+
+ANY = Dims()
+
+
+def one_of(*values: int) -> Dims:
+    return Dims(values=frozenset(values))
+
+
+def multiple_of(n: int, max: int = 0) -> Dims:
+    return Dims(multiple=n, maximum=max)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A half-open range of capabilities: low <= capability < high; None = unbounded."""
+
+    low: tuple[int, int] | None = None
+    high: tuple[int, int] | None = None
+
+    def __contains__(self, value: tuple[int, int]) -> bool:
+        return (self.low is None or value >= self.low) and (self.high is None or value < self.high)
+
+    def __str__(self) -> str:
+        low = f">= {self.low[0]}.{self.low[1]}" if self.low else ""
+        high = f"< {self.high[0]}.{self.high[1]}" if self.high else ""
+        return " and ".join(part for part in (low, high) if part) or "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a spec came from. Stamped by the host."""
+
+    dist: str
+    version: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """Fields common to all kinds. Raises PluginError when a field is malformed."""
+
+    name: str  # equals the entry-point name (kind model: the entry-point name is in `architectures`)
+    summary: str  # one line for lists and --help
+    target: Ref
+    interface: int = 1  # interface number of this kind the plugin was written for
+    requires: tuple[str, ...] = ()  # PEP 508; checked in metadata, never imported
+    options: Ref | None = None  # a dataclass: its fields become flags, environment variables and TOML keys
+    tier: Tier = Tier.OPTIMIZED
+    stability: Literal["stable", "beta", "experimental"] = "beta"  # experimental is never picked by auto
+    check: Ref | None = None  # (request) -> Iterable[Refusal]; torch-free; imported only if the data stages pass
+    platforms: tuple[str, ...] = ("*",)
+    capability: Range | None = None
+    origin: Origin | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not NAME.match(self.name):
+            problems.append(f"name {self.name!r} must match {NAME.pattern}")
+        for field_name in ("target", "options", "check"):
+            ref = getattr(self, field_name)
+            if ref is not None and not REF.match(ref):
+                problems.append(f"{field_name} {ref!r} must be written 'package.module:Attr'")
+        if not self.summary or "\n" in self.summary:
+            problems.append("summary must be one line")
+        if problems:
+            raise PluginError(f"{type(self).__name__}: " + "; ".join(problems))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformSpec(Spec):
+    """target: a Platform class. `probe` is torch-free: () -> list[DeviceInfo] | Unavailable, no device context."""
+
+    probe: Ref
+    device_type: str  # torch device type
+    prefers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> names, best first (measured)
+    graph_capture: bool = False
+    communicator: Ref | None = None
+    fallback: bool = False  # True: runs anywhere, chosen when no accelerator is available
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec(Spec):
+    """target: an AttentionBackend class."""
+
+    dtypes: frozenset[str]
+    kv_dtypes: frozenset[str] = frozenset({"auto"})  # "auto" = the model's dtype
+    head_dims: Dims = ANY
+    v_head_dims: Dims | None = None  # None = equal to head_dim
+    block_sizes: Dims = ANY
+    gqa_ratios: Dims = ANY
+    features: frozenset[str] = frozenset({"causal"})
+    phases: frozenset[str] = frozenset({"prefill", "decode"})
+    kv_layouts: tuple[str, ...] = ("NHD",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationSpec(Spec):
+    """target: a QuantScheme class. `checkpoint_methods`: values of quantization_config.quant_method it claims."""
+
+    checkpoint_methods: tuple[str, ...] = ()
+    weight_formats: tuple[str, ...] = ()
+    activation_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
+    group_sizes: Dims = ANY
+    moe: bool = False
+    tensors: tuple[str, ...] = ()  # suffixes it consumes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec(Spec):
+    """target: an Architecture class (its module is torch-free; `build` imports torch)."""
+
+    architectures: tuple[str, ...]
+    features: frozenset[str] = frozenset({"causal"})  # attention features it may need, for lists
+    supports_tp: bool = True
+    supports_pp: bool = False
+    quantization: frozenset[str] | None = None  # None = any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolParserSpec(Spec):
+    """target: a ParserFormat instance or class. `models` are globs matched against architecture and model name."""
+
+    models: tuple[str, ...] = ()
+    streaming: bool = True
+    markers: tuple[str, ...] = ()  # texts in a chat template that give the format away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningParserSpec(Spec):
+    """target: a ParserFormat instance or class."""
+
+    models: tuple[str, ...] = ()
+    streaming: bool = True
+    markers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSpec(Spec):
+    """target: an OrderPolicy class (provides="policy") or a Scheduler class (provides="scheduler")."""
+
+    provides: Literal["policy", "scheduler"] = "policy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSpec(Spec):
+    """target: a Loader class."""
+
+    formats: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpSpec(Spec):
+    """target: a kernel class for `op` ("linear", "moe", ...)."""
+
+    op: str
+    formats: frozenset[str] = frozenset()  # weight formats it runs; empty = any that can be dequantized
+    dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorSpec(Spec):
+    """target: an Executor class."""
+
+    max_ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarBackendSpec(Spec):
+    """target: a GrammarBackend class."""
+
+    kinds: frozenset[str]  # Grammar.kind values it compiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposerSpec(Spec):
+    """target: a Proposer class."""
+
+    needs: frozenset[str] = frozenset({"tokens"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVConnectorSpec(Spec):
+    """target: a class with `sched(config)` and `worker(config)`, the two halves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSpec:
+    """A CLI subcommand of a plugin: `target` is a typer app or function, imported when the command runs."""
+
+    name: str
+    summary: str
+    target: Ref
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorCheck:
+    """A health check of a plugin: `target` is () -> None | str, where a string is the problem."""
+
+    name: str
+    summary: str
+    target: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigProposal:
+    """A plugin's wish for a configuration value; the core merges, users win (PLUGINS section 7)."""
+
+    key: str  # "cache.block_size"
+    value: object
+    reason: str
+    strength: Literal["prefer", "require"] = "prefer"
+
+
+KIND_OF: Mapping[type, str] = {
+    PlatformSpec: "platform", AttentionSpec: "attention", QuantizationSpec: "quantization", ModelSpec: "model",
+    ToolParserSpec: "tool_parser", ReasoningParserSpec: "reasoning_parser", SchedulerSpec: "scheduler",
+    LoaderSpec: "loader", OpSpec: "op", ExecutorSpec: "executor", GrammarBackendSpec: "grammar",
+    ProposerSpec: "proposer", KVConnectorSpec: "kv_connector",
+}  # fmt: skip

@@ -1,0 +1,101 @@
+"""Seams of the text side: tokenizers and stream parsers. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from lmkit.api.params import Grammar
+
+
+class Tokenizer(Protocol):
+    """text <-> token ids. Thread-safe; one object per process."""
+
+    vocab_size: int  # ids are in [0, vocab_size)
+    eos_token_ids: tuple[int, ...]
+    bos_token: str | None
+    eos_token: str | None
+    special_ids: frozenset[int]  # ids dropped from text unless a parser keeps them
+    chat_template: str | None
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+    def piece(self, token: int) -> bytes:
+        """The bytes of one token (for logprobs); special tokens as their text."""
+        ...
+
+    def id_of(self, text: str) -> int | None:
+        """The id of the token written `text`, if there is one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDef:
+    """One tool of a request: `parameters` is a JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStart:
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArgs:
+    index: int
+    json_fragment: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEnd:
+    index: int
+
+
+ParseEvent = Text | Reasoning | ToolStart | ToolArgs | ToolEnd
+
+
+class StreamParser(Protocol):
+    """One instance per choice. join(feed(parts)) + flush() is the same for every split of the text."""
+
+    def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]: ...
+    def flush(self) -> list[ParseEvent]:
+        """Releases everything held back."""
+        ...
+
+
+class ParserFormat(Protocol):
+    """What a parser plugin registers: usually pure data over a generic machine."""
+
+    name: str
+    keep_special: frozenset[str]  # special tokens the detokenizer must not drop
+
+    def start(self, prompt_tail: str, tools: Sequence[ToolDef]) -> StreamParser:
+        """`prompt_tail`: the end of the rendered prompt, which says whether it ended inside reasoning."""
+        ...
+
+    def grammar(self, tools: Sequence[ToolDef], choice: ToolChoice) -> Grammar | None:
+        """The constraint for required or named tools; None = cannot be constrained."""
+        ...

@@ -1,0 +1,84 @@
+"""EngineConfig and its parts. Defaults live here and nowhere else; the command line is derived from these fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What to run."""
+
+    model: Annotated[str, "checkpoint: 'demo', a local directory, or a Hugging Face id"] = "demo"
+    tokenizer: Annotated[str | None, "tokenizer directory or id, when it is not the checkpoint's own"] = None
+    dtype: Annotated[str, "auto, bfloat16, float16 or float32"] = "auto"
+    max_length: Annotated[
+        int | None, "longest prompt + output in tokens; default: the model's, or what memory holds"
+    ] = None
+    revision: Annotated[str | None, "branch, tag or commit of a Hugging Face id"] = None
+    cache_dir: Annotated[str | None, "where downloaded checkpoints are kept"] = None
+    offline: Annotated[bool, "never touch the network"] = False
+    served_name: Annotated[str | None, "name under which clients see the model"] = None
+    chat_template: Annotated[str | None, "file with a chat template, instead of the checkpoint's"] = None
+    quantization: Annotated[str, "auto (what the checkpoint says), none, or a plugin's name"] = "auto"
+    loader: Annotated[str, "auto or a loader plugin's name"] = "auto"
+    seed: Annotated[int, "noise of requests that give no seed"] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """KV cache."""
+
+    memory: Annotated[str, "bytes for the KV cache: 'auto', a size ('2GiB') or a share of free memory ('60%')"] = "auto"
+    block_size: Annotated[int | None, "tokens per KV block; default: what the attention backend prefers"] = None
+    num_blocks: Annotated[int | None, "exact number of KV blocks, instead of a memory budget"] = None
+    dtype: Annotated[str, "auto (the model's), or a dtype the attention backend declares"] = "auto"
+    prefix_cache: Annotated[bool, "reuse KV blocks of equal prompt prefixes"] = True
+
+
+@dataclass(frozen=True, slots=True)
+class SchedConfig:
+    """Scheduling."""
+
+    policy: Annotated[str, "scheduler plugin: auto, fcfs, ..."] = "auto"
+    max_tokens: Annotated[int | None, "token budget of one step (prefill chunk size); default: the platform's"] = None
+    max_rows: Annotated[int, "requests running at once"] = 64
+    max_waiting: Annotated[int, "requests that may queue; more are refused with 503"] = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """Processes and devices."""
+
+    executor: Annotated[str, "auto or an executor plugin's name"] = "auto"
+    tp: Annotated[int, "tensor-parallel ranks"] = 1
+    pp: Annotated[int, "pipeline-parallel ranks"] = 1
+    depth: Annotated[int, "steps in flight: 1, or 2 to overlap host and device"] = 1
+    threads: Annotated[int | None, "compute threads; default: physical cores of the cgroup"] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpecConfig:
+    """Speculative decoding."""
+
+    proposer: Annotated[str, "a proposer plugin's name"]
+    num_drafts: Annotated[int, "tokens proposed per step"] = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is built from. Identity under dict round trip; unknown keys are errors."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    sched: SchedConfig = field(default_factory=SchedConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    spec: SpecConfig | None = None
+    platform: Annotated[str, "auto or a platform plugin's name"] = "auto"
+    attention: Annotated[str, "auto, NAME, 'a,b' (explicit fallback), 'prefill=a,decode=b', 'text:NAME'"] = "auto"
+    tool_parser: Annotated[str, "auto, none or a tool parser's name"] = "auto"
+    reasoning_parser: Annotated[str, "auto, none or a reasoning parser's name"] = "auto"
+    device: Annotated[str | None, "a described device ('cuda:9.0:80GB'), for explain and plan only"] = None
+    plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # options, by "kind.name"

@@ -1,0 +1,1 @@
+"""Decisions, without torch: blocks, prefix hashes, tables, plan, scheduler, stop rules."""
