@@ -14,9 +14,7 @@ class ModelConfig:
     model: Annotated[str, "checkpoint: 'demo', a local directory, or a Hugging Face id"] = "demo"
     tokenizer: Annotated[str | None, "tokenizer directory or id, when it is not the checkpoint's own"] = None
     dtype: Annotated[str, "auto, bfloat16, float16 or float32"] = "auto"
-    max_length: Annotated[
-        int | None, "longest prompt + output in tokens; default: what model and memory allow"
-    ] = None
+    max_length: Annotated[int | None, "longest prompt + output in tokens; default: what model and memory allow"] = None
     revision: Annotated[str | None, "branch, tag or commit of a Hugging Face id"] = None
     cache_dir: Annotated[str | None, "where downloaded checkpoints are kept"] = None
     offline: Annotated[bool, "never touch the network"] = False

@@ -1,0 +1,96 @@
+"""Test sessions. `nox` runs the default ones; `nox --list` shows all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "types", "tests", "trials", "parity", "mix"]
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).parent
+PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
+GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def install(session: nox.Session) -> None:
+    """The default set, what the tests need, and the GPU plugins without their libraries (to be refused)."""
+    session.install("-q", "-r", "requirements-test.txt")
+    session.install("-q", "--no-deps", *(arg for path in GPU_PLUGINS for arg in ("-e", path)))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and formatting."""
+    session.install("-q", "ruff==0.17.5")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Static types of the core and the plugins."""
+    install(session)
+    session.install("-q", "mypy>=1.13", "types-PyYAML")
+    session.run("mypy", "core/src/lmkit", *(f"{path}/src" for path in PLUGINS))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Unit, server, wire, end-to-end and house-rule tests."""
+    install(session)
+    session.run("pytest", "-q", "-m", "not slow", "--ignore=tests/parity", "--ignore=tests/mix", *session.posargs)
+
+
+@nox.session
+def trials(session: nox.Session) -> None:
+    """The engine core against the hash model: random trials, and injected faults that must be found."""
+    session.install("-q", "-e", "./core[testing]", "-e", "./plugins/schedulers/fcfs", "-c", "constraints.txt")
+    session.run("python", "-m", "lmkit.testing.trials", *(session.posargs or ["5000"]))
+
+
+@nox.session
+def parity(session: nox.Session) -> None:
+    """Models against transformers: logits and greedy tokens."""
+    install(session)
+    session.run("pytest", "-q", "tests/parity", *session.posargs)
+
+
+@nox.session
+def mix(session: nox.Session) -> None:
+    """Random subsets of plugins in clean environments: what is missing is explained, what is there works."""
+    install(session)
+    session.run("pytest", "-q", "tests/mix", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("path", PLUGINS)
+def plugin(session: nox.Session, path: str) -> None:
+    """One plugin with core and its declared dependencies only: proves that they are complete."""
+    args = ["--no-deps"] if path in GPU_PLUGINS else []
+    session.install("-q", "-e", "./core[serve,testing]", "pytest-asyncio", "-c", "constraints.txt")
+    family = [p for p in PLUGINS if p != path and p.rsplit("/", 1)[-1] in {"llama"}]  # local, so that no index is asked
+    session.install("-q", *(arg for p in family for arg in ("-e", p)), "-c", "constraints.txt")
+    session.install("-q", *args, "-e", path, "-c", "constraints.txt")
+    session.run("pytest", "-q", f"{path}/tests")
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build every dist, install the wheels into a clean environment, run the doctor."""
+    out = session.create_tmp()
+    session.install("-q", "-c", "constraints.txt", "torch")
+    paths = ["core", *(p for p in PLUGINS if p not in GPU_PLUGINS)]
+    session.run("python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", out, *(f"./{p}" for p in paths))
+    files = sorted(str(p) for p in Path(out).glob("lmkit_*.whl"))
+    session.install("-q", "-c", "constraints.txt", *files)
+    session.run("lmkit", "plugins", "doctor", "--strict")
+
+
+@nox.session
+def api(session: nox.Session) -> None:
+    """Compare the public surface with core/api.lock.json (`nox -s api -- --write` renews it)."""
+    session.install("-q", "-e", "./core", "-c", "constraints.txt")
+    session.run("python", "tools/api_lock.py", *session.posargs)

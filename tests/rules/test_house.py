@@ -1,0 +1,253 @@
+"""House rules that a machine can check: layers, names, forbidden calls, dependency pins, budgets."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "core" / "src" / "lmkit"
+SOURCES = sorted(p for p in [*CORE.rglob("*.py"), *ROOT.glob("plugins/*/*/src/**/*.py")])
+PLUGIN_SOURCES = [p for p in SOURCES if CORE not in p.parents]
+
+# A layer may import itself and those of a smaller number. `testing` may import all.
+LAYER = {
+    "api": 0, "hookspecs": 0,
+    "config": 1, "plugins": 1, "compat": 1, "builtin": 1,
+    "layers": 2, "loading": 2, "sampling": 2,
+    "execution": 3, "scheduling": 3,
+    "engine": 4, "text": 4,
+    "llm": 5, "server": 5, "cli": 6, "testing": 9,
+}  # fmt: skip
+TORCH_FREE = ("api", "config", "plugins", "text", "scheduling", "server", "hookspecs", "builtin")
+
+
+def imports(path: Path, *, runtime_only: bool = True) -> Iterator[str]:
+    """Modules a file imports; with runtime_only, those under `if TYPE_CHECKING` are left out."""
+    tree = ast.parse(path.read_text())
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and runtime_only:
+            skipped.update(child for stmt in node.body for child in ast.walk(stmt))
+        elif node not in skipped and isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif node not in skipped and isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def layer_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def test_imports_point_downwards() -> None:
+    wrong = []
+    for path in CORE.rglob("*.py"):
+        own = path.relative_to(CORE).parts[0].removesuffix(".py")
+        if own not in LAYER:
+            continue  # the package itself
+        for module in imports(path):
+            target = layer_of(module)
+            if module.startswith("lmkit.") and LAYER.get(target, 0) > LAYER[own]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_core_package_has_a_layer() -> None:
+    names = {p.name.removesuffix(".py") for p in CORE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert names - {"__init__", "__main__", "__pycache__"} <= set(LAYER)
+
+
+@pytest.mark.parametrize("package", TORCH_FREE)
+def test_torch_free_packages_do_not_import_torch(package: str) -> None:
+    files = [CORE / f"{package}.py"] if (CORE / f"{package}.py").exists() else (CORE / package).rglob("*.py")
+    found = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in files
+        for module in imports(path)
+        if module.split(".")[0] in {"torch", "transformers", "triton"}
+        or (layer_of(module) in {"layers", "sampling", "execution"} and package not in {"builtin"})
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_plugins_import_only_the_public_surface() -> None:
+    allowed = re.compile(r"^lmkit(\.(api|layers|testing)(\.|$)|$)")
+    found = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in PLUGIN_SOURCES
+        for module in imports(path, runtime_only=False)
+        if module.split(".")[0] == "lmkit" and not allowed.match(module)
+    ]
+    assert not found, "\n".join(found)
+
+
+NAMES = re.compile(
+    r"torch\.cuda|is_cuda|is_rocm|\bcuda\b|\brocm\b|nvidia|flashinfer|\bllama\b|\bqwen\b|\bmistral\b|\bhermes\b|\bgptq\b|\bawq\b",
+    re.IGNORECASE,
+)
+
+
+def code_without_docs(path: Path) -> str:
+    """The program text without comments and docstrings: examples there may name things."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                first.value.value = ""
+    return ast.unparse(tree)
+
+
+def test_core_names_no_device_model_or_format() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in CORE.rglob("*.py")
+        if "testing" not in path.parts
+        for line in code_without_docs(path).splitlines()
+        if NAMES.search(line) and "help" not in line.lower() and "example" not in line.lower()
+    ]
+    assert not found, "\n".join(found)
+
+
+FORBIDDEN_MODULES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "torch.load",
+    "yaml.load",
+    "np.load",
+    "numpy.load",
+    "Environment",
+    "jinja2.Environment",
+}
+
+
+def test_no_code_from_data() -> None:
+    found = []
+    for path in [
+        *SOURCES,
+        *(ROOT / "tools").glob("*.py"),
+        *ROOT.glob("plugins/*/*/train/*.py"),
+        *(ROOT / "bench").rglob("*.py"),
+    ]:
+        found += [
+            f"{path.relative_to(ROOT)} imports {m}" for m in imports(path) if m.split(".")[0] in FORBIDDEN_MODULES
+        ]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in FORBIDDEN_CALLS:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} calls {ast.unparse(node.func)}")
+            if isinstance(node, ast.keyword) and node.arg == "trust_remote_code" and ast.unparse(node.value) != "False":
+                found.append(f"{path.relative_to(ROOT)}: trust_remote_code is not literally False")
+            if isinstance(node, ast.ExceptHandler) and node.type is None:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} bare except")
+    assert not found, "\n".join(found)
+
+
+def test_no_unfinished_code() -> None:
+    words = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")
+    found = [
+        f"{path.relative_to(ROOT)}:{i}: {line.strip()}"
+        for path in SOURCES
+        for i, line in enumerate(path.read_text().splitlines(), 1)
+        if words.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+HEAVY = ("torch", "triton", "transformers", "flashinfer-python", "numpy")
+
+
+@pytest.mark.parametrize(
+    "pyproject", sorted(ROOT.glob("core/pyproject.toml")) + sorted(ROOT.glob("plugins/*/*/pyproject.toml")), ids=str
+)
+def test_heavy_dependencies_have_floors_only(pyproject: Path) -> None:
+    data = tomllib.loads(pyproject.read_text())
+    project = data["project"]
+    extras = [dep for deps in project.get("optional-dependencies", {}).values() for dep in deps]
+    for dep in [*project.get("dependencies", []), *extras]:
+        name = re.split(r"[<>=!~\[; ]", dep, maxsplit=1)[0]
+        if name in HEAVY:
+            assert not re.search(r"==|<|~=", dep.split(";")[0]), f"{dep}: floors only"
+    assert data["build-system"]["build-backend"] == "flit_core.buildapi"
+    if "plugins" in pyproject.parts:
+        assert any(dep.startswith("lmkit-core>=") and "<" in dep for dep in project["dependencies"])
+        assert any(key.startswith("lmkit.") for key in project["entry-points"])
+        kind, name = pyproject.parts[-3], pyproject.parts[-2]
+        singular = {
+            "platforms": "platform",
+            "models": "model",
+            "tool_parsers": "tool-parser",
+            "schedulers": "scheduler",
+        }
+        assert project["name"] == f"lmkit-{singular.get(kind, kind)}-{name.replace('_', '-')}"
+
+
+def test_requirements_files_name_every_plugin() -> None:
+    text = "\n".join(
+        (ROOT / f).read_text() for f in ("requirements.txt", "requirements-all.txt", "requirements-cuda.txt")
+    )
+    for path in ROOT.glob("plugins/*/*/pyproject.toml"):
+        assert f"-e ./{path.parent.relative_to(ROOT)}\n" in text, f"{path.parent} stands in no requirements file"
+
+
+def test_functions_and_modules_stay_small() -> None:
+    """80 lines a function, 600 a module (limits with room; a hard stop at twice that)."""
+    long = []
+    for path in SOURCES:
+        text = path.read_text()
+        if text.count("\n") > 1200:
+            long.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                size = (node.end_lineno or 0) - node.lineno + 1
+                if size > 160:
+                    long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {size} lines")
+    assert not long, "\n".join(long)
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_is_light() -> None:
+    heavy = "('torch', 'numpy', 'transformers', 'pydantic', 'fastapi', 'typer')"
+    assert run_python(f"import sys, lmkit, lmkit.api; print([m for m in {heavy} if m in sys.modules])") == "[]"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"]], ids=" ".join)
+def test_help_and_list_load_no_plugin(arguments: list[str]) -> None:
+    code = (
+        "import sys, contextlib, io\n"
+        f"sys.argv = ['lmkit', *{arguments!r}]\n"
+        "from lmkit.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    try: main()\n"
+        "    except SystemExit as e: assert not e.code, e.code\n"
+        "print([m for m in sys.modules if m in ('torch', 'transformers') or m.startswith('lmkit_')])"
+    )
+    assert run_python(code).splitlines()[-1] == "[]"
+
+
+def test_nothing_speaks_of_machines_or_registries() -> None:
+    bad = re.compile(r"/work/(main|wt|shared|venv)|/root/|/opt/(pypi|wheels)")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    found = []
+    for name in tracked:
+        path = ROOT / name
+        if (
+            path.suffix in {".py", ".md", ".toml", ".txt", ".json", ".yaml"}
+            and path.exists()
+            and path != Path(__file__)
+        ) and bad.search(path.read_text(errors="replace")):
+            found.append(name)
+    assert not found, found
