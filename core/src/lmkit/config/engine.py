@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from lmkit.config.marks import Budget, Flag, Limits, OneOf
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -13,8 +15,12 @@ class ModelConfig:
 
     model: Annotated[str, "checkpoint: 'demo', a local directory, or a Hugging Face id"] = "demo"
     tokenizer: Annotated[str | None, "tokenizer directory or id, when it is not the checkpoint's own"] = None
-    dtype: Annotated[str, "auto, bfloat16, float16 or float32"] = "auto"
-    max_length: Annotated[int | None, "longest prompt + output in tokens; default: what model and memory allow"] = None
+    dtype: Annotated[str, "auto, bfloat16, float16 or float32", OneOf(("auto", "bfloat16", "float16", "float32"))] = (
+        "auto"
+    )
+    max_length: Annotated[
+        int | None, "longest prompt + output in tokens; default: what model and memory allow", Limits(1)
+    ] = None
     revision: Annotated[str | None, "branch, tag or commit of a Hugging Face id"] = None
     cache_dir: Annotated[str | None, "where downloaded checkpoints are kept"] = None
     offline: Annotated[bool, "never touch the network"] = False
@@ -22,17 +28,24 @@ class ModelConfig:
     chat_template: Annotated[str | None, "file with a chat template, instead of the checkpoint's"] = None
     quantization: Annotated[str, "auto (what the checkpoint says), none, or a plugin's name"] = "auto"
     loader: Annotated[str, "auto or a loader plugin's name"] = "auto"
-    seed: Annotated[int, "noise of requests that give no seed"] = 0
+    seed: Annotated[int, "noise of requests that give no seed", Limits(-(1 << 63), (1 << 63) - 1)] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """KV cache."""
 
-    memory: Annotated[str, "bytes for the KV cache: 'auto', a size ('2GiB') or a share of free memory ('60%')"] = "auto"
-    block_size: Annotated[int | None, "tokens per KV block; default: what the attention backend prefers"] = None
-    num_blocks: Annotated[int | None, "exact number of KV blocks, instead of a memory budget"] = None
-    dtype: Annotated[str, "auto (the model's), or a dtype the attention backend declares"] = "auto"
+    memory: Annotated[
+        str,
+        "bytes for the KV cache: 'auto', a size ('2GiB') or a share of free memory ('60%')",
+        Budget(),
+        Flag("kv-memory"),
+    ] = "auto"
+    block_size: Annotated[
+        int | None, "tokens per KV block; default: what the attention backend prefers", Limits(1, 4096)
+    ] = None
+    num_blocks: Annotated[int | None, "exact number of KV blocks, instead of a memory budget", Limits(2)] = None
+    dtype: Annotated[str, "auto (the model's), or a dtype the attention backend declares", Flag("kv-dtype")] = "auto"
     prefix_cache: Annotated[bool, "reuse KV blocks of equal prompt prefixes"] = True
 
 
@@ -40,10 +53,15 @@ class CacheConfig:
 class SchedConfig:
     """Scheduling."""
 
-    policy: Annotated[str, "scheduler plugin: auto, fcfs, ..."] = "auto"
-    max_tokens: Annotated[int | None, "token budget of one step (prefill chunk size); default: the platform's"] = None
-    max_rows: Annotated[int, "requests running at once"] = 64
-    max_waiting: Annotated[int, "requests that may queue; more are refused with 503"] = 1024
+    policy: Annotated[str, "scheduler plugin: auto, fcfs, ...", Flag("scheduler")] = "auto"
+    max_tokens: Annotated[
+        int | None,
+        "token budget of one step (prefill chunk size); default: the platform's",
+        Limits(1, 1 << 20),
+        Flag("max-step-tokens"),
+    ] = None
+    max_rows: Annotated[int, "requests running at once", Limits(1, 1 << 16)] = 64
+    max_waiting: Annotated[int, "requests that may queue; more are refused with 503", Limits(1)] = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +69,10 @@ class ParallelConfig:
     """Processes and devices."""
 
     executor: Annotated[str, "auto or an executor plugin's name"] = "auto"
-    tp: Annotated[int, "tensor-parallel ranks"] = 1
-    pp: Annotated[int, "pipeline-parallel ranks"] = 1
-    depth: Annotated[int, "steps in flight: 1, or 2 to overlap host and device"] = 1
-    threads: Annotated[int | None, "compute threads; default: physical cores of the cgroup"] = None
+    tp: Annotated[int, "tensor-parallel ranks", Limits(1, 1024)] = 1
+    pp: Annotated[int, "pipeline-parallel ranks", Limits(1, 1024)] = 1
+    depth: Annotated[int, "steps in flight: 1, or 2 to overlap host and device", Limits(1, 2)] = 1
+    threads: Annotated[int | None, "compute threads; default: physical cores of the cgroup", Limits(1, 4096)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +80,7 @@ class SpecConfig:
     """Speculative decoding."""
 
     proposer: Annotated[str, "a proposer plugin's name"]
-    num_drafts: Annotated[int, "tokens proposed per step"] = 3
+    num_drafts: Annotated[int, "tokens proposed per step", Limits(1, 64)] = 3
 
 
 @dataclass(frozen=True, slots=True)

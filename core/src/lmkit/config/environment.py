@@ -1,0 +1,83 @@
+"""The only module that reads the environment. Everything else gets values by argument."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lmkit.api import INTERFACES, UnknownKey
+from lmkit.config.schema import leaves
+
+# Switches that are not engine configuration.
+SWITCHES = {
+    "LMKIT_DEBUG": "1: show stack traces",
+    "LMKIT_CONFIG": "configuration file, as --config",
+    "LMKIT_API_KEY": "key that clients must present, as --api-key",
+    "LMKIT_PLUGINS_DISABLE": "plugins never to load: kind:name, distribution, or globs, separated by commas",
+    "LMKIT_PLUGINS_ONLY": "the only plugins to load",
+    "LMKIT_TRACE_PLUGINS": "1: log every hook call",
+    "LMKIT_STRICT_PLUGINS": "1: a broken plugin is an error, not a state",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment says: switches by name, and configuration values by dotted key with their variable."""
+
+    switches: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)  # dotted key -> checked value
+    names: Mapping[str, str] = field(default_factory=dict)  # dotted key -> variable
+
+    @property
+    def debug(self) -> bool:
+        return self.switch("LMKIT_DEBUG") not in ("", "0")
+
+    def switch(self, name: str) -> str:
+        assert name in SWITCHES, name
+        return self.switches.get(name, "")
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """Reads every LMKIT_* variable. Raises UnknownKey for one that means nothing, ConfigError for a bad value."""
+    environ = os.environ if environ is None else environ
+    by_env = {leaf.env: leaf for leaf in leaves().values()}
+    switches: dict[str, str] = {}
+    values: dict[str, object] = {}
+    names: dict[str, str] = {}
+    for name in sorted(n for n in environ if n.startswith("LMKIT_")):
+        text = environ[name]
+        if name in SWITCHES:
+            switches[name] = text
+        elif name in by_env:
+            key = by_env[name].key
+            values[key], names[key] = by_env[name].parse(text, f"environment variable {name}"), name
+        elif (parts := name.removeprefix("LMKIT_").lower().split("__"))[0] in INTERFACES and len(parts) == 3:
+            key = "plugins." + ".".join(parts)  # LMKIT_ATTENTION__FLASHINFER__WORKSPACE_MB
+            values[key], names[key] = parse_scalar(text), name
+        else:
+            raise UnknownKey(name, [*by_env, *SWITCHES], "the environment")
+    return Environment(switches, values, names)
+
+
+def debug() -> bool:
+    """Whether stack traces are wanted; never raises, for use while another error is being shown."""
+    return os.environ.get("LMKIT_DEBUG", "") not in ("", "0")
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `extra` set: what a worker is spawned with."""
+    return {**os.environ, **extra}
+
+
+def parse_scalar(text: str) -> object:
+    """The value of an option whose type only its plugin knows: an integer, a number, true, false, or the text."""
+    lowered = text.strip().lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

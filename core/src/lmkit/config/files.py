@@ -1,0 +1,47 @@
+"""Configuration files: TOML or YAML, by suffix."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from lmkit.api import ConfigError
+from lmkit.config.codec import flatten
+
+MAX_BYTES = 1 << 20
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Dotted keys and checked values of a configuration file. Raises ConfigError with the file and, if known, line."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_BYTES} bytes", fix="is this a configuration file?")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", fix="check the path given to --config") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text", fix="is this a configuration file?") from error
+    return flatten(_parse(path, text), str(path))
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}", fix="correct that line") from error
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{path}: unknown kind of file {path.suffix!r}", fix="use .toml, .yaml or .yml")
+    import yaml  # only when needed: it costs start-up time
+
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}", fix="correct that line") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"{path}: the top level must be a table with text keys", fix="see `lmkit show-config`")
+    return data

@@ -1,0 +1,119 @@
+"""Where each value comes from. Precedence: command line > environment > file > default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmkit.api import INTERFACES, ConfigError, UnknownKey
+from lmkit.config.codec import from_flat, to_dict
+from lmkit.config.engine import EngineConfig
+from lmkit.config.environment import Environment, parse_scalar, read_environment
+from lmkit.config.files import read_file
+from lmkit.config.schema import leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value and who set it."""
+
+    key: str
+    value: object
+    source: str  # "default", "file lmkit.toml", "environment LMKIT_ATTENTION", "command line --attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """A configuration with the provenance of every value."""
+
+    config: EngineConfig
+    sources: Mapping[str, str]  # dotted key -> who set it; keys with their default are absent
+
+    def settings(self) -> list[Setting]:
+        """All values in order of declaration, then plugin options."""
+        data = to_dict(self.config)
+        rows = []
+        for key, leaf in leaves().items():
+            section, _, name = key.rpartition(".")
+            table = data.get(section) if section else data
+            value = leaf.default if table is None else table[name]
+            rows.append(Setting(key, value, self.sources.get(key, "default")))
+        for plugin, options in data["plugins"].items():
+            for option, value in options.items():
+                key = f"plugins.{plugin}.{option}"
+                rows.append(Setting(key, value, self.sources.get(key, "default")))
+        return rows
+
+
+def gather(
+    flags: Mapping[str, object] | None = None,
+    file: str | Path | None = None,
+    environment: Environment | None = None,
+    flag_names: Mapping[str, str] | None = None,
+) -> Sourced:
+    """Merges the sources. `flags`: dotted key -> checked value. Raises ConfigError."""
+    environment = read_environment() if environment is None else environment
+    file = file or environment.switch("LMKIT_CONFIG") or None
+    flat: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    if file:
+        for key, value in read_file(file).items():
+            flat[key], sources[key] = value, f"file {file}"
+    for key, value in environment.values.items():
+        flat[key], sources[key] = value, f"environment {environment.names[key]}"
+    for key, value in (flags or {}).items():
+        flag = (flag_names or {}).get(key) or (leaves()[key].flag if key in leaves() else f"--{key}")
+        flat[key], sources[key] = value, f"command line {flag}"
+    return Sourced(from_flat(flat), sources)
+
+
+def from_options(options: Mapping[str, object]) -> EngineConfig:
+    """Keyword options of LLM(...): a field's name where it is unambiguous, its flag's name, or its dotted key.
+
+    LLM("demo", dtype="float32", kv_memory="1GiB", **{"attention.flashinfer.workspace_mb": 256})
+    """
+    by_name = {leaf.flag.removeprefix("--").replace("-", "_"): leaf for leaf in leaves().values()}
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        if name == "plugins" and isinstance(value, Mapping):
+            for plugin, plugin_options in value.items():
+                flat.update({f"plugins.{plugin}.{option}": v for option, v in plugin_options.items()})
+        elif leaf := by_name.get(name) or leaves().get(name):
+            flat[leaf.key] = leaf.check(value, "LLM options")
+        elif "." in name:
+            flat[plugin_key(name)] = value
+        else:
+            raise UnknownKey(name, by_name, "LLM options")
+    return from_flat(flat, "LLM options")
+
+
+def parse_dotted(args: Sequence[tuple[str, str]]) -> tuple[dict[str, object], dict[str, str]]:
+    """Values of dotted flags: ("cache.block_size", "16") and ("attention.flashinfer.workspace_mb", "256").
+
+    Returns (dotted key -> value, dotted key -> flag as written). Raises ConfigError.
+    """
+    values: dict[str, object] = {}
+    names: dict[str, str] = {}
+    for name, text in args:
+        key, flag = name.replace("-", "_"), f"--{name}"
+        if key in leaves():
+            values[key] = leaves()[key].parse(text, f"command line {flag}")
+        else:
+            key = plugin_key(key)
+            values[key] = parse_scalar(text)
+        names[key] = flag
+    return values, names
+
+
+def plugin_key(name: str) -> str:
+    """The dotted key of option KIND.NAME.OPTION: "plugins.KIND.NAME.OPTION". Raises UnknownKey."""
+    parts = name.split(".")
+    if len(parts) == 3 and parts[0] in INTERFACES and all(parts):
+        return "plugins." + name
+    if len(parts) == 3:
+        raise UnknownKey(parts[0], INTERFACES, f"plugin option --{name}")
+    if len(parts) == 2:
+        raise UnknownKey(name, leaves(), "the command line")
+    raise ConfigError(f"--{name} is not an option", fix="plugin options are written --KIND.NAME.OPTION VALUE")
