@@ -1,4 +1,4 @@
-"""Clean environments, quickly: a fresh venv sees this one's third-party packages and only the lmkit dists it is given."""
+"""Clean environments, quickly: a fresh venv sees our third-party packages and only the lmkit dists it is given."""
 
 from __future__ import annotations
 
