@@ -393,7 +393,7 @@ class DropAdapter(Control):
 
 
 class ResetCache(Control):
-    pass
+    """Forget all rows and all steps in flight; no KV content is valid any more. Sent after a failed step."""
 
 
 class Profile(Control):

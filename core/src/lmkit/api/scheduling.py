@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class OrderPolicy(Protocol):
-    """Who goes first. The usual scheduler plugin: two key functions."""
+    """Who goes first. The usual scheduler plugin: two key functions, asked once when a request enters a queue.
+
+    Running requests take blocks in the order of victim_key, from those with the largest. Among equal keys, the
+    order of `add` decides.
+    """
 
     def admit_key(self, r: Request) -> tuple:
         """Smallest is admitted first."""
@@ -71,6 +75,10 @@ class Scheduler(Protocol):
 
     def schedule(self) -> StepPlan: ...
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]: ...
+    def fail_running(self, error: ErrorInfo) -> list[TokenEvent]:
+        """After a lost step: end all running requests, forget all cached content. Workers have forgotten all rows."""
+        ...
+
     def has_work(self) -> bool: ...
     def stats(self) -> SchedStats: ...
     def check(self) -> None:

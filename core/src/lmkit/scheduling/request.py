@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lmkit.api import FinishReason, Gate, SamplingParams
+from lmkit.api import FinishReason, Gate, MediaItem, SamplingParams
 
 if TYPE_CHECKING:
     from lmkit.scheduling.table import BlockTable
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """Made by engine.intake from an EngineRequest."""
+    """Made by engine.intake from an EngineRequest: the fields up to `gates`. The rest belongs to the scheduler."""
 
     id: str
     params: SamplingParams
@@ -21,18 +21,28 @@ class Request:
     tokens: list[int]  # prompt + accepted output
     priority: int = 0
     arrival: float = 0.0
-    order: int = 0  # admission order, given by the scheduler at add
     adapter: str | None = None
+    root_hash: bytes = b""  # parent of the first block's hash
+    media: tuple[MediaItem, ...] = ()
+    gates: list[Gate] = field(default_factory=list)
+
+    order: int = 0  # order of `add`: the last resort of every ordering
+    admit_key: tuple = ()  # place in the waiting queue
+    victim_key: tuple = ()  # place in the running queue
+    max_length: int = 0  # prompt + max_tokens
+    epoch: int = 0  # names one stay on the workers: another one after each preemption, never used twice
+    resident: bool = False  # the workers have a row for it
+    table: BlockTable | None = None  # owns blocks; None while waiting
     num_computed: int = 0  # KV positions computed or scheduled to be (optimistic)
     num_inflight: int = 0  # tokens sampled on the device and not yet seen here
     num_unverified: int = 0  # drafts being verified on the device
+    drafts: list[int] = field(default_factory=list)  # proposals to verify in the next step
+    block_hashes: list[bytes] = field(default_factory=list)  # of the leading whole blocks of `tokens`, made on demand
+    num_published: int = 0  # leading blocks that are in the prefix cache or were offered to it
     num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
-    drafts: list[int] = field(default_factory=list)
-    epoch: int = 0  # +1 at each preemption
-    table: BlockTable | None = None  # owns blocks; None while waiting
-    root_hash: bytes = b""
-    block_hashes: list[bytes] = field(default_factory=list)
-    gates: list[Gate] = field(default_factory=list)
+    num_preempted: int = 0
+    num_scored: int = 1  # prompt positions whose logprobs were reported (position 0 has none)
+    announced: bool = False  # its first event has been sent
     finish: FinishReason | None = None
 
     @property

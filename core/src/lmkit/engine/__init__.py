@@ -1,0 +1,1 @@
+"""Intake, step loop, process shell, client, supervisor."""

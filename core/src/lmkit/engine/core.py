@@ -1,0 +1,109 @@
+"""EngineCore: the step loop. One thread calls it; it never sees text, JSON or tensors."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from lmkit.api import (
+    EngineDead,
+    EngineError,
+    EngineRequest,
+    Executor,
+    Failure,
+    ResetCache,
+    SchedStats,
+    Scheduler,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+)
+from lmkit.engine.intake import Grammars, Intake, NoGrammars
+
+CHECK_INTERVAL = 1000  # steps between full checks of the invariants, made when the engine falls idle
+
+
+class EngineCore:
+    """Scheduler and executor, with up to `executor.depth` steps in flight.
+
+    A fault of one row fails that request. A failed step fails the running requests and empties the prefix cache; the
+    waiting ones go on. A failure of a rank kills the engine: every later call of `step` raises EngineDead.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, intake: Intake, grammars: Grammars | None = None
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.intake = intake
+        self.grammars = grammars or intake.grammars or NoGrammars()
+        self.failure: Failure | None = None
+        self.blocked = False  # the last step had nothing to run: all requests wait for gates
+        self._pending: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self._since_check = 0
+        executor.on_failure(self._on_failure)
+
+    def add(self, request: EngineRequest) -> None:
+        """Raises RequestError when the request is wrong, EngineBusy when too many wait."""
+        self.scheduler.add(self.intake.admit(request))
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """Idempotent; no event follows."""
+        self.scheduler.abort(ids)
+
+    def has_work(self) -> bool:
+        return bool(self._pending) or self.scheduler.has_work()
+
+    def stats(self) -> SchedStats:
+        return self.scheduler.stats()
+
+    def step(self) -> list[TokenEvent]:
+        """Schedule one step, run it, and take in the oldest step in flight. Raises EngineDead."""
+        if self.failure is not None:
+            raise EngineDead(f"rank {self.failure.rank}: {self.failure.message}")
+        plan = self.scheduler.schedule()
+        self.blocked = False
+        try:
+            if plan.rows or plan.gone:
+                self.executor.forward(plan)
+                masks = self.grammars.fill(plan)  # overlaps the forward pass
+                self._pending.append((plan, self.executor.sample(plan.step, masks)))
+                if len(self._pending) < self.executor.depth and self.scheduler.has_work():
+                    return []  # keep the pipe full
+            elif not self._pending:
+                self.blocked = True
+                return self.scheduler.update(plan, StepResult(plan.step, []))
+            plan, future = self._pending.popleft()
+            result = future.result()
+        except Exception as e:
+            return self._step_failed(e)
+        events = self.scheduler.update(plan, result)
+        if not self.has_work():
+            self._on_idle()
+        return events
+
+    def _step_failed(self, error: Exception) -> list[TokenEvent]:
+        """What the workers hold is unknown: they forget it, and so do we. Raises EngineDead when they cannot."""
+        self._pending.clear()
+        info = EngineError(f"a step failed on the device: {error}").info()
+        events = self.scheduler.fail_running(info)
+        try:
+            replies = self.executor.control(ResetCache())
+        except Exception as e:
+            raise EngineDead(f"workers did not recover from a failed step ({error}): {e}") from error
+        bad = [reply.message for reply in replies if not reply.ok]
+        if bad:
+            raise EngineDead(f"workers did not recover from a failed step ({error}): {bad[0]}") from error
+        return events
+
+    def _on_idle(self) -> None:
+        """Nothing runs: a good moment to verify ourselves."""
+        self._since_check += 1
+        if self._since_check >= CHECK_INTERVAL:
+            self._since_check = 0
+            self.scheduler.check()
+
+    def _on_failure(self, failure: Failure) -> None:
+        """Called by the executor from any thread."""
+        self.failure = failure

@@ -1,0 +1,153 @@
+"""From EngineRequest to Request. Only what passes here reaches the scheduler; nothing that passes is ignored.
+
+The front end validates too, and says it in its own dialect; this is the gate that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from lmkit.api import (
+    EngineRequest,
+    Gate,
+    GrammarMasks,
+    InvalidParam,
+    RequestTooLarge,
+    SamplingParams,
+    StepPlan,
+)
+from lmkit.scheduling.hashes import root_hash
+from lmkit.scheduling.request import Request
+
+
+class Grammars(Protocol):
+    """Constrained output of all requests of an engine: compiles at intake, fills masks while the forward pass runs."""
+
+    def gate(self, request: EngineRequest) -> Gate:
+        """Opens when the grammar is compiled. Raises InvalidParam when no backend takes it."""
+        ...
+
+    def fill(self, plan: StepPlan) -> GrammarMasks | None: ...
+
+
+class NoGrammars:
+    """The null object: an engine without a grammar backend."""
+
+    def gate(self, request: EngineRequest) -> Gate:
+        grammar = request.params.grammar
+        raise InvalidParam(
+            "grammar",
+            grammar.kind if grammar else None,
+            "an engine with a grammar backend, and none is installed",
+            fix="leave out the constraint, or install a grammar plugin",
+        )
+
+    def fill(self, plan: StepPlan) -> GrammarMasks | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What this engine can take. Set by engine assembly."""
+
+    vocab_size: int
+    max_length: int  # prompt + output of one request; what model and memory allow
+    fingerprint: str = ""  # of model and weights; enters every block hash
+    kv_dtype: str = ""
+    adapters: Mapping[str, Callable[[], Gate | None]] = field(
+        default_factory=dict
+    )  # by name; the gate opens when loaded
+    processors: Mapping[str, type | None] = field(default_factory=dict)  # keys of params.extra and what validates them
+    media: frozenset[str] = frozenset()  # kinds of media the model reads
+    grammars: Grammars = field(default_factory=NoGrammars)
+
+    def admit(self, request: EngineRequest) -> Request:
+        """Raises RequestError (InvalidParam, RequestTooLarge) naming field, value and limit."""
+        params = self._fit(request)
+        self._check_tokens(request.token_ids, params)
+        self._check_extra(params)
+        gates = []
+        if request.adapter is not None:
+            if request.adapter not in self.adapters:
+                known = ", ".join(sorted(self.adapters)) or "none"
+                raise InvalidParam("adapter", request.adapter, f"one of the loaded adapters ({known})")
+            gates.append(self.adapters[request.adapter]())
+        for item in request.media:
+            if item.kind not in self.media:
+                raise InvalidParam(
+                    "media", item.kind, f"a kind the model reads ({', '.join(sorted(self.media)) or 'none'})"
+                )
+        if request.transfer is not None:
+            raise InvalidParam("transfer", request.transfer, "an engine with a KV connector, and none is configured")
+        if params.grammar is not None:
+            gates.append(self.grammars.gate(request))
+        return Request(
+            id=request.id,
+            params=params,
+            num_prompt_tokens=len(request.token_ids),
+            tokens=list(request.token_ids),
+            priority=request.priority,
+            arrival=request.arrival,
+            adapter=request.adapter,
+            root_hash=root_hash(self.fingerprint, self.kv_dtype, request.adapter, request.cache_salt),
+            media=tuple(request.media),
+            gates=[gate for gate in gates if gate is not None],
+        )
+
+    def _fit(self, request: EngineRequest) -> SamplingParams:
+        """Prompt and output within max_length. A missing max_tokens becomes what is left."""
+        n, params = len(request.token_ids), request.params
+        if n == 0:
+            raise InvalidParam("prompt", [], "at least one token")
+        if n >= self.max_length:
+            raise RequestTooLarge(
+                "prompt",
+                n,
+                self.max_length,
+                f"the prompt has {n} tokens; prompt and output together have at most {self.max_length}",
+                fix="shorten the prompt",
+            )
+        if params.max_tokens is None:
+            return replace(params, max_tokens=self.max_length - n)
+        if n + params.max_tokens > self.max_length:
+            raise RequestTooLarge(
+                "max_tokens",
+                params.max_tokens,
+                self.max_length - n,
+                f"the prompt has {n} tokens and max_tokens is {params.max_tokens}, together {n + params.max_tokens}; "
+                f"at most {self.max_length} are possible",
+                fix=f"lower max_tokens to {self.max_length - n} or less",
+            )
+        return params
+
+    def _check_tokens(self, token_ids: list[int], params: SamplingParams) -> None:
+        """Every id that reaches the model or the sampler is an int within the vocabulary."""
+        limit = f"token ids from 0 to {self.vocab_size - 1}"
+        if set(map(type, token_ids)) != {int}:
+            bad = next(t for t in token_ids if type(t) is not int)
+            raise InvalidParam("prompt", bad, limit)
+        for name, ids in (
+            ("prompt", token_ids),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", [token for token, _ in params.logit_bias]),
+        ):
+            if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+                raise InvalidParam(name, next(t for t in ids if not 0 <= t < self.vocab_size), limit)
+
+    def _check_extra(self, params: SamplingParams) -> None:
+        """Each key of `extra` belongs to a logits processor, whose dataclass validates the value."""
+        for key, value in params.extra.items():
+            if key not in self.processors:
+                known = ", ".join(sorted(self.processors)) or "none"
+                raise InvalidParam(f"extra.{key}", value, f"a key that a logits processor claims ({known})")
+            options = self.processors[key]
+            if options is None:
+                continue
+            if not isinstance(value, Mapping):
+                raise InvalidParam(f"extra.{key}", value, "a mapping of options")
+            try:
+                options(**value)
+            except (TypeError, ValueError) as e:
+                raise InvalidParam(f"extra.{key}", value, f"valid options: {e}") from e

@@ -1,0 +1,98 @@
+"""BlockPool: who uses each KV block, which free block is reused next, and which content is findable.
+
+A free block keeps its content and stays findable through `cached` until it is taken again. Block 0 is the null block:
+never taken, never written, the table entry of what was dropped.
+
+Invariants (checked by `check`): free, referenced and null blocks add up; `ref[b]` is the number of tables that hold b;
+`free` is exactly the blocks with ref 0; `cached` and `hashes` are inverse maps.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """Blocks of one KV group. `free` is in order of eviction: anonymous first, then least recently used."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """`num_blocks` includes the null block."""
+        self.num_blocks = num_blocks
+        self.ref = [0] * num_blocks
+        self.hashes: list[bytes | None] = [None] * num_blocks
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self.cached: dict[bytes, int] = {}
+
+    @property
+    def num_usable(self) -> int:
+        return self.num_blocks - 1
+
+    def take(self, n: int) -> list[int]:
+        """`n` blocks with undefined content. The caller has made sure that so many are free."""
+        free, hashes, ref = self.free, self.hashes, self.ref
+        blocks = []
+        for _ in range(n):
+            block, _ = free.popitem(last=False)
+            if hashes[block] is not None:
+                del self.cached[hashes[block]]
+                hashes[block] = None
+            ref[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """One more table holds each of `blocks` (a prefix hit)."""
+        for block in blocks:
+            if self.ref[block] == 0:
+                del self.free[block]
+            self.ref[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One table less holds each of `blocks`, given head first: tails are reused before heads."""
+        for block in reversed(blocks):
+            self.ref[block] -= 1
+            assert self.ref[block] >= 0, f"block {block} released more often than taken"
+            if self.ref[block] == 0:
+                self.free[block] = None
+                if self.hashes[block] is None:
+                    self.free.move_to_end(block, last=False)
+
+    def num_revived(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` are free: touching them uses up free blocks."""
+        return sum(self.ref[block] == 0 for block in blocks)
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Make a block findable. A second block of equal content stays anonymous, so that it is reused first."""
+        if digest not in self.cached:
+            self.cached[digest] = block
+            self.hashes[block] = digest
+
+    def forget(self, block: int) -> None:
+        """The content of `block` must not be found any more."""
+        digest = self.hashes[block]
+        if digest is not None:
+            del self.cached[digest]
+            self.hashes[block] = None
+            if self.ref[block] == 0:
+                self.free.move_to_end(block, last=False)
+
+    def forget_all(self) -> None:
+        self.cached.clear()
+        self.hashes = [None] * self.num_blocks
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """`tables`: the block ids of every live table of this group."""
+        ref = [0] * self.num_blocks
+        for table in tables:
+            held = [block for block in table if block]
+            assert len(set(held)) == len(held), "a block stands twice in one table"
+            for block in held:
+                ref[block] += 1
+        assert ref == self.ref, "ref differs from the number of tables"
+        assert sorted(self.free) == [b for b in range(1, self.num_blocks) if ref[b] == 0], (
+            "free queue differs from ref 0"
+        )
+        named = {digest: block for block, digest in enumerate(self.hashes) if digest is not None}
+        assert self.cached == named, "cached and hashes are not inverse"
+        assert self.hashes[0] is None, "the null block was published"

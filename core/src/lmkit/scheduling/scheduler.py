@@ -1,0 +1,392 @@
+"""Scheduler: which request computes which positions in each step. Plain Python, deterministic, one for every depth.
+
+A step is `schedule()` -> StepPlan -> workers -> StepResult -> `update()`; with depth d, up to d plans are out at once.
+Counters are optimistic: `schedule` advances them as if the step had happened, `update` only takes back rejected drafts.
+`num_inflight` counts tokens that are sampled on the device and not yet known here.
+
+Why every request ends: `add` refuses what does not fit alone; running requests grow in a fixed order and take blocks
+from the last in that order, possibly themselves; so the first always gets what it needs and finishes, then the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lmkit.api import (
+    ConfigError,
+    EngineBusy,
+    EngineError,
+    ErrorInfo,
+    InvalidParam,
+    KVConfig,
+    NewRow,
+    OrderPolicy,
+    RequestTooLarge,
+    RowLogprobs,
+    RowWork,
+    SchedLimits,
+    SchedStats,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+)
+from lmkit.scheduling.groups import hit_length, make_groups
+from lmkit.scheduling.hashes import extend_hashes
+from lmkit.scheduling.invariants import check_scheduler
+from lmkit.scheduling.queue import OrderedQueue
+from lmkit.scheduling.request import Request
+from lmkit.scheduling.stops import finish_reason
+from lmkit.scheduling.table import BlockTable
+
+
+class Scheduler:
+    """Implements lmkit.api.Scheduler. Not thread-safe: it belongs to the engine thread."""
+
+    def __init__(self, limits: SchedLimits, kv: KVConfig, policy: OrderPolicy) -> None:
+        """Raises ConfigError when the limits contradict each other."""
+        if limits.lookahead and limits.depth > 1:
+            raise ConfigError(
+                f"draft tokens need one step in flight, depth is {limits.depth}", fix="set parallel.depth to 1"
+            )
+        if min(limits.max_tokens, limits.max_rows, limits.depth) < 1 or limits.lookahead < 0:
+            raise ConfigError(f"scheduler limits must be positive: {limits}")
+        self.limits = limits
+        self.policy = policy
+        self.groups = make_groups(kv)
+        self.block_size = self.groups[0].block_size
+        self.reserve = [int(limits.watermark * g.pool.num_usable) for g in self.groups]  # kept free at admission
+        self.eos = frozenset(limits.eos_token_ids)
+        self.requests: dict[str, Request] = {}
+        self.waiting = OrderedQueue()
+        self.running = OrderedQueue()
+        self.totals = SchedStats(num_blocks=sum(g.pool.num_usable for g in self.groups))
+        self._gone: list[str] = []  # rows the workers must forget with the next plan
+        self._events: list[TokenEvent] = []  # of requests that ended outside `update`
+        self._num_added = 0
+        self._num_epochs = 0
+
+    # ------------------------------------------------------------------------------------------------ in and out
+
+    def add(self, r: Request) -> None:
+        """Queue a request. Raises EngineBusy, RequestTooLarge (it cannot fit alone) or InvalidParam (id in use)."""
+        limits = self.limits
+        if r.id in self.requests:
+            raise InvalidParam("id", r.id, "an id that no unfinished request has")
+        if r.params.max_tokens is None or r.num_prompt_tokens < 1:
+            raise InvalidParam("max_tokens", r.params.max_tokens, "a number, and a prompt of at least one token")
+        r.max_length = r.num_prompt_tokens + r.params.max_tokens
+        if r.max_length > limits.max_length:
+            raise RequestTooLarge("prompt + max_tokens", r.max_length, limits.max_length)
+        for group in self.groups:
+            need = group.blocks_needed(r.max_length + limits.lookahead, limits.max_tokens)
+            if need > group.pool.num_usable:
+                fits = group.pool.num_usable * self.block_size
+                raise RequestTooLarge(
+                    "prompt + max_tokens", r.max_length, fits, fix="lower max_tokens, or raise --memory"
+                )
+        if len(self.waiting) >= limits.max_waiting:
+            raise EngineBusy(f"{len(self.waiting)} requests are waiting, the limit is {limits.max_waiting}")
+        self._num_added += 1
+        r.order = self._num_added
+        r.epoch = self._new_epoch()
+        r.admit_key = (*self.policy.admit_key(r), r.order)
+        self.requests[r.id] = r
+        self.waiting.add(r.admit_key, r)
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """Forget requests, known or not, at any moment. No event follows."""
+        for rid in ids:
+            r = self.requests.get(rid)
+            if r is not None:
+                r.finish = "abort"
+                self._remove(r)
+
+    def has_work(self) -> bool:
+        """Whether `schedule` may yield something: requests, rows to forget, or events to deliver."""
+        return bool(self.requests or self._gone or self._events)
+
+    # -------------------------------------------------------------------------------------------------- schedule
+
+    def schedule(self) -> StepPlan:
+        """The next step. Rows of one token come first; `rows` may be empty when everything waits."""
+        self.totals.num_steps += 1
+        plan = StepPlan(self.totals.num_steps)
+        long: list[RowWork] = []
+        budget = self._grow_running(plan, long)
+        self._admit_waiting(plan, long, budget)
+        plan.rows += long
+        plan.gone, self._gone = self._gone, plan.gone
+        return plan
+
+    def _grow_running(self, plan: StepPlan, long: list[RowWork]) -> int:
+        """Give every running request its next positions, in order. Returns the budget left; 0 after a preemption."""
+        budget = self.limits.max_tokens
+        rows = self.running.items
+        i = 0
+        preempted = False
+        while i < len(rows) and budget:
+            r = rows[i]
+            i += 1
+            num_tokens = len(r.tokens) + r.num_inflight
+            n = num_tokens + len(r.drafts) - r.num_computed
+            if n <= 0 or num_tokens >= r.max_length:
+                continue
+            if n > budget:
+                n = budget
+            while not r.table.reserve(r.num_computed, n):
+                preempted = True
+                self._preempt(rows[-1])
+                if r.table is None:  # it was the last itself
+                    return 0
+            self._seal(plan, long, r, n)
+            budget -= n
+        return 0 if preempted else budget
+
+    def _admit_waiting(self, plan: StepPlan, long: list[RowWork], budget: int) -> None:
+        """Start waiting requests in order; the first that lacks room ends it, closed gates are passed over."""
+        i = 0
+        while budget and i < len(self.waiting) and len(self.running) < self.limits.max_rows:
+            r = self.waiting.items[i]
+            if r.gates and not self._gates_open(r):
+                i += r.finish is None
+                continue
+            n = self._start(r, budget)
+            if not n:
+                return
+            self.waiting.remove(r.admit_key, r)
+            r.victim_key = (*self.policy.victim_key(r), r.order)
+            self.running.add(r.victim_key, r)
+            self._seal(plan, long, r, n)
+            budget -= n
+
+    def _gates_open(self, r: Request) -> bool:
+        """Poll the gates. A failed one ends the request with its error."""
+        for gate in r.gates:
+            error = gate.error()
+            if error is not None:
+                self._fail(r, error)
+                return False
+        if not all(gate.ready() for gate in r.gates):
+            return False
+        r.gates.clear()
+        return True
+
+    def _start(self, r: Request, budget: int) -> int:
+        """Give a waiting request its table: cached blocks and room for a first chunk. Returns its size, 0: no room."""
+        num_hits = self._num_hits(r)
+        start = num_hits * self.block_size
+        n = min(len(r.tokens) - start, budget)
+        hits = []
+        for group, reserve in zip(self.groups, self.reserve, strict=True):
+            cached, first = group.pool.cached, group.droppable(start)
+            found = [0] * first + [cached[digest] for digest in r.block_hashes[first:num_hits]]
+            # Enough for this chunk always; for the whole prompt and a little more, unless it has the engine to itself.
+            need = -(-(start + n) // self.block_size) - num_hits
+            if self.running.items:
+                whole = group.blocks_needed(len(r.tokens), self.limits.max_tokens) - (num_hits - first)
+                need = max(need, whole) + reserve
+            if need + group.pool.num_revived(found[first:]) > len(group.pool.free):
+                return 0
+            hits.append(found)
+        r.table = BlockTable(self.groups)
+        if num_hits:
+            r.table.adopt(hits)
+        took = r.table.reserve(start, n)
+        assert took, "admission counted wrongly"
+        r.num_computed = start
+        r.num_published = num_hits
+        if not r.num_preempted:
+            r.num_cached = min(start, r.num_prompt_tokens)
+            self.totals.num_cached_tokens += r.num_cached
+            self.totals.num_cache_queries += r.num_prompt_tokens if self._may_hit(r) else 0
+            self.totals.num_prompt_tokens += r.num_prompt_tokens
+        return n
+
+    def _may_hit(self, r: Request) -> bool:
+        return self.limits.prefix_cache and r.params.prompt_logprobs is None  # scoring needs every position computed
+
+    def _num_hits(self, r: Request) -> int:
+        """Leading blocks found in the cache; at least one token is left to compute."""
+        if not self._may_hit(r):
+            return 0
+        limit = (len(r.tokens) - 1) // self.block_size
+        return hit_length(self.groups, extend_hashes(r, limit, self.block_size), limit)
+
+    def _seal(self, plan: StepPlan, long: list[RowWork], r: Request, n: int) -> None:
+        """Put `n` positions of `r` into the plan: what workers lack, the row of work, and the counters after it."""
+        start = r.num_computed
+        num_tokens = len(r.tokens) + r.num_inflight
+        end = start + n
+        sample = end >= num_tokens
+        table = r.table
+        if not r.resident:
+            r.resident = True
+            plan.new.append(
+                NewRow(
+                    r.id, r.epoch, r.tokens[:], r.num_prompt_tokens, table.unsent(), start, r.params, adapter=r.adapter
+                )
+            )
+        elif len(table.blocks[0]) > table.num_sent:
+            plan.grown.append((r.id, table.unsent()))
+        drafts: list[int] = []
+        if r.drafts:
+            drafts = r.drafts[: max(0, end - num_tokens)]
+            r.drafts = []
+            r.num_unverified += len(drafts)
+        row = RowWork(r.id, r.epoch, start, n, drafts, sample)
+        (plan.rows if n == 1 or drafts else long).append(row)
+        r.num_computed = end
+        r.num_inflight += sample
+        if end >= (r.num_published + 1) * self.block_size:
+            self._publish(r)
+
+    def _publish(self, r: Request) -> None:
+        """Offer whole blocks of known tokens to the prefix cache, as soon as they are scheduled."""
+        if not self.limits.prefix_cache:
+            return
+        num_whole = min(r.num_computed, len(r.tokens)) // self.block_size
+        hashes = extend_hashes(r, num_whole, self.block_size)
+        for group, blocks in zip(self.groups, r.table.blocks, strict=True):
+            for i in range(r.num_published, num_whole):
+                if blocks[i]:
+                    group.pool.publish(blocks[i], hashes[i])
+        r.num_published = max(r.num_published, num_whole)
+
+    # ---------------------------------------------------------------------------------------------------- update
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        """Take in the result of a step, in the order of schedule(). Rows of another epoch are dropped."""
+        events, self._events = self._events, []
+        if not plan.rows:
+            return events
+        requests = self.requests
+        faults = dict(result.faults)
+        logprobs = {lp.row: lp for lp in result.logprobs}
+        drafts = result.drafts
+        for i, (row, tokens) in enumerate(zip(plan.rows, result.tokens, strict=True)):
+            r = requests.get(row.id)
+            if r is None or r.epoch != row.epoch:
+                continue
+            if i in faults:
+                events.append(self._fault(r, faults[i]))
+                continue
+            event = TokenEvent(r.id)
+            if row.sample:
+                self._accept(r, row, tokens, event)
+            if i in logprobs:
+                self._add_logprobs(r, logprobs[i], event)
+            if event.tokens or event.prompt_logprobs:
+                if not r.announced:
+                    r.announced = True
+                    event.num_cached = r.num_cached
+                events.append(event)
+            if event.finish:
+                r.finish = event.finish
+                self._remove(r)
+            elif drafts and row.sample:
+                r.drafts = drafts[i][: min(self.limits.lookahead, r.max_length - len(r.tokens) - 1)]
+        return events
+
+    def _accept(self, r: Request, row: RowWork, tokens: list[int], event: TokenEvent) -> None:
+        """Append sampled tokens up to the one that ends the request; take back rejected drafts."""
+        num_rejected = len(row.drafts) + 1 - len(tokens)
+        assert 0 <= num_rejected <= len(row.drafts), f"{len(tokens)} tokens for {len(row.drafts)} drafts"
+        r.num_inflight -= 1
+        r.num_unverified -= len(row.drafts)
+        r.num_computed -= num_rejected
+        for token in tokens:
+            r.tokens.append(token)
+            event.tokens.append(token)
+            event.finish = finish_reason(r, token, self.eos)
+            if event.finish:
+                if event.finish == "stop":
+                    event.stop_token = token
+                break
+        self.totals.num_output_tokens += len(event.tokens)
+        if len(r.tokens) >= (r.num_published + 1) * self.block_size:
+            self._publish(r)
+
+    def _add_logprobs(self, r: Request, found: RowLogprobs, event: TokenEvent) -> None:
+        """Logprobs of accepted tokens, and of prompt positions not reported before a preemption."""
+        event.logprobs = found.tokens[: len(event.tokens)]
+        fresh = found.prompt[max(0, r.num_scored - found.prompt_start) :]
+        if fresh:
+            assert found.prompt_start <= r.num_scored, "prompt logprobs with a gap"
+            r.num_scored += len(fresh)
+            event.prompt_logprobs = fresh
+
+    def _fault(self, r: Request, reason: str) -> TokenEvent:
+        """End one request whose row went wrong; what it computed is not found by others."""
+        for group, blocks in zip(self.groups, r.table.blocks, strict=True):
+            for block in blocks:
+                group.pool.forget(block)
+        r.finish = "error"
+        self._remove(r)
+        return TokenEvent(
+            r.id, finish="error", error=EngineError(f"request {r.id} failed on the device: {reason}").info()
+        )
+
+    # ------------------------------------------------------------------------------------------------- leaving
+
+    def fail_running(self, error: ErrorInfo) -> list[TokenEvent]:
+        """After a step was lost: end all running requests, forget all cached content. Workers must forget all rows."""
+        events, self._events = self._events, []
+        for r in list(self.running):
+            r.finish = "error"
+            self._remove(r)
+            events.append(TokenEvent(r.id, finish="error", error=error))
+        for group in self.groups:
+            group.pool.forget_all()
+        self._gone = []
+        return events
+
+    def _fail(self, r: Request, error: ErrorInfo | None) -> None:
+        r.finish = "error"
+        self._remove(r)
+        self._events.append(TokenEvent(r.id, finish="error", error=error))
+
+    def _remove(self, r: Request) -> None:
+        """Take a request out of everything. `r.finish` says why."""
+        del self.requests[r.id]
+        if r.table is None:
+            self.waiting.remove(r.admit_key, r)
+        else:
+            self.running.remove(r.victim_key, r)
+            self._vacate(r)
+        self.totals.num_finished += 1
+
+    def _preempt(self, r: Request) -> None:
+        """Back to waiting, as if it had never run, but for its tokens. It resumes as a new row."""
+        self.running.remove(r.victim_key, r)
+        self._vacate(r)
+        r.num_computed = r.num_inflight = r.num_unverified = r.num_published = 0
+        r.drafts = []
+        r.epoch = self._new_epoch()
+        r.num_preempted += 1
+        self.totals.num_preempted += 1
+        self.waiting.add(r.admit_key, r)
+
+    def _vacate(self, r: Request) -> None:
+        """Give back blocks and row."""
+        r.table.release()
+        r.table = None
+        if r.resident:
+            r.resident = False
+            self._gone.append(r.id)
+
+    def _new_epoch(self) -> int:
+        self._num_epochs += 1
+        return self._num_epochs
+
+    # ------------------------------------------------------------------------------------------------ inspection
+
+    def stats(self) -> SchedStats:
+        """A snapshot: gauges of now and the counters since the start."""
+        t = self.totals
+        t.num_waiting, t.num_running = len(self.waiting), len(self.running)
+        t.num_free_blocks = sum(len(g.pool.free) for g in self.groups)
+        return SchedStats(**{name: getattr(t, name) for name in t.__struct_fields__})
+
+    def check(self) -> None:
+        """All invariants; AssertionError naming the broken one."""
+        check_scheduler(self)

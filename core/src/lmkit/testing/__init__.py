@@ -1,0 +1,1 @@
+"""Conformance kits, fakes and strategies for tests of lmkit and its plugins."""

@@ -1,0 +1,337 @@
+"""The hash-model: an executor without torch whose text proves that paging is right.
+
+Two layers, each with its paged store. Layer 0 stores token and position; layer 1 stores a checksum of what it *reads*
+in layer 0, here and one position before; the next token is a checksum of all that may be read in layer 1. Any fault in
+tables, slots, prefix reuse, preemption, draft roll-back, windows or the diff protocol therefore changes the text, which
+`expected_tokens` predicts.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from zlib import crc32
+
+from lmkit.api import (
+    Control,
+    Failure,
+    GrammarMasks,
+    KVConfig,
+    KVSpec,
+    Reply,
+    ResetCache,
+    RowLogprobs,
+    RowWork,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+    WorkerFacts,
+)
+
+EMPTY = -1  # content of a slot that was never written
+NUM_SHOWN = 5  # tokens that have a logprob worth ranking
+
+
+def hash_kv(
+    num_blocks: int | Sequence[int] = 64, block_size: int = 4, windows: Sequence[int | None] = (None,)
+) -> KVConfig:
+    """A KVConfig of one group per entry of `windows` (None = full attention); `num_blocks` includes the null block."""
+    counts = [num_blocks] * len(windows) if isinstance(num_blocks, int) else list(num_blocks)
+    specs = tuple(
+        KVSpec(
+            kind="full" if window is None else "window",
+            layers=(i,),
+            block_size=block_size,
+            num_kv_heads=1,
+            head_dim=1,
+            dtype="float32",
+            bytes_per_block=8 * block_size,
+            window=window,
+        )
+        for i, window in enumerate(windows)
+    )
+    return KVConfig(specs, tuple(counts))
+
+
+def _low(token: int, position: int) -> int:
+    """Entry of layer 0."""
+    return token << 32 | position
+
+
+def _high(before: int, here: int) -> int:
+    """Entry of layer 1, from those of layer 0."""
+    return crc32(array("q", (before, here)).tobytes())
+
+
+@dataclass(frozen=True)
+class HashModel:
+    """The function that is computed: from entries read to the next token."""
+
+    vocab_size: int = 97
+    windows: tuple[int | None, ...] = (None,)
+    eos_token_ids: tuple[int, ...] = ()
+
+    def draw(self, seen: Sequence[Sequence[int]], params: SamplingParams, num_output: int) -> int:
+        """The token after what was `seen` per group. Seeds matter when temperature > 0; min_tokens masks stops."""
+        state = 0 if params.greedy else params.seed or 0
+        for entries in seen:
+            state = crc32(array("q", entries).tobytes(), state & 0xFFFFFFFF)
+        token = state % self.vocab_size
+        if num_output < params.min_tokens:
+            banned = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
+            while token in banned and len(banned) < self.vocab_size:
+                token = (token + 1) % self.vocab_size
+        return token
+
+    def logprob(self, token: int, position: int, wanted: int, state: int) -> TokenLogprob:
+        """Deterministic numbers in the shape of logprobs: a function of token, position and entry before."""
+        rank = 1 + (token + state) % NUM_SHOWN
+        top = [((token + i) % self.vocab_size, -0.5 * (i + 1)) for i in range(wanted)]
+        return TokenLogprob(token, -float(rank) - position / 1024, rank, top)
+
+
+def expected_tokens(model: HashModel, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+    """What the model says after `prompt`: computed without blocks, batches or caches."""
+    tokens = list(prompt)
+    entries: list[list[int]] = [[] for _ in model.windows]
+    while True:
+        for mine, window in zip(entries, model.windows, strict=True):
+            for position in range(len(mine), len(tokens)):
+                before = _low(tokens[position - 1], position - 1) if position and window != 1 else EMPTY
+                mine.append(_high(before, _low(tokens[position], position)))
+        seen = [mine[-window:] if window else mine for mine, window in zip(entries, model.windows, strict=True)]
+        num_output = len(tokens) - len(prompt)
+        token = model.draw(seen, params, num_output)
+        tokens.append(token)
+        stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *model.eos_token_ids)
+        if num_output + 1 >= params.max_tokens or (token in stops and num_output >= params.min_tokens):
+            return tokens[len(prompt) :]
+
+
+@dataclass(slots=True)
+class _Row:
+    """What the worker knows of a request: only what diffs told it, and what it sampled itself."""
+
+    epoch: int
+    tokens: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    blocks: list[list[int]]
+
+
+class HashExecutor:
+    """Implements Executor. Applies diffs in order and asserts what a real worker relies on.
+
+    propose(tokens, k) -> drafts    a proposer, for plans with drafts
+    fault(row) -> reason | None     fails single rows
+    fail(plan) -> None              may raise, as a device would
+    """
+
+    def __init__(
+        self,
+        kv: KVConfig | None = None,
+        *,
+        depth: int = 1,
+        vocab_size: int = 97,
+        eos_token_ids: Collection[int] = (),
+        num_drafts: int = 0,
+        propose: Callable[[list[int], int], list[int]] | None = None,
+        fault: Callable[[RowWork], str | None] | None = None,
+        fail: Callable[[StepPlan], None] | None = None,
+        delay: float = 0.0,
+    ) -> None:
+        """`delay`: seconds each step takes."""
+        self.depth = depth
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.num_drafts = num_drafts
+        self.propose = propose
+        self.fault = fault
+        self.fail = fail
+        self.delay = delay
+        self.rows: dict[str, _Row] = {}
+        self.num_steps = 0
+        self.max_rows_seen = 0
+        self.closed = False
+        self._results: dict[int, StepResult] = {}
+        self._callbacks: list[Callable[[Failure], None]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hash-model") if delay else None
+        if kv is not None:
+            self.configure_kv(kv)
+
+    # ------------------------------------------------------------------------------------------- Executor protocol
+
+    def start(self) -> WorkerFacts:
+        specs = hash_kv(block_size=16).specs
+        return WorkerFacts(free_kv_bytes=1 << 20, weight_bytes=0, activation_bytes=0, kv_specs=specs)
+
+    def configure_kv(self, kv: KVConfig) -> None:
+        self.kv = kv
+        self.block_size = kv.specs[0].block_size
+        self.model = HashModel(self.vocab_size, tuple(spec.window for spec in kv.specs), self.eos_token_ids)
+        self._clear()
+
+    def forward(self, plan: StepPlan) -> None:
+        assert not self.closed, "forward after close"
+        if self.fail is not None:
+            self.fail(plan)
+        self._apply(plan)
+        self._write(plan)
+        self._results[plan.step] = self._read(plan)
+        self.num_steps += 1
+
+    def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
+        result = self._results.pop(step)
+        if self._thread is not None:
+            return self._thread.submit(self._later, result)
+        future: Future[StepResult] = Future()
+        future.set_result(result)
+        return future
+
+    def control(self, command: Control) -> list[Reply]:
+        if isinstance(command, ResetCache):
+            self._clear()
+            return [Reply(True)]
+        return [Reply(False, f"the hash-model does not know {type(command).__name__}")]
+
+    def on_failure(self, callback: Callable[[Failure], None]) -> None:
+        self._callbacks.append(callback)
+
+    def close(self) -> None:
+        self.closed = True
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+
+    def die(self, message: str = "killed") -> None:
+        """Report the failure of rank 0, as a monitor would."""
+        for callback in self._callbacks:
+            callback(Failure(0, message))
+
+    # ---------------------------------------------------------------------------------------------------- the worker
+
+    def _clear(self) -> None:
+        self.rows.clear()
+        self._results.clear()
+        self.low = [[EMPTY] * (n * self.block_size) for n in self.kv.num_blocks]
+        self.high = [[EMPTY] * (n * self.block_size) for n in self.kv.num_blocks]
+
+    def _later(self, result: StepResult) -> StepResult:
+        time.sleep(self.delay)
+        return result
+
+    def _apply(self, plan: StepPlan) -> None:
+        """gone, new, grown: in this order."""
+        for rid in plan.gone:
+            assert rid in self.rows, f"forget {rid}: not here"
+            del self.rows[rid]
+        for new in plan.new:
+            assert new.id not in self.rows, f"new row {new.id}: still here"
+            self.rows[new.id] = _Row(
+                new.epoch, list(new.tokens), new.num_prompt_tokens, new.params, [list(b) for b in new.blocks]
+            )
+        for rid, blocks in plan.grown:
+            for mine, more in zip(self.rows[rid].blocks, blocks, strict=True):
+                mine.extend(more)
+        self.max_rows_seen = max(self.max_rows_seen, len(self.rows))
+
+    def _slot(self, row: _Row, group: int, position: int) -> int:
+        block = row.blocks[group][position // self.block_size]
+        assert block != 0, f"group {group}, position {position}: null block"
+        return block * self.block_size + position % self.block_size
+
+    def _write(self, plan: StepPlan) -> None:
+        """Both layers, each for all rows before the next: what makes hits within a step legal."""
+        written: list[set[int]] = [set() for _ in self.low]
+        for work in plan.rows:
+            row = self.rows[work.id]
+            assert work.epoch == row.epoch, f"row {work.id} has epoch {row.epoch}, work has {work.epoch}"
+            tokens = row.tokens + work.drafts if work.drafts else row.tokens
+            assert work.num_tokens >= 1, "a row without work"
+            assert work.start + work.num_tokens <= len(tokens), f"row {work.id}: positions without tokens"
+            for g, low in enumerate(self.low):
+                for position in range(work.start, work.start + work.num_tokens):
+                    slot = self._slot(row, g, position)
+                    assert slot not in written[g], f"slot {slot} of group {g} is written twice"
+                    written[g].add(slot)
+                    low[slot] = _low(tokens[position], position)
+        for work in plan.rows:
+            row = self.rows[work.id]
+            for g, (low, high, window) in enumerate(zip(self.low, self.high, self.model.windows, strict=True)):
+                before = low[self._slot(row, g, work.start - 1)] if work.start and window != 1 else EMPTY
+                for position in range(work.start, work.start + work.num_tokens):
+                    slot = self._slot(row, g, position)
+                    high[slot] = _high(before, low[slot])
+                    before = low[slot] if window != 1 else EMPTY
+
+    def _seen(self, row: _Row, length: int) -> list[list[int]]:
+        """Per group, the entries that the last of `length` positions reads."""
+        size = self.block_size
+        found = []
+        for blocks, high, window in zip(row.blocks, self.high, self.model.windows, strict=True):
+            first = max(0, length - window) if window else 0
+            entries: list[int] = []
+            for i in range(first // size, -(-length // size)):
+                assert blocks[i] != 0, "reads the null block"
+                entries += high[blocks[i] * size : (blocks[i] + 1) * size]
+            offset = first - first // size * size
+            found.append(entries[offset : offset + length - first])
+        return found
+
+    def _read(self, plan: StepPlan) -> StepResult:
+        result = StepResult(plan.step, [])
+        for i, work in enumerate(plan.rows):
+            row = self.rows[work.id]
+            reason = self.fault(work) if self.fault is not None else None
+            if reason is not None:
+                result.faults.append((i, reason))
+            tokens = self._draw(row, work) if work.sample else []
+            result.tokens.append(tokens)
+            if row.params.logprobs is not None or row.params.prompt_logprobs is not None:
+                result.logprobs.append(self._logprobs(i, row, work, tokens))
+            row.tokens += tokens
+            if self.propose is not None:
+                drafts = self.propose(row.tokens, self.num_drafts) if work.sample else []
+                result.drafts.append(drafts)
+        return result
+
+    def _draw(self, row: _Row, work: RowWork) -> list[int]:
+        """One token, and one more for each draft that was right."""
+        first = work.start + work.num_tokens - len(work.drafts)
+        tokens: list[int] = []
+        for j in range(len(work.drafts) + 1):
+            num_output = len(row.tokens) - row.num_prompt_tokens + j
+            tokens.append(self.model.draw(self._seen(row, first + j), row.params, num_output))
+            if j < len(work.drafts) and work.drafts[j] != tokens[j]:
+                break
+        return tokens
+
+    def _logprobs(self, i: int, row: _Row, work: RowWork, tokens: list[int]) -> RowLogprobs:
+        """Of the sampled tokens, and of the prompt tokens that follow the positions of this step."""
+        found = RowLogprobs(i)
+        if row.params.logprobs is not None:
+            for j, token in enumerate(tokens):
+                found.tokens.append(self.model.logprob(token, len(row.tokens) + j, row.params.logprobs, 0))
+        if row.params.prompt_logprobs is not None:
+            found.prompt_start = work.start + 1
+            for position in range(work.start + 1, min(work.start + work.num_tokens + 1, row.num_prompt_tokens)):
+                state = self.high[0][self._slot(row, 0, position - 1)]
+                found.prompt.append(
+                    self.model.logprob(row.tokens[position], position, row.params.prompt_logprobs, state)
+                )
+        return found
+
+
+def echo_proposer(model_next: Callable[[list[int]], int]) -> Callable[[list[int], int], list[int]]:
+    """A proposer that asks `model_next` again and again."""
+
+    def propose(tokens: list[int], k: int) -> list[int]:
+        guess = list(tokens)
+        for _ in range(k):
+            guess.append(model_next(guess))
+        return guess[len(tokens) :]
+
+    return propose

@@ -1,0 +1,16 @@
+"""Registers the policy `fcfs`."""
+
+from lmkit.api import SchedulerSpec, Tier, hookimpl
+
+
+@hookimpl
+def lmkit_schedulers():
+    return [
+        SchedulerSpec(
+            name="fcfs",
+            summary="first come, first served, by priority",
+            target="lmkit_scheduler_fcfs.policy:FirstComeFirstServed",
+            tier=Tier.OPTIMIZED,
+            stability="stable",
+        )
+    ]
