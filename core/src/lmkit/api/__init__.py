@@ -71,6 +71,7 @@ from lmkit.api.params import Grammar, SamplingParams
 from lmkit.api.refusal import Refusal, Refused
 from lmkit.api.requests import (
     AttentionRequest,
+    ExecutorRequest,
     LoaderRequest,
     ModelRequest,
     OpRequest,

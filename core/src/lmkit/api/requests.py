@@ -50,6 +50,8 @@ class OpRequest(SelectRequest):
 class ModelRequest(SelectRequest):
     kind: str = "model"
     architecture: str
+    tp: int = 1
+    pp: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +67,9 @@ class ParserRequest(SelectRequest):
 class LoaderRequest(SelectRequest):
     kind: str = "loader"
     format: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorRequest(SelectRequest):
+    kind: str = "executor"
+    num_ranks: int = 1

@@ -21,6 +21,7 @@ class Choice(msgspec.Struct, frozen=True):
     dist: str
     version: str
     module: str  # hooks module that registered it
+    interface: int = 1  # of its kind; an older one is adapted when the target is loaded
     options: dict[str, Any] = {}
     why: str = ""  # "explicit", "auto", "only candidate", "checkpoint says quant_method=fp8"
     refused: tuple[Refused, ...] = ()
@@ -40,6 +41,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True):
     device: DeviceInfo
     choices: tuple[Choice, ...]
     derived: tuple[Derived, ...] = ()
+    warnings: tuple[str, ...] = ()  # for the first screen: slow choices, failed candidates, ignored options
 
     def choice(self, kind: str, component: str | None = None) -> Choice | None:
         """The choice of `kind` (and `component`), or None."""

@@ -128,6 +128,7 @@ class PlatformSpec(Spec):
     prefers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> names, best first (measured)
     graph_capture: bool = False
     communicator: Ref | None = None
+    describe: Ref | None = None  # (capability | None, total_memory) -> DeviceInfo for "name:9.0:80GB"; torch-free
     fallback: bool = False  # True: runs anywhere, chosen when no accelerator is available
 
 
@@ -140,6 +141,7 @@ class AttentionSpec(Spec):
     head_dims: Dims = ANY
     v_head_dims: Dims | None = None  # None = equal to head_dim
     block_sizes: Dims = ANY
+    preferred_block_size: int = 16  # used when neither user nor platform says otherwise
     gqa_ratios: Dims = ANY
     features: frozenset[str] = frozenset({"causal"})
     phases: frozenset[str] = frozenset({"prefill", "decode"})

@@ -1,0 +1,445 @@
+"""PluginHost: the table of installed plugins, and their loading one at a time, each in isolation.
+
+Nothing a plugin does at import or registration can stop the process or another plugin: it gets a state instead.
+
+    ok            usable as far as known; loaded when it is first considered
+    disabled      switched off, by what stands in `reason`
+    incompatible  made for another core (from dist metadata) or another interface number
+    broken        its import or registration raised, or it broke the contract
+    ambiguous     several enabled dists use this kind and name; `dist/name` settles it
+    shadowed      the same dist is installed twice and this copy is behind another on sys.path
+"""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+import logging
+import os
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal
+
+import pluggy
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import lmkit
+from lmkit.api import INTERFACES, KIND_OF, ConfigError, LmkitError, Origin, PluginError, Refusal, Spec, nearest
+from lmkit.compat import supported
+from lmkit.hookspecs import KINDS, REGISTRATION, LmkitSpecs
+from lmkit.plugins.catalog import CORE_DIST, install_command, official_dists
+from lmkit.plugins.switches import Switches
+
+log = logging.getLogger("lmkit.plugins")
+
+State = Literal["ok", "disabled", "incompatible", "broken", "ambiguous", "shadowed"]
+SPEC_TYPE: Mapping[str, type[Spec]] = {kind: cls for cls, kind in KIND_OF.items()}
+PREFIX = "lmkit."
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One line of an `lmkit.*` entry-point group, and what is known of it. Written by the host only."""
+
+    kind: str
+    name: str
+    module: str  # "lmkit_attention_torch.hooks"
+    dist: str
+    version: str
+    location: str  # directory of the dist's metadata
+    core_range: str | None  # specifier of its requirement on the core; None when it states none
+    state: State = "ok"
+    reason: Refusal | None = None  # why the state is not ok
+    stage: int = 0  # the selection stage at which `reason` was found
+    loaded: bool = False
+    spec: Spec | None = None
+    seconds: float = 0.0  # spent importing and registering its module
+    trace: str = ""  # traceback of a broken entry
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+    @property
+    def official(self) -> bool:
+        return self.dist in official_dists()
+
+    @property
+    def summary(self) -> str:
+        return self.spec.summary if self.spec else ""
+
+
+class PluginHost(pluggy.PluginManager):
+    """Scans once, loads lazily. `path` replaces sys.path as the place where dists are looked for."""
+
+    def __init__(self, *, path: Sequence[str] | None = None, switches: Switches | None = None) -> None:
+        super().__init__("lmkit")
+        self.add_hookspecs(LmkitSpecs)
+        self.switches = Switches.build(os.environ) if switches is None else switches
+        self.warnings: list[str] = []
+        self._path = None if path is None else list(path)
+        self._entries: list[Entry] | None = None
+        self._specs: dict[tuple[str, str], list[Spec]] = {}  # (module, kind) -> what its hook returned
+        self._extensions_loaded = False
+        self._active = {"lmkit.builtin"}  # modules whose behaviour hooks are called
+        if self.switches.trace:
+            self.add_hookcall_monitoring(_trace_before, _trace_after)
+        self.register(import_module("lmkit.builtin"), name="lmkit.builtin")
+
+    # ------------------------------------------------------------------------------------------------- the table
+
+    def scan(self) -> list[Entry]:
+        """Read entry points of all installed dists, once; apply the switches. Imports no plugin."""
+        if self._entries is not None:
+            return self._entries
+        entries = sorted(self._read(), key=lambda e: (KINDS.index(e.kind), e.name, e.dist))
+        self._apply_switches(entries)
+        for entry in entries:
+            if entry.state == "ok" and (refusal := _core_refusal(entry)):
+                self._set(entry, "incompatible", 3, refusal)
+        live = [e for e in entries if e.state in ("ok", "incompatible")]
+        counts = Counter(e.key for e in live)
+        for entry in live:
+            if counts[entry.key] > 1:
+                dists = sorted(e.dist for e in live if e.key == entry.key)
+                entry.state, entry.stage = "ambiguous", 1
+                entry.reason = Refusal(
+                    "name-conflict",
+                    "one dist per name",
+                    ", ".join(dists),
+                    f"write {dists[0]}/{entry.name} or disable one",
+                )
+        self._entries = entries
+        return entries
+
+    def add(self, module: ModuleType, *, dist: str = "test", version: str = "0.0.0") -> list[Entry]:
+        """Register a module as if its dist were installed, with one entry per spec it returns. For tests."""
+        entries = self.scan()
+        added = []
+        self._register(module)
+        for kind in REGISTRATION:
+            specs = self._call_registration(module, kind)
+            for spec in specs or ():
+                for name in getattr(spec, "architectures", (spec.name,)):
+                    entry = Entry(kind, name, module.__name__, dist, version, "", None)
+                    added.append(entry)
+        if not added:
+            added.append(
+                Entry("extension", module.__name__.rsplit(".", 1)[-1], module.__name__, dist, version, "", None)
+            )
+        entries.extend(added)
+        for entry in added:
+            self.open(entry)
+        return added
+
+    def entries(self, kind: str | None = None, name: str | None = None) -> list[Entry]:
+        """Entries of the table, in its order, of any state."""
+        return [e for e in self.scan() if kind in (None, e.kind) and name in (None, e.name)]
+
+    def names(self, kind: str) -> list[str]:
+        """Names of `kind` that are not disabled or shadowed, sorted, each once."""
+        return sorted({e.name for e in self.entries(kind) if e.state not in ("disabled", "shadowed")})
+
+    def find(self, kind: str, name: str, dist: str | None = None) -> tuple[Entry | None, Refusal | None]:
+        """Stages 1 to 3 for a name: its entry, and the refusal of these stages if there is one."""
+        found = [e for e in self.entries(kind, name) if e.state != "shadowed" and dist in (None, e.dist)]
+        if not found:
+            return None, self._not_installed(kind, name, dist)
+        enabled = [e for e in found if e.state != "disabled"]
+        if not enabled:
+            return found[0], found[0].reason
+        entry = enabled[0]
+        if dist is not None and len(enabled) == 1 and entry.state == "ambiguous":
+            return entry, _core_refusal(entry)  # the qualified name settles the conflict
+        return entry, entry.reason
+
+    def load(self, kind: str, name: str, dist: str | None = None) -> Spec:
+        """The spec of one plugin; imports exactly its module. Raises PluginError with the reason when it cannot."""
+        entry, refusal = self.find(kind, name, dist)
+        if entry is not None and refusal is None:
+            refusal = self.open(entry)
+        if refusal is not None or entry is None or entry.spec is None:
+            raise PluginError(f"{kind} {name!r} cannot be used: {refusal}", fix=refusal.fix if refusal else "")
+        return entry.spec
+
+    def installed_version(self, dist: str) -> str | None:
+        """Version of any installed dist, from its metadata."""
+        for path in ([self._path] if self._path is not None else []) + [None]:
+            found = next(iter(metadata.distributions(name=dist, **({} if path is None else {"path": path}))), None)
+            if found is not None:
+                return found.version
+        return None
+
+    def resolve_ref(self, ref: str) -> Any:
+        """Import "package.module:Attr"; raises a named, chained PluginError."""
+        from lmkit.plugins.refs import load_ref
+
+        return load_ref(ref)
+
+    # ----------------------------------------------------------------------------------------------- loading
+
+    def open(self, entry: Entry) -> Refusal | None:
+        """Import and register the module of `entry`, check what it returns. The refusal, or None when it is usable."""
+        if not entry.loaded:
+            entry.loaded = True
+            start = time.perf_counter()
+            try:
+                self._open(entry)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as e:
+                entry.trace = traceback.format_exc()
+                offered = str(e) if isinstance(e, PluginError) else f"{type(e).__name__}: {e}"
+                self._set(entry, "broken", 4, Refusal("broken", "a working plugin", offered, "lmkit plugins doctor"), e)
+            entry.seconds = time.perf_counter() - start
+        return entry.reason if entry.state in ("broken", "incompatible") else None
+
+    def _open(self, entry: Entry) -> None:
+        module = import_module(entry.module)
+        self._register(module)
+        entry.warnings.extend(self._pending(module))
+        if entry.kind == "extension":
+            return
+        specs = self._call_registration(module, entry.kind)
+        if specs is None:
+            raise PluginError(f"{entry.module} does not implement {REGISTRATION[entry.kind]}")
+        for spec in specs:
+            if entry.name in getattr(spec, "architectures", (spec.name,)):
+                break
+        else:
+            names = ", ".join(n for s in specs for n in getattr(s, "architectures", (s.name,))) or "nothing"
+            raise PluginError(f"the entry point is named {entry.name!r}, but {entry.module} returns {names}")
+        entry.spec = replace(spec, origin=Origin(entry.dist, entry.version, entry.module))
+        if spec.interface not in supported(entry.kind):
+            known = " or ".join(map(str, supported(entry.kind)))
+            fix = "upgrade the plugin" if spec.interface < INTERFACES[entry.kind] else f"upgrade {CORE_DIST}"
+            refusal = Refusal("interface-unsupported", f"{entry.kind} interface {known}", str(spec.interface), fix)
+            self._set(entry, "incompatible", 3, refusal)
+
+    def _register(self, module: ModuleType) -> None:
+        """Register a module once; if it does not fit the hook specs, leave no trace of it and raise PluginError."""
+        if self.is_registered(module):
+            return
+        try:
+            self.register(module, name=module.__name__)
+        except (pluggy.PluginValidationError, ValueError) as e:
+            self.unregister(module)
+            raise PluginError(str(e)) from e
+
+    def _call_registration(self, module: ModuleType, kind: str) -> list[Spec] | None:
+        """What the registration hook of `module` returns, checked; None when it does not implement the hook."""
+        key = (module.__name__, kind)
+        if key not in self._specs:
+            hook = REGISTRATION[kind]
+            if not any(impl.plugin is module for impl in getattr(self.hook, hook).get_hookimpls()):
+                return None
+            specs = [spec for result in self._call_alone(hook, module, {}) for spec in result]
+            for spec in specs:
+                if type(spec) is not SPEC_TYPE[kind]:
+                    raise PluginError(
+                        f"{hook} of {module.__name__} returned {spec!r}, not a {SPEC_TYPE[kind].__name__}"
+                    )
+            self._specs[key] = specs
+        return self._specs[key]
+
+    def specs_of(self, entry: Entry) -> list[Spec]:
+        """Everything the module of a loaded entry registered for its kind."""
+        return self._specs.get((entry.module, entry.kind), [])
+
+    # ---------------------------------------------------------------------------------------- behaviour hooks
+
+    def load_extensions(self) -> None:
+        """Import the extensions (the only eager kind), at the first behaviour hook that is called."""
+        if not self._extensions_loaded:
+            self._extensions_loaded = True
+            for entry in self.entries("extension"):
+                if entry.state != "ok":
+                    continue
+                if refusal := self.open(entry):
+                    self.warnings.append(f"extension {entry.name} ({entry.dist}) is off: {refusal.offered}")
+                else:
+                    self.activate(entry.module)
+
+    def activate(self, module: str) -> None:
+        """Let the behaviour hooks of a module take part: extensions, and the modules of what was selected."""
+        self._active.add(module)
+
+    def first(self, hook: str, **kwargs: Any) -> Any:
+        """The first result of a `firstresult` behaviour hook that is not None.
+
+        A plugin's own typed errors pass through; any other exception becomes a PluginError that names the plugin.
+        """
+        self.load_extensions()
+        for plugin in self._implementers(hook):
+            result = self._guarded(hook, plugin, kwargs)
+            if result is not None:
+                return result
+        return None
+
+    def gather(self, hook: str, **kwargs: Any) -> list[tuple[str, Any]]:
+        """(module name, item) of everything that implementations of an iterable behaviour hook return."""
+        self.load_extensions()
+        items = []
+        for plugin in self._implementers(hook):
+            items.extend((plugin.__name__, item) for item in self._guarded(hook, plugin, kwargs, collect=True))
+        return items
+
+    def notify(self, hook: str, **kwargs: Any) -> None:
+        """Call an observer hook: exceptions are logged, never raised."""
+        self.load_extensions()
+        for plugin in self._implementers(hook):
+            try:
+                self._call_alone(hook, plugin, kwargs)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
+                log.exception("%s of %s failed", hook, plugin.__name__)
+
+    def implements(self, hook: str) -> bool:
+        """True if anybody implements a hook: lets the caller skip preparing its arguments."""
+        self.load_extensions()
+        return bool(self._implementers(hook))
+
+    def _implementers(self, hook: str) -> list[ModuleType]:
+        """Active modules that implement `hook`, in call order."""
+        impls = reversed(getattr(self.hook, hook).get_hookimpls())
+        return [impl.plugin for impl in impls if impl.plugin_name in self._active]
+
+    def _guarded(self, hook: str, plugin: ModuleType, kwargs: Mapping[str, Any], collect: bool = False) -> Any:
+        """Call one plugin; with `collect` its results are iterables (often generators), which run in here too."""
+        try:
+            result = self._call_alone(hook, plugin, kwargs)
+            return [item for items in result for item in items or ()] if collect else result
+        except (KeyboardInterrupt, LmkitError):
+            raise
+        except BaseException as e:
+            raise PluginError(f"{hook} of {plugin.__name__} raised {type(e).__name__}: {e}") from e
+
+    def _call_alone(self, hook: str, plugin: ModuleType, kwargs: Mapping[str, Any]) -> Any:
+        """Call one plugin's implementation only, so that provenance is known and one failure stops no other."""
+        others = [p for p in self.get_plugins() if p is not plugin]
+        return self.subset_hook_caller(hook, others)(**kwargs)
+
+    # -------------------------------------------------------------------------------------------------- pluggy
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        """Only names that start with `lmkit_` can be hooks; wrappers are refused: they would hide other plugins."""
+        if not name.startswith("lmkit_"):
+            return None
+        options = super().parse_hookimpl_opts(plugin, name)
+        if options and (options["wrapper"] or options["hookwrapper"]):
+            raise ValueError(f"{name}: hook wrappers are not supported")
+        return options
+
+    def _pending(self, module: ModuleType) -> list[str]:
+        """Warnings for hooks of `module` that this core does not know."""
+        unknown = [h.name for h in self.get_hookcallers(module) or () if not h.has_spec()]
+        return [
+            f"implements {name}, unknown to {CORE_DIST} {lmkit.__version__} (newer plugin? typo?)"
+            + (f"; did you mean {like}?" if (like := nearest(name, _hook_names())) else "")
+            for name in unknown
+        ]
+
+    # -------------------------------------------------------------------------------------------------- helpers
+
+    def _read(self) -> Iterator[Entry]:
+        seen: dict[str, str] = {}
+        for dist in metadata.distributions(**({} if self._path is None else {"path": self._path})):
+            if PREFIX not in (dist.read_text("entry_points.txt") or ""):
+                continue
+            points = [p for p in dist.entry_points if p.group.startswith(PREFIX)]
+            if not points:
+                continue
+            name, version, location = canonicalize_name(dist.name), dist.version, str(dist.locate_file(""))
+            if seen.get(name) == f"{location} {version}":
+                continue  # the same directory twice on sys.path
+            shadowed_by = seen.setdefault(name, f"{location} {version}")
+            for point in points:
+                kind = point.group.removeprefix(PREFIX)
+                if kind not in KINDS:
+                    self.warnings.append(f"{name}: unknown entry-point group {point.group} (newer plugin? typo?)")
+                    continue
+                entry = Entry(kind, point.name, point.value, name, version, location, _core_range(dist.requires))
+                if shadowed_by != f"{location} {version}":
+                    entry.state = "shadowed"
+                    entry.reason = Refusal("name-conflict", f"{name} installed once", f"also in {shadowed_by}")
+                yield entry
+
+    def _apply_switches(self, entries: list[Entry]) -> None:
+        disable, only = self.switches.unmatched(entries)
+        for pattern in disable:
+            self.warnings.append(f"{pattern.source}: {pattern.text!r} matches no plugin")
+        if only:
+            like = nearest(only[0].text, {e.key for e in entries} | {e.dist for e in entries})
+            raise ConfigError(
+                f"{only[0].source}: {only[0].text!r} matches no plugin",
+                fix=f"did you mean {like!r}?" if like else "lmkit plugins list",
+            )
+        for i, source in self.switches.off(entries).items():
+            if entries[i].state != "shadowed":
+                entries[i].state, entries[i].stage = "disabled", 2
+                entries[i].reason = Refusal(
+                    "disabled", "an enabled plugin", f"disabled by {source}", f"change {source}"
+                )
+
+    def _set(self, entry: Entry, state: State, stage: int, reason: Refusal, cause: BaseException | None = None) -> None:
+        if self.switches.strict:
+            raise PluginError(f"{entry.key} ({entry.dist}) is {state}: {reason}") from cause
+        entry.state, entry.stage, entry.reason = state, stage, reason
+
+    def _not_installed(self, kind: str, name: str, dist: str | None) -> Refusal:
+        command = install_command(kind, name)
+        names = self.names(kind)
+        like = nearest(name, names)
+        offered = f"installed: {', '.join(names) or 'none'}"
+        fix = command or (f"did you mean {like!r}?" if like else f"install a plugin for {kind} {name!r}")
+        return Refusal("not-installed", f"{dist}/{name}" if dist else name, offered, fix)
+
+
+def _hook_names() -> Iterable[str]:
+    return [name for name in vars(LmkitSpecs) if name.startswith("lmkit_")]
+
+
+def _core_range(requires: Iterable[str] | None) -> str | None:
+    """The specifier of a dist's requirement on the core, or None when it states none."""
+    for text in requires or ():
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if canonicalize_name(requirement.name) == CORE_DIST and (
+            requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        ):
+            return str(requirement.specifier)
+    return None
+
+
+def _core_refusal(entry: Entry) -> Refusal | None:
+    """Stage 3: does the range of cores the dist was made for contain this one? pip checks it only at install time."""
+    if not entry.core_range:
+        return None
+    core = Version(lmkit.__version__)
+    failed = [s for s in Requirement(f"x{entry.core_range}").specifier if not s.contains(core, prereleases=True)]
+    if not failed:
+        return None
+    lower = {">=", ">", "~=", "=="}
+    too_old = any(s.operator in lower and core < Version(s.version.removesuffix(".*")) for s in failed)
+    fix = f"pip install -U {CORE_DIST}" if too_old else f"pip install -U {entry.dist}"
+    return Refusal(
+        "core-too-old" if too_old else "core-too-new", f"{CORE_DIST}{entry.core_range}", lmkit.__version__, fix
+    )
+
+
+def _trace_before(hook_name: str, methods: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    log.warning("hook %s -> %s", hook_name, [m.plugin_name for m in methods])
+
+
+def _trace_after(outcome: Any, hook_name: str, methods: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    log.warning("hook %s <- %r", hook_name, outcome.exception or outcome.get_result())

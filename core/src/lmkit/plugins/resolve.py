@@ -1,0 +1,422 @@
+"""The resolver: everything that can be chosen, chosen once, in the parent process, without torch.
+
+The order is that of knowledge: device, checkpoint, model, dtypes, attention, quantization and kernels, the rest, then
+the values that follow. `Resolver` keeps the story of every selection for `explain`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from lmkit.api import (
+    Architecture,
+    AttentionRequest,
+    AttentionSpec,
+    AttnNeed,
+    Checkpoint,
+    CheckpointError,
+    CheckpointOptions,
+    Choice,
+    ConfigError,
+    Derived,
+    DeviceInfo,
+    Dims,
+    ExecutorRequest,
+    LmkitError,
+    LoaderRequest,
+    ModelInfo,
+    ModelRequest,
+    ModelSpec,
+    OpRequest,
+    OpSpec,
+    ParserRequest,
+    PlatformSpec,
+    QuantizationRequest,
+    QuantizationSpec,
+    Refusal,
+    Refused,
+    ResolvedPlan,
+    SelectionError,
+    SelectRequest,
+    Spec,
+    Tier,
+    UnknownKey,
+    canonical,
+)
+from lmkit.config import EngineConfig
+from lmkit.plugins.catalog import install_command
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.options import parse_options
+from lmkit.plugins.platforms import choose_platform, consider_platforms
+from lmkit.plugins.proposals import PROPOSABLE, merge
+from lmkit.plugins.refs import load_target
+from lmkit.plugins.select import Candidate, Outcome, consider, failure, parse_selection
+
+log = logging.getLogger("lmkit.plugins")
+
+MAX_STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
+
+
+def resolve(
+    config: EngineConfig, host: PluginHost | None = None, *, imports: bool = False
+) -> tuple[ResolvedPlan, Checkpoint, ModelInfo]:
+    """Choose everything for `config`. Raises SelectionError, ConfigError, CheckpointError or PluginError.
+
+    With `imports`, implementations are imported (which loads torch), so that `auto` can pass over one whose import
+    fails; without it such a failure surfaces in the worker, as an error that names the plugin.
+    """
+    resolver = Resolver(config, host or PluginHost(), imports=imports)
+    resolver.run()
+    return resolver.plan(), resolver.found_checkpoint, resolver.described_model
+
+
+class Resolver:
+    """One resolution. After `run`: `device`, `checkpoint`, `info`, `outcomes`, and `plan()`.
+
+    With `tolerant`, a step that fails is recorded in `errors` and the steps that need its answer are skipped.
+    """
+
+    def __init__(
+        self, config: EngineConfig, host: PluginHost, *, imports: bool = False, tolerant: bool = False
+    ) -> None:
+        self.config, self.host, self.imports, self.tolerant = config, host, imports, tolerant
+        self.device: DeviceInfo | None = None
+        self.checkpoint: Checkpoint | None = None
+        self.info: ModelInfo | None = None
+        self.dtype = self.kv_dtype = ""
+        self.outcomes: list[Outcome] = []
+        self.errors: dict[str, LmkitError] = {}
+        self._platform: PlatformSpec | None = None
+        self._choices: list[Choice] = []
+        self._specs: list[Spec] = []
+        self._derived: list[Derived] = []
+        self._warnings: list[str] = []
+
+    def run(self) -> None:
+        """All steps, in order."""
+        self._step("platform", self._choose_platform)
+        self._step("checkpoint", self._find_checkpoint)
+        self._step("model", self._choose_model, needs=("checkpoint",))
+        self._step("dtype", self._settle_dtypes, needs=("model", "platform"))
+        self._step("attention", self._choose_attention, needs=("dtype",))
+        self._step("quantization", self._choose_quantization, needs=("dtype",))
+        self._step("loader", self._choose_loader, needs=("checkpoint",))
+        for topic, choose in (
+            ("scheduler", self._choose_scheduler),
+            ("executor", self._choose_executor),
+            ("grammar", self._choose_grammars),
+            ("proposer", self._choose_proposer),
+        ):
+            self._step(topic, choose)
+        self._step("parsers", self._choose_parsers, needs=("checkpoint",))
+        self._step("options", self._check_options)
+        self._step("values", self._settle_values, needs=("model", "platform", "attention"))
+        for choice in self._choices:
+            if choice.kind in ("platform", "attention", "quantization", "model"):
+                log.info("%s", describe(choice))
+
+    def plan(self) -> ResolvedPlan:
+        """What has been chosen. Needs a device."""
+        assert self.device is not None
+        warnings = dict.fromkeys((*self.host.warnings, *self._warnings))
+        return ResolvedPlan(self.device, tuple(self._choices), tuple(self._derived), tuple(warnings))
+
+    # ------------------------------------------------------------------------------------------------- the steps
+
+    def _choose_platform(self) -> None:
+        config = self.config
+        if self.tolerant:
+            self.outcomes.append(consider_platforms(self.host, config.platform, config.device)[0])
+        outcome, self.device = choose_platform(self.host, config.platform, config.device)
+        self._keep(outcome)
+        spec = outcome.chosen.spec if outcome.chosen else None
+        self._platform = spec if isinstance(spec, PlatformSpec) else None
+
+    def _find_checkpoint(self) -> None:
+        model = self.config.model
+        options = CheckpointOptions(model.revision, model.cache_dir, model.offline)
+        hint = ""
+        if model.model not in self.host.names("extension"):
+            hint = install_command("extension", model.model)  # a checkpoint that comes with a plugin
+        try:
+            self.checkpoint = self.host.first("lmkit_resolve_checkpoint", ref=model.model, options=options)
+        except CheckpointError as e:
+            e.fix = hint or e.fix
+            raise
+        if self.checkpoint is None:
+            raise CheckpointError(
+                f"no checkpoint {model.model!r}: neither a directory nor a name that an installed plugin knows",
+                fix=hint or "give a directory with config.json, or the id of a hub repository",
+            )
+
+    def _choose_model(self) -> None:
+        checkpoint, parallel = self.found_checkpoint, self.config.parallel
+        architecture = checkpoint.architecture
+        if not architecture:
+            raise CheckpointError(f"{checkpoint.path / 'config.json'} names no architecture", fix="add 'architectures'")
+        request = ModelRequest(architecture=architecture, device=self.device, tp=parallel.tp, pp=parallel.pp)
+        choice = self._pick(request, architecture, why=f"the checkpoint is a {architecture}")
+        target: Architecture = load_target(choice)()
+        self.info = target.describe(checkpoint.config)
+        eos = [*self.info.eos_token_ids, *_ints(checkpoint.generation_config.get("eos_token_id"))]
+        self._derive("eos_token_ids", sorted(set(eos)), "config and generation_config")
+
+    def _settle_dtypes(self) -> None:
+        info, device = self.described_model, self.chosen_device
+        asked = canonical(self.config.model.dtype)
+        if asked == "auto":
+            native = info.dtype in device.dtypes
+            self.dtype = info.dtype if native else device.dtypes[0]
+            source = "the checkpoint's" if native else f"{device.platform} has no {info.dtype} (user: auto)"
+        else:
+            self.dtype, source = asked, "user"
+            if asked not in device.dtypes:
+                reason = Refusal("dtype", "{" + ",".join(device.dtypes) + "}", asked, f"--dtype {device.dtypes[0]}")
+                refused = Refused("platform", device.platform, None, 7, (reason,))
+                raise SelectionError(f"dtype {asked!r} cannot be used on {device.platform}", [refused], fix=reason.fix)
+        asked = canonical(self.config.cache.dtype)
+        self.kv_dtype = self.dtype if asked == "auto" else asked
+        self._derive("dtype", self.dtype, source)
+        self._derive("kv_dtype", self.kv_dtype, "the model's dtype" if asked == "auto" else "user")
+
+    def _choose_attention(self) -> None:
+        items = parse_selection(self.config.attention)
+        for component in sorted({w.component for w in items if w.component} - {"text"}):
+            raise ConfigError(f"attention: the model has no component {component!r}", fix="components: text")
+        needs = [
+            replace(need, dtype=self.dtype, kv_dtype=self.kv_dtype, block_size=self.config.cache.block_size or 0)
+            for need, _ in self.described_model.kv_groups()
+        ]
+        if not needs:
+            return
+        phases = ("prefill", "decode") if any(w.phase for w in items) else (None,)
+        choices = [self._choose_attention_phase(needs, phase) for phase in phases]
+        if len({(c.dist, c.name) for c, _ in choices}) > 1:
+            raise ConfigError(
+                f"attention: prefill={choices[0][0].name} and decode={choices[1][0].name} would share a KV cache, "
+                "which no executor here supports",
+                fix=f"--attention {choices[0][0].name}",
+            )
+        choice, outcome = choices[0]
+        self._keep(outcome, choice)
+        self._warn_reference(outcome)
+
+    def _choose_attention_phase(self, needs: Sequence[AttnNeed], phase: str | None) -> tuple[Choice, Outcome]:
+        requests = [AttentionRequest(need=need, phase=phase, device=self.device, dtype=self.dtype) for need in needs]
+        outcome = self._consider(requests, self.config.attention)
+        return outcome.choice(), outcome
+
+    def _choose_quantization(self) -> None:
+        checkpoint, user = self.found_checkpoint, self.config.model.quantization
+        quantization = checkpoint.config.get("quantization_config")
+        method = str(quantization.get("quant_method", "")) if isinstance(quantization, Mapping) else ""
+        formats = ["plain"]
+        if method:
+            if user == "none":
+                raise ConfigError(f"the checkpoint's weights are stored as {method!r}", fix="--quantization auto")
+            request = QuantizationRequest(method=method, device=self.device, dtype=self.dtype)
+            choice = self._pick(request, user, why=f"checkpoint says quant_method={method}")
+            spec = self._specs[-1]
+            assert isinstance(spec, QuantizationSpec)
+            formats += spec.weight_formats
+            model = next(s for s in self._specs if isinstance(s, ModelSpec))
+            if model.quantization is not None and choice.name not in model.quantization:
+                raise ConfigError(f"model {model.name!r} does not support quantization {choice.name!r}")
+        elif user not in ("auto", "none"):
+            raise ConfigError(
+                f"quantization {user!r} needs a checkpoint stored that way, and this one is not quantized",
+                fix="--quantization auto",
+            )
+        for fmt in formats:
+            self._choose_op("linear", fmt)
+
+    def _choose_op(self, op: str, fmt: str) -> None:
+        """All survivors, best first: a kernel may still refuse single layers, which then go to the next."""
+        request = OpRequest(op=op, format=fmt, component=f"{op}:{fmt}", device=self.device, dtype=self.dtype)
+        outcome = self._consider(request, "auto", only=lambda spec: isinstance(spec, OpSpec) and spec.op == op)
+        for i, candidate in enumerate(outcome.survivors):
+            self._keep(outcome, outcome.choice(candidate, f"fallback {i}" if i else ""), candidate)
+
+    def _choose_loader(self) -> None:
+        self._pick(LoaderRequest(format=self.found_checkpoint.format), self.config.model.loader)
+
+    def _choose_scheduler(self) -> None:
+        self._pick(SelectRequest(kind="scheduler"), self.config.sched.policy)
+
+    def _choose_executor(self) -> None:
+        parallel = self.config.parallel
+        request = ExecutorRequest(num_ranks=parallel.tp * parallel.pp, device=self.device)
+        self._pick(request, parallel.executor)
+
+    def _choose_grammars(self) -> None:
+        """Every usable backend, in order: which one compiles a constraint is decided per request."""
+        if self.host.names("grammar"):
+            outcome = consider(self.host, SelectRequest(kind="grammar"), imports=self.imports)
+            self.outcomes.append(outcome)
+            for candidate in outcome.survivors:
+                self._keep(outcome, outcome.choice(candidate), candidate)
+
+    def _choose_proposer(self) -> None:
+        if self.config.spec is not None:
+            self._pick(SelectRequest(kind="proposer", device=self.device), self.config.spec.proposer)
+
+    def _choose_parsers(self) -> None:
+        """A parser that `auto` does not find is absent, and text stays text."""
+        checkpoint = self.found_checkpoint
+        template = self.host.first("lmkit_chat_template", checkpoint=checkpoint) or ""
+        for kind, user in (
+            ("tool_parser", self.config.tool_parser),
+            ("reasoning_parser", self.config.reasoning_parser),
+        ):
+            if user == "none" or (user == "auto" and not self.host.names(kind)):
+                continue
+            request = ParserRequest(
+                kind=kind, model=checkpoint.name, architecture=checkpoint.architecture, chat_template=template
+            )
+            if user != "auto":
+                self._pick(request, user)
+                continue
+            outcome = consider(self.host, request, imports=self.imports)
+            self.outcomes.append(outcome)
+            if outcome.chosen is not None:
+                self._keep(outcome)
+
+    def _check_options(self) -> None:
+        """Options of chosen plugins go into their choices; those of others are checked for existence only."""
+        chosen = {f"{c.kind}.{c.name}" for c in self._choices}
+        known = {f"{e.kind}.{e.name}" for e in self.host.entries()} | chosen
+        for key in self.config.plugins:
+            if key not in known:
+                raise UnknownKey(key, known, "options of plugins")
+            if key not in chosen:
+                self._warnings.append(f"options of {key} are not used: it was not chosen")
+
+    def _settle_values(self) -> None:
+        config, info = self.config, self.described_model
+        attention = [s for s in self._specs if isinstance(s, AttentionSpec)]
+        user = {
+            "cache.block_size": config.cache.block_size,
+            "sched.max_tokens": config.sched.max_tokens,
+            "model.max_length": config.model.max_length,
+            "parallel.threads": config.parallel.threads,
+        }
+        assert user.keys() == PROPOSABLE.keys()
+        proposals = self.host.gather("lmkit_configure", config=config, plan=self.plan(), info=info)
+        dims = attention[0].block_sizes if attention else Dims()
+        proposals = [
+            (module, p) for module, p in proposals
+            if p.key != "cache.block_size" or p.strength == "require" or p.value in dims
+        ]  # fmt: skip
+        fallback = [Derived("max_step_tokens", MAX_STEP_TOKENS, "the core's default (user: auto)")]
+        if attention:
+            spec = attention[0]
+            size = spec.preferred_block_size if spec.preferred_block_size in dims else _smallest(dims)
+            fallback.append(Derived("block_size", size, f"{spec.name} prefers {size} (user: auto)"))
+        values = merge(user, proposals, fallback)
+        length, size = values.get("model.max_length"), values.get("cache.block_size")
+        if length is not None and not 0 < int(length.value) <= info.max_length:
+            raise ConfigError(
+                f"max_length is {length.value}, the model was made for at most {info.max_length}",
+                fix=f"--max-length {info.max_length}",
+            )
+        if size is not None and size.value not in dims:
+            raise ConfigError(f"block_size is {size.value} ({size.source}), {attention[0].name} needs {dims}")
+        self._derived.extend(values.values())
+
+    # --------------------------------------------------------------------------------------------------- helpers
+
+    def _step(self, topic: str, work: Callable[[], None], needs: tuple[str, ...] = ()) -> None:
+        """Run a step; with `tolerant`, record its failure, and skip it when one that it needs has failed."""
+        if not self.tolerant:
+            work()
+            return
+        if missing := [n for n in needs if n in self.errors]:
+            self.errors[topic] = LmkitError(f"not decided, because {missing[0]} is not")
+            return
+        try:
+            work()
+        except LmkitError as e:
+            self.errors[topic] = e
+
+    def _consider(
+        self,
+        request: SelectRequest | Sequence[SelectRequest],
+        user: str,
+        *,
+        only: Callable[[Spec], bool] | None = None,
+    ) -> Outcome:
+        """`select.consider` with the platform's preferences; raises when nothing is left."""
+        kind = (request if isinstance(request, SelectRequest) else request[0]).kind
+        prefers = self._platform.prefers.get(kind, ()) if self._platform else ()
+        how: dict[str, Any] = {"prefers": prefers, "only": only, "imports": self.imports}
+        outcome = consider(self.host, request, user, **how)
+        self.outcomes.append(outcome)
+        self._warnings.extend(f"{kind}: {text}" for text in outcome.warnings)
+        if outcome.chosen is None:
+            raise failure(self.host, outcome, lambda names: consider(self.host, request, "auto", **how))
+        return outcome
+
+    def _pick(self, request: SelectRequest, user: str, why: str = "") -> Choice:
+        outcome = self._consider(request, user)
+        return self._keep(outcome, outcome.choice(why=why))
+
+    def _keep(self, outcome: Outcome, choice: Choice | None = None, candidate: Candidate | None = None) -> Choice:
+        """Add a choice to the plan, with its options, and let its module's behaviour hooks take part."""
+        choice = choice or outcome.choice()
+        spec = (candidate or outcome.chosen).spec  # type: ignore[union-attr]
+        assert spec is not None
+        options = parse_options(choice.kind, spec, self.config.plugins.get(f"{choice.kind}.{choice.name}", {}))
+        choice = msgspec.structs.replace(choice, options=options)
+        self._choices.append(choice)
+        self._specs.append(spec)
+        self.host.activate(choice.module)
+        return choice
+
+    def _warn_reference(self, outcome: Outcome) -> None:
+        """`auto` that lands on a reference implementation although an accelerator is there is worth a warning."""
+        spec = outcome.chosen.spec if outcome.chosen else None
+        if outcome.wanted or spec is None or spec.tier != Tier.REFERENCE:
+            return
+        if self._platform is not None and not self._platform.fallback:
+            why = "; ".join(f"{c.name}: {c.reasons[0]}" for c in outcome.candidates if not c.ok)
+            self._warnings.append(f"attention is the slow reference {spec.name!r}; refused: {why or 'none installed'}")
+
+    def _derive(self, key: str, value: Any, source: str) -> None:
+        self._derived.append(Derived(key, value, source))
+
+    @property
+    def chosen_device(self) -> DeviceInfo:
+        assert self.device is not None
+        return self.device
+
+    @property
+    def found_checkpoint(self) -> Checkpoint:
+        assert self.checkpoint is not None
+        return self.checkpoint
+
+    @property
+    def described_model(self) -> ModelInfo:
+        assert self.info is not None
+        return self.info
+
+
+def describe(choice: Choice) -> str:
+    """One line: `attention[text]=torch (auto; refused: flashinfer platform, requirement-missing)`."""
+    part = f"[{choice.component}]" if choice.component else ""
+    refused = ", ".join(f"{r.name} {'/'.join(x.code for x in r.reasons)}" for r in choice.refused)
+    return f"{choice.kind}{part}={choice.name} ({choice.why}{'; refused: ' + refused if refused else ''})"
+
+
+def _ints(value: object) -> list[int]:
+    if isinstance(value, list):
+        return [int(v) for v in value]
+    return [int(value)] if isinstance(value, int) else []
+
+
+def _smallest(dims: Dims) -> int:
+    return min(dims.values) if dims.values else max(dims.multiple, 1)

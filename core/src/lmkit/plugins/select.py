@@ -1,0 +1,292 @@
+"""Choosing one implementation: parse what the user wrote, take every candidate through the stages, keep every reason.
+
+An explicit name is used or refused, never replaced. `a,b` is the only way to ask for a fallback. `auto` considers all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lmkit.api import Choice, ConfigError, PluginError, Refusal, Refused, SelectionError, SelectRequest, Spec, Tier
+from lmkit.plugins.catalog import catalog
+from lmkit.plugins.host import Entry, PluginHost
+from lmkit.plugins.refs import load_ref, missing_module
+from lmkit.plugins.stages import data_refusals
+
+ITEM = re.compile(
+    r"^(?:(?P<component>\w+):)?(?:(?P<phase>prefill|decode)=)?(?:(?P<dist>[A-Za-z0-9][\w.-]*)/)?(?P<name>\w+)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One item of the user's selection; `name` "auto" means no wish."""
+
+    name: str
+    dist: str | None = None
+    component: str | None = None
+    phase: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.dist}/{self.name}" if self.dist else self.name
+
+
+def parse_selection(text: str) -> tuple[Wanted, ...]:
+    """`auto`, `a`, `a,b`, `prefill=a,decode=b`, `vision:a`, `dist/a`. Raises ConfigError."""
+    items = []
+    for part in text.split(","):
+        match = ITEM.match(part.strip())
+        if match is None:
+            raise ConfigError(
+                f"cannot read selection {text!r}: {part.strip()!r} is not [component:][prefill=|decode=][dist/]name",
+                fix="for example: auto, NAME, 'a,b', 'prefill=a,decode=b', 'vision:NAME', 'dist/NAME'",
+            )
+        items.append(Wanted(match["name"], match["dist"], match["component"], match["phase"]))
+    if any(w.name == "auto" for w in items) and len({(w.component, w.phase) for w in items}) < len(items):
+        raise ConfigError(f"cannot read selection {text!r}: 'auto' cannot be part of a list of fallbacks")
+    return tuple(items)
+
+
+def wanted_for(items: Iterable[Wanted], component: str, phase: str | None = None) -> tuple[Wanted, ...]:
+    """The items that concern a component and phase: those that name it beat those that do not. () means auto."""
+    items = [w for w in items if w.component in (None, component) and w.phase in (None, phase)]
+    named = [w for w in items if w.component is not None] or items
+    named = [w for w in named if w.phase is not None] or named
+    return tuple(w for w in named if w.name != "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One candidate after the stages. `stage` is the last one passed, or the first that refused."""
+
+    name: str
+    dist: str | None
+    version: str | None
+    stage: int
+    reasons: tuple[Refusal, ...]
+    spec: Spec | None = None
+    official: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return not self.reasons
+
+    def refused(self, kind: str) -> Refused:
+        return Refused(kind, self.name, self.dist, self.stage, self.reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The whole story of one selection: for `select`, and for `explain`."""
+
+    request: SelectRequest
+    wanted: tuple[Wanted, ...]  # () = auto
+    candidates: tuple[Candidate, ...]  # in the order of preference, refused ones last
+    chosen: Candidate | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def survivors(self) -> tuple[Candidate, ...]:
+        return tuple(c for c in self.candidates if c.ok)
+
+    @property
+    def refused(self) -> tuple[Refused, ...]:
+        return tuple(c.refused(self.request.kind) for c in self.candidates if not c.ok)
+
+    def choice(
+        self, candidate: Candidate | None = None, why: str = "", options: dict[str, Any] | None = None
+    ) -> Choice:
+        """The chosen (or another surviving) candidate as a Choice."""
+        picked = candidate or self.chosen
+        assert picked is not None
+        assert picked.spec is not None
+        assert picked.spec.origin is not None
+        spec, origin = picked.spec, picked.spec.origin
+        default = "explicit" if self.wanted else "auto" if len(self.candidates) > 1 else "only candidate"
+        return Choice(
+            kind=self.request.kind,
+            component=self.request.component,
+            name=picked.name,
+            target=spec.target,
+            dist=origin.dist,
+            version=origin.version,
+            module=origin.module,
+            interface=spec.interface,
+            options=options or {},
+            why=why or default,
+            refused=self.refused,
+        )
+
+
+def evaluate(
+    host: PluginHost, requests: Sequence[SelectRequest], wanted: Wanted, *, explicit: bool, imports: bool = False
+) -> Candidate:
+    """Take one candidate through the stages; it must serve all `requests` (the KV groups of one component)."""
+    kind = requests[0].kind
+    entry, refusal = host.find(kind, wanted.name, wanted.dist)
+    if entry is None or refusal is not None:
+        stage = 1 if entry is None else entry.stage
+        return _candidate(wanted, entry, stage, [refusal] if refusal else [])
+    if (refusal := host.open(entry)) is not None:
+        return _candidate(wanted, entry, entry.stage, [refusal])
+    spec = entry.spec
+    assert spec is not None
+    found: dict[Refusal, int] = {}
+    for request in requests:
+        for stage, reason in data_refusals(spec, request, host.installed_version, explicit):
+            found.setdefault(reason, stage)
+    if found:
+        return _candidate(wanted, entry, min(found.values()), list(found))
+    for request in requests:
+        if reasons := _own_check(spec, request):
+            return _candidate(wanted, entry, 9, reasons)
+    if reason := _build_refusal(spec, imports):
+        return _candidate(wanted, entry, 10, [reason])
+    return _candidate(wanted, entry, 10, [])
+
+
+def consider(
+    host: PluginHost,
+    request: SelectRequest | Sequence[SelectRequest],
+    user: str = "auto",
+    *,
+    order: Sequence[str] = (),
+    prefers: Sequence[str] = (),
+    only: Callable[[Spec], bool] | None = None,
+    imports: bool = False,
+) -> Outcome:
+    """Evaluate every candidate and pick; raises only for a selection that cannot be parsed.
+
+    `order` is the user's order of names for `auto`, `prefers` the platform's. `only` drops entries of `auto` that are
+    of no concern (kernels of another op). With `imports`, stage 10 imports the implementation; without it only looks
+    whether its module exists, so that nothing heavy is loaded.
+    """
+    requests = (request,) if isinstance(request, SelectRequest) else tuple(request)
+    first = requests[0]
+    wanted = wanted_for(parse_selection(user), first.component, getattr(first, "phase", None))
+    if wanted:
+        candidates = [evaluate(host, requests, w, explicit=True, imports=imports) for w in wanted]
+        chosen = next((c for c in candidates if c.ok), None)
+        return Outcome(first, wanted, tuple(candidates), chosen)
+
+    candidates = []
+    for entry in host.entries(first.kind):
+        if entry.state == "shadowed":
+            continue
+        item = Wanted(entry.name, entry.dist if entry.state == "ambiguous" else None)
+        if entry.state == "ambiguous":
+            candidates.append(_candidate(item, entry, 1, [entry.reason] if entry.reason else []))
+            continue
+        candidate = evaluate(host, requests, item, explicit=False, imports=False)
+        if candidate.spec is None or only is None or only(candidate.spec):
+            candidates.append(candidate)
+
+    def rank(c: Candidate) -> tuple[Any, ...]:
+        tier = c.spec.tier if c.spec else Tier.REFERENCE
+        return (
+            not c.ok,
+            _position(c.name, order),
+            _position(c.name, prefers),
+            -tier,
+            not c.official,
+            c.name,
+            c.dist or "",
+        )
+
+    candidates.sort(key=rank)
+    warnings = []
+    if imports:
+        candidates, warnings = _build_in_order(candidates)
+    chosen = next((c for c in candidates if c.ok), None)
+    return Outcome(first, (), tuple(candidates), chosen, tuple(warnings))
+
+
+def select(
+    host: PluginHost, request: SelectRequest | Sequence[SelectRequest], user: str = "auto", **how: Any
+) -> Choice:
+    """The choice for `request`. Raises SelectionError with all refusals when no candidate passes."""
+    outcome = consider(host, request, user, **how)
+    if outcome.chosen is None:
+        raise failure(host, outcome, lambda names: consider(host, request, "auto", **how) if names else None)
+    return outcome.choice()
+
+
+def failure(
+    host: PluginHost, outcome: Outcome, auto: Callable[[list[str]], Outcome | None] | None = None
+) -> SelectionError:
+    """The error of an outcome without a choice: reasons per candidate, and the names that would have worked."""
+    kind = outcome.request.kind
+    where = f" for {outcome.request.component!r}" if outcome.request.component else ""
+    lines = [f"{c.name}: " + "; ".join(f"{r.code} (needs {r.needed}, has {r.offered})" for r in c.reasons)
+             for c in outcome.candidates]  # fmt: skip
+    fixes = [r.fix for c in outcome.candidates for r in c.reasons if r.fix]
+    if outcome.wanted:
+        asked = ",".join(map(str, outcome.wanted))
+        message = f"{kind} {asked!r} cannot be used{where}: " + " | ".join(lines)
+        others = auto(host.names(kind)) if auto else None
+        works = [c.name for c in others.survivors] if others else []
+        if works:
+            fixes.append(f"these would work: {', '.join(works)}")
+    else:
+        message = f"no {kind} plugin can be used{where}: " + (" | ".join(lines) or "none is installed")
+    if not lines and not fixes:
+        dists = sorted(set(catalog().get(kind, {}).values()))
+        fixes.append(f"pip install {' or '.join(dists)}" if dists else f"install a plugin for {kind}")
+    return SelectionError(message, outcome.refused, fix="; or ".join(dict.fromkeys(fixes)))
+
+
+def _candidate(wanted: Wanted, entry: Entry | None, stage: int, reasons: list[Refusal]) -> Candidate:
+    if entry is None:
+        return Candidate(wanted.name, wanted.dist, None, stage, tuple(reasons))
+    return Candidate(entry.name, entry.dist, entry.version, stage, tuple(reasons), entry.spec, entry.official)
+
+
+def _own_check(spec: Spec, request: SelectRequest) -> list[Refusal]:
+    """Stage 9: the plugin's own check. Its codes get the plugin's name as a prefix."""
+    if spec.check is None:
+        return []
+    try:
+        reasons = list(load_ref(spec.check)(request) or ())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        return [Refusal("check-failed", f"{spec.check} to answer", f"{type(e).__name__}: {e}")]
+    prefix = f"{spec.name}."
+    return [r if r.code.startswith(prefix) else Refusal(prefix + r.code, r.needed, r.offered, r.fix) for r in reasons]
+
+
+def _build_refusal(spec: Spec, imports: bool) -> Refusal | None:
+    """Stage 10: the implementation exists and, with `imports`, can be imported."""
+    if imports:
+        try:
+            load_ref(spec.target)
+            return None
+        except PluginError as e:
+            return Refusal("target-import", spec.target, f"{type(e.__cause__).__name__}: {e.__cause__}")
+    if reason := missing_module(spec.target):
+        return Refusal("target-import", spec.target, reason)
+    return None
+
+
+def _build_in_order(candidates: list[Candidate]) -> tuple[list[Candidate], list[str]]:
+    """Import the winner's implementation; while that fails, go to the next candidate, with a warning naming both."""
+    result, warnings = list(candidates), []
+    for i, candidate in enumerate(candidates):
+        if not candidate.ok or candidate.spec is None:
+            continue
+        reason = _build_refusal(candidate.spec, imports=True)
+        if reason is None:
+            break
+        result[i] = replace(candidate, stage=10, reasons=(reason,))
+        following = next((c.name for c in candidates[i + 1 :] if c.ok), None)
+        instead = f"using {following!r} instead" if following else "nothing is left"
+        warnings.append(f"{candidate.name!r} cannot be imported ({reason.offered}); {instead}")
+    result.sort(key=lambda c: not c.ok)
+    return result, warnings
+
+
+def _position(name: str, order: Sequence[str]) -> int:
+    return order.index(name) if name in order else len(order)

@@ -1,0 +1,23 @@
+"""Fixtures over the world of pretend plugins."""
+
+from __future__ import annotations
+
+import pytest
+from lmkit.testing.host import DistDir, dist_dir
+from lmkit.testing.world import World
+
+__all__ = ["dist_dir"]
+
+
+@pytest.fixture
+def world(dist_dir: DistDir) -> World:
+    return World(dist_dir.path)
+
+
+@pytest.fixture
+def whole(world: World) -> World:
+    """A world in which everything resolves."""
+    world.basics()
+    world.platform("plain", fallback=True)
+    world.attention("ref", "tier=Tier.REFERENCE, features=frozenset({'causal', 'sliding_window'})")
+    return world
