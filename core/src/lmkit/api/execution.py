@@ -371,6 +371,12 @@ class KVConfig:
     def nbytes(self) -> int:
         return sum(s.bytes_per_block * n for s, n in zip(self.specs, self.num_blocks, strict=True))
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the cache holds at once: those of the smallest full-attention group, else of the smallest group."""
+        held = [(s.window, (n - 1) * s.block_size) for s, n in zip(self.specs, self.num_blocks, strict=True)]
+        return min([n for window, n in held if window is None] or [n for _, n in held])
+
 
 class Failure(msgspec.Struct, frozen=True):
     """A rank died or raised outside a request. Reported exactly once."""

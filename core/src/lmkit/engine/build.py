@@ -1,0 +1,151 @@
+"""Engine assembly: from a resolved plan to an engine that is ready. Runs where the engine thread will run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from lmkit.api import (
+    Architecture,
+    Checkpoint,
+    ConfigError,
+    Executor,
+    KVConfig,
+    ModelInfo,
+    Progress,
+    ResolvedPlan,
+    SchedLimits,
+    Scheduler,
+    WorkerFacts,
+)
+from lmkit.config import EngineConfig
+from lmkit.engine.core import EngineCore
+from lmkit.engine.intake import Intake
+from lmkit.engine.loop import Engine
+from lmkit.engine.messages import EngineFacts
+from lmkit.execution import memory
+from lmkit.plugins import load_target, verify
+
+
+class Phases:
+    """Start-up, phase by phase. What lies between phases counts to the next one, so the sum is the whole time."""
+
+    def __init__(self) -> None:
+        self.seconds: list[tuple[str, float]] = []
+        self._since = perf_counter()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        yield
+        now = perf_counter()
+        self.seconds.append((name, now - self._since))
+        self._since = now
+
+
+def build_engine(
+    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
+) -> Engine:
+    """Starts the executor, plans and allocates the KV cache, and puts the step loop on top.
+
+    Raises CheckpointError, CapacityError, PluginError; then nothing is left running.
+    """
+    phase = Phases()
+    with phase("import"):
+        verify(resolved)
+        info = _model_info(resolved, checkpoint)
+        make = load_target(_chosen(resolved, "executor"))
+        executor: Executor = make(config, resolved, checkpoint, progress)
+    try:
+        with phase("load weights"):
+            facts = executor.start()
+        with phase("KV cache"):
+            tokens = memory.step_tokens(config, resolved)
+            kv = memory.plan_kv(facts, config, max_length=info.max_length, max_tokens=tokens)
+            executor.configure_kv(kv)
+        with phase("scheduler"):
+            length = memory.fit_length(info, kv, resolved.value("max_length") or config.model.max_length)
+            limits = _limits(config, resolved, info, length, tokens, executor.depth)
+            core = EngineCore(_scheduler(resolved, limits, kv), executor, _intake(resolved, checkpoint, info, length))
+    except BaseException:
+        executor.close()
+        raise
+    shown = _facts(config, resolved, checkpoint, info, facts, kv, limits, tuple(phase.seconds))
+    return Engine(core, shown, executor.close)
+
+
+def _chosen(resolved: ResolvedPlan, kind: str) -> Any:
+    choice = resolved.choice(kind)
+    if choice is None:
+        raise ConfigError(f"no {kind} was chosen", fix=f"lmkit explain {kind}")
+    return choice
+
+
+def _model_info(resolved: ResolvedPlan, checkpoint: Checkpoint) -> ModelInfo:
+    choice = _chosen(resolved, "model")
+    architecture: Architecture = load_target(choice)(**choice.options)
+    return architecture.describe(checkpoint.config)
+
+
+def _limits(
+    config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo, length: int, tokens: int, depth: int
+) -> SchedLimits:
+    return SchedLimits(
+        max_tokens=tokens,
+        max_rows=config.sched.max_rows,
+        max_length=length,
+        eos_token_ids=tuple(resolved.value("eos_token_ids", info.eos_token_ids)),
+        prefix_cache=config.cache.prefix_cache,
+        lookahead=memory.num_drafts(config),
+        depth=depth,
+        max_waiting=config.sched.max_waiting,
+    )
+
+
+def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig) -> Scheduler:
+    """The chosen plugin provides the order (usual) or a whole scheduler."""
+    from lmkit.scheduling.scheduler import Scheduler as DefaultScheduler
+
+    choice = _chosen(resolved, "scheduler")
+    target = load_target(choice)
+    if hasattr(target, "schedule"):
+        return target(limits, kv, **choice.options)
+    return DefaultScheduler(limits, kv, target(**choice.options))
+
+
+def _intake(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, length: int) -> Intake:
+    return Intake(
+        vocab_size=info.vocab_size,
+        max_length=length,
+        fingerprint=f"{checkpoint.path}@{checkpoint.revision}:{resolved.hash}",
+        kv_dtype=str(resolved.value("kv_dtype", "")),
+    )
+
+
+def _facts(
+    config: EngineConfig,
+    resolved: ResolvedPlan,
+    checkpoint: Checkpoint,
+    info: ModelInfo,
+    facts: WorkerFacts,
+    kv: KVConfig,
+    limits: SchedLimits,
+    phases: tuple[tuple[str, float], ...],
+) -> EngineFacts:
+    return EngineFacts(
+        model=config.model.served_name or checkpoint.name,
+        max_length=limits.max_length,
+        num_kv_tokens=kv.num_tokens,
+        vocab_size=info.vocab_size,
+        block_size=kv.specs[0].block_size,
+        max_rows=limits.max_rows,
+        eos_token_ids=limits.eos_token_ids,
+        dtype=str(resolved.value("dtype", info.dtype)),
+        device=resolved.device.name or resolved.device.platform,
+        weight_bytes=facts.weight_bytes,
+        activation_bytes=facts.activation_bytes,
+        kv_bytes=kv.nbytes,
+        phases=phases,
+        warnings=facts.warnings,
+    )

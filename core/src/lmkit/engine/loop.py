@@ -1,0 +1,123 @@
+"""The engine thread: commands in, one report per step out. The same loop in a thread and in a process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from time import monotonic, perf_counter
+from typing import Protocol
+
+from lmkit.api import EngineRequest, LmkitError, SchedStats, TokenEvent
+from lmkit.engine.messages import (
+    Abort,
+    AskStats,
+    Command,
+    EngineFacts,
+    EngineStats,
+    Events,
+    Failed,
+    Report,
+    Stats,
+    Stop,
+    Submit,
+    info_of,
+)
+
+log = logging.getLogger("lmkit.engine")
+
+GATE_POLL = 0.001  # seconds between looks at gates when nothing else can be done
+
+
+class Core(Protocol):
+    """What the loop needs of engine.core.EngineCore."""
+
+    def add(self, request: EngineRequest) -> None: ...
+    def abort(self, ids: Iterable[str]) -> None: ...
+    def step(self) -> list[TokenEvent]: ...
+    def has_work(self) -> bool: ...
+
+    @property
+    def blocked(self) -> bool:
+        """The last step had nothing to run: all requests wait for gates."""
+        ...
+
+    def stats(self) -> SchedStats: ...
+
+
+@dataclass(slots=True)
+class Engine:
+    """An assembled engine: the step loop's core, what front ends must know, and how to end it."""
+
+    core: Core
+    facts: EngineFacts
+    close: Callable[[], None] = field(default=lambda: None)  # idempotent
+
+
+class EngineLoop:
+    """Runs an engine until `Stop` or a failure. `post` may be called from any thread, `run` from one."""
+
+    def __init__(
+        self, engine: Engine, emit: Callable[[Report], None], inbox: SimpleQueue[Command] | None = None
+    ) -> None:
+        self._core = engine.core
+        self._emit = emit
+        self._inbox: SimpleQueue[Command] = inbox or SimpleQueue()
+        self._ready = monotonic()
+        self._busy = 0.0
+        self._running = True
+
+    def post(self, command: Command) -> None:
+        self._inbox.put(command)
+
+    def run(self) -> bool:
+        """True after `Stop`; False when the engine failed, which was then reported as `Failed`."""
+        core, emit = self._core, self._emit
+        try:
+            while self._running:
+                self._apply_commands(None if not core.has_work() else GATE_POLL if core.blocked else 0.0)
+                if not self._running or not core.has_work():
+                    continue
+                started = perf_counter()
+                events = core.step()
+                self._busy += perf_counter() - started
+                if events:
+                    emit(Events(events))
+        except Exception as error:  # crash-only: nothing is known about the state any more
+            _log_crash(error)
+            emit(Failed(info_of(error)))
+            return False
+        return True
+
+    def _apply_commands(self, wait: float | None) -> None:
+        """Applies what has arrived; waits up to `wait` seconds (None: for ever) for the first command."""
+        try:
+            command = self._inbox.get(timeout=wait) if wait != 0.0 else self._inbox.get_nowait()
+            while True:
+                self._apply(command)
+                command = self._inbox.get_nowait()
+        except Empty:
+            return
+
+    def _apply(self, command: Command) -> None:
+        match command:
+            case Submit(request):
+                try:
+                    self._core.add(request)
+                except LmkitError as error:  # this request is wrong; the engine is not
+                    self._emit(Events([TokenEvent(request.id, finish="error", error=error.info())]))
+            case Abort(ids):
+                self._core.abort(ids)
+            case AskStats(number):
+                self._emit(Stats(number, self.stats()))
+            case Stop():
+                self._running = False
+
+    def stats(self) -> EngineStats:
+        return EngineStats(self._core.stats(), uptime=monotonic() - self._ready, busy=self._busy)
+
+
+def _log_crash(error: Exception) -> None:
+    """The stack trace goes to the log of the engine; clients get the sentence only."""
+    log.error("the engine failed", exc_info=error)

@@ -1,0 +1,204 @@
+"""What crosses the engine's socket: `Command` towards the engine, `Report` back. MessagePack by msgspec, never pickle.
+
+A frame is a 4-byte big-endian length and that many bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lmkit.api import (
+    Checkpoint,
+    EngineError,
+    EngineRequest,
+    ErrorInfo,
+    LmkitError,
+    ResolvedPlan,
+    SchedStats,
+    SelectionError,
+    TokenEvent,
+)
+
+MAX_FRAME = 256 << 20  # bytes; a longer frame means that the stream is damaged
+HEADER = 4
+
+
+class EngineFacts(msgspec.Struct, frozen=True):
+    """What the engine knows once it is ready. Set by engine assembly; read by front ends. Sizes in bytes."""
+
+    model: str  # served name
+    max_length: int  # prompt + output of one request, in tokens
+    num_kv_tokens: int  # tokens the KV cache holds, all requests together
+    vocab_size: int
+    block_size: int = 0
+    max_rows: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = ""
+    device: str = ""
+    weight_bytes: int = 0
+    activation_bytes: int = 0
+    kv_bytes: int = 0
+    phases: tuple[tuple[str, float], ...] = ()  # start-up: phase, seconds; they sum to the engine's start-up time
+    warnings: tuple[str, ...] = ()
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Gauges and counters of a running engine."""
+
+    sched: SchedStats
+    uptime: float = 0.0  # seconds since ready
+    busy: float = 0.0  # seconds of that spent in steps
+
+
+class Start(msgspec.Struct, tag="start"):
+    """First command: what to assemble. `factory` is "package.module:Attr", see engine.build.build_engine."""
+
+    factory: str
+    config: dict[str, Any]
+    resolved: ResolvedPlan
+    checkpoint: Checkpoint
+
+
+class Submit(msgspec.Struct, tag="submit"):
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    ids: list[str]
+
+
+class AskStats(msgspec.Struct, tag="stats"):
+    number: int
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """End now: running requests are dropped."""
+
+
+Command = Start | Submit | Abort | AskStats | Stop
+
+
+class Phase(msgspec.Struct, tag="phase"):
+    """Progress of start-up."""
+
+    phase: str
+    done: int
+    total: int
+    unit: str = "B"
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    facts: EngineFacts
+
+
+class Events(msgspec.Struct, tag="events"):
+    """Everything one step yields."""
+
+    events: list[TokenEvent]
+
+
+class Stats(msgspec.Struct, tag="stats"):
+    number: int
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The engine cannot start or go on. The last report."""
+
+    error: ErrorInfo
+
+
+Report = Phase | Ready | Events | Stats | Failed
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent to the engine")
+
+
+def _typed(kind: type, value: object) -> object:
+    return Path(value) if kind is Path and isinstance(value, str) else value
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_commands = msgspec.msgpack.Decoder(Command, dec_hook=_typed)
+_reports = msgspec.msgpack.Decoder(Report, dec_hook=_typed)
+
+
+def encode(message: Command | Report) -> bytes:
+    """One frame."""
+    frame = bytearray(HEADER)
+    _encoder.encode_into(message, frame, HEADER)
+    frame[:HEADER] = (len(frame) - HEADER).to_bytes(HEADER, "big")
+    return bytes(frame)
+
+
+def decode_command(payload: bytes | memoryview) -> Command:
+    return _commands.decode(payload)
+
+
+def decode_report(payload: bytes | memoryview) -> Report:
+    return _reports.decode(payload)
+
+
+class Splitter:
+    """Bytes in any pieces -> whole payloads."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Payloads completed by `data`. Raises EngineError when the stream is damaged."""
+        buffer = self._buffer
+        buffer += data
+        payloads, at = [], 0
+        while len(buffer) - at >= HEADER:
+            size = int.from_bytes(buffer[at : at + HEADER], "big")
+            if size > MAX_FRAME:
+                raise EngineError(f"damaged stream: a frame of {size} bytes")
+            if len(buffer) - at - HEADER < size:
+                break
+            payloads.append(bytes(buffer[at + HEADER : at + HEADER + size]))
+            at += HEADER + size
+        del buffer[:at]
+        return payloads
+
+
+def error_of(info: ErrorInfo) -> LmkitError:
+    """The exception that `info` describes: the class with its code, or EngineError."""
+    found = next((c for c in _subclasses(LmkitError) if c.code == info.code), EngineError)
+    error = found.__new__(found)
+    LmkitError.__init__(error, info.message, fix=info.fix)
+    error.field = info.field
+    if isinstance(error, SelectionError):
+        error.refused = ()  # the reasons stayed with the resolver, which runs in the parent
+    return error
+
+
+def info_of(error: BaseException) -> ErrorInfo:
+    """An error as data, typed or not. An untyped one is a bug of ours: its type and message are kept."""
+    if isinstance(error, LmkitError):
+        return error.info()
+    if isinstance(error, MemoryError):
+        return ErrorInfo("no-memory", "out of memory", "use a smaller model, --max-length or --kv-memory", status=507)
+    return ErrorInfo(
+        "engine", f"{type(error).__name__}: {error}", "set LMKIT_DEBUG=1 for the stack trace, and report this"
+    )
+
+
+def _subclasses(kind: type[LmkitError]) -> list[type[LmkitError]]:
+    found = [kind]
+    for sub in kind.__subclasses__():
+        found.extend(_subclasses(sub))
+    return found
+
+
+__all__ = [
+    "Abort", "AskStats", "Command", "EngineFacts", "EngineStats", "Events", "Failed", "Phase", "Ready",
+    "Report", "Splitter", "Start", "Stats", "Stop", "Submit", "decode_command", "decode_report", "encode", "error_of",
+    "info_of",
+]  # fmt: skip

@@ -1,0 +1,173 @@
+"""What all clients share: streams of events, states, statistics; without saying how messages travel."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal
+
+from lmkit.api import EngineBusy, EngineDead, EngineRequest, ErrorInfo, Progress, TokenEvent
+from lmkit.engine.messages import (
+    Abort,
+    AskStats,
+    Command,
+    EngineFacts,
+    EngineStats,
+    Events,
+    Failed,
+    Phase,
+    Ready,
+    Report,
+    Stats,
+    Submit,
+    error_of,
+)
+
+State = Literal["starting", "ready", "draining", "dead"]
+
+
+class EventStream:
+    """The events of one request, in order. Never blocks whoever feeds it."""
+
+    __slots__ = ("_client", "_events", "_finished", "_waiter", "id")
+
+    def __init__(self, client: BaseClient, id: str) -> None:
+        self.id = id
+        self._client = client
+        self._events: deque[TokenEvent] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._finished = False  # the finishing event was handed out
+
+    def put(self, event: TokenEvent) -> None:
+        self._events.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __aiter__(self) -> EventStream:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        if self._finished:
+            raise StopAsyncIteration
+        while not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        event = self._events.popleft()
+        self._finished = event.finish is not None
+        return event
+
+    async def aclose(self) -> None:
+        """Done with it: an unfinished request is aborted."""
+        if not self._finished:
+            self._client.abort([self.id])
+            self._finished = True
+
+
+class BaseClient(ABC):
+    """Streams, states and statistics, whatever carries commands and reports."""
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.state: State = "starting"
+        self.failure: ErrorInfo | None = None
+        self.facts: EngineFacts = EngineFacts("", 0, 0, 0)
+        self._progress = progress
+        self._streams: dict[str, EventStream] = {}
+        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._numbers = 0
+        self._was_ready = False
+        self._over = False  # the streams were ended
+        self._started: asyncio.Future[None] | None = None
+
+    @abstractmethod
+    def _send(self, command: Command) -> None:
+        """Hands a command to the engine; never blocks, never raises."""
+
+    def submit(self, request: EngineRequest) -> EventStream:
+        """Sends the request. The stream of one that cannot be taken has a single event, its error."""
+        stream = EventStream(self, request.id)
+        refusal = self._refusal(request.id)
+        if refusal is not None:
+            stream.put(TokenEvent(request.id, finish="error", error=refusal))
+            return stream
+        self._streams[request.id] = stream
+        self._send(Submit(request))
+        return stream
+
+    def _refusal(self, id: str) -> ErrorInfo | None:
+        if self.state == "dead":
+            return self.failure or EngineDead("the engine is closed").info()
+        if self.state == "draining":
+            return EngineBusy("the server is shutting down", fix="send the request elsewhere").info()
+        if self.state == "starting":
+            return EngineBusy("the engine is still starting", fix="try again in a few seconds").info()
+        if id in self._streams:
+            return EngineBusy(f"request id {id!r} is in use", fix="use unique ids").info()
+        return None
+
+    def abort(self, ids: Iterable[str]) -> None:
+        known = [id for id in dict.fromkeys(ids) if id in self._streams]
+        if not known:
+            return
+        for id in known:
+            self._streams.pop(id).put(TokenEvent(id, finish="abort"))
+        self._send(Abort(known))
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that have not finished."""
+        return len(self._streams)
+
+    async def stats(self) -> EngineStats:
+        """Raises EngineDead."""
+        if self.state not in ("ready", "draining"):
+            raise error_of(self.failure) if self.failure else EngineDead("the engine is not running")
+        self._numbers += 1
+        answer = asyncio.get_running_loop().create_future()
+        self._asked[self._numbers] = answer
+        self._send(AskStats(self._numbers))
+        return await answer
+
+    def drain(self) -> None:
+        if self.state == "ready":
+            self.state = "draining"
+
+    def _receive(self, report: Report) -> None:
+        """On the event loop: one report of the engine."""
+        match report:
+            case Events(events):
+                streams = self._streams
+                for event in events:
+                    stream = streams.get(event.id) if event.finish is None else streams.pop(event.id, None)
+                    if stream is not None:  # else: aborted here a moment ago
+                        stream.put(event)
+            case Stats(number, stats):
+                if (answer := self._asked.pop(number, None)) is not None and not answer.done():
+                    answer.set_result(stats)
+            case Phase(phase, done, total, unit):
+                if self._progress is not None:
+                    self._progress(phase, done, total, unit)
+            case Ready(facts):
+                self.facts, self.state, self._was_ready = facts, "ready", True
+                if self._started is not None and not self._started.done():
+                    self._started.set_result(None)
+            case Failed(error):
+                self._die(error)
+
+    def _die(self, error: ErrorInfo | None) -> None:
+        """The engine is gone: every stream ends now. The first cause is kept. None: it was closed."""
+        if self._over:
+            return
+        self._over, self.state, self.failure = True, "dead", error
+        shown = error or EngineDead("the engine was closed").info()
+        if self._was_ready and shown.code != EngineDead.code:  # the cause in words, typed as what clients can act on
+            shown = EngineDead(f"the engine failed: {shown.message}", fix=shown.fix).info()
+        for id, stream in self._streams.items():
+            stream.put(TokenEvent(id, finish="error", error=shown))
+        self._streams.clear()
+        for answer in [*self._asked.values(), *([self._started] if self._started else [])]:
+            if not answer.done():
+                answer.set_exception(error_of(shown))
+                answer.exception()  # it need not be awaited by anybody
+        self._asked.clear()

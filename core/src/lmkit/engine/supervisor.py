@@ -1,0 +1,206 @@
+"""ProcessClient: spawns the engine process, watches it, and says in words why it ended.
+
+Crash-only: a failed engine is never repaired, its streams end with EngineDead and its state is "dead".
+The socket lives in a 0700 directory, has mode 0600, and is unlinked as soon as the child has connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import cast
+
+import msgspec
+
+from lmkit.api import Checkpoint, EngineDead, EngineError, ErrorInfo, Platform, Progress, ResolvedPlan
+from lmkit.config import EngineConfig, to_dict
+from lmkit.config.environment import child_environment
+from lmkit.engine.messages import Command, Splitter, Start, Stop, decode_report, encode
+from lmkit.engine.streams import BaseClient
+from lmkit.plugins import load_target
+
+FACTORY = "lmkit.engine.build:build_engine"
+CONNECT_SECONDS = 60.0  # for the child's interpreter to start and connect
+STOP_SECONDS = 5.0  # for a stopped engine to end by itself
+REAP_SECONDS = 0.5  # to learn the exit status of a child whose socket closed
+
+
+class _Wire(asyncio.Protocol):
+    """The parent's end of the socket: bytes to reports."""
+
+    def __init__(self, client: ProcessClient) -> None:
+        self._client = client
+        self._splitter = Splitter()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            reports = [decode_report(payload) for payload in self._splitter.feed(data)]
+        except (EngineError, msgspec.DecodeError) as error:
+            self._client.lost(f"the engine sent what cannot be read: {error}")
+            return
+        for report in reports:
+            self._client.received(report)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client.lost()
+
+
+class ProcessClient(BaseClient):
+    """An engine in its own process. `factory` ("package.module:Attr") assembles it there."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        resolved: ResolvedPlan,
+        checkpoint: Checkpoint,
+        progress: Progress | None = None,
+        *,
+        factory: str = FACTORY,
+    ) -> None:
+        super().__init__(progress)
+        self._start_command = Start(factory, to_dict(config), resolved, checkpoint)
+        self._environment = worker_environment(config, resolved)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Raises what stopped the engine from starting, with its own type, or EngineDead."""
+        began = perf_counter()
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_future()
+        try:
+            connection = await self._spawn()
+            connected = perf_counter() - began
+            transport, _ = await loop.connect_accepted_socket(lambda: _Wire(self), connection)
+            self._transport = cast(asyncio.Transport, transport)
+            self._send(self._start_command)
+            await self._started
+        except BaseException:
+            await self.close()
+            raise
+        known = connected + sum(seconds for _, seconds in self.facts.phases)
+        rest = perf_counter() - began - known
+        phases = (("start process", connected), *self.facts.phases, ("hand over", max(0.0, rest)))
+        self.facts = msgspec.structs.replace(self.facts, phases=phases)
+
+    async def _spawn(self) -> socket.socket:
+        """The child, started and connected."""
+        with tempfile.TemporaryDirectory(prefix="lmkit-") as folder:  # mode 0700
+            path = Path(folder) / "engine.sock"
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(str(path))
+                path.chmod(0o600)
+                listener.listen(1)
+                listener.setblocking(False)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "lmkit.engine.process", str(path)],
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C reaches the parent only; it decides
+                )
+                connection = await self._accept(listener)
+        if _peer(connection) not in (None, self._process.pid):
+            connection.close()
+            raise EngineError("a process that is not the engine connected to its socket")
+        return connection
+
+    async def _accept(self, listener: socket.socket) -> socket.socket:
+        """Raises EngineDead when the child ends before it connects."""
+        assert self._process is not None
+        accept = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(listener))
+        deadline = perf_counter() + CONNECT_SECONDS
+        try:
+            while not (await asyncio.wait([accept], timeout=0.02))[0]:
+                if self._process.poll() is not None:
+                    raise EngineDead(f"the engine process {_how(self._process.returncode)} before it connected")
+                if perf_counter() > deadline:
+                    raise EngineDead(f"the engine process did not connect within {CONNECT_SECONDS:.0f} s")
+            return accept.result()[0]
+        finally:
+            accept.cancel()
+
+    def _send(self, command: Command) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode(command))
+
+    received = BaseClient._receive
+
+    def lost(self, why: str = "") -> None:
+        """The connection is gone or useless: dead at once, in words as soon as the exit status is known."""
+        if self._ending is None and not self._over:
+            self.state = "dead"
+            self._ending = asyncio.ensure_future(self._end(why))
+
+    async def _end(self, why: str) -> None:
+        assert self._process is not None
+        for _ in range(int(REAP_SECONDS / 0.01)):
+            if why or self._process.poll() is not None:
+                break
+            await asyncio.sleep(0.01)
+        how = why or _how(self._process.poll())
+        self._die(EngineDead(f"the engine process {how}", fix=_advice(self._process)).info())
+
+    def _die(self, error: ErrorInfo | None) -> None:
+        super()._die(error)
+        if error is not None and self._process is not None and self._process.poll() is None:
+            self._process.kill()  # it reported its failure; crash-only
+
+    async def close(self) -> None:
+        """Stop, wait, then kill. Idempotent."""
+        self._die(None)
+        if self._process is None:
+            return
+        self._send(Stop())
+        try:
+            await asyncio.to_thread(self._process.wait, STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+        if self._transport is not None:
+            self._transport.close()
+
+
+def worker_environment(config: EngineConfig, resolved: ResolvedPlan) -> dict[str, str]:
+    """The environment of the engine process: ours, and what the platform wants set before torch is imported."""
+    choice = resolved.choice("platform")
+    if choice is None:
+        return child_environment({})
+    platform: Platform = load_target(choice)(**choice.options)
+    return child_environment(platform.worker_env(config, 0))
+
+
+def _peer(connection: socket.socket) -> int | None:
+    """Process id at the other end, where the system tells."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return "closed its connection"
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = str(-status)
+        return f"was killed by signal {name}"
+    return f"ended with status {status}"
+
+
+def _advice(process: subprocess.Popen[bytes]) -> str:
+    if process.poll() == -signal.SIGKILL:
+        return "the system may have run out of memory: see the kernel log; use a smaller --kv-memory or --max-length"
+    return "its log has the details; start it again"

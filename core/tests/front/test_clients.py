@@ -1,0 +1,261 @@
+"""Both clients on the hash-model: streams, aborts, failures, supervision."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+from lmkit.api import CheckpointError, EngineDead, EngineRequest, PluginError, SamplingParams, TokenEvent
+from lmkit.config import EngineConfig
+from lmkit.engine.client import BaseClient, InprocClient, ProcessClient
+from lmkit.engine.messages import Splitter, Submit, decode_command, encode
+from lmkit.testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
+from lmkit.testing.hash_model import HashModel, expected_tokens
+
+
+def make_client(kind: str, config: EngineConfig, **more: object) -> BaseClient:
+    if kind == "process":
+        return ProcessClient(config, no_plan(), no_checkpoint(), factory=HASH_FACTORY, **more)
+    return InprocClient(lambda progress: hash_engine(config, no_plan(), no_checkpoint(), progress), **more)
+
+
+@asynccontextmanager
+async def running(kind: str, **options: object) -> AsyncIterator[BaseClient]:
+    client = make_client(kind, hash_config(**options))
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def request(id: str, max_tokens: int = 8, prompt: tuple[int, ...] = (1, 2, 3)) -> EngineRequest:
+    return EngineRequest(id, list(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0))
+
+
+async def collect(stream: AsyncIterator[TokenEvent]) -> list[TokenEvent]:
+    return [event async for event in stream]
+
+
+def tokens_of(events: list[TokenEvent]) -> list[int]:
+    return [token for event in events for token in event.tokens]
+
+
+def finishes(events: list[TokenEvent]) -> list[str]:
+    return [event.finish for event in events if event.finish]
+
+
+both = pytest.mark.parametrize("kind", ["inproc", "process"])
+
+
+@both
+async def test_many_streams_get_their_own_tokens(kind: str) -> None:
+    async with running(kind) as client:
+        requests = [request(f"r{i}", 5 + i, (i, 2 * i, 7)) for i in range(20)]
+        results = await asyncio.gather(*(collect(client.submit(r)) for r in requests))
+        for r, events in zip(requests, results, strict=True):
+            assert tokens_of(events) == expected_tokens(HashModel(), r.token_ids, r.params)
+            assert finishes(events) == ["length"]
+        stats = await client.stats()
+        assert stats.sched.num_finished == 20
+        assert stats.sched.num_running == 0
+        assert client.num_streams == 0
+    assert client.state == "dead"
+    assert client.failure is None
+
+
+@both
+async def test_wrong_request_fails_alone(kind: str) -> None:
+    async with running(kind) as client:
+        bad, good = client.submit(request("bad", prompt=(1, 5000))), client.submit(request("good"))
+        events = await collect(bad)
+        assert finishes(events) == ["error"]
+        assert events[0].error.code == "invalid-param"
+        assert "5000" in events[0].error.message
+        assert len(tokens_of(await collect(good))) == 8
+
+
+@both
+async def test_abort_ends_the_stream_and_frees_its_blocks(kind: str) -> None:
+    async with running(kind, delay=0.005) as client:
+        stream = client.submit(request("a", 3000))
+        await anext(stream)
+        client.abort(["a", "a", "unknown"])
+        assert finishes(await collect(stream)) == ["abort"]
+        client.abort(["a"])
+        await collect(client.submit(request("b", 2)))
+        stats = await client.stats()
+        assert stats.sched.num_running == 0
+        assert stats.sched.num_free_blocks == stats.sched.num_blocks
+
+
+@both
+async def test_leaving_a_stream_aborts_it(kind: str) -> None:
+    async with running(kind, delay=0.005) as client:
+        stream = client.submit(request("a", 3000))
+        await anext(stream)
+        await stream.aclose()
+        assert client.num_streams == 0
+
+
+@both
+async def test_slow_reader_delays_nobody(kind: str) -> None:
+    async with running(kind) as client:
+        slow = client.submit(request("slow", 2000))
+        fast = await collect(client.submit(request("fast", 50)))
+        assert len(tokens_of(fast)) == 50
+        assert len(tokens_of(await collect(slow))) == 2000
+
+
+@both
+async def test_drain_refuses_new_requests_and_finishes_running_ones(kind: str) -> None:
+    async with running(kind, delay=0.002) as client:
+        stream = client.submit(request("a", 50))
+        client.drain()
+        assert client.state == "draining"
+        refused = await collect(client.submit(request("b")))
+        assert refused[0].error.code == "engine-busy"
+        assert refused[0].error.retryable
+        assert len(tokens_of(await collect(stream))) == 50
+
+
+@both
+async def test_crash_ends_every_stream_with_a_typed_error(kind: str) -> None:
+    async with running(kind, crash_at=5) as client:
+        results = await asyncio.gather(*(collect(client.submit(request(f"r{i}", 100))) for i in range(4)))
+        for events in results:
+            assert finishes(events) == ["error"]
+            assert events[-1].error.code == EngineDead.code
+            assert "injected crash" in events[-1].error.message
+        assert client.state == "dead"
+        late = await collect(client.submit(request("late")))
+        assert finishes(late) == ["error"]
+        with pytest.raises(Exception, match="injected crash"):
+            await client.stats()
+
+
+@both
+async def test_close_ends_running_streams(kind: str) -> None:
+    async with running(kind, delay=0.01) as client:
+        stream = client.submit(request("a", 3000))
+        await anext(stream)
+        await client.close()
+        events = await collect(stream)
+        assert finishes(events) == ["error"]
+        assert events[-1].error.code == EngineDead.code
+        await client.close()
+
+
+@both
+async def test_start_error_arrives_with_its_type(kind: str) -> None:
+    seen = []
+    client = make_client(
+        kind, hash_config(start_error="weights are missing"), progress=lambda *phase: seen.append(phase)
+    )
+    with pytest.raises(CheckpointError, match="weights are missing") as caught:
+        await client.start()
+    assert caught.value.fix == "use another checkpoint"
+    assert client.state == "dead"
+    assert seen == [("load weights", 1, 2, "B")]
+    await client.close()
+
+
+async def test_unknown_factory_is_a_plugin_error() -> None:
+    client = ProcessClient(EngineConfig(), no_plan(), no_checkpoint(), factory="lmkit.nowhere:make")
+    with pytest.raises(PluginError, match="nowhere"):
+        await client.start()
+
+
+async def test_killed_engine_ends_eight_streams_within_two_seconds() -> None:
+    async with running("process", delay=0.005) as client:
+        streams = [client.submit(request(f"r{i}", 3000)) for i in range(8)]
+        for stream in streams:
+            await anext(stream)
+        killed = perf_counter()
+        os.kill(client.pid, signal.SIGKILL)
+        while client.state != "dead":
+            await asyncio.sleep(0.001)
+        assert perf_counter() - killed < 1.0
+        results = await asyncio.gather(*(collect(stream) for stream in streams))
+        assert perf_counter() - killed < 2.0
+        for events in results:
+            assert finishes(events) == ["error"]
+            assert events[-1].error.code == EngineDead.code
+            assert events[-1].error.retryable
+            assert "SIGKILL" in events[-1].error.message
+        assert client.failure is not None
+
+
+async def test_engine_that_exits_is_reported_with_its_status() -> None:
+    async with running("process", exit_at=3) as client:
+        events = await collect(client.submit(request("a", 100)))
+        assert "status 17" in events[-1].error.message
+
+
+async def test_stopped_engine_process_is_gone() -> None:
+    async with running("process") as client:
+        pid = client.pid
+        assert Path(f"/proc/{pid}").exists()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_no_tcp_port_and_a_private_socket() -> None:
+    client = ProcessClient(hash_config(start_seconds=0.0), no_plan(), no_checkpoint(), factory=HASH_FACTORY)
+    modes = []
+    accept = client._accept
+
+    async def spy(listener):  # type: ignore[no-untyped-def]
+        path = Path(listener.getsockname())
+        modes.append((path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777))
+        modes.append(path)
+        return await accept(listener)
+
+    client._accept = spy
+    await client.start()
+    try:
+        assert modes[0] == (0o600, 0o700)
+        assert not modes[1].parent.exists()
+        assert not _listening_inodes() & _socket_inodes(client.pid)
+    finally:
+        await client.close()
+
+
+def _socket_inodes(pid: int) -> set[str]:
+    links = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(os.readlink(fd))
+        except OSError:
+            continue
+    return {link[8:-1] for link in links if link.startswith("socket:[")}
+
+
+def _listening_inodes() -> set[str]:
+    found = set()
+    for table in ("tcp", "tcp6"):
+        path = Path(f"/proc/net/{table}")
+        for line in path.read_text().splitlines()[1:] if path.exists() else []:
+            fields = line.split()
+            if fields[3] == "0A":
+                found.add(fields[9])
+    return found
+
+
+def test_frames_survive_any_cut() -> None:
+    messages = [Submit(replace_id(request("x", 5), f"r{i}")) for i in range(5)]
+    data = b"".join(encode(m) for m in messages)
+    for size in (1, 3, 7, len(data)):
+        splitter = Splitter()
+        payloads = [p for at in range(0, len(data), size) for p in splitter.feed(data[at : at + size])]
+        assert [decode_command(p) for p in payloads] == messages
+
+
+def replace_id(r: EngineRequest, id: str) -> EngineRequest:
+    return EngineRequest(id, r.token_ids, replace(r.params))
