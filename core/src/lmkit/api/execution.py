@@ -163,8 +163,14 @@ class AttentionBackend(Protocol):
         """k, v [T, num_kv_heads, head_dim] into the layer's KV tensor at `slots` [T]."""
         ...
 
-    def forward(self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor) -> None:
-        """q, out [T, num_q_heads, head_dim]. `scale` multiplies q @ k."""
+    def forward(
+        self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None
+    ) -> None:
+        """q [T, num_q_heads, head_dim], out [T, num_q_heads, v_head_dim]. `scale` multiplies q @ k.
+
+        `sinks` [num_q_heads] float32 is passed exactly when the need has sinks: a logit that takes part in each
+        head's softmax and has no value. A backend that does not declare the feature need not accept the argument.
+        """
         ...
 
 
@@ -467,3 +473,4 @@ class LoadedModel:
     info: ModelInfo
     weight_bytes: int
     warnings: tuple[str, ...] = field(default_factory=tuple)
+    attention: AttentionBackend | None = None  # the object the model's layers call: makes planners and KV tensors

@@ -1,0 +1,42 @@
+"""Building blocks that model plugins compose. Public for plugins.
+
+`lmkit.layers.describe` is torch-free (for an architecture's module); the blocks import torch. Names are imported on
+first use, so that importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+_HOME = {
+    "ConfigReader": "describe",
+    "DecoderConfig": "describe",
+    "decoder_config": "describe",
+    "decoder_info": "describe",
+    "decoder_weights": "describe",
+    "Builder": "build",
+    "PLAIN": "linear",
+    "Linear": "linear",
+    "PlainFormat": "linear",
+    "ReferenceLinear": "linear",
+    "Attention": "attention",
+    "Embedding": "embedding",
+    "RMSNorm": "norm",
+    "Rotary": "rotary",
+    "rotate": "rotary",
+    "activation": "activation",
+    "Decoder": "decoder",
+    "DecoderLayer": "decoder",
+    "GatedMLP": "decoder",
+    "SelfAttention": "decoder",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    try:
+        module = _HOME[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,0 +1,27 @@
+"""Activations of gated MLPs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmkit.api import UnsupportedModel
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function named as in configurations. Raises UnsupportedModel."""
+    try:
+        return ACTIVATIONS[name]
+    except KeyError:
+        raise UnsupportedModel("hidden_act", name, ", ".join(ACTIVATIONS)) from None

@@ -1,0 +1,31 @@
+"""The place where a model meets the attention backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lmkit.api import AttentionBackend, AttnNeed, StepInputs
+
+
+class Attention(nn.Module):
+    """attn(q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, Dv], x) -> [T, Hq * Dv]: writes the KV cache, then reads it."""
+
+    def __init__(self, backend: AttentionBackend, need: AttnNeed, layer: int, group: int, scale: float) -> None:
+        super().__init__()
+        self.backend, self.layer, self.group, self.scale = backend, layer, group, scale
+        self.v_head_dim = need.v_head_dim or need.head_dim
+        if need.sinks:
+            self.sinks = nn.Parameter(torch.empty(need.num_q_heads, dtype=torch.float32), requires_grad=False)
+        else:
+            self.register_parameter("sinks", None)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, x: StepInputs) -> Tensor:
+        plan, kv = x.attn[self.group], x.kv[self.layer]
+        self.backend.write_kv(k, v, kv, plan.slots)
+        out = q.new_empty(q.shape[0], q.shape[1], self.v_head_dim)
+        if self.sinks is None:
+            self.backend.forward(q, kv, plan, self.scale, out)
+        else:
+            self.backend.forward(q, kv, plan, self.scale, out, self.sinks)
+        return out.flatten(1)

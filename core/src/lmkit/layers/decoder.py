@@ -1,0 +1,98 @@
+"""Pre-norm decoder blocks shared by families. A model plugin subclasses what is peculiar to it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lmkit.api import BuildContext, LinearSpec, ModelInfo, StepInputs
+from lmkit.layers.activation import activation
+from lmkit.layers.describe import DecoderConfig, decoder_config
+from lmkit.layers.rotary import rotate
+
+Angles = tuple[Tensor, Tensor]
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention with rotary positions: hidden [T, D] -> [T, D]."""
+
+    def __init__(self, cfg: DecoderConfig, layer: int, specs: dict[str, LinearSpec], ctx: BuildContext) -> None:
+        super().__init__()
+        self.num_q, self.num_kv = cfg.num_q_heads // ctx.tp_size, cfg.num_kv_heads // ctx.tp_size
+        self.head_dim = cfg.head_dim
+        self.qkv = ctx.linear(specs[f"layers.{layer}.attn.qkv"])
+        self.o = ctx.linear(specs[f"layers.{layer}.attn.o"])
+        self.attn = ctx.attention(layer, scale=cfg.head_dim**-0.5)
+
+    def forward(self, h: Tensor, angles: Angles, x: StepInputs) -> Tensor:
+        qkv = self.qkv(h).view(h.shape[0], -1, self.head_dim)
+        qk, v = qkv.split((self.num_q + self.num_kv, self.num_kv), dim=1)
+        q, k = self.turn(qk, angles).split((self.num_q, self.num_kv), dim=1)
+        return self.o(self.attn(q, k, v, x))
+
+    def turn(self, qk: Tensor, angles: Angles) -> Tensor:
+        """Queries and keys [T, Hq + Hkv, D] as they enter attention."""
+        return rotate(qk, *angles)
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, cfg: DecoderConfig, layer: int, specs: dict[str, LinearSpec], ctx: BuildContext) -> None:
+        super().__init__()
+        self.gate_up = ctx.linear(specs[f"layers.{layer}.mlp.gate_up"])
+        self.down = ctx.linear(specs[f"layers.{layer}.mlp.down"])
+        self.act = activation(cfg.activation)
+
+    def forward(self, h: Tensor) -> Tensor:
+        gate, up = self.gate_up(h).chunk(2, dim=-1)
+        return self.down(self.act(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each after a norm and around a residual."""
+
+    attention: type[SelfAttention] = SelfAttention
+    feed_forward: type[GatedMLP] = GatedMLP
+
+    def __init__(self, cfg: DecoderConfig, layer: int, specs: dict[str, LinearSpec], ctx: BuildContext) -> None:
+        super().__init__()
+        self.attn_norm = ctx.norm(cfg.hidden_size, cfg.norm_eps)
+        self.attn = self.attention(cfg, layer, specs, ctx)
+        self.mlp_norm = ctx.norm(cfg.hidden_size, cfg.norm_eps)
+        self.mlp = self.feed_forward(cfg, layer, specs, ctx)
+
+    def forward(self, h: Tensor, angles: Angles, x: StepInputs) -> Tensor:
+        h = h + self.attn(self.attn_norm(h), angles, x)
+        return h + self.mlp(self.mlp_norm(h))
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm, head: a complete Model."""
+
+    layer: type[DecoderLayer] = DecoderLayer
+
+    def __init__(self, info: ModelInfo, ctx: BuildContext) -> None:
+        super().__init__()
+        cfg = decoder_config(info)
+        specs = {spec.name: spec for spec in info.linears}
+        self.embed = ctx.embedding(cfg.vocab_size, cfg.hidden_size)
+        self.rotary = ctx.rotary(cfg.head_dim, cfg.rope)
+        self.layers = nn.ModuleList(self.layer(cfg, i, specs, ctx) for i in range(len(cfg.windows)))
+        self.norm = ctx.norm(cfg.hidden_size, cfg.norm_eps)
+        head = specs.get("lm_head") or LinearSpec("lm_head", cfg.hidden_size, (cfg.vocab_size,))
+        self.lm_head = ctx.linear(head)
+        if info.tie_embeddings:
+            self.lm_head.tie(self.embed.weight)
+
+    @torch.inference_mode()
+    def forward(self, x: StepInputs) -> Tensor:
+        h = self.embed(x.token_ids) if x.embeds is None else x.embeds
+        angles = self.rotary(x.positions)
+        for layer in self.layers:
+            h = layer(h, angles, x)
+        return self.norm(h)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)

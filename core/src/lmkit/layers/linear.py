@@ -1,0 +1,127 @@
+"""Linear layers: stored as a QuantFormat says, run as a LinearKernel wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lmkit.api import Collectives, DeviceInfo, LinearKernel, LinearSpec, PackedWeight, ParamSpec, PluginError, QuantFormat
+
+
+class PlainFormat:
+    """An unquantized weight [out, in] in the model's dtype: just another format."""
+
+    name = "plain"
+
+    def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
+        return {"weight": ParamSpec((layer.total_out, layer.in_features), dtype)}
+
+    def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        return params["weight"].to(dtype)
+
+
+PLAIN = PlainFormat()
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeight:
+    """[out, in] in the dtype of the activations."""
+
+    weight: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+
+class ReferenceLinear:
+    """torch's own linear over the dequantized weight: runs every format, at the memory of an unquantized model."""
+
+    name = "linear_reference"
+
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
+        return None
+
+    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> DenseWeight:
+        weight = fmt.dequantize(params, dtype)
+        params.clear()
+        return DenseWeight(weight)
+
+    def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        assert isinstance(weight, DenseWeight)
+        return F.linear(x, weight.weight, bias)
+
+
+def shard(spec: LinearSpec, rank: int, size: int) -> LinearSpec:
+    """The part of a linear that one tensor-parallel rank holds. Raises PluginError when it does not divide."""
+    if size == 1 or spec.shard == "none":
+        return spec
+    sizes = spec.out_features if spec.shard == "column" else (spec.in_features,)
+    if any(n % size for n in sizes):
+        raise PluginError(f"{spec.name}: sizes {sizes} cannot be split over {size} ranks")
+    if spec.shard == "column":
+        return replace(spec, out_features=tuple(n // size for n in sizes))
+    return replace(spec, in_features=spec.in_features // size)
+
+
+class Linear(nn.Module):
+    """x [..., in] -> [..., out]. Parameters exist from construction (meta device) until `pack`.
+
+    `stored` describes the whole layer's tensors as the checkpoint has them, `params` this rank's share.
+    """
+
+    def __init__(
+        self,
+        spec: LinearSpec,
+        fmt: QuantFormat,
+        kernel: LinearKernel,
+        dtype: torch.dtype,
+        collectives: Collectives | None = None,
+    ) -> None:
+        super().__init__()
+        self.rank, size = (collectives.rank, collectives.size) if collectives else (0, 1)
+        self.spec, self.format, self.kernel, self.dtype = spec, fmt, kernel, dtype
+        self.local = shard(spec, self.rank, size)
+        self.collectives = collectives if size > 1 and spec.shard == "row" else None
+        name = str(dtype).removeprefix("torch.")
+        self.stored = fmt.params(spec, name) | self._bias_spec(spec, name)
+        self.params = fmt.params(self.local, name) | self._bias_spec(self.local, name)
+        for key, p in self.params.items():
+            tensor = torch.empty(p.shape, dtype=getattr(torch, p.dtype))
+            self.register_parameter(key, nn.Parameter(tensor, requires_grad=False))
+        if "bias" not in self.params:
+            self.register_parameter("bias", None)
+        self.packed: PackedWeight | None = None
+
+    @staticmethod
+    def _bias_spec(spec: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
+        return {"bias": ParamSpec((spec.total_out,), dtype)} if spec.bias else {}
+
+    def tie(self, weight: nn.Parameter) -> None:
+        """Use another module's weight [out, in] (tied embeddings); it is not loaded twice."""
+        if self.format is not PLAIN:
+            raise PluginError(f"{self.spec.name}: only an unquantized linear can be tied")
+        self.stored = {k: v for k, v in self.stored.items() if k != "weight"}
+        self.weight = weight
+
+    def pack(self) -> None:
+        """Hand the loaded parameters to the kernel and forget them (the bias stays)."""
+        tensors: dict[str, Tensor] = {}
+        for key in self.params:
+            if key != "bias":
+                tensors[key] = getattr(self, key).data
+                delattr(self, key)
+        self.packed = self.kernel.pack(self.format, tensors, self.local, self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.collectives is None:
+            return self.kernel.apply(x, self.packed, self.bias)
+        out = self.collectives.all_reduce(self.kernel.apply(x, self.packed, None))
+        return out if self.bias is None else out + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{self.spec.in_features} -> {self.spec.out_features}, {self.format.name} by {self.kernel.name}"

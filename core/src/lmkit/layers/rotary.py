@@ -1,0 +1,91 @@
+"""Rotary position embedding. The angles of a step are computed once and used by every layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmkit.api import UnsupportedModel
+
+
+class Rotary(nn.Module):
+    """positions [T] -> (cos, sin), each [T, 1, rotary_dim] in `dtype`; `sin` has its first half negated for `rotate`.
+
+    `rope` comes from ConfigReader.rope. "dynamic" equals "default" here: it changes angles only beyond
+    max_position_embeddings, and a model's max_length ends there.
+    """
+
+    inv_freq: Tensor  # [rotary_dim / 2] float32
+
+    def __init__(self, head_dim: int, rope: Mapping[str, Any], max_length: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        dim = int(head_dim * rope["partial"])
+        inv_freq, self.magnitude = frequencies(dim, rope, max_length)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.dtype = dtype
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = (positions[:, None].float() * self.inv_freq).unsqueeze(1)
+        cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
+        return torch.cat((cos, cos), -1).to(self.dtype), torch.cat((-sin, sin), -1).to(self.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, H, D] with the first rotary_dim entries of each head rotated; a new contiguous tensor."""
+    dim = cos.shape[-1]
+    head = x[..., :dim]
+    turned = torch.addcmul(head * cos, head.roll(dim // 2, -1), sin)
+    return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), -1)
+
+
+def frequencies(dim: int, rope: Mapping[str, Any], max_length: int) -> tuple[Tensor, float]:
+    """Angular frequency of each pair [dim / 2] float32 and the factor on cos and sin."""
+    steps = torch.arange(0, dim, 2, dtype=torch.int64, device="cpu").float() / dim
+    inv_freq = 1.0 / rope["theta"] ** steps
+    match rope["rope_type"]:
+        case "default" | "dynamic":
+            return inv_freq, 1.0
+        case "linear":
+            return inv_freq / rope["factor"], 1.0
+        case "llama3":
+            return _llama3(inv_freq, rope), 1.0
+        case "yarn":
+            return _yarn(inv_freq, dim, rope, max_length)
+        case other:
+            raise UnsupportedModel("rope_type", other)
+
+
+def _llama3(inv_freq: Tensor, rope: Mapping[str, Any]) -> Tensor:
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    low, high, length = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+    turns = length * inv_freq / (2 * math.pi)  # rotations over the original length
+    blend = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - blend) * inv_freq / rope["factor"] + blend * inv_freq
+
+
+def _yarn(inv_freq: Tensor, dim: int, rope: Mapping[str, Any], max_length: int) -> tuple[Tensor, float]:
+    """YaRN: interpolate slow pairs, keep fast ones, ramp between; attention temperature goes into cos and sin."""
+    factor, theta = rope["factor"], rope["theta"]
+    length = rope.get("original_max_position_embeddings") or max_length
+
+    def magnitude(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    def pair_of(rotations: float) -> float:
+        return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_of(rope.get("beta_fast", 32.0)), pair_of(rope.get("beta_slow", 1.0))
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)).clamp(0, 1)
+    blended = inv_freq / factor * ramp + inv_freq * (1 - ramp)
+
+    scale = rope.get("attention_factor")
+    if scale is None and rope.get("mscale") and rope.get("mscale_all_dim"):
+        scale = magnitude(rope["mscale"]) / magnitude(rope["mscale_all_dim"])
+    return blended, float(magnitude(1.0) if scale is None else scale)
