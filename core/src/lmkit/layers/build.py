@@ -47,7 +47,7 @@ class Builder:
         self.collectives = collectives
         self.tp_rank, self.tp_size = (collectives.rank, collectives.size) if collectives else (0, 1)
         self.warnings: list[str] = []
-        self._backend = attention
+        self.backend = attention
         self._quantizable = {spec.name for spec in info.linears}
         groups = info.kv_groups()
         self._group_of = {i: (g, need) for g, (need, layers) in enumerate(groups) for i in layers}
@@ -60,7 +60,9 @@ class Builder:
             raise SelectionError(f"no kernel was chosen for linear format {fmt.name!r} (layer {spec.name})")
         reason = kernel.can_run(fmt, spec, self.device)
         if reason and fmt.name in self.strict:
-            raise SelectionError(f"{kernel.name} cannot run {spec.name}: {reason}", fix="choose another kernel or 'auto'")
+            raise SelectionError(
+                f"{kernel.name} cannot run {spec.name}: {reason}", fix="choose another kernel or 'auto'"
+            )
         if reason:
             self.warnings.append(f"{spec.name}: {kernel.name} refused ({reason}), using {ReferenceLinear.name}")
             kernel = ReferenceLinear()
@@ -68,7 +70,7 @@ class Builder:
 
     def attention(self, layer: int, scale: float) -> Attention:
         group, need = self._group_of[layer]
-        return Attention(self._backend, need, layer, group, scale)
+        return Attention(self.backend, need, layer, group, scale)
 
     def norm(self, size: int, eps: float) -> RMSNorm:
         return RMSNorm(size, eps, self.dtype)

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmkit.api import Collectives, DeviceInfo, LinearKernel, LinearSpec, PackedWeight, ParamSpec, PluginError, QuantFormat
+from lmkit.api import (
+    Collectives,
+    DeviceInfo,
+    LinearKernel,
+    LinearSpec,
+    PackedWeight,
+    ParamSpec,
+    PluginError,
+    QuantFormat,
+)
 
 
 class PlainFormat:

@@ -1,0 +1,17 @@
+"""Finding checkpoints and reading their weights. `lmkit.loading.checkpoint` is torch-free."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+_HOME = {"load_model": "load", "open_checkpoint": "checkpoint", "SafetensorsLoader": "safetensors"}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    try:
+        module = _HOME[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(import_module(f"{__name__}.{module}"), name)

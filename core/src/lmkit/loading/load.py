@@ -1,0 +1,325 @@
+"""load_model: build on the meta device, check everything from headers, then stream the weights in.
+
+rules + headers -> Fill per tensor (checked: shapes, dtypes, names, completeness)   nothing read yet
+for each Fill in file order: read -> transform -> convert into its place            one tensor at a time
+a linear whose tensors are all there is packed at once                              one layer at a time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lmkit.api import (
+    Architecture,
+    Checkpoint,
+    Choice,
+    Collectives,
+    LoadedModel,
+    Loader,
+    ModelInfo,
+    ParamSpec,
+    Platform,
+    PluginError,
+    Progress,
+    ResolvedPlan,
+    TensorEntry,
+    UnsupportedModel,
+    WeightMismatch,
+)
+from lmkit.layers.build import Builder
+from lmkit.layers.linear import Linear
+from lmkit.loading.rules import Match, Rules
+from lmkit.plugins import load_target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LISTED = 8  # names shown per kind of mismatch
+
+
+def load_model(
+    resolved: ResolvedPlan,
+    checkpoint: Checkpoint,
+    info: ModelInfo,
+    platform: Platform,
+    device: torch.device,
+    collectives: Collectives | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """The model of `checkpoint`, ready to run on `device` with the implementations chosen in `resolved`.
+
+    Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
+    CheckpointError when a file turns out to be damaged later.
+    """
+    architecture: Architecture = load_target(_choice(resolved, "model"))()
+    builder = make_builder(resolved, checkpoint, info, collectives)
+    with torch.device("meta"):
+        model = architecture.build(info, builder)
+    if not isinstance(model, nn.Module):
+        raise PluginError(f"{info.architecture}: build() must return a torch module, got {type(model).__name__}")
+    loader: Loader = load_target(_choice(resolved, "loader"))()
+    warnings = fill_model(model, Rules(architecture.weights(info)), loader, checkpoint, device, progress)
+    model.to(device)  # buffers
+    model.eval()
+    return LoadedModel(
+        model=model,
+        info=info,
+        weight_bytes=weight_bytes(model),
+        warnings=(*builder.warnings, *warnings),
+        attention=builder.backend,
+    )
+
+
+def make_builder(
+    resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, collectives: Collectives | None
+) -> Builder:
+    """The BuildContext for the implementations chosen in `resolved`."""
+    quantization = resolved.choice("quantization")
+    scheme = None
+    if quantization is not None:
+        declared = checkpoint.config.get("quantization_config")
+        scheme = load_target(quantization).parse(declared if declared is not None else {})
+    elif checkpoint.config.get("quantization_config"):
+        raise UnsupportedModel("quantization_config", "present", fix="install a plugin for this format")
+    ops = [c for c in resolved.choices if c.kind == "op" and c.component.startswith("linear:")]
+    attention = _choice(resolved, "attention")
+    return Builder(
+        info,
+        getattr(torch, resolved.value("dtype") or info.dtype),
+        resolved.device,
+        make(attention),
+        {c.component.partition(":")[2]: make(c) for c in ops},
+        scheme=scheme,
+        strict=frozenset(c.component.partition(":")[2] for c in ops if c.why == "explicit"),
+        collectives=collectives,
+    )
+
+
+def make(choice: Choice) -> Any:
+    """An instance of the chosen implementation, with its options."""
+    return load_target(choice)(**choice.options)
+
+
+def _choice(resolved: ResolvedPlan, kind: str) -> Choice:
+    choice = resolved.choice(kind)
+    if choice is None:
+        raise PluginError(f"the resolved plan has no choice of kind {kind!r}")
+    return choice
+
+
+# ---------------------------------------------------------------------------------------------------- places
+
+
+@dataclass(slots=True)
+class Place:
+    """One parameter to fill: where it lives, how the checkpoint stores it, which parts have been claimed."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    stored: ParamSpec  # of the whole layer, over all ranks
+    local: ParamSpec  # of this rank
+    parts: tuple[str | int | None, ...]
+    stored_sizes: tuple[int, ...]  # along part_axis, one per part
+    local_sizes: tuple[int, ...]
+    rank: int = 0
+    claimed: dict[str | int | None, str] = field(default_factory=dict)  # part -> checkpoint tensor
+
+    def part_shape(self, part: str | int | None) -> tuple[int, ...]:
+        """Shape of `part` as the checkpoint has it."""
+        shape, axis = list(self.stored.shape), self.stored.part_axis
+        if axis is not None and len(self.parts) > 1:
+            shape[axis] = self.stored_sizes[self.parts.index(part)]
+        return tuple(shape)
+
+    def put(self, part: str | int | None, value: Tensor, device: torch.device) -> None:
+        """Copy `value` (the whole part) into its place; allocates the parameter at its first part."""
+        parameter: nn.Parameter = getattr(self.module, self.attribute)
+        if parameter.is_meta:
+            data = torch.empty(self.local.shape, dtype=parameter.dtype, device=device)
+            parameter = nn.Parameter(data, requires_grad=False)
+            setattr(self.module, self.attribute, parameter)
+        target, axis = parameter.data, self.local.part_axis
+        if axis is not None and len(self.parts) > 1:
+            i = self.parts.index(part)
+            target = target.narrow(axis, sum(self.local_sizes[:i]), self.local_sizes[i])
+        value = value.reshape(self.part_shape(part))
+        for dim, (whole, here) in enumerate(zip(value.shape, target.shape, strict=True)):
+            if whole != here:
+                value = value.narrow(dim, self.rank * here, here)
+        target.copy_(value)
+
+
+def places(model: nn.Module) -> dict[str, Place]:
+    """Every parameter that the checkpoint must fill, by name. Tied parameters appear once."""
+    found: dict[str, Place] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Linear):
+            for key, stored in module.stored.items():
+                local, spec = module.params[key], module.spec
+                parts: tuple[str | int | None, ...] = spec.parts or (None,)
+                sizes = stored.part_sizes or spec.out_features
+                local_sizes = local.part_sizes or module.local.out_features
+                name = f"{path}.{key}"
+                found[name] = Place(name, module, key, stored, local, parts, sizes, local_sizes, module.rank)
+        else:
+            for key, parameter in module.named_parameters(recurse=False):
+                spec = ParamSpec(tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
+                name = f"{path}.{key}" if path else key
+                found[name] = Place(name, module, key, spec, spec, (None,), (), ())
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- checking
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """One checkpoint tensor and the part it fills."""
+
+    entry: TensorEntry
+    place: Place
+    match: Match
+
+
+def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str, Place]) -> list[Fill]:
+    """Every tensor with its place, checked both ways from headers alone. Raises WeightMismatch."""
+    fills: list[Fill] = []
+    extra: list[str] = []
+    wrong: list[str] = []
+    for entry in entries:
+        match = rules.match(entry.name)
+        if match is not None and match.rule.ignore:
+            continue
+        place = where.get(match.target) if match else None
+        if match is None or place is None or match.rule.part not in place.parts:
+            extra.append(entry.name)
+            continue
+        part = match.rule.part
+        if part in place.claimed:
+            wrong.append(f"{entry.name} and {place.claimed[part]} both fill {place.name}")
+            continue
+        place.claimed[part] = entry.name
+        problem = _mismatch(entry, match, place)
+        if problem:
+            wrong.append(f"{entry.name} {problem}")
+        fills.append(Fill(entry, place, match))
+    missing = [
+        (rules.sources(place.name, part) or [(place.name, None)])[0][0]
+        for place in where.values()
+        if not (place.stored.optional and not place.claimed)
+        for part in place.parts
+        if part not in place.claimed
+    ]
+    if missing or extra or wrong:
+        raise WeightMismatch(
+            "weights do not fit the model: "
+            + "; ".join(
+                _some(kind, names)
+                for kind, names in (("missing", missing), ("extra", extra), ("wrong", wrong))
+                if names
+            ),
+            fix="check that config.json belongs to these weights",
+        )
+    return fills
+
+
+def _mismatch(entry: TensorEntry, match: Match, place: Place) -> str | None:
+    """Why this tensor cannot fill its part, or None."""
+    shape: tuple[int, ...] = entry.shape
+    if match.rule.transform is not None:
+        stored = torch.empty(shape, dtype=getattr(torch, entry.dtype), device="meta")
+        shape = tuple(match.rule.transform(stored).shape)
+    expected = place.part_shape(match.rule.part)
+    scalar = shape == () and all(n == 1 for n in expected)
+    if shape != expected and not scalar:
+        return f"has shape {list(shape)}, needs {list(expected)}"
+    have, need = entry.dtype, place.stored.dtype
+    plain = ("float64", "float32", "float16", "bfloat16")
+    if have != need and not (have in plain and need in plain):
+        return f"has dtype {have}, needs {need}"
+    return None
+
+
+def _some(kind: str, names: list[str]) -> str:
+    shown = ", ".join(names[:LISTED])
+    rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"{kind} ({len(names)}): {shown}{rest}"
+
+
+# ---------------------------------------------------------------------------------------------------- filling
+
+
+def fill_model(
+    model: nn.Module,
+    rules: Rules,
+    loader: Loader,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> list[str]:
+    """Load every parameter of `model` (on meta) and pack its linears. Returns warnings."""
+    fills = plan_fills(loader.tensors(checkpoint), rules, places_by_name := places(model))
+    waiting: dict[nn.Module, int] = {}
+    for fill in fills:
+        waiting[fill.place.module] = waiting.get(fill.place.module, 0) + 1
+    for place in places_by_name.values():
+        if not place.claimed:
+            _fill_default(place, device)
+    total, done = sum(f.entry.nbytes for f in fills), 0
+    bad: list[str] = []
+    for fill in fills:
+        value = loader.read(fill.entry)
+        if fill.match.rule.transform is not None:
+            value = fill.match.rule.transform(value)
+        if has_nan(value):
+            bad.append(fill.entry.name)
+        fill.place.put(fill.match.rule.part, value, device)
+        del value
+        waiting[module := fill.place.module] -= 1
+        if waiting[module] == 0 and isinstance(module, Linear) and "weight" in module.stored:
+            module.pack()
+        done += fill.entry.nbytes
+        if progress is not None:
+            progress("load weights", done, total, "B")
+    for module in model.modules():  # those that share a weight, or have nothing of their own to load
+        if isinstance(module, Linear) and module.packed is None:
+            module.pack()
+    left = [name for name, p in model.named_parameters() if p.is_meta]
+    if left:
+        raise PluginError(f"parameters were never loaded: {', '.join(left[:LISTED])}")
+    return [_some("weights that are not numbers (NaN)", bad)] if bad else []
+
+
+def _fill_default(place: Place, device: torch.device) -> None:
+    """An optional parameter that the checkpoint does not have."""
+    if place.stored.fill is None:
+        setattr(place.module, place.attribute, None)
+        return
+    data = torch.full(place.local.shape, place.stored.fill, dtype=getattr(torch, place.local.dtype), device=device)
+    setattr(place.module, place.attribute, nn.Parameter(data, requires_grad=False))
+
+
+def has_nan(value: Tensor) -> bool:
+    """Cheap: one reduction in which a NaN survives."""
+    if not value.is_floating_point() or value.element_size() == 1 or value.numel() == 0:
+        return False
+    return bool(torch.isnan(value.amax()))
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes held by parameters and packed weights; shared storage counts once."""
+    seen: dict[int, int] = {p.data_ptr(): p.nbytes for p in model.parameters()}
+    packed = 0
+    for module in model.modules():
+        if isinstance(module, Linear) and module.packed is not None:
+            tensor = getattr(module.packed, "weight", None)
+            if isinstance(tensor, Tensor) and tensor.data_ptr() in seen:
+                continue
+            packed += module.packed.nbytes
+    return sum(seen.values()) + packed

@@ -1,0 +1,78 @@
+"""Loader of safetensors files: headers first, tensors memory-mapped."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from lmkit.api import Checkpoint, CheckpointError, TensorEntry, itemsize
+from lmkit.loading.checkpoint import INDEX, read_index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
+    "BOOL": "bool",
+}  # fmt: skip
+
+
+class SafetensorsLoader:
+    """One object per load: it keeps the files mapped."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Any] = {}
+
+    def tensors(self, checkpoint: Checkpoint) -> list[TensorEntry]:
+        """Headers only. Raises CheckpointError naming a file that is truncated, corrupt or not what the index says."""
+        entries: dict[str, TensorEntry] = {}
+        for path in checkpoint.files:
+            for entry in self._header(path):
+                if entry.name in entries:
+                    raise CheckpointError(f"{entry.name} is both in {entries[entry.name].file} and in {path}")
+                entries[entry.name] = entry
+        index = checkpoint.path / INDEX
+        if index.is_file():
+            self._check_index(index, entries)
+        return list(entries.values())
+
+    def read(self, entry: TensorEntry) -> Tensor:
+        """A CPU tensor that maps the file."""
+        with reading(entry.file):
+            return self._open[entry.file].get_tensor(entry.name)
+
+    def _header(self, path: Path) -> Iterator[TensorEntry]:
+        with reading(path):
+            file = self._open[str(path)] = safe_open(path, framework="pt", device="cpu")
+            for name in file.keys():  # noqa: SIM118  (not a mapping)
+                view = file.get_slice(name)
+                shape, dtype = tuple(view.get_shape()), DTYPES.get(view.get_dtype())
+                if dtype is None:
+                    raise CheckpointError(f"{path}: {name} has dtype {view.get_dtype()}, which is not supported")
+                yield TensorEntry(name, shape, dtype, prod(shape) * itemsize(dtype), str(path))
+
+    @staticmethod
+    def _check_index(index: Path, entries: dict[str, TensorEntry]) -> None:
+        names = read_index(index)
+        for name, file in names.items():
+            if name not in entries or Path(entries[name].file).name != file:
+                raise CheckpointError(f"{index} says that {name} is in {file}, where it is not")
+        extra = next((n for n in entries if n not in names), None)
+        if extra:
+            raise CheckpointError(f"{entries[extra].file} holds {extra}, which {index.name} does not name")
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Whatever goes wrong with the file becomes a CheckpointError that names it."""
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, ValueError) as e:
+        raise CheckpointError(f"{path} is damaged or cannot be read: {e}", fix="download the checkpoint again") from e

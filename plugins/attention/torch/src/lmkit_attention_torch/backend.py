@@ -1,0 +1,95 @@
+"""Paged attention in plain torch. KV of a layer: [num_blocks, block_size, num_kv_heads, head_dim + v_head_dim]."""
+
+from __future__ import annotations
+
+import torch
+from lmkit.api import AttentionBackend, AttnNeed, DeviceInfo, Platform, StepLimits
+from torch import Tensor
+from torch.nn import functional as F
+
+from lmkit_attention_torch.plan import Task, TorchPlan, TorchPlanner
+
+
+class TorchAttention(AttentionBackend):
+    name = "torch"
+
+    def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
+        if need.mla:
+            return "latent attention (mla) is not implemented"
+        if need.num_q_heads % need.num_kv_heads:
+            return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
+        if not need.causal and (need.window is not None or need.alibi):
+            return "window and alibi are defined for causal attention only"
+        return None
+
+    def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
+        return (16, 32, 64, 128, 256, 8, 4, 2, 1)
+
+    def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
+        return (num_blocks, need.block_size, need.num_kv_heads, need.head_dim + (need.v_head_dim or need.head_dim))
+
+    def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> TorchPlanner:
+        return TorchPlanner(need, platform.buffer((1,), torch.int32).device.device)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
+        flat = kv.view(-1, *kv.shape[2:])
+        if slots.numel() and int(slots.min()) < 0:
+            keep = slots >= 0
+            k, v, slots = k[keep], v[keep], slots[keep]
+        dim = k.shape[-1]
+        flat[..., :dim].index_copy_(0, slots, k.to(kv.dtype))
+        flat[..., dim:].index_copy_(0, slots, v.to(kv.dtype))
+
+    def forward(
+        self, q: Tensor, kv: Tensor, plan: TorchPlan, scale: float, out: Tensor, sinks: Tensor | None = None
+    ) -> None:
+        flat = kv.view(-1, *kv.shape[2:])
+        special = plan.need.softcap is not None or plan.need.sinks or plan.need.alibi
+        for task in plan.tasks:
+            cached = flat[task.index].to(q.dtype)
+            out[task.tokens] = (
+                _dense(q[task.tokens], cached, task, plan, scale, sinks)
+                if special
+                else _fused(q[task.tokens], cached, task, scale)
+            )
+
+
+def _fused(q: Tensor, cached: Tensor, task: Task, scale: float) -> Tensor:
+    """torch's scaled_dot_product_attention. q [B * Q, Hq, D], cached [B * L, Hkv, D + Dv] -> [B * Q, Hq, Dv]."""
+    b, num_q, length = task.shape
+    heads, dim = q.shape[1:]
+    num_kv = cached.shape[1]
+    keys, values = cached.view(b, length, num_kv, -1).transpose(1, 2).split((dim, cached.shape[-1] - dim), dim=-1)
+    bias = task.bias(q.dtype)
+    if bias is not None:
+        bias = bias[:, None]
+    if num_q == 1:  # the query heads of one KV head stand as queries: KV is read once
+        queries = q.view(b, num_kv, heads // num_kv, dim)
+        return F.scaled_dot_product_attention(queries, keys, values, bias, scale=scale).reshape(b, heads, -1)
+    queries = q.view(b, num_q, heads, dim).transpose(1, 2)
+    result = F.scaled_dot_product_attention(
+        queries, keys, values, bias, is_causal=task.is_causal, scale=scale, enable_gqa=heads != num_kv
+    )
+    return result.transpose(1, 2).reshape(b * num_q, heads, -1)
+
+
+def _dense(q: Tensor, cached: Tensor, task: Task, plan: TorchPlan, scale: float, sinks: Tensor | None) -> Tensor:
+    """The same in float32 step by step, with softcap, alibi and sinks."""
+    b, num_q, length = task.shape
+    heads, dim = q.shape[1:]
+    num_kv = cached.shape[1]
+    queries = q.float().view(b, num_q, num_kv, heads // num_kv, dim)
+    keys, values = cached.float().view(b, length, num_kv, -1).split((dim, cached.shape[-1] - dim), dim=-1)
+    scores = torch.einsum("bqhgd,blhd->bhgql", queries, keys) * scale
+    if plan.need.softcap is not None:
+        scores = torch.tanh(scores / plan.need.softcap) * plan.need.softcap
+    if plan.slopes is not None and task.distance is not None:
+        scores = scores - plan.slopes.view(num_kv, -1, 1, 1) * task.distance[:, None, None]
+    bias = task.bias(torch.float32)
+    if bias is not None:
+        scores = scores + bias[:, None, None]
+    if sinks is not None:
+        extra = sinks.float().view(1, num_kv, -1, 1, 1).expand(b, -1, -1, num_q, 1)
+        scores = torch.cat((scores, extra), dim=-1)
+    probs = scores.softmax(dim=-1)[..., :length]
+    return torch.einsum("bhgql,blhd->bqhgd", probs, values).reshape(b * num_q, heads, -1).to(q.dtype)

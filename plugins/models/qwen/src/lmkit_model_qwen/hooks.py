@@ -1,0 +1,17 @@
+"""Registration. Light: the implementation is imported when it is chosen."""
+
+from lmkit.api import ModelSpec, Tier, hookimpl
+
+
+@hookimpl
+def lmkit_models() -> list[ModelSpec]:
+    return [
+        ModelSpec(
+            name="qwen",
+            summary="Qwen2, Qwen2.5 and Qwen3 dense decoders",
+            target="lmkit_model_qwen.arch:QwenArchitecture",
+            architectures=("Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+            features=frozenset({"causal", "sliding_window"}),
+            tier=Tier.OPTIMIZED,
+        )
+    ]
