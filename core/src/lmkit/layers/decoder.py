@@ -83,7 +83,7 @@ class Decoder(nn.Module):
         head = specs.get("lm_head") or LinearSpec("lm_head", cfg.hidden_size, (cfg.vocab_size,))
         self.lm_head = ctx.linear(head)
         if info.tie_embeddings:
-            self.lm_head.tie(self.embed.weight)
+            self.lm_head.tie(self.embed)
 
     @torch.inference_mode()
     def forward(self, x: StepInputs) -> Tensor:

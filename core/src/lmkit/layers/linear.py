@@ -105,25 +105,35 @@ class Linear(nn.Module):
         if "bias" not in self.params:
             self.register_parameter("bias", None)
         self.packed: PackedWeight | None = None
+        self.owner: tuple[nn.Module, ...] = ()
 
     @staticmethod
     def _bias_spec(spec: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         return {"bias": ParamSpec((spec.total_out,), dtype)} if spec.bias else {}
 
-    def tie(self, weight: nn.Parameter) -> None:
-        """Use another module's weight [out, in] (tied embeddings); it is not loaded twice."""
+    def tie(self, owner: nn.Module) -> None:
+        """Use the `weight` [out, in] of another module (tied embeddings) when packing; it is not loaded twice."""
         if self.format is not PLAIN:
             raise PluginError(f"{self.spec.name}: only an unquantized linear can be tied")
         self.stored = {k: v for k, v in self.stored.items() if k != "weight"}
-        self.weight = weight
+        self.weight = None
+        self.owner = (owner,)  # in a tuple: not a submodule
+
+    @property
+    def tied(self) -> bool:
+        return bool(self.owner)
 
     def pack(self) -> None:
         """Hand the loaded parameters to the kernel and forget them (the bias stays)."""
         tensors: dict[str, Tensor] = {}
         for key in self.params:
             if key != "bias":
-                tensors[key] = getattr(self, key).data
+                parameter = getattr(self.owner[0] if self.owner else self, key)
+                if parameter is not None:  # an optional one that is absent
+                    tensors[key] = parameter.data
                 delattr(self, key)
+        if any(t.is_meta for t in tensors.values()):
+            raise PluginError(f"{self.spec.name}: packed before it was loaded")
         self.packed = self.kernel.pack(self.format, tensors, self.local, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:

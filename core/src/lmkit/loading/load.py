@@ -282,7 +282,7 @@ def fill_model(
         fill.place.put(fill.match.rule.part, value, device)
         del value
         waiting[module := fill.place.module] -= 1
-        if waiting[module] == 0 and isinstance(module, Linear) and "weight" in module.stored:
+        if waiting[module] == 0 and isinstance(module, Linear) and not module.tied:
             module.pack()
         done += fill.entry.nbytes
         if progress is not None:

@@ -1,0 +1,89 @@
+"""Small random checkpoints, written with `transformers`, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# family -> (configuration class of transformers, model class, values that differ from COMMON)
+COMMON: Mapping[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+FAMILIES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": 11}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16}),
+}
+# name -> (family, configuration): the shapes of released models, for benchmarks with random weights
+SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "qwen2-0.5b": (
+        "qwen2",
+        {
+            "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+            "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+            "rope_theta": 1000000.0, "tie_word_embeddings": True, "bos_token_id": 151643, "eos_token_id": 151645,
+        },
+    ),
+    "llama-160m": (
+        "llama",
+        {
+            "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+            "num_attention_heads": 12, "num_key_value_heads": 12, "max_position_embeddings": 2048,
+        },
+    ),
+}  # fmt: skip
+
+
+def tiny_checkpoint(
+    family: str, directory: Path | str, *, seed: int = 0, dtype: str = "float32", **overrides: Any
+) -> Path:
+    """A random model of `family` ("llama", "mistral", "qwen2", "qwen3") with a two-layer configuration.
+
+    Keyword arguments replace configuration values. Weights are larger than at initialisation, and norms and biases
+    random, so that logits differ clearly between tokens. Returns `directory`.
+    """
+    return _write(family, {**COMMON, **FAMILIES[family][2], **overrides}, Path(directory), seed, dtype, spread=0.3)
+
+
+def shaped_checkpoint(
+    name: str, directory: Path | str, *, seed: int = 0, dtype: str = "bfloat16", **overrides: Any
+) -> Path:
+    """A random model with the shape of a released one (see SHAPES). Hundreds of megabytes; for benchmarks."""
+    family, values = SHAPES[name]
+    return _write(family, {**COMMON, **values, **overrides}, Path(directory), seed, dtype, spread=0.02)
+
+
+def _write(family: str, values: Mapping[str, Any], directory: Path, seed: int, dtype: str, spread: float) -> Path:
+    import torch
+    import transformers
+
+    config_class, model_class, _ = FAMILIES[family]
+    config = getattr(transformers, config_class)(**values)
+    config.dtype = dtype
+    before = torch.get_rng_state()
+    default = torch.get_default_dtype()
+    try:
+        torch.manual_seed(seed)
+        torch.set_default_dtype(getattr(torch, dtype))
+        model = getattr(transformers, model_class)(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.empty_like(parameter).normal_(0.0, spread)
+                parameter.copy_(1 + noise if parameter.dim() == 1 and "norm" in name else noise)
+    finally:
+        torch.set_default_dtype(default)
+        torch.set_rng_state(before)
+    model.save_pretrained(directory)
+    return directory
