@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib.metadata as metadata
 import logging
-import os
 import time
 import traceback
 from collections import Counter
@@ -32,6 +31,7 @@ from packaging.version import Version
 import lmkit
 from lmkit.api import INTERFACES, KIND_OF, ConfigError, LmkitError, Origin, PluginError, Refusal, Spec, nearest
 from lmkit.compat import supported
+from lmkit.config import read_environment
 from lmkit.hookspecs import KINDS, REGISTRATION, LmkitSpecs
 from lmkit.plugins.catalog import CORE_DIST, install_command, official_dists
 from lmkit.plugins.switches import Switches
@@ -82,7 +82,7 @@ class PluginHost(pluggy.PluginManager):
     def __init__(self, *, path: Sequence[str] | None = None, switches: Switches | None = None) -> None:
         super().__init__("lmkit")
         self.add_hookspecs(LmkitSpecs)
-        self.switches = Switches.build(os.environ) if switches is None else switches
+        self.switches = Switches.build(read_environment().switches) if switches is None else switches
         self.warnings: list[str] = []
         self._path = None if path is None else list(path)
         self._entries: list[Entry] | None = None

@@ -1,0 +1,218 @@
+"""Why something was chosen: the resolver's story as data, and as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from lmkit.api import AttentionRequest, Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, SelectRequest
+from lmkit.api.errors import UnknownName
+from lmkit.config import EngineConfig
+from lmkit.hookspecs import REGISTRATION
+from lmkit.plugins.catalog import catalog
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.resolve import Resolver
+from lmkit.plugins.select import Candidate, Outcome
+
+TOPICS = tuple(REGISTRATION)
+STEP_OF = {
+    "op": "quantization",
+    "tool_parser": "parsers",
+    "reasoning_parser": "parsers",
+}  # kind -> step of the resolver
+
+
+class CandidateReport(msgspec.Struct, frozen=True):
+    """One candidate. `verdict`: "selected", "usable" (passed, but another is preferred) or "refused"."""
+
+    name: str
+    verdict: str
+    dist: str | None = None
+    version: str | None = None
+    tier: str = ""
+    stage: int = 0
+    reasons: tuple[Refusal, ...] = ()
+
+
+class TopicReport(msgspec.Struct, frozen=True):
+    """One selection, or a kind for which none could be made (`error`)."""
+
+    kind: str
+    component: str = ""
+    request: dict[str, Any] = {}
+    wanted: tuple[str, ...] = ()  # what the user named; empty = auto
+    candidates: tuple[CandidateReport, ...] = ()
+    not_installed: dict[str, str] = {}  # official name -> pip command
+    error: ErrorInfo | None = None
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Answer of `explain`, the same for a terminal, for `--json` and for tests."""
+
+    model: str
+    device: DeviceInfo | None
+    topics: tuple[TopicReport, ...]
+    derived: tuple[Derived, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def topic(self, kind: str, component: str | None = None) -> TopicReport:
+        return next(t for t in self.topics if t.kind == kind and component in (None, t.component))
+
+
+def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None, why: str | None = None) -> Explanation:
+    """Resolve as far as possible and tell the story; of one kind with `topic`, of one candidate with `why`.
+
+    Raises UnknownName for a topic that is no kind. Everything that fails on the way is part of the answer.
+    """
+    if topic is not None and topic not in TOPICS:
+        raise UnknownName("topic", topic, TOPICS)
+    resolver = Resolver(config, host, tolerant=True)
+    resolver.run()
+    topics = []
+    for kind in TOPICS if topic is None else (topic,):
+        reports = [_topic(o, host) for o in resolver.outcomes if o.request.kind == kind]
+        error = resolver.errors.get(STEP_OF.get(kind, kind))
+        if not reports and (error is not None or topic is not None):
+            reports = [_undecided(kind, host, error)]
+        topics += [_narrow(r, why) for r in reports] if why else reports
+    device = resolver.device
+    derived = resolver.plan().derived if device else ()
+    warnings = resolver.plan().warnings if device else tuple(host.warnings)
+    return Explanation(config.model.model, device, tuple(topics), derived if topic is None else (), warnings)
+
+
+def _topic(outcome: Outcome, host: PluginHost) -> TopicReport:
+    return TopicReport(
+        kind=outcome.request.kind,
+        component=outcome.request.component,
+        request=_request(outcome.request),
+        wanted=tuple(map(str, outcome.wanted)),
+        candidates=tuple(_candidate(c, outcome) for c in outcome.candidates),
+        not_installed=_not_installed(outcome.request.kind, host),
+    )
+
+
+def _undecided(kind: str, host: PluginHost, error: LmkitError | None) -> TopicReport:
+    """No selection was made: say why, and what is installed and could be."""
+    rows = []
+    for name in host.names(kind):
+        entry, refusal = host.find(kind, name)
+        reasons = (refusal,) if refusal else ()
+        dist, version = (entry.dist, entry.version) if entry else (None, None)
+        rows.append(CandidateReport(name, "refused" if reasons else "usable", dist, version, reasons=reasons))
+    return TopicReport(
+        kind=kind,
+        candidates=tuple(rows),
+        not_installed=_not_installed(kind, host),
+        error=error.info() if error is not None else None,
+    )
+
+
+def _candidate(c: Candidate, outcome: Outcome) -> CandidateReport:
+    verdict = "selected" if c is outcome.chosen else "usable" if c.ok else "refused"
+    tier = c.spec.tier.name.lower() if c.spec else ""
+    return CandidateReport(c.name, verdict, c.dist, c.version, tier, c.stage, c.reasons)
+
+
+def _not_installed(kind: str, host: PluginHost) -> dict[str, str]:
+    known = {e.name for e in host.entries(kind)}
+    return {name: f"pip install {dist}" for name, dist in catalog().get(kind, {}).items() if name not in known}
+
+
+def _narrow(report: TopicReport, why: str) -> TopicReport:
+    """Only the candidate asked about and the one selected."""
+    kept = tuple(c for c in report.candidates if why in (c.name, f"{c.dist}/{c.name}") or c.verdict == "selected")
+    missing = {name: command for name, command in report.not_installed.items() if name == why}
+    return msgspec.structs.replace(report, candidates=kept, not_installed=missing)
+
+
+def _request(request: SelectRequest) -> dict[str, Any]:
+    """The fields of a request that say something, as plain data."""
+    device = request.device
+    shown: dict[str, Any] = {}
+    if isinstance(request, AttentionRequest):
+        need = request.need
+        shown |= {
+            "head_dim": need.head_dim,
+            "q/kv heads": f"{need.num_q_heads}/{need.num_kv_heads}",
+            "dtype": request.dtype or need.dtype,
+            "kv_dtype": need.kv_dtype,
+            "features": sorted(need.features | request.features),
+        }
+    for name in ("architecture", "method", "op", "format", "num_ranks"):
+        if hasattr(request, name):
+            shown[name] = getattr(request, name)
+    if device is not None:
+        shown["device"] = device_text(device)
+    return shown
+
+
+def device_text(device: DeviceInfo) -> str:
+    """ "NAME cc 7.5 (Tesla T4)"."""
+    capability = f" cc {device.capability[0]}.{device.capability[1]}" if device.capability else ""
+    name = f" ({device.name})" if device.name else ""
+    return f"{device.platform}{capability}{name}{', described' if device.described else ''}"
+
+
+# ------------------------------------------------------------------------------------------------------ rendering
+
+STYLE = {"selected": "bold green", "usable": "cyan", "refused": "red"}
+
+
+def render(explanation: Explanation, console: Console) -> None:
+    """Print an explanation: per selection the request, then each candidate with its verdict and reasons."""
+    for report in explanation.topics:
+        _render_topic(report, console)
+    if explanation.derived:
+        console.print("[bold]values[/]")
+        table = Table.grid(padding=(0, 2))
+        for d in explanation.derived:
+            table.add_row(d.key, escape(str(d.value)), f"[dim]<- {escape(d.source)}[/]")
+        console.print(Padding(table, (0, 0, 1, 2)))
+    for warning in explanation.warnings:
+        console.print(f"[yellow]warning[/] {escape(warning)}")
+
+
+def _render_topic(report: TopicReport, console: Console) -> None:
+    facts = "  ".join(f"{key}={_value(value)}" for key, value in report.request.items())
+    title = f"{report.kind} {report.component}".strip()
+    wanted = f"  asked for: {', '.join(report.wanted)}" if report.wanted and report.kind != "model" else ""
+    console.print(f"[bold]{escape(title)}[/]  [dim]{escape(facts + wanted)}[/]")
+    rows = list(report.candidates)
+    if rows or report.not_installed:
+        _render_rows(report, rows, console)
+    if report.error is not None:
+        console.print(Padding(f"[red]{escape(report.error.message)}[/]", (0, 0, 0, 2)))
+        if report.error.fix:
+            console.print(Padding(f"-> {escape(report.error.fix)}", (0, 0, 0, 4)))
+    if not rows and not report.not_installed and report.error is None:
+        console.print(Padding("none installed", (0, 0, 0, 2)))
+    console.print()
+
+
+def _render_rows(report: TopicReport, rows: Iterable[CandidateReport], console: Console) -> None:
+    names = [c.name for c in rows] + list(report.not_installed)
+    width = max(map(len, names)) + 2
+    for c in rows:
+        tier = f" ({c.tier})" if c.verdict != "refused" and c.tier else ""
+        source = f"{c.version} ({c.dist})" if c.dist else ""
+        console.print(
+            f"  [bold]{escape(c.name):<{width}}[/]{source:<42} [{STYLE[c.verdict]}]{c.verdict.upper()}{tier}[/]",
+            soft_wrap=True,
+        )
+        for r in c.reasons:
+            fix = f"  -> {r.fix}" if r.fix else ""
+            text = f"{r.code:<20} needs {r.needed}, has {r.offered}{fix}"
+            console.print(Padding(escape(text), (0, 0, 0, 6)), soft_wrap=True)
+    for name, command in report.not_installed.items():
+        console.print(f"  {escape(name):<{width}}{'not installed':<42} [dim]{escape(command)}[/]", soft_wrap=True)
+
+
+def _value(value: object) -> str:
+    return "{" + ",".join(map(str, value)) + "}" if isinstance(value, list) else str(value)
