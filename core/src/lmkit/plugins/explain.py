@@ -50,6 +50,7 @@ class TopicReport(msgspec.Struct, frozen=True):
     candidates: tuple[CandidateReport, ...] = ()
     not_installed: dict[str, str] = {}  # official name -> pip command
     error: ErrorInfo | None = None
+    after: str = ""  # the earlier selection whose error this is
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -77,9 +78,10 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
     topics = []
     for kind in TOPICS if topic is None else (topic,):
         reports = [_topic(o, host) for o in resolver.outcomes if o.request.kind == kind]
-        error = resolver.errors.get(STEP_OF.get(kind, kind))
+        step = STEP_OF.get(kind, kind)
+        error, root = resolver.errors.get(step), resolver.roots.get(step, "")
         if not reports and (error is not None or topic is not None):
-            reports = [_undecided(kind, host, error)]
+            reports = [_undecided(kind, host, error, root)]
         topics += [_narrow(r, why) for r in reports] if why else reports
     device = resolver.device
     derived = resolver.plan().derived if device else ()
@@ -98,7 +100,7 @@ def _topic(outcome: Outcome, host: PluginHost) -> TopicReport:
     )
 
 
-def _undecided(kind: str, host: PluginHost, error: LmkitError | None) -> TopicReport:
+def _undecided(kind: str, host: PluginHost, error: LmkitError | None, root: str) -> TopicReport:
     """No selection was made: say why, and what is installed and could be."""
     rows = []
     for name in host.names(kind):
@@ -111,6 +113,7 @@ def _undecided(kind: str, host: PluginHost, error: LmkitError | None) -> TopicRe
         candidates=tuple(rows),
         not_installed=_not_installed(kind, host),
         error=error.info() if error is not None else None,
+        after=root,
     )
 
 
@@ -188,11 +191,12 @@ def _render_topic(report: TopicReport, console: Console) -> None:
     if rows or report.not_installed:
         _render_rows(report, rows, console)
     if report.error is not None:
-        console.print(Padding(f"[red]{escape(report.error.message)}[/]", (0, 0, 0, 2)))
+        prefix = f"not decided, because of {report.after}: " if report.after else ""
+        console.print(f"  [red]{escape(prefix + report.error.message)}[/]", soft_wrap=True)
         if report.error.fix:
-            console.print(Padding(f"-> {escape(report.error.fix)}", (0, 0, 0, 4)))
+            console.print(f"    -> {escape(report.error.fix)}", soft_wrap=True)
     if not rows and not report.not_installed and report.error is None:
-        console.print(Padding("none installed", (0, 0, 0, 2)))
+        console.print("  none installed")
     console.print()
 
 
@@ -208,8 +212,7 @@ def _render_rows(report: TopicReport, rows: Iterable[CandidateReport], console: 
         )
         for r in c.reasons:
             fix = f"  -> {r.fix}" if r.fix else ""
-            text = f"{r.code:<20} needs {r.needed}, has {r.offered}{fix}"
-            console.print(Padding(escape(text), (0, 0, 0, 6)), soft_wrap=True)
+            console.print(f"      {escape(f'{r.code:<20} needs {r.needed}, has {r.offered}{fix}')}", soft_wrap=True)
     for name, command in report.not_installed.items():
         console.print(f"  {escape(name):<{width}}{'not installed':<42} [dim]{escape(command)}[/]", soft_wrap=True)
 

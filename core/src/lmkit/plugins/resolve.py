@@ -23,6 +23,7 @@ from lmkit.api import (
     CheckpointOptions,
     Choice,
     ConfigError,
+    ConfigProposal,
     Derived,
     DeviceInfo,
     Dims,
@@ -35,6 +36,7 @@ from lmkit.api import (
     OpRequest,
     OpSpec,
     ParserRequest,
+    Platform,
     PlatformSpec,
     QuantizationRequest,
     QuantizationSpec,
@@ -90,7 +92,8 @@ class Resolver:
         self.info: ModelInfo | None = None
         self.dtype = self.kv_dtype = ""
         self.outcomes: list[Outcome] = []
-        self.errors: dict[str, LmkitError] = {}
+        self.errors: dict[str, LmkitError] = {}  # step -> why it failed, or why one it needs failed
+        self.roots: dict[str, str] = {}  # skipped step -> the step that failed
         self._platform: PlatformSpec | None = None
         self._choices: list[Choice] = []
         self._specs: list[Spec] = []
@@ -307,6 +310,7 @@ class Resolver:
         }
         assert user.keys() == PROPOSABLE.keys()
         proposals = self.host.gather("lmkit_configure", config=config, plan=self.plan(), info=info)
+        proposals += self._platform_defaults()
         dims = attention[0].block_sizes if attention else Dims()
         proposals = [
             (module, p) for module, p in proposals
@@ -328,6 +332,13 @@ class Resolver:
             raise ConfigError(f"block_size is {size.value} ({size.source}), {attention[0].name} needs {dims}")
         self._derived.extend(values.values())
 
+    def _platform_defaults(self) -> list[tuple[str, ConfigProposal]]:
+        """What the platform suggests; its module loads torch in the worker only."""
+        choice = self._choices[0]
+        platform: Platform = load_target(choice)()
+        suggested = platform.defaults(self.described_model, self.chosen_device)
+        return [(choice.name, ConfigProposal(key, value, "the platform's default")) for key, value in suggested.items()]
+
     # --------------------------------------------------------------------------------------------------- helpers
 
     def _step(self, topic: str, work: Callable[[], None], needs: tuple[str, ...] = ()) -> None:
@@ -335,9 +346,12 @@ class Resolver:
         if not self.tolerant:
             work()
             return
-        if missing := [n for n in needs if n in self.errors]:
-            self.errors[topic] = LmkitError(f"not decided, because {missing[0]} is not")
-            return
+        for needed in needs:
+            if needed in self.errors:
+                self.errors[topic] = cause = self.errors[needed]
+                self.roots[topic] = self.roots.get(needed, needed)
+                log.debug("%s is skipped: %s", topic, cause)
+                return
         try:
             work()
         except LmkitError as e:

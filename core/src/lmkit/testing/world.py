@@ -10,10 +10,14 @@ from lmkit.api import DeviceInfo, PlatformSpec, Unavailable, hookimpl
 def probe():
     return {probe}
 
+class Device:
+    def defaults(self, model, device):
+        return {defaults}
+
 @hookimpl
 def lmkit_platforms():
     yield PlatformSpec(
-        name="{name}", summary="A pretend device", target="{module}:probe", probe="{module}:probe",
+        name="{name}", summary="A pretend device", target="{module}:Device", probe="{module}:probe",
         device_type="cpu", fallback={fallback}, prefers={prefers},
     )
 """
@@ -105,11 +109,20 @@ class World(DistDir):
     """A DistDir with shorthands for fake plugins."""
 
     def platform(
-        self, name: str, *, probe: str | None = None, fallback: bool = False, prefers: object = None, cc: object = None
+        self,
+        name: str,
+        *,
+        probe: str | None = None,
+        fallback: bool = False,
+        prefers: object = None,
+        cc: object = None,
+        defaults: object = None,
     ) -> None:
         module = f"toy_platform_{name}.hooks"
         answer = probe or f"[{DEVICE.format(name=name, cc=cc)}]"
-        source = PLATFORM.format(name=name, module=module, probe=answer, fallback=fallback, prefers=prefers or {})
+        source = PLATFORM.format(
+            name=name, module=module, probe=answer, fallback=fallback, prefers=prefers or {}, defaults=defaults or {}
+        )
         self.add(f"toy-platform-{name}", {"platform": {name: module}}, {module: source})
 
     def attention(self, name: str, extra: str = "", dist: str | None = None, **kwargs: object) -> None:
