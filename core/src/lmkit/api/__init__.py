@@ -67,6 +67,7 @@ from lmkit.api.execution import (
 )
 from lmkit.api.hooks import hookimpl
 from lmkit.api.model import AttnNeed, KVSpec, LayerInfo, LinearSpec, ModelInfo, ParamSpec, WeightRule
+from lmkit.api.null import NullCollectives, NullEvent, NullGraphs
 from lmkit.api.params import Grammar, SamplingParams
 from lmkit.api.refusal import Refusal, Refused
 from lmkit.api.requests import (

@@ -1,0 +1,189 @@
+"""StepInputs and AttnBatch of one step, built from plan.rows with numpy: no Python per token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from lmkit.api import AttnBatch, EngineError, KVSpec, StepInputs, StepLimits, StepPlan
+from lmkit.execution.buffers import ArrayBuffer
+from lmkit.execution.rows import RowTable
+
+if TYPE_CHECKING:
+    from lmkit.api import AttnPlanner, Platform
+
+
+@dataclass(slots=True)
+class PromptJob:
+    """Prompt log-probabilities wanted of one row of a step."""
+
+    row: int  # index into plan.rows
+    hidden_start: int  # first row of the hidden states
+    start: int  # prompt position of the first hidden row; it predicts position start + 1
+    targets: np.ndarray  # [N] int64, the prompt tokens predicted
+
+
+@dataclass(slots=True)
+class Step:
+    """One step on its way through the worker: set by InputBuilder.build, read by Worker.sample."""
+
+    plan: StepPlan
+    inputs: StepInputs
+    slots: np.ndarray  # [R] slot of each row of the plan
+    sample_rows: np.ndarray  # [R'] rows of the plan that sample, in order
+    logit_slots: np.ndarray  # [S] slot of each logits row; a row with k drafts has k + 1, consecutive
+    positions: np.ndarray  # [S] position of the token to be drawn
+    num_drafts: np.ndarray | None  # [R'] drafts of each sampling row; None: no row has drafts
+    all_rows: bool  # logits rows are exactly the hidden rows
+    prompt_jobs: list[PromptJob] = field(default_factory=list)
+
+
+class InputBuilder:
+    """Buffers are allocated once from StepLimits and filled again in each step.
+
+    Rows of the batch are in plan order. `num_decode_rows` counts the leading rows that compute one token (or one and
+    its drafts): a scheduler that puts decodes before prefill chunks, as lmkit's does, gives backends one decode batch
+    and one prefill batch.
+    """
+
+    def __init__(
+        self, rows: RowTable, limits: StepLimits, specs: Sequence[KVSpec], planners: Sequence[AttnPlanner],
+        kv: Sequence[torch.Tensor], platform: Platform,
+    ) -> None:  # fmt: skip
+        self.rows, self.limits, self.specs, self.planners, self.kv = rows, limits, specs, planners, kv
+        tokens, max_rows = limits.max_tokens, limits.max_rows
+
+        def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> ArrayBuffer:
+            return ArrayBuffer(platform.buffer(shape, dtype))
+
+        self.token_ids = buffer((tokens,), torch.int64)
+        self.positions = buffer((tokens,), torch.int64)
+        self.logits_rows = buffer((tokens,), torch.int64)
+        self.query_start = buffer((max_rows + 1,), torch.int32)
+        self.seq_len = buffer((max_rows,), torch.int32)
+        self.tables = [buffer((max_rows, table.shape[1]), torch.int32) for table in rows.table]
+        self.slots = [buffer((tokens,), torch.int64) for _ in specs]
+        self.arange = np.arange(max(tokens, max_rows) + 1)
+        self.batches = [
+            AttnBatch(
+                query_start=self.query_start.buffer, seq_len=self.seq_len.buffer, table=table.buffer,
+                slots=slots.buffer, num_rows=0, num_tokens=0, max_query=0, max_seq=0, num_decode_rows=0,
+            )
+            for table, slots in zip(self.tables, self.slots, strict=True)
+        ]  # fmt: skip
+
+    def build(self, plan: StepPlan) -> Step:
+        """The step of `plan`, whose diff has been applied to the rows already. Plans attention for each KV group."""
+        rows, slot_of = self.rows, self.rows.slot_of
+        work = np.array(
+            [(slot_of[w.id], w.epoch, w.start, w.num_tokens, w.sample, len(w.drafts)) for w in plan.rows], np.int64
+        )
+        slots, epochs, starts, lengths, samples, drafts = work.T
+        num_drafts = drafts if drafts.any() else None
+        self._check(plan, slots, epochs, starts, lengths, samples, drafts)
+        if num_drafts is not None:
+            for w in plan.rows:
+                if w.drafts:
+                    rows.put_drafts(slot_of[w.id], w.drafts)
+
+        n, ends = len(slots), starts + lengths
+        num_tokens = int(lengths.sum())
+        decode_only = num_tokens == n and bool(samples.all())
+        if decode_only:
+            row_of, positions = self.arange[:n], starts
+            query_start = self.arange[: n + 1]
+        else:
+            query_start = np.zeros(n + 1, np.int64)
+            np.cumsum(lengths, out=query_start[1:])
+            row_of = np.repeat(self.arange[:n], lengths)
+            positions = self.arange[:num_tokens] + (starts - query_start[:-1])[row_of]
+        token_slots = slots if decode_only else slots[row_of]
+        self.token_ids.array[:num_tokens] = rows.tokens[token_slots, positions]
+        self.positions.array[:num_tokens] = positions
+        self.query_start.array[: n + 1] = query_start
+        self.seq_len.array[:n] = ends
+
+        single = lengths - drafts == 1
+        decodes = n if single.all() else int(single.argmin())
+        max_query, max_seq = int(lengths.max()), int(ends.max())
+        for group, spec in enumerate(self.specs):
+            self._fill_group(group, spec.block_size, slots, token_slots, positions, max_seq)
+            batch = self.batches[group]
+            batch.num_rows, batch.num_tokens, batch.num_decode_rows = n, num_tokens, decodes
+            batch.max_query, batch.max_seq = max_query, max_seq
+
+        if decode_only:
+            sample_rows, last, logit_slots, next_positions = row_of, row_of, slots, ends
+        else:
+            sample_rows = np.flatnonzero(samples)
+            last = query_start[1:][sample_rows] - 1
+            logit_slots, next_positions = slots[sample_rows], ends[sample_rows]
+            if num_drafts is not None:
+                num_drafts = drafts[sample_rows]
+                back = _countdown(num_drafts)  # k, k-1, .., 0 for each sampling row
+                last = np.repeat(last, num_drafts + 1) - back
+                next_positions = np.repeat(next_positions, num_drafts + 1) - back
+                logit_slots = np.repeat(logit_slots, num_drafts + 1)
+        self.logits_rows.array[: len(last)] = last
+        inputs = StepInputs(
+            token_ids=self.token_ids.push(num_tokens),
+            positions=self.positions.push(num_tokens),
+            attn=[planner.plan(batch) for planner, batch in zip(self.planners, self.batches, strict=True)],
+            kv=self.kv,
+            logits_rows=self.logits_rows.push(len(last)),
+        )
+        return Step(plan, inputs, slots, sample_rows, logit_slots, next_positions, num_drafts, decode_only)
+
+    def prompt_jobs(self, step: Step) -> list[PromptJob]:
+        """Which hidden states of the step predict prompt tokens of rows that asked for prompt log-probabilities."""
+        jobs, first = [], 0
+        for row, work in enumerate(step.plan.rows):
+            slot = step.slots[row]
+            params = self.rows.params[slot]
+            if params is not None and params.prompt_logprobs is not None:
+                n = min(work.num_tokens, int(self.rows.num_prompt[slot]) - 1 - work.start)
+                if n > 0:
+                    targets = self.rows.tokens[slot, work.start + 1 : work.start + 1 + n].copy()
+                    jobs.append(PromptJob(row, first, work.start, targets))
+            first += work.num_tokens
+        return jobs
+
+    def _fill_group(
+        self, group: int, size: int, slots: np.ndarray, token_slots: np.ndarray, positions: np.ndarray, max_seq: int
+    ) -> None:
+        table = self.rows.table[group]
+        blocks, offsets = np.divmod(positions, size)
+        self.slots[group].array[: len(positions)] = table[token_slots, blocks] * np.int64(size) + offsets
+        width = -(-max_seq // size)
+        self.tables[group].array[: len(slots), :width] = table[slots, :width]
+
+    def _check(
+        self, plan: StepPlan, slots: np.ndarray, epochs: np.ndarray, starts: np.ndarray, lengths: np.ndarray,
+        samples: np.ndarray, drafts: np.ndarray,
+    ) -> None:  # fmt: skip
+        """The plan agrees with the rows it is computed on; a wrong plan must not write another row's blocks."""
+        rows, ends = self.rows, starts + lengths
+        known = ends - drafts
+        ok = (
+            (rows.epoch[slots] == epochs) & (lengths >= 1) & (known >= 1)
+            & np.where(samples == 1, known == rows.num_tokens[slots], (known <= rows.num_tokens[slots]) & (drafts == 0))
+        )  # fmt: skip
+        for group, spec in enumerate(self.specs):
+            ok &= ends <= rows.num_blocks[group, slots] * spec.block_size
+        if not ok.all():
+            bad = plan.rows[int(ok.argmin())]
+            slot = rows.slot_of[bad.id]
+            raise EngineError(
+                f"step {plan.step}: {bad} does not fit its row (epoch {rows.epoch[slot]}, "
+                f"{rows.num_tokens[slot]} tokens, blocks per group {rows.num_blocks[:, slot].tolist()})"
+            )
+
+
+def _countdown(counts: np.ndarray) -> np.ndarray:
+    """[2, 0] -> [2, 1, 0, 0]."""
+    ends = np.cumsum(counts + 1)
+    return np.repeat(ends, counts + 1) - 1 - np.arange(ends[-1] if len(ends) else 0)

@@ -1,0 +1,189 @@
+"""Memory: what a step needs, what is left for the KV cache, and how it is shared among KV groups. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmkit.api import (
+    CapacityError,
+    ConfigError,
+    DeviceInfo,
+    KVConfig,
+    KVSpec,
+    ModelInfo,
+    ResolvedPlan,
+    WorkerFacts,
+    itemsize,
+)
+from lmkit.config import EngineConfig
+
+DEFAULT_MAX_TOKENS = 2048  # step budget when neither user nor platform says one
+MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, unless the user asks for fewer
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+          "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
+
+
+def parse_size(text: str, whole: int, field: str = "cache.memory") -> int:
+    """Bytes of "2GiB", "500MB", "1073741824" or "60%" (of `whole`). Raises ConfigError naming `field`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|[a-zA-Z]*)\s*", text)
+    unit = match[2].lower() if match else ""
+    if match is None or (unit != "%" and unit not in _UNITS):
+        raise ConfigError(f"{field}: {text!r} is not a size", fix="write it like '2GiB', '500MB' or '60%'")
+    number = float(match[1])
+    if unit == "%":
+        if not 0 < number <= 100:
+            raise ConfigError(f"{field}: {text!r} must be above 0% and at most 100%", fix="for example '60%'")
+        return int(whole * number / 100)
+    return int(number * _UNITS[unit])
+
+
+def format_size(nbytes: int) -> str:
+    """1536 -> "1.5 KiB"."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def step_tokens(config: EngineConfig, resolved: ResolvedPlan | None = None) -> int:
+    """Token budget of a step: the user's, else the resolved one, else a default; never fewer than the rows."""
+    value = config.sched.max_tokens or (resolved.value("max_step_tokens") if resolved is not None else None)
+    return max(int(value or DEFAULT_MAX_TOKENS), config.sched.max_rows * (1 + num_drafts(config)))
+
+
+def num_drafts(config: EngineConfig) -> int:
+    """Draft tokens per row and step."""
+    return config.spec.num_drafts if config.spec is not None else 0
+
+
+def activation_bytes(info: ModelInfo, dtype: str, max_tokens: int, max_rows: int) -> int:
+    """Peak of one step: residual, attention and MLP activations of `max_tokens`, and logits of `max_rows` rows.
+
+    A layer holds the residual stream and its normed copy, q, k, v and the attention output, and gate, up and their
+    product; logits exist in the model's dtype, in float32, and as two float32 temporaries of the sampler.
+    """
+    size = itemsize(dtype)
+    attn = max(
+        (a.num_q_heads * 2 + a.num_kv_heads * 2) * max(a.head_dim, a.v_head_dim or 0)
+        for a in (layer.attn for layer in info.layers)
+    )
+    per_token = (3 * info.hidden_size + attn + 3 * (info.intermediate_size or 4 * info.hidden_size)) * size
+    return max_tokens * per_token + max_rows * info.vocab_size * (size + 3 * 4)
+
+
+def blocks_needed(spec: KVSpec, length: int, max_tokens: int) -> int:
+    """Blocks that one row of `length` tokens holds at most. A window keeps its tokens and those of the current step."""
+    held = length if spec.window is None else min(length, spec.window + max_tokens + spec.block_size)
+    return -(-held // spec.block_size)
+
+
+def bytes_for(specs: Sequence[KVSpec], length: int, max_tokens: int) -> int:
+    """KV bytes of one row of `length` tokens."""
+    return sum(spec.bytes_per_block * blocks_needed(spec, length, max_tokens) for spec in specs)
+
+
+def plan_kv(
+    facts: WorkerFacts, config: EngineConfig, *, max_length: int | None = None, max_tokens: int | None = None
+) -> KVConfig:
+    """How many blocks each KV group gets.
+
+    `max_length`: longest row, when it is known (the user's, or the model's); "auto" memory then takes no more than
+    `max_rows` rows of that length can use. Raises CapacityError when not even one row fits.
+    """
+    specs = facts.kv_specs
+    max_tokens = max_tokens or step_tokens(config)
+    asked = config.model.max_length
+    longest = asked or max_length
+    floor = asked or min(longest or MIN_LENGTH, MIN_LENGTH)
+    if config.cache.num_blocks is not None:
+        kv = KVConfig(specs, tuple(config.cache.num_blocks for _ in specs))
+        if kv.nbytes > facts.free_kv_bytes:
+            raise _too_little(kv.nbytes, facts.free_kv_bytes, f"cache.num_blocks = {config.cache.num_blocks}")
+    else:
+        budget = facts.free_kv_bytes
+        if config.cache.memory != "auto":
+            budget = parse_size(config.cache.memory, facts.free_kv_bytes)
+            if budget > facts.free_kv_bytes:
+                raise _too_little(budget, facts.free_kv_bytes, f"cache.memory = {config.cache.memory!r}")
+        rows = config.sched.max_rows if config.cache.memory == "auto" and longest else None
+        kv = KVConfig(specs, _share(specs, budget, longest or floor, max_tokens, rows))
+    for spec, num in zip(specs, kv.num_blocks, strict=True):
+        if num - 1 < blocks_needed(spec, floor, max_tokens):
+            needed = bytes_for(specs, floor, max_tokens) + sum(s.bytes_per_block for s in specs)
+            raise _too_little(needed, min(kv.nbytes, facts.free_kv_bytes), f"one request of {floor} tokens")
+    return kv
+
+
+def _share(specs: Sequence[KVSpec], budget: int, length: int, max_tokens: int, rows: int | None) -> tuple[int, ...]:
+    """Blocks per group such that all groups run out together for rows of `length`; the null block comes on top."""
+    needs = [blocks_needed(spec, length, max_tokens) for spec in specs]
+    null = sum(spec.bytes_per_block for spec in specs)
+    per_row = sum(need * spec.bytes_per_block for need, spec in zip(needs, specs, strict=True))
+    share = max(0, budget - null) / per_row
+    if rows is not None:
+        share = min(share, rows)
+    return tuple(1 + int(need * share) for need in needs)
+
+
+def _too_little(needed: int, available: int, what: str) -> CapacityError:
+    return CapacityError(
+        f"{what} needs {format_size(needed)} of KV cache, {format_size(max(available, 0))} are available",
+        fix="use a smaller --max-length or --max-rows, a smaller model or dtype, or free memory",
+    )
+
+
+def fit_length(info: ModelInfo, kv: KVConfig, asked: int | None = None) -> int:
+    """The longest prompt + output of one request: what was asked, else what the model allows and the cache can hold."""
+    if asked is not None:
+        return asked
+    held = [(n - 1) * spec.block_size for spec, n in zip(kv.specs, kv.num_blocks, strict=True) if spec.window is None]
+    return min([info.max_length, *held])
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The budget that `lmkit plan` prints. Sizes in bytes."""
+
+    device_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    num_kv_tokens: int  # tokens the cache holds, all rows together
+    max_length: int
+
+    @property
+    def concurrency(self) -> float:
+        """Requests of max_length that fit at once."""
+        return self.num_kv_tokens / self.max_length if self.max_length else 0.0
+
+
+def estimate(
+    info: ModelInfo, config: EngineConfig, device: DeviceInfo, *, dtype: str | None = None, block_size: int = 16,
+    kv_dtype: str | None = None, weight_bytes: int | None = None, max_tokens: int | None = None,
+) -> Estimate:  # fmt: skip
+    """What would fit, from facts alone: nothing is loaded. Raises CapacityError as the engine would."""
+    dtype = dtype or (device.dtypes[0] if info.dtype not in device.dtypes else info.dtype)
+    specs = tuple(info.kv_specs(block_size, kv_dtype or dtype))
+    weights = info.num_parameters * itemsize(dtype) if weight_bytes is None else weight_bytes
+    max_tokens = max_tokens or step_tokens(config)
+    activations = activation_bytes(info, dtype, max_tokens, config.sched.max_rows)
+    memory = device.free_memory or device.total_memory
+    free = memory - weights - activations
+    if free <= 0:
+        raise CapacityError(
+            f"weights ({format_size(weights)}) and activations ({format_size(activations)}) need "
+            f"{format_size(weights + activations)}, the device has {format_size(memory)}",
+            fix="use a smaller model or dtype, or another device",
+        )
+    facts = WorkerFacts(free, weights, activations, specs)
+    kv = plan_kv(facts, config, max_length=info.max_length, max_tokens=max_tokens)
+    length = fit_length(info, kv, config.model.max_length)
+    per_token = sum(spec.bytes_per_block // spec.block_size for spec in specs)
+    tokens = min((n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True))
+    full = [(n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True) if spec.window is None]
+    return Estimate(memory, weights, activations, kv.nbytes, per_token, min(full, default=tokens), length)

@@ -1,0 +1,36 @@
+"""Log-probabilities of raw logits: of the chosen token, its rank, and the most likely alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lmkit.api import TokenLogprob
+
+
+class TokenChoice(NamedTuple):
+    """What is asked of one row of logits."""
+
+    token: int
+    num_top: int
+
+
+def gather_logprobs(logprobs: Tensor, choices: Sequence[TokenChoice]) -> list[TokenLogprob]:
+    """logprobs [N, V] float32 and N choices -> N TokenLogprobs. Rank 1 is the most likely; equals share a rank."""
+    ids = torch.tensor([c.token for c in choices], dtype=torch.int64, device=logprobs.device)[:, None]
+    chosen = logprobs.gather(-1, ids)
+    ranks = (logprobs > chosen).sum(-1).add_(1).tolist()
+    most = max(c.num_top for c in choices)
+    if most:
+        values, tokens = (t.tolist() for t in logprobs.topk(min(most, logprobs.shape[-1]), dim=-1))
+    else:
+        values = tokens = [[] for _ in choices]
+    return [
+        TokenLogprob(c.token, value, rank, list(zip(top_ids[: c.num_top], top_values[: c.num_top], strict=True)))
+        for c, value, rank, top_ids, top_values in zip(
+            choices, chosen[:, 0].tolist(), ranks, tokens, values, strict=True
+        )
+    ]
