@@ -21,8 +21,10 @@ from lmkit.config import EngineConfig
 
 DEFAULT_MAX_TOKENS = 2048  # step budget when neither user nor platform says one
 MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, unless the user asks for fewer
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-          "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
+_UNITS = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
 
 
 def parse_size(text: str, whole: int, field: str = "cache.memory") -> int:

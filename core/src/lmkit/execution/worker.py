@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from lmkit.api import (
@@ -17,103 +15,116 @@ from lmkit.api import (
     GrammarMasks,
     KVConfig,
     LoadedModel,
-    LogitsProcessor,
     ModelInfo,
-    NewRow,
     PluginError,
     Reply,
     ResetCache,
     ResolvedPlan,
-    RowLogprobs,
     StepLimits,
     StepPlan,
     StepResult,
     WorkerFacts,
 )
 from lmkit.execution import memory
-from lmkit.execution.inputs import InputBuilder, PromptJob, Step
-from lmkit.execution.rows import RowTable
+from lmkit.execution.runner import Runner
 from lmkit.plugins import load_target
-from lmkit.sampling import SampleBatch, Sampled, Sampler, TokenChoice, accept, gather_logprobs
-from lmkit.sampling.noise import seed_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from lmkit.api import AttentionBackend, Platform, Progress
     from lmkit.config import EngineConfig
 
-PROMPT_ROWS = 64  # rows of logits made at once for prompt log-probabilities
 
-
-@dataclass(slots=True)
-class Pending:
-    """A step between forward and sample."""
-
-    step: Step
-    hidden: Tensor
-
-
-class Runner:
-    """Runs steps of a loaded model: applies plans to rows, builds inputs, calls the model, samples.
-
-    Knows neither configuration nor loading; Worker makes it once the KV cache is configured.
-    """
+class Worker:
+    """Loads the model of a resolved plan, then runs its steps through a Runner."""
 
     def __init__(
-        self, loaded: LoadedModel, kv: KVConfig, limits: StepLimits, backends: Sequence[AttentionBackend],
-        platform: Platform, device: torch.device, *, eos_token_ids: Sequence[int] = (), max_drafts: int = 0,
-        seed: int = 0, processors: Mapping[str, LogitsProcessor] | None = None, debug_kv: bool = False,
+        self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None,
+        rank: int = 0, debug_kv: bool = False,
     ) -> None:  # fmt: skip
-        """`backends`: one per KV group. `debug_kv` fills fresh blocks with NaN: reading what nobody wrote shows."""
-        self.model, self.kv_config, self.seed, self.debug_kv = loaded.model, kv, seed, debug_kv
-        needs = [need for need, _ in loaded.info.kv_groups()]
-        self.kv, self._spans = _allocate(kv, needs, backends, device)
-        max_blocks = [-(-limits.max_length // spec.block_size) for spec in kv.specs]
-        self.rows = RowTable(limits.max_rows, limits.max_length + max_drafts + 1, max_blocks)
-        self.sampler = Sampler(limits.max_rows, loaded.info.vocab_size, eos_token_ids, processors)
-        planners = [b.planner(need, limits, platform) for b, need in zip(backends, needs, strict=True)]
-        self.inputs = InputBuilder(self.rows, limits, kv.specs, planners, self.kv, platform)
-        self.graphs = platform.graphs(limits)
-        self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
+        self.config, self.resolved, self.checkpoint, self.progress = config, resolved, checkpoint, progress
+        self.rank, self.debug_kv = rank, debug_kv
+        self.platform: Platform = make(resolved, "platform")
+        self.info = complete(make(resolved, "model").describe(checkpoint.config), resolved)
+        self.backend: AttentionBackend = make(resolved, "attention", "text")
+        self.loaded: LoadedModel | None = None
+        self.runner: Runner | None = None
 
-    @torch.inference_mode()
+    def load(self) -> WorkerFacts:
+        """Binds the device and loads the weights. Returns what is left for the KV cache."""
+        from lmkit.loading import load_model
+
+        started = time.monotonic()
+        self.device = self.platform.bind(self.rank)
+        if self.config.parallel.threads:
+            torch.set_num_threads(self.config.parallel.threads)
+        self.loaded = load_model(
+            self.resolved, self.checkpoint, self.info, self.platform, self.device,
+            self.platform.collectives(self.rank, 1), progress=self.progress,
+        )  # fmt: skip
+        dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
+        max_tokens = memory.step_tokens(self.config, self.resolved)
+        activations = memory.activation_bytes(self.info, dtype, max_tokens, self.config.sched.max_rows)
+        return WorkerFacts(
+            free_kv_bytes=max(0, self.platform.free_memory() - activations),
+            weight_bytes=self.loaded.weight_bytes,
+            activation_bytes=activations,
+            kv_specs=tuple(self.info.kv_specs(block_size, self.resolved.value("kv_dtype", dtype))),
+            load_seconds=time.monotonic() - started,
+            warnings=self.loaded.warnings,
+        )
+
+    def configure_kv(self, kv: KVConfig) -> None:
+        if self.loaded is None:
+            raise EngineError("configure_kv before load")
+        max_length = memory.fit_length(self.info, kv, self.config.model.max_length)
+        block_size = min(spec.block_size for spec in kv.specs)
+        drafts = memory.num_drafts(self.config)
+        limits = StepLimits(
+            max_rows=self.config.sched.max_rows,
+            max_tokens=memory.step_tokens(self.config, self.resolved),
+            max_blocks_per_row=-(-(max_length + drafts + 1) // block_size),
+            max_length=max_length,
+        )
+        self.runner = Runner(
+            self.loaded, kv, limits, [self.backend] * len(kv.specs), self.platform, self.device,
+            eos_token_ids=self.resolved.value("eos_token_ids", self.info.eos_token_ids), max_drafts=drafts,
+            seed=self.config.model.seed, debug_kv=self.debug_kv,
+        )  # fmt: skip
+
     def forward(self, plan: StepPlan) -> None:
-        """Applies the diff, then computes hidden states of plan.rows."""
-        self.rows.apply(plan, self.sampler.remove, self._added)
-        if self.debug_kv:
-            self._poison(plan)
-        for group, source, target in plan.copies:
-            for block_of in self._spans[group]:
-                block_of(target).copy_(block_of(source))
-        for group, block in plan.zero:
-            for block_of in self._spans[group]:
-                block_of(block).zero_()
-        if not plan.rows:
-            self.pending[plan.step] = None
-            return
-        step = self.inputs.build(plan)
-        if any(row.params.prompt_logprobs is not None for row in plan.new) or self._prompt_slots:
-            step.prompt_jobs = self.inputs.prompt_jobs(step)
-        self.pending[plan.step] = Pending(step, self.graphs.run(self.model.forward, step.inputs))
+        self._running.forward(plan)
 
-    @torch.inference_mode()
-    def sample(self, number: int, masks: GrammarMasks | None = None) -> StepResult:
-        """Tokens of the sampling rows of step `number`; they are appended to the rows."""
-        pending = self.pending.pop(number)
-        if pending is None:
-            return StepResult(number, [])
-        step = pending.step
-        result = StepResult(number, [[] for _ in step.plan.rows])
-        if len(step.sample_rows):
-            hidden = pending.hidden if step.all_rows else pending.hidden[step.inputs.logits_rows]
-            drafts = None
-            if step.num_drafts is not None:
-                drafts = {self.rows.slot_of[w.id]: w.drafts for w in step.plan.rows if w.drafts}
-            batch = SampleBatch(
-                step.logit_slots, step.positions, step.sample_rows, self.rows.row_tokens, step.num_drafts, drafts
-            )
-            self._accept(step, self.sampler.sample(self.model.logits(hidden), batch, masks), result)
-        for job in step.prompt_jobs:
-            self._prompt_logprobs(job, step, pending.hidden, result)
-        return result
+    def sample(self, step: int, masks: GrammarMasks | None) -> StepResult:
+        return self._running.sample(step, masks)
+
+    def control(self, command: Control) -> Reply:
+        """Commands this worker does not know are refused by name."""
+        if isinstance(command, ResetCache):
+            return Reply(True)  # blocks are forgotten by the scheduler; what they hold is never read again
+        return Reply(False, f"{type(command).__name__} is not supported by this worker")
+
+    def close(self) -> None:
+        """Drops model and cache. Idempotent."""
+        self.runner = self.loaded = None
+
+    @property
+    def _running(self) -> Runner:
+        if self.runner is None:
+            raise EngineError("the worker is not configured, or closed")
+        return self.runner
+
+
+def make(resolved: ResolvedPlan, kind: str, component: str | None = None) -> Any:
+    """The chosen implementation of `kind`, constructed with its options."""
+    choice = resolved.choice(kind, component)
+    if choice is None:
+        raise PluginError(f"the resolved plan chooses no {kind}")
+    return load_target(choice)(**choice.options)
+
+
+def complete(info: ModelInfo, resolved: ResolvedPlan) -> ModelInfo:
+    """`info` with what the resolver decided filled into each layer's attention need."""
+    dtype = resolved.value("dtype", info.dtype)
+    known = {"dtype": dtype, "kv_dtype": resolved.value("kv_dtype", dtype), "block_size": resolved.value("block_size")}
+    layers = tuple(replace(layer, attn=replace(layer.attn, **known)) for layer in info.layers)
+    return replace(info, layers=layers)

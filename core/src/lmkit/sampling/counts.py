@@ -10,7 +10,7 @@ import numpy as np
 class TokenCounts:
     """Distinct tokens of a row's prompt and output with the number of times each is in the output."""
 
-    __slots__ = ("_index", "_ids", "_output", "_size")
+    __slots__ = ("_ids", "_index", "_output", "_size")
 
     def __init__(self, prompt: np.ndarray, output: Iterable[int] = ()) -> None:
         distinct = np.unique(prompt)

@@ -304,4 +304,6 @@ def _faults(largest: Tensor) -> dict[int, str]:
         return {}
     bad = torch.nonzero(~finite)[:, 0].tolist()
     values = largest.tolist()
-    return {i: "no token is allowed" if values[i] == -float("inf") else f"the model gave {values[i]} logits" for i in bad}
+    return {
+        i: "no token is allowed" if values[i] == -float("inf") else f"the model gave {values[i]} logits" for i in bad
+    }

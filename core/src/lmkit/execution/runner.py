@@ -1,0 +1,206 @@
+"""The runner: steps of a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from lmkit.api import (
+    GrammarMasks,
+    KVConfig,
+    LoadedModel,
+    LogitsProcessor,
+    NewRow,
+    PluginError,
+    RowLogprobs,
+    StepLimits,
+    StepPlan,
+    StepResult,
+)
+from lmkit.execution.inputs import InputBuilder, PromptJob, Step
+from lmkit.execution.rows import RowTable
+from lmkit.sampling import SampleBatch, Sampled, Sampler, TokenChoice, accept, gather_logprobs
+from lmkit.sampling.noise import seed_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lmkit.api import AttentionBackend, Platform
+
+PROMPT_ROWS = 64  # rows of logits made at once for prompt log-probabilities
+
+
+@dataclass(slots=True)
+class Pending:
+    """A step between forward and sample."""
+
+    step: Step
+    hidden: Tensor
+
+
+class Runner:
+    """Runs steps of a loaded model: applies plans to rows, builds inputs, calls the model, samples.
+
+    Knows neither configuration nor loading; Worker makes it once the KV cache is configured.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, kv: KVConfig, limits: StepLimits, backends: Sequence[AttentionBackend],
+        platform: Platform, device: torch.device, *, eos_token_ids: Sequence[int] = (), max_drafts: int = 0,
+        seed: int = 0, processors: Mapping[str, LogitsProcessor] | None = None, debug_kv: bool = False,
+    ) -> None:  # fmt: skip
+        """`backends`: one per KV group. `debug_kv` fills fresh blocks with NaN: reading what nobody wrote shows."""
+        self.model, self.kv_config, self.seed, self.debug_kv = loaded.model, kv, seed, debug_kv
+        needs = [need for need, _ in loaded.info.kv_groups()]
+        self.kv, self._spans = _allocate(kv, needs, backends, device)
+        max_blocks = [limits.max_blocks_per_row for _ in kv.specs]
+        self.rows = RowTable(limits.max_rows, limits.max_length + max_drafts + 1, max_blocks)
+        self.sampler = Sampler(limits.max_rows, loaded.info.vocab_size, eos_token_ids, processors)
+        planners = [b.planner(need, limits, platform) for b, need in zip(backends, needs, strict=True)]
+        self.inputs = InputBuilder(self.rows, limits, kv.specs, planners, self.kv, platform)
+        self.graphs = platform.graphs(limits)
+        self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> None:
+        """Applies the diff, then computes hidden states of plan.rows."""
+        self.rows.apply(plan, self.sampler.remove, self._added)
+        if self.debug_kv:
+            self._poison(plan)
+        for group, source, target in plan.copies:
+            for block_of in self._spans[group]:
+                block_of(target).copy_(block_of(source))
+        for group, block in plan.zero:
+            for block_of in self._spans[group]:
+                block_of(block).zero_()
+        if not plan.rows:
+            self.pending[plan.step] = None
+            return
+        step = self.inputs.build(plan)
+        if any(row.params.prompt_logprobs is not None for row in plan.new) or self._prompt_slots:
+            step.prompt_jobs = self.inputs.prompt_jobs(step)
+        self.pending[plan.step] = Pending(step, self.graphs.run(self.model.forward, step.inputs))
+
+    @torch.inference_mode()
+    def sample(self, number: int, masks: GrammarMasks | None = None) -> StepResult:
+        """Tokens of the sampling rows of step `number`; they are appended to the rows."""
+        pending = self.pending.pop(number)
+        if pending is None:
+            return StepResult(number, [])
+        step = pending.step
+        result = StepResult(number, [[] for _ in step.plan.rows])
+        if len(step.sample_rows):
+            hidden = pending.hidden if step.all_rows else pending.hidden[step.inputs.logits_rows]
+            drafts = None
+            if step.num_drafts is not None:
+                drafts = {self.rows.slot_of[w.id]: w.drafts for w in step.plan.rows if w.drafts}
+            batch = SampleBatch(
+                step.logit_slots, step.positions, step.sample_rows, self.rows.row_tokens, step.num_drafts, drafts
+            )
+            self._accept(step, self.sampler.sample(self.model.logits(hidden), batch, masks), result)
+        for job in step.prompt_jobs:
+            self._prompt_logprobs(job, step, pending.hidden, result)
+        return result
+
+    def check(self) -> None:
+        """Invariants of the worker; AssertionError naming the broken one."""
+        self.rows.check()
+        held = [slot for slot, params in enumerate(self.sampler.params) if params is not None]
+        assert held == sorted(self.rows.slot_of.values()), "sampling state belongs to exactly the rows"
+
+    # ------------------------------------------------------------------------------------------- details
+
+    def _added(self, slot: int, row: NewRow) -> None:
+        seed = row.params.seed if row.params.seed is not None else seed_of(row.id, self.seed)
+        self.sampler.add(slot, row.params, self.rows.row_tokens(slot), row.num_prompt_tokens, seed)
+
+    @property
+    def _prompt_slots(self) -> bool:
+        return any(p is not None and p.prompt_logprobs is not None for p in self.rows.params)
+
+    def _accept(self, step: Step, sampled: Sampled, result: StepResult) -> None:
+        """Verifies drafts, appends what is accepted to the rows, and fills tokens, logprobs and faults."""
+        rows, slots = step.sample_rows.tolist(), step.slots[step.sample_rows]
+        drawn = sampled.tokens.tolist()
+        if step.num_drafts is None:
+            self.rows.append(slots, sampled.tokens)
+            firsts: Sequence[int] = range(len(rows))
+            for row, token in zip(rows, drawn, strict=True):
+                result.tokens[row] = [token]
+        else:
+            ends = np.cumsum(step.num_drafts + 1).tolist()
+            firsts = [0, *ends[:-1]]
+            for row, slot, first, end in zip(rows, slots.tolist(), firsts, ends, strict=True):
+                tokens = result.tokens[row] = accept(drawn[first:end], step.plan.rows[row].drafts)
+                self.rows.extend(slot, tokens)
+        if self.sampler.watched:
+            num_output = (self.rows.num_tokens - self.rows.num_prompt)[slots].tolist()
+            for row, slot, n in zip(rows, slots.tolist(), num_output, strict=True):
+                self.sampler.observe(slot, result.tokens[row], n)
+        if not (sampled.logprobs or sampled.faults):
+            return
+        for row, first in zip(rows, firsts, strict=True):
+            accepted = range(first, first + len(result.tokens[row]))
+            if reasons := [sampled.faults[i] for i in accepted if i in sampled.faults]:
+                # The row keeps its token: with two steps in flight it is computed once more before it is gone.
+                result.tokens[row] = []
+                result.faults.append((row, reasons[0]))
+            elif found := [sampled.logprobs[i] for i in accepted if i in sampled.logprobs]:
+                result.logprobs.append(RowLogprobs(row, found))
+
+    def _prompt_logprobs(self, job: PromptJob, step: Step, hidden: Tensor, result: StepResult) -> None:
+        params = self.rows.params[step.slots[job.row]]
+        entries = []
+        for i in range(0, len(job.targets), PROMPT_ROWS):
+            targets = job.targets[i : i + PROMPT_ROWS].tolist()
+            first = job.hidden_start + i
+            logprobs = torch.log_softmax(self.model.logits(hidden[first : first + len(targets)]).float(), -1)
+            entries += gather_logprobs(logprobs, [TokenChoice(t, params.prompt_logprobs) for t in targets])
+        found = next((entry for entry in result.logprobs if entry.row == job.row), None)
+        if found is None:
+            found = RowLogprobs(job.row)
+            result.logprobs.append(found)
+        found.prompt_start, found.prompt = job.start + 1, entries
+
+    def _poison(self, plan: StepPlan) -> None:
+        """NaN into blocks that nobody has written: all that a row got beyond what is computed already."""
+        fresh = [(row.blocks, row.num_computed) for row in plan.new] + [(blocks, 0) for _, blocks in plan.grown]
+        for blocks, computed in fresh:
+            for group, ids in enumerate(blocks):
+                for block in ids[-(-computed // self.kv_config.specs[group].block_size) :]:
+                    for block_of in self._spans[group]:
+                        if block_of(block).is_floating_point():
+                            block_of(block).fill_(torch.nan)
+
+
+def _allocate(
+    kv: KVConfig, needs: Sequence[object], backends: Sequence[AttentionBackend], device: torch.device
+) -> tuple[list[Tensor], list[list[Callable[[int], Tensor]]]]:
+    """KV tensors by layer, and for each group and layer a function from block id to that block's part."""
+    by_layer: dict[int, Tensor] = {}
+    spans: list[list[Callable[[int], Tensor]]] = []
+    for spec, num, need, backend in zip(kv.specs, kv.num_blocks, needs, backends, strict=True):
+        shape, smaller = backend.kv_shape(need, num), backend.kv_shape(need, num - 1)
+        axes = [i for i, (a, b) in enumerate(zip(shape, smaller, strict=True)) if a != b]
+        if len(axes) != 1 or shape[axes[0]] % num:
+            raise PluginError(f"attention {backend.name}: kv_shape must have one axis proportional to num_blocks")
+        span = shape[axes[0]] // num
+        spans.append([])
+        for layer in spec.layers:
+            tensor = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+            predicted = spec.bytes_per_block * num // len(spec.layers)
+            if tensor.nbytes != predicted:
+                raise PluginError(
+                    f"attention {backend.name}: KV of a layer takes {tensor.nbytes} bytes, {predicted} are planned"
+                )
+            by_layer[layer] = tensor
+            spans[-1].append(_block_of(tensor, axes[0], span))
+    return [by_layer[layer] for layer in sorted(by_layer)], spans
+
+
+def _block_of(tensor: Tensor, axis: int, span: int) -> Callable[[int], Tensor]:
+    return lambda block: tensor.narrow(axis, block * span, span)
