@@ -10,7 +10,7 @@ DRAW_BLOCK = 512  # vocabulary entries summed at once when drawing
 
 
 def min_p_(x: Tensor, min_p: Tensor) -> None:
-    """Removes tokens less likely than min_p times the most likely. x [S, V] log-weights with row maximum 0; in place."""
+    """Removes tokens less likely than min_p times the most likely. In place on log-weights x [S, V], row maximum 0."""
     x.masked_fill_(x < min_p.log()[:, None], -torch.inf)
 
 
@@ -57,7 +57,7 @@ def draw(w: Tensor, u: np.ndarray) -> Tensor:
     blocks = w.view(num_rows, num_blocks, DRAW_BLOCK)
     ends = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
     target = torch.from_numpy(u).to(w.device)[:, None] * ends[:, -1:]
-    # Rounding may put a target behind the last weight: then the last block, and in it the last token, with one is meant.
+    # Rounding may put a target behind the last weight; then the last block, and in it the last token, with one is it.
     block = torch.minimum(torch.searchsorted(ends, target, right=True), torch.searchsorted(ends, ends[:, -1:]))
     before = torch.where(block > 0, ends.gather(-1, (block - 1).clamp_(min=0)), 0.0)
     inside = blocks[torch.arange(num_rows, device=w.device), block[:, 0]].cumsum(-1, dtype=torch.float64)

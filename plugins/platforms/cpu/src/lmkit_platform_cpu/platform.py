@@ -39,7 +39,7 @@ class CpuPlatform:
         return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
 
     def bind(self, rank: int) -> torch.device:
-        """Threads as the environment says, else one per physical core. Denormals are zero: they cost 100 cycles each."""
+        """Threads as the environment says, else one per physical core. Denormals count as zero: they are slow."""
         import torch
 
         threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]

@@ -12,8 +12,10 @@ from pathlib import Path
 from lmkit.api import DeviceInfo, Unavailable
 
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # any of them multiplies bfloat16 in hardware
-FLAGS = ("sse4_2", "avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
-         "avx512_fp16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "neon", "asimd", "asimddp", "i8mm", "bf16", "sve")  # fmt: skip
+FLAGS = (
+    "sse4_2", "avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "neon", "asimd", "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
 GIB = 1 << 30
 
 
