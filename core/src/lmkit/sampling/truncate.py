@@ -58,10 +58,13 @@ def draw(w: Tensor, u: np.ndarray) -> Tensor:
     ends = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
     target = torch.from_numpy(u).to(w.device)[:, None] * ends[:, -1:]
     # Rounding may put a target behind the last weight; then the last block, and in it the last token, with one is it.
-    block = torch.minimum(torch.searchsorted(ends, target, right=True), torch.searchsorted(ends, ends[:, -1:]))
+    block = torch.minimum(torch.searchsorted(ends, target, right=True), _last(ends))
     before = torch.where(block > 0, ends.gather(-1, (block - 1).clamp_(min=0)), 0.0)
     inside = blocks[torch.arange(num_rows, device=w.device), block[:, 0]].cumsum(-1, dtype=torch.float64)
-    offset = torch.minimum(
-        torch.searchsorted(inside, target - before, right=True), torch.searchsorted(inside, inside[:, -1:])
-    )
+    offset = torch.minimum(torch.searchsorted(inside, target - before, right=True), _last(inside))
     return (block * DRAW_BLOCK + offset)[:, 0]
+
+
+def _last(ends: Tensor) -> Tensor:
+    """[S, 1] index of the last entry with a weight, from cumulative weights [S, N]."""
+    return torch.searchsorted(ends, ends[:, -1:].contiguous())
