@@ -161,12 +161,14 @@ def test_rows_mirror_the_plans_and_tokens_are_right(data: st.DataObject, block_s
         driver.run()
 
 
-def start(runner: Runner, id: str, tokens: list[int], blocks: list[int], params: SamplingParams = GREEDY) -> StepPlan:
-    return StepPlan(
-        0,
-        new=[NewRow(id, 0, tokens, len(tokens), [blocks], 0, params)],
-        rows=[RowWork(id, 0, 0, len(tokens), [], True)],
-    )
+def work(id: str, start: int, n: int = 1, drafts: tuple[int, ...] = ()) -> RowWork:
+    """A row that samples."""
+    return RowWork(id, 0, start, n + len(drafts), list(drafts), True)
+
+
+def start(id: str, tokens: list[int], blocks: list[int], params: SamplingParams = GREEDY) -> StepPlan:
+    """A plan that computes one new row whole."""
+    return StepPlan(0, new=[NewRow(id, 0, tokens, len(tokens), [blocks], 0, params)], rows=[work(id, 0, len(tokens))])
 
 
 def merge(*plans: StepPlan) -> StepPlan:

@@ -55,8 +55,8 @@ class Worker:
 
         started = time.monotonic()
         self.device = self.platform.bind(self.rank)
-        if self.config.parallel.threads:
-            torch.set_num_threads(self.config.parallel.threads)
+        if threads := self.config.parallel.threads:
+            torch.set_num_threads(threads)
         self.loaded = load_model(
             self.resolved, self.checkpoint, self.info, self.platform, self.device,
             self.platform.collectives(self.rank, 1), progress=self.progress,
@@ -76,7 +76,7 @@ class Worker:
     def configure_kv(self, kv: KVConfig) -> None:
         if self.loaded is None:
             raise EngineError("configure_kv before load")
-        max_length = memory.fit_length(self.info, kv, self.config.model.max_length)
+        max_length = memory.fit_length(self.info, kv, self.resolved.value("max_length") or self.config.model.max_length)
         block_size = min(spec.block_size for spec in kv.specs)
         drafts = memory.num_drafts(self.config)
         limits = StepLimits(
