@@ -92,6 +92,7 @@ from lmkit.api.scheduling import (
     Match,
     Matcher,
     OrderPolicy,
+    RequestView,
     SchedLimits,
     Scheduler,
 )

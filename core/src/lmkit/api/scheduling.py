@@ -16,6 +16,32 @@ if TYPE_CHECKING:
     from lmkit.scheduling.request import Request
 
 
+class RequestView(Protocol):
+    """What a policy may read of a request (lmkit's own `Request` has these and more)."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def priority(self) -> int:
+        """Smaller is sooner."""
+        ...
+
+    @property
+    def arrival(self) -> float:
+        """Seconds, the front end's monotonic clock."""
+        ...
+
+    @property
+    def order(self) -> int:
+        """Counts requests as they enter the engine."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_output(self) -> int: ...
+
+
 class OrderPolicy(Protocol):
     """Who goes first. The usual scheduler plugin: two key functions, asked once when a request enters a queue.
 
@@ -23,11 +49,11 @@ class OrderPolicy(Protocol):
     order of `add` decides.
     """
 
-    def admit_key(self, r: Request) -> tuple:
+    def admit_key(self, r: RequestView) -> tuple:
         """Smallest is admitted first."""
         ...
 
-    def victim_key(self, r: Request) -> tuple:
+    def victim_key(self, r: RequestView) -> tuple:
         """Largest is preempted first; must invert the admission order, so that the oldest always finishes."""
         ...
 

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-
 from lmkit.config import gather
 from lmkit.plugins.explain import TOPICS, explain, render
 from lmkit.plugins.host import PluginHost
+from rich.console import Console
 
 
 def command(

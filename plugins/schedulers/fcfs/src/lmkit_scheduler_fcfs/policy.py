@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from lmkit.scheduling.request import Request
+from lmkit.api import RequestView
 
 
 class FirstComeFirstServed:
     """One order for both queues: the last to be admitted is the first to be preempted."""
 
-    def admit_key(self, r: Request) -> tuple:
+    def admit_key(self, r: RequestView) -> tuple:
         return (r.priority, r.arrival, r.order)
 
-    def victim_key(self, r: Request) -> tuple:
+    def victim_key(self, r: RequestView) -> tuple:
         return (r.priority, r.arrival, r.order)
