@@ -13,6 +13,7 @@
       RequestError              one request is wrong; nothing else is affected              HTTP 400
         InvalidParam            a field has a value outside its limits
         RequestTooLarge         the request cannot fit, even alone
+        TemplateFailed          the chat template refused or could not render the messages
       EngineError               the engine failed                                           exit 6, HTTP 500
         EngineDead              the engine process is gone (retryable)                      HTTP 503
         EngineBusy              the queue is full or the server drains (retryable)          HTTP 503
@@ -163,6 +164,10 @@ class RequestTooLarge(RequestError):
     def __init__(self, field: str, value: int, limit: int, message: str = "", *, fix: str = "") -> None:
         self.field, self.value, self.limit = field, value, limit
         super().__init__(message or f"{field} is {value}, the limit is {limit}", fix=fix)
+
+
+class TemplateFailed(RequestError):
+    code = "chat-template"
 
 
 class EngineError(LmkitError):

@@ -173,7 +173,10 @@ class ModelSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolParserSpec(Spec):
-    """target: a ParserFormat instance or class. `models` are globs matched against architecture and model name."""
+    """target: a TagFormat, or a ParserFormat instance or class.
+
+    `models` are globs matched against architecture and model name.
+    """
 
     models: tuple[str, ...] = ()
     streaming: bool = True
@@ -182,7 +185,7 @@ class ToolParserSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningParserSpec(Spec):
-    """target: a ParserFormat instance or class."""
+    """target: a TagFormat, or a ParserFormat instance or class."""
 
     models: tuple[str, ...] = ()
     streaming: bool = True

@@ -86,6 +86,26 @@ class StreamParser(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class TagFormat:
+    """A format that is a table: what stands between `open` and `close` is the body. The core runs all of them with
+    one generic machine, so a plugin ships data and no code.
+
+    body "reasoning": at most one body, at the start of the output; the prompt may have opened it already.
+    body "json_calls": any number of calls, each one JSON object {"name": ..., "arguments": {...}}.
+    """
+
+    name: str
+    open: str
+    close: str
+    body: Literal["reasoning", "json_calls"]
+    until: tuple[str, ...] = ()  # texts that end a reasoning body although `close` is missing; they are not consumed
+
+    @property
+    def keep_special(self) -> frozenset[str]:
+        return frozenset((self.open, self.close))
+
+
 class ParserFormat(Protocol):
     """What a parser plugin registers: usually pure data over a generic machine."""
 

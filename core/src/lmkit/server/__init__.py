@@ -1,0 +1,1 @@
+"""The HTTP server: dialects as projections of one event stream. No torch."""

@@ -1,0 +1,204 @@
+"""build_app: routes, and how each answers. Handlers read raw bodies, so that one parser decides what is accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import lmkit
+from lmkit.api import EngineBusy, EngineDead, EngineError, LmkitError
+from lmkit.server import info_routes
+from lmkit.server.body import read_body
+from lmkit.server.chat import Chat
+from lmkit.server.completions import Completions
+from lmkit.server.errors import HttpError, UnknownModel, error_response, info_of
+from lmkit.server.gate import Gate
+from lmkit.server.generate import Facts, Generation
+from lmkit.server.metrics import Metrics
+from lmkit.server.schema import ChatRequest, CompletionRequest, parse
+from lmkit.server.settings import ServerSettings
+from lmkit.server.sse import ClientGone, EventResponse, while_connected
+
+if TYPE_CHECKING:
+    from lmkit.engine.client import EngineClient
+    from lmkit.text.side import TextSide
+
+log = logging.getLogger("lmkit.server")
+Kind = TypeVar("Kind", bound=BaseModel)
+_IN_LOOP = 4096  # bytes of a body that may be rendered and tokenized on the event loop; larger ones go to a thread
+
+
+class Served(Protocol):
+    """What the server needs of an AsyncLLM."""
+
+    client: EngineClient
+    text: TextSide
+    facts: Facts
+
+
+@dataclass
+class Backend:
+    """One served model, with everything the routes share."""
+
+    client: EngineClient
+    text: TextSide
+    facts: Facts
+    settings: ServerSettings
+    metrics: Metrics
+    plan: Any = None  # ResolvedPlan
+    draining: bool = False
+    running: set[Generation] = field(default_factory=set)  # being answered
+
+    @property
+    def num_active(self) -> int:
+        return len(self.running)
+
+    def abort_all(self) -> None:
+        """Ends every running request with a typed error."""
+        error = EngineBusy("the server is shutting down and this request was aborted", fix="send it elsewhere").info()
+        for generation in list(self.running):
+            generation.fail(error)
+
+    @property
+    def model(self) -> str:
+        return self.settings.served_name or self.facts.model
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model:
+            raise UnknownModel(f"there is no model {name[:200]!r} here", fix=f"use {self.model!r}")
+
+    def check_open(self) -> None:
+        """Raises EngineBusy or EngineDead when no new generation can start."""
+        state = self.client.state
+        if state == "dead":
+            raise EngineDead("the engine is not running", fix="try again in a while")
+        if self.draining or state == "draining":
+            raise EngineBusy("the server is shutting down", fix="send the request elsewhere")
+        if state != "ready":
+            raise EngineBusy("the engine is still starting", fix="try again in a few seconds")
+
+    async def idle(self, timeout: float) -> bool:
+        """Waits until no generation is being answered."""
+        end = asyncio.get_running_loop().time() + timeout
+        while self.num_active and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.02)
+        return not self.num_active
+
+
+def build_app(llm: Served, settings: ServerSettings | None = None) -> FastAPI:
+    """The application. `app.state.backend` is the Backend; draining is its business and `server.run`'s."""
+    settings = settings or ServerSettings()
+    model = settings.served_name or llm.facts.model
+    backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
+    app = FastAPI(title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.redirect_slashes = False
+    app.state.backend = backend
+    app.add_route("/v1/chat/completions", _generator(backend, ChatRequest, Chat), methods=["POST"])
+    app.add_route("/v1/completions", _generator(backend, CompletionRequest, Completions), methods=["POST"])
+    for path, methods, handler in info_routes.routes(backend):
+        app.add_route(path, _guarded(backend, handler), methods=methods)
+    app.add_middleware(_Wrap, settings=settings)
+    for status in (404, 405):
+        app.add_exception_handler(status, _no_route)
+    return app
+
+
+class _Wrap:
+    """Adapter: the gate as a middleware of FastAPI."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._gate = Gate(app, settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._gate(scope, receive, send)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    message = "there is no such route" if status == 404 else f"{request.method} is not allowed here"
+    return error_response(HttpError(status, "not-found" if status == 404 else "method", message).info())
+
+
+def _guarded(backend: Backend, handler: Callable[[Request], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+    """Errors become JSON; untyped ones are logged here and hidden there."""
+
+    async def run(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            _log(error)
+            return error_response(info_of(error))
+
+    return run
+
+
+def _log(error: BaseException) -> None:
+    if isinstance(error, EngineError):
+        log.warning("%s: %s", type(error).__name__, error)
+    elif not isinstance(error, LmkitError):
+        log.error("a request failed", exc_info=error)
+
+
+def _generator(
+    backend: Backend, kind: type[ChatRequest] | type[CompletionRequest], dialect: Any
+) -> Callable[..., Awaitable[Any]]:
+    """The handler of a generating route."""
+
+    async def handle(request: Request) -> Any:
+        backend.check_open()
+        body = await read_body(request, backend.settings.max_body)
+        if len(body) <= _IN_LOOP:
+            parsed, answer, generation = _prepare(backend, kind, dialect, body)
+        else:
+            parsed, answer, generation = await while_connected(
+                request.receive, asyncio.to_thread(_prepare, backend, kind, dialect, body)
+            )
+        if parsed.stream:
+            return _event_response(backend, generation, answer.stream(generation))
+        backend.running.add(generation)
+        try:
+            content = await while_connected(request.receive, answer.whole(generation))
+        finally:
+            backend.running.discard(generation)
+        return Response(content, media_type="application/json")
+
+    async def run(request: Request) -> Any:
+        try:
+            return await handle(request)
+        except ClientGone:
+            return Response(status_code=499)
+        except Exception as error:
+            _log(error)
+            return error_response(info_of(error))
+
+    return run
+
+
+def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytes) -> tuple[Any, Any, Generation]:
+    parsed = parse(kind, body)
+    backend.check_model(parsed.model)
+    parsed.check()
+    answer = dialect(backend, parsed)
+    return parsed, answer, answer.prepare()
+
+
+def _event_response(backend: Backend, generation: Generation, chunks: AsyncIterator[bytes]) -> EventResponse:
+    backend.running.add(generation)
+
+    def close() -> None:
+        backend.running.discard(generation)
+        generation.close()
+
+    return EventResponse(chunks, close, _log)
+
+
+__all__ = ["Backend", "Served", "build_app"]

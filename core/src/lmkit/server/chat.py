@@ -1,0 +1,268 @@
+"""/v1/chat/completions: the request becomes a Generation, its events become a message or chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from lmkit.api import Reasoning, Text, ToolArgs, ToolStart
+from lmkit.server.generate import Choice, Generation, GenerationFailed, check_prompt, expand, make_request, new_id
+from lmkit.server.schema import ChatRequest
+from lmkit.server.wire import ContentLogprob, UsageBody, content_logprobs, prompt_logprobs, usage_of
+from lmkit.text.side import TAIL
+from lmkit.text.stream import Finish, Logprobs, OutputEvent
+
+if TYPE_CHECKING:
+    from lmkit.server.app import Backend
+
+_encode = msgspec.json.Encoder().encode
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, omit_defaults=True):
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: FunctionDelta | None = None
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+class LogprobsBody(msgspec.Struct):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    finish_reason: str | None = None
+    logprobs: LogprobsBody | None = None
+
+
+class FinalChunkChoice(ChunkChoice, omit_defaults=False):
+    stop_reason: str | int | None = None
+
+
+class TokensChunkChoice(ChunkChoice):
+    token_ids: list[int] = []
+
+
+class CallFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class Call(msgspec.Struct):
+    id: str
+    function: CallFunction
+    type: Literal["function"] = "function"
+
+
+class MessageBody(msgspec.Struct):
+    role: str
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType | None = msgspec.UNSET
+    tool_calls: list[Call] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChoiceBody(msgspec.Struct):
+    index: int
+    message: MessageBody
+    logprobs: LogprobsBody | None
+    finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatBody(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChoiceBody]
+    usage: UsageBody
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: Any = msgspec.UNSET
+
+
+class Chat:
+    """One request: prepared (render, tokenize, limits), then answered whole or streamed."""
+
+    def __init__(self, backend: Backend, request: ChatRequest) -> None:
+        self._backend, self._request = backend, request
+        self._id = new_id("chatcmpl")
+        self._created = int(time.time())
+        self._top = request.top_logprobs or 0
+
+    def prepare(self) -> Generation:
+        """CPU work only; may run in a thread. Raises RequestError."""
+        r, text = self._request, self._backend.text
+        tools = r.tool_defs()
+        shown = [t.model_dump(exclude_unset=True) for t in r.tools or ()] if tools else []
+        kwargs = dict(r.chat_template_kwargs or {})
+        if r.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", r.reasoning_effort)
+        prompt = text.render_chat(
+            r.template_messages(), shown, kwargs,
+            r.add_generation_prompt is not False, bool(r.continue_final_message),
+        )  # fmt: skip
+        token_ids = text.encode_prompt(prompt, add_special=False)
+        room = check_prompt(token_ids, self._backend.facts, r.max_completion_tokens or r.max_tokens)
+        params = r.params(text.default_params or {}, room, self._top if r.logprobs else None)
+        self.token_ids = token_ids
+        choices = []
+        for i, p in enumerate(expand(params, r.n or 1)):
+            stream = text.output_stream(
+                p, prompt[-TAIL:], tools,
+                num_prompt_tokens=len(token_ids),
+                include_stop=bool(r.include_stop_str_in_output),
+                skip_special=r.skip_special_tokens is not False,
+            )  # fmt: skip
+            request = make_request(f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt)
+            choices.append(Choice(i, request, stream))
+        return Generation(self._backend.client, choices, self._backend.metrics)
+
+    # -- whole
+
+    async def whole(self, generation: Generation) -> bytes:
+        collected: list[list[OutputEvent]] = [[] for _ in generation.choices]
+        async with generation:
+            async for choice, events in generation.events():
+                collected[choice.index] += events
+                _raise_error(events)
+        bodies = [self._choice(c, events) for c, events in zip(generation.choices, collected, strict=True)]
+        usage = usage_of([c.stream.usage for c in generation.choices], len(bodies))
+        body = ChatBody(self._id, "chat.completion", self._created, self._backend.model, bodies, usage)
+        if self._request.return_token_ids:
+            body.prompt_token_ids = self.token_ids
+        if self._request.prompt_logprobs is not None:
+            body.prompt_logprobs = prompt_logprobs(
+                generation.choices[0].stream.prompt_logprobs, self._backend.text.tokenizer
+            )
+        return _encode(body)
+
+    def _choice(self, choice: Choice, events: list[OutputEvent]) -> ChoiceBody:
+        content: list[str] = []
+        reasoning: list[str] = []
+        calls: list[tuple[Call, list[str]]] = []
+        logprobs: list[ContentLogprob] = []
+        finish = None
+        for e in events:
+            if isinstance(e, Text):
+                content.append(e.text)
+            elif isinstance(e, Reasoning):
+                reasoning.append(e.text)
+            elif isinstance(e, ToolStart):
+                calls.append((Call(e.id, CallFunction(e.name, "")), []))
+            elif isinstance(e, ToolArgs):
+                calls[e.index][1].append(e.json_fragment)
+            elif isinstance(e, Logprobs):
+                logprobs += content_logprobs(e.entries, self._backend.text.tokenizer, self._top)
+            elif isinstance(e, Finish):
+                finish = e
+        assert finish is not None
+        for call, parts in calls:
+            call.function.arguments = "".join(parts)
+        text = "".join(content)
+        message = MessageBody("assistant", text if text or not (calls or reasoning) else None)
+        if reasoning and self._request.include_reasoning is not False:
+            message.reasoning_content = message.reasoning = "".join(reasoning)
+        if calls:
+            message.tool_calls = [call for call, _ in calls]
+        return ChoiceBody(
+            choice.index,
+            message,
+            LogprobsBody(logprobs) if self._request.logprobs else None,
+            _reason(finish, bool(calls)),
+            finish.stop,
+            choice.stream.token_ids if self._request.return_token_ids else msgspec.UNSET,
+        )
+
+    # -- streamed
+
+    async def stream(self, generation: Generation) -> AsyncIterator[bytes]:
+        r = self._request
+        with_usage = bool(r.stream_options and r.stream_options.include_usage)
+        head = (
+            b'data: {"id":' + _encode(self._id) + b',"object":"chat.completion.chunk","created":%d' % self._created
+            + b',"model":' + _encode(self._backend.model) + b',"choices":['
+        )  # fmt: skip
+        tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
+        begun = [False] * len(generation.choices)
+        called = [False] * len(generation.choices)
+        async for choice, events in generation.events():
+            i = choice.index
+            out = []
+            if not begun[i]:
+                _raise_error(events)
+                begun[i] = True
+                out.append(ChunkChoice(i, Delta(role="assistant", content="")))
+            out += self._chunks(choice, events, called)
+            if out:
+                yield b"".join([head + _encode(c) + tail for c in out])
+            _raise_error(events)
+        if with_usage:
+            usage = usage_of([c.stream.usage for c in generation.choices], len(generation.choices))
+            yield head + b'],"usage":' + _encode(usage) + b"}\n\n"
+
+    def _chunks(self, choice: Choice, events: list[OutputEvent], called: list[bool]) -> list[ChunkChoice]:
+        """One chunk per feed, and one of its own for the end."""
+        delta = Delta()
+        entries: list[ContentLogprob] = []
+        out: list[ChunkChoice] = []
+        filled = False
+        for e in events:
+            kind = type(e)
+            if kind is Text:
+                delta.content, filled = (delta.content or "") + e.text, True
+            elif kind is Reasoning:
+                if self._request.include_reasoning is not False:
+                    delta.reasoning_content = (delta.reasoning_content or "") + e.text
+                    delta.reasoning, filled = delta.reasoning_content, True
+            elif kind is ToolStart:
+                called[choice.index] = filled = True
+                call = CallDelta(e.index, e.id, "function", FunctionDelta(e.name, ""))
+                delta.tool_calls = [*(delta.tool_calls or ()), call]
+            elif kind is ToolArgs:
+                filled = True
+                last = delta.tool_calls[-1] if delta.tool_calls else None
+                if last is None or last.index != e.index or last.function is None:
+                    last = CallDelta(e.index, function=FunctionDelta(arguments=""))
+                    delta.tool_calls = [*(delta.tool_calls or ()), last]
+                last.function.arguments = (last.function.arguments or "") + e.json_fragment
+            elif kind is Logprobs:
+                entries += content_logprobs(e.entries, self._backend.text.tokenizer, self._top)
+            elif kind is Finish and e.reason != "error":
+                out.append(
+                    FinalChunkChoice(choice.index, Delta(), _reason(e, called[choice.index]), stop_reason=e.stop)
+                )
+        if filled or entries:
+            logprobs = LogprobsBody(entries) if entries else None
+            out.insert(0, ChunkChoice(choice.index, delta, None, logprobs))
+        return out
+
+
+def _reason(finish: Finish, called: bool) -> str:
+    return "tool_calls" if called and finish.reason == "stop" else finish.reason
+
+
+def _raise_error(events: list[OutputEvent]) -> None:
+    last = events[-1] if events else None
+    if isinstance(last, Finish) and last.error is not None:
+        raise GenerationFailed(last.error)

@@ -1,0 +1,176 @@
+"""One HTTP request as engine requests: prompts x n choices, one OutputStream each, aborted together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from lmkit.api import EngineRequest, ErrorInfo, InvalidParam, LmkitError, RequestTooLarge, SamplingParams, TokenEvent
+from lmkit.text.stream import Finish, OutputEvent, OutputStream
+
+if TYPE_CHECKING:
+    from lmkit.engine.client import EngineClient
+    from lmkit.server.metrics import Metrics
+
+
+class Facts(Protocol):
+    """What the server reads of EngineFacts."""
+
+    model: str
+    max_length: int
+    num_kv_tokens: int
+    vocab_size: int
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer. `index` is its index in the response."""
+
+    index: int
+    request: EngineRequest
+    stream: OutputStream
+    submitted: float = 0.0
+    last: float = 0.0  # time of the latest token
+
+
+class GenerationFailed(LmkitError):
+    """The engine ended a choice with an error: `ErrorInfo` as an exception."""
+
+    def __init__(self, info: ErrorInfo) -> None:
+        super().__init__(info.message, fix=info.fix)
+        self._info = info
+
+    def info(self) -> ErrorInfo:
+        return self._info
+
+
+def check_prompt(token_ids: Sequence[int], facts: Facts, max_tokens: int | None, default: int | None = None) -> int:
+    """The number of tokens that may be generated. Raises RequestError: an over-long prompt is never truncated.
+
+    `default`: for requests without max_tokens; None = all that fits.
+    """
+    limit = min(facts.max_length, facts.num_kv_tokens or facts.max_length)
+    num = len(token_ids)
+    if num == 0:
+        raise InvalidParam("prompt", "", "at least one token")
+    if facts.vocab_size and (worst := max(token_ids)) >= facts.vocab_size:
+        raise InvalidParam("prompt", worst, f"token ids below {facts.vocab_size}")
+    room = limit - num
+    if room < 1:
+        raise ContextTooLong(
+            num, 1, limit, f"the prompt has {num} tokens, and prompt and output together may have {limit}"
+        )
+    if max_tokens is not None and max_tokens > room:
+        message = (
+            f"the prompt has {num} tokens and max_tokens is {max_tokens}, together {num + max_tokens}; "
+            f"the limit is {limit}"
+        )
+        raise ContextTooLong(num, max_tokens, limit, message)
+    return max_tokens if max_tokens is not None else min(room, default or room)
+
+
+class ContextTooLong(RequestTooLarge):
+    code = "context_length_exceeded"
+
+    def __init__(self, num_prompt: int, max_tokens: int, limit: int, message: str) -> None:
+        super().__init__(
+            "prompt", num_prompt + max_tokens, limit, message, fix="shorten the prompt or lower max_tokens"
+        )
+
+
+def expand(params: SamplingParams, n: int) -> list[SamplingParams]:
+    """The params of n choices: the same, with seeds that differ."""
+    if n == 1 or params.seed is None:
+        return [params] * n
+    top = 1 << 63
+    return [replace(params, seed=(params.seed + i + top) % (2 * top) - top) for i in range(n)]
+
+
+def make_request(
+    id: str, token_ids: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str | None = None
+) -> EngineRequest:
+    return EngineRequest(id, token_ids, params, priority, time.monotonic(), cache_salt=cache_salt)
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+class Generation:
+    """Runs the choices. Used as `async with`: whatever is unfinished at the end is aborted."""
+
+    def __init__(self, client: EngineClient, choices: Sequence[Choice], metrics: Metrics | None = None) -> None:
+        self._client = client
+        self.choices = list(choices)
+        self._metrics = metrics
+        self._pumps: list[asyncio.Task[None]] = []
+        self._error: ErrorInfo | None = None
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
+    def fail(self, error: ErrorInfo) -> None:
+        """Ends everything from this side: the choices finish with `error`."""
+        self._error = error
+        self._client.abort([c.request.id for c in self.choices if not c.stream.finished])
+
+    def close(self) -> None:
+        """Aborts what has not finished. Idempotent, never waits."""
+        for pump in self._pumps:
+            pump.cancel()
+        unfinished = [c for c in self.choices if not c.stream.finished]
+        if unfinished:
+            self._client.abort([c.request.id for c in unfinished])
+            for choice in unfinished:
+                choice.stream.finished = True
+                if self._metrics is not None:
+                    self._metrics.aborted()
+
+    def events(self) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
+        """(choice, its new events) until every choice has finished."""
+        return self._one(self.choices[0]) if len(self.choices) == 1 else self._several()
+
+    async def _one(self, choice: Choice) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
+        choice.submitted = time.monotonic()
+        source = self._client.submit(choice.request)
+        async for event in source:
+            events = self._take(choice, event)
+            if events:
+                yield choice, events
+            if choice.stream.finished:
+                return
+        if not choice.stream.finished:
+            yield choice, choice.stream.fail(ErrorInfo("engine", "the engine ended the stream without a reason"))
+
+    async def _several(self) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
+        ready: asyncio.Queue[tuple[Choice, list[OutputEvent]]] = asyncio.Queue()
+
+        async def pump(choice: Choice) -> None:
+            async for item in self._one(choice):
+                ready.put_nowait(item)
+
+        self._pumps = [asyncio.create_task(pump(c)) for c in self.choices]
+        left = len(self.choices)
+        while left:
+            choice, events = await ready.get()
+            left -= isinstance(events[-1], Finish)
+            yield choice, events
+
+    def _take(self, choice: Choice, event: TokenEvent) -> list[OutputEvent]:
+        stream = choice.stream
+        if event.finish == "abort" and self._error is not None:
+            event = TokenEvent(event.id, event.tokens, "error", error=self._error)
+        events = stream.feed(event)
+        if stream.must_abort:
+            self._client.abort([choice.request.id])
+            stream.must_abort = False
+        if self._metrics is not None:
+            self._metrics.token(choice, event, events)
+        return events

@@ -1,0 +1,137 @@
+"""The routes that do not generate: models, tokens, health, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+import lmkit
+from lmkit.api import EngineDead, LmkitError
+from lmkit.server.body import read_body
+from lmkit.server.errors import HttpError, UnknownModel
+from lmkit.server.schema import ChatRequest, DetokenizeRequest, TokenizeRequest, parse
+
+if TYPE_CHECKING:
+    from lmkit.engine.messages import EngineStats
+    from lmkit.server.app import Backend
+
+Handler = Callable[[Request], Awaitable[Response]]
+_STATS_WAIT = 1.0  # seconds; a step may be long, a probe must not be
+
+
+def routes(backend: Backend) -> list[tuple[str, list[str], Handler]]:
+    """(path, methods, handler)."""
+    r = _Routes(backend)
+    return [
+        ("/v1/models", ["GET"], r.models),
+        ("/v1/models/{name:path}", ["GET"], r.model),
+        ("/tokenize", ["POST"], r.tokenize),
+        ("/detokenize", ["POST"], r.detokenize),
+        ("/live", ["GET"], r.live),
+        ("/ready", ["GET"], r.ready),
+        ("/health", ["GET"], r.health),
+        ("/version", ["GET"], r.version),
+        ("/metrics", ["GET"], r.metrics),
+        ("/debug/plan", ["GET"], r.plan),
+    ]
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+class _Routes:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._created = int(time.time())
+
+    def _model(self) -> dict[str, Any]:
+        b = self._backend
+        return {
+            "id": b.model, "object": "model", "created": self._created, "owned_by": "lmkit",
+            "root": b.facts.model, "max_model_len": b.facts.max_length,
+            "capabilities": {
+                "chat": b.text.renderer is not None,
+                "tools": b.text.tool_format is not None,
+                "reasoning": b.text.reasoning_format is not None,
+            },
+        }  # fmt: skip
+
+    async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != self._backend.model:
+            raise UnknownModel(f"there is no model {name[:200]!r} here", fix=f"use {self._backend.model!r}")
+        return _json(self._model())
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await read_body(request, self._backend.settings.max_body)
+        return _json(await asyncio.to_thread(self._tokenize, body))
+
+    def _tokenize(self, body: bytes) -> dict[str, Any]:
+        r, text = parse(TokenizeRequest, body), self._backend.text
+        self._backend.check_model(r.model)
+        if (r.prompt is None) == (r.messages is None):
+            raise HttpError(400, "invalid-request", "give either prompt or messages", field="prompt")
+        if r.messages is not None:
+            chat = ChatRequest.model_construct(messages=r.messages, tools=r.tools)
+            prompt = text.render_chat(
+                chat.template_messages(), [t.model_dump(exclude_unset=True) for t in r.tools or ()],
+                r.chat_template_kwargs, r.add_generation_prompt is not False, bool(r.continue_final_message),
+            )  # fmt: skip
+            ids = text.encode_prompt(prompt, add_special=bool(r.add_special_tokens))
+        else:
+            ids = text.encode_prompt(r.prompt or "", add_special=r.add_special_tokens is not False)
+        answer = {"count": len(ids), "max_model_len": self._backend.facts.max_length, "tokens": ids}
+        if r.return_token_strs:
+            answer["token_strs"] = [text.tokenizer.token(i) for i in ids]
+        return answer
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await read_body(request, self._backend.settings.max_body)
+        r = parse(DetokenizeRequest, body)
+        self._backend.check_model(r.model)
+        text = await asyncio.to_thread(self._backend.text.tokenizer.decode, r.tokens, skip_special=False)
+        return _json({"prompt": text})
+
+    async def live(self, request: Request) -> Response:
+        return _json({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        self._backend.check_open()
+        return _json({"status": "ready"})
+
+    async def health(self, request: Request) -> Response:
+        """Deeper than /ready: the engine thread itself answers."""
+        self._backend.check_open()
+        if await self._stats() is None:
+            raise EngineDead(f"the engine did not answer within {_STATS_WAIT} s")
+        return _json({"status": "ok", "active": self._backend.num_active})
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": lmkit.__version__})
+
+    async def metrics(self, request: Request) -> Response:
+        stats = await self._stats()
+        content = self._backend.metrics.render(stats, self._backend.client.state == "ready")
+        return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def plan(self, request: Request) -> Response:
+        """What was chosen, and why: the ResolvedPlan."""
+        if self._backend.plan is None:
+            raise HttpError(404, "not-found", "this server was built without a resolved plan")
+        return Response(self._backend.plan.to_json(), media_type="application/json")
+
+    async def _stats(self) -> EngineStats | None:
+        try:
+            return await asyncio.wait_for(self._backend.client.stats(), _STATS_WAIT)
+        except (LmkitError, TimeoutError):
+            return None

@@ -1,0 +1,174 @@
+"""serve: from a configuration to a listening server, and back down again in order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from lmkit.api import ConfigError
+from lmkit.server.app import Backend, Served, build_app
+from lmkit.server.gate import LOCAL_HOSTS
+from lmkit.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lmkit.config.engine import EngineConfig
+
+log = logging.getLogger("lmkit.server")
+
+
+class PortInUse(ConfigError):
+    code = "port-in-use"
+
+
+def check_address(settings: ServerSettings) -> None:
+    """Raises ConfigError for a public address without a key."""
+    if not (settings.api_keys or settings.insecure or is_loopback(settings.host)):
+        raise ConfigError(
+            f"{settings.host} can be reached by others, and there is no API key",
+            fix="set --api-key KEY, bind to 127.0.0.1, or say --insecure",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def bind(settings: ServerSettings) -> socket.socket:
+    """The listening socket, bound before anything slow is started. Raises PortInUse, ConfigError."""
+    check_address(settings)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((settings.host.strip("[]"), settings.port))
+        sock.set_inheritable(False)
+    except OSError as e:
+        sock.close()
+        if e.errno == errno.EADDRINUSE:
+            raise PortInUse(f"port {settings.port} is in use", fix="stop the other server or choose --port") from e
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {e.strerror}", fix="check --host") from e
+    return sock
+
+
+def serve(
+    config: EngineConfig, settings: ServerSettings, on_ready: Callable[[Served, str], None] | None = None
+) -> None:
+    """Blocks until the server has drained after SIGTERM or SIGINT. Raises typed errors of start-up.
+
+    `on_ready(llm, url)` is called when the first request would be answered.
+    """
+    sock = bind(settings)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(config, settings, sock, on_ready))
+    finally:
+        sock.close()
+
+
+async def _serve(
+    config: EngineConfig,
+    settings: ServerSettings,
+    sock: socket.socket,
+    on_ready: Callable[[Served, str], None] | None,
+) -> None:
+    from lmkit.llm import AsyncLLM
+
+    llm = await AsyncLLM.start(config)
+    try:
+        await run_app(llm, settings, sock, on_ready)
+    finally:
+        await llm.close()
+
+
+async def run_app(
+    llm: Served,
+    settings: ServerSettings,
+    sock: socket.socket,
+    on_ready: Callable[[Served, str], None] | None = None,
+) -> None:
+    """Serves on a bound socket until a signal; then drains."""
+    if not (settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host)):
+        # without a key a web page must not reach us through a name that resolves to this machine
+        settings = _with_hosts(settings)
+    app = build_app(llm, settings)
+    server = _Server(
+        uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, date_header=True, lifespan="off", ws="none",
+            timeout_graceful_shutdown=5, backlog=2048, h11_max_incomplete_event_size=settings.max_headers,
+        ),
+        app.state.backend,
+    )  # fmt: skip
+    host, port = sock.getsockname()[:2]
+    url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+    await server.run_until_signal(sock, (lambda: on_ready(llm, url)) if on_ready else None)
+
+
+def _with_hosts(settings: ServerSettings) -> ServerSettings:
+    from dataclasses import replace
+
+    return replace(settings, allowed_hosts=tuple(sorted(LOCAL_HOSTS | {settings.host.lower()})))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our own signals: drain first, then stop. A second signal stops at once."""
+
+    def __init__(self, config: uvicorn.Config, backend: Backend) -> None:
+        super().__init__(config)
+        self._backend = backend
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def run_until_signal(self, sock: socket.socket, ready: Callable[[], None] | None) -> None:
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for s in signals:
+            loop.add_signal_handler(s, self._on_signal)
+        try:
+            serving = asyncio.ensure_future(self._serve([sock]))
+            while not (self.started or serving.done()):
+                await asyncio.sleep(0.005)
+            if ready is not None and not serving.done():
+                ready()
+            await serving
+        finally:
+            for s in signals:
+                loop.remove_signal_handler(s)
+
+    def _on_signal(self) -> None:
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._drain())
+        else:
+            self.force_exit = self.should_exit = True
+
+    async def _drain(self) -> None:
+        """Not ready and 503 at once; running requests get their time; then they end with a typed abort."""
+        backend = self._backend
+        backend.draining = True
+        backend.client.drain()
+        log.warning("draining: %d requests are running", backend.num_active)
+        if not await backend.idle(backend.settings.drain_timeout):
+            log.warning("draining took too long: %d requests are aborted", backend.num_active)
+            backend.abort_all()
+            await backend.idle(2.0)
+        self.should_exit = True
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not available on every system; asyncio's own loop does
+        return None
+    return uvloop.new_event_loop

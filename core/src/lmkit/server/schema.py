@@ -1,0 +1,353 @@
+"""Requests of the OpenAI dialects: strict, closed, bounded. What is accepted is honoured, the rest refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from lmkit.api import InvalidParam, RequestError, SamplingParams, ToolDef, nearest
+from lmkit.api.params import MAX_BIAS, MAX_LOGPROBS, MAX_STOP, MAX_STOP_IDS, MAX_TOKENS
+from lmkit.server.errors import UnsupportedField
+
+MAX_N = 64
+MAX_PROMPTS = 256
+MAX_MESSAGES = 8192
+MAX_TOOLS = 512
+MAX_TEXT = 32 << 20  # characters; the body limit is usually lower
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Label = Annotated[str, Field(max_length=512)]
+Content = Annotated[str, Field(max_length=MAX_TEXT)]
+TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+Json = Annotated[dict[str, JsonValue], Field(max_length=1024)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Part(Strict):
+    type: Literal["text", "refusal"]
+    text: Content | None = None
+    refusal: Content | None = None
+
+
+class FunctionCall(Strict):
+    name: Name
+    arguments: Content
+
+
+class ToolCall(Strict):
+    id: Label | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: Annotated[int, Field(ge=0, le=4096)] | None = None
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | Annotated[list[Part], Field(min_length=1, max_length=4096)] | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=1024)] | None = None
+    tool_call_id: Label | None = None
+    reasoning_content: Content | None = None
+    reasoning: Content | None = None
+    refusal: Content | None = None
+    # what official clients send back from an answer; nothing to honour in it
+    annotations: Annotated[list[JsonValue], Field(max_length=1024)] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Function(Strict):
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    description: Content | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    name: Name
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Json | None = None
+
+
+class Sampling(Strict):
+    """Fields common to both dialects."""
+
+    model: Annotated[str, Field(max_length=512)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOP)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: (
+        Annotated[dict[Annotated[str, Field(max_length=12)], Annotated[float, Field(ge=-100, le=100)]],
+                  Field(max_length=MAX_BIAS)] | None
+    ) = None  # fmt: skip
+    user: Label | None = None
+    # extensions, see lmkit.server.extensions
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    return_token_ids: bool | None = None
+
+    def check(self) -> None:
+        """What the types cannot say. Raises RequestError."""
+        if self.stream_options is not None and not self.stream:
+            raise UnsupportedField("stream_options", "stream_options is only allowed with stream=true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise UnsupportedField("prompt_logprobs", "prompt_logprobs is not available with stream=true")
+
+    def params(self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """`defaults`: what the checkpoint recommends. Raises InvalidParam."""
+        given: dict[str, Any] = dict(defaults)
+        names = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "seed", "stop",
+                 "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "prompt_logprobs")  # fmt: skip
+        given |= {k: v for k in names if (v := getattr(self, k)) is not None}
+        if given.get("top_k") == -1:
+            given["top_k"] = 0
+        return SamplingParams(
+            max_tokens=max_tokens, logprobs=logprobs, logit_bias=_bias(self.logit_bias or {}), **given
+        )
+
+
+class ChatRequest(Sampling):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
+    # labels that change nothing in the answer
+    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    # extensions
+    chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise UnsupportedField("top_logprobs", "top_logprobs needs logprobs=true")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise UnsupportedField(
+                "response_format",
+                f"response_format {self.response_format.type!r} needs a grammar backend, and none is installed",
+                fix="leave it out or install a grammar plugin",
+            )
+        for i, message in enumerate(self.messages):
+            _check_message(message, f"messages.{i}")
+        self._check_tools()
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise UnsupportedField(
+                    "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
+                )
+            if self.messages[-1].role != "assistant" or not self.messages[-1].content:
+                raise UnsupportedField(
+                    "continue_final_message", "continue_final_message needs a final assistant message with content"
+                )
+
+    def _check_tools(self) -> None:
+        choice = self.tool_choice
+        names = [t.function.name for t in self.tools or ()]
+        if len(set(names)) != len(names):
+            raise UnsupportedField("tools", "two tools have the same name")
+        if any(t.function.strict for t in self.tools or ()):
+            raise UnsupportedField(
+                "tools", "strict tools need a grammar backend, and none is installed", fix="leave out strict"
+            )
+        if choice in (None, "none"):
+            return
+        if not self.tools:
+            raise UnsupportedField("tool_choice", "tool_choice needs tools")
+        if choice != "auto":
+            what = "'required'" if choice == "required" else "a named tool"
+            raise UnsupportedField(
+                "tool_choice",
+                f"tool_choice {what} needs a grammar backend, and none is installed",
+                fix="use 'auto' or install a grammar plugin",
+            )
+
+    def tool_defs(self) -> list[ToolDef]:
+        """The tools the model may call; none with tool_choice "none"."""
+        if self.tool_choice == "none":
+            return []
+        return [
+            ToolDef(t.function.name, t.function.description or "", t.function.parameters or {})
+            for t in self.tools or ()
+        ]
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """For the chat template: both names of reasoning, and only fields that were sent."""
+        shaped = []
+        for message in self.messages:
+            m = message.model_dump(exclude_none=True, exclude={"annotations", "refusal"})
+            reasoning = m.pop("reasoning", None) or m.get("reasoning_content")
+            if reasoning:
+                m["reasoning_content"] = m["reasoning"] = reasoning
+            if message.role == "developer":
+                m["role"] = "system"
+            if isinstance(m.get("content"), list):
+                m["content"] = [{"type": "text", "text": p.get("text") or p.get("refusal") or ""} for p in m["content"]]
+            shaped.append(m)
+        return shaped
+
+
+class CompletionRequest(Sampling):
+    prompt: (
+        Content | Ids
+        | Annotated[list[Content], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )  # fmt: skip
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    suffix: None = None
+    best_of: Literal[1] | None = None
+    # extensions
+    add_special_tokens: bool | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        prompt: Any = self.prompt
+        if isinstance(prompt, str) or isinstance(prompt[0], int):
+            return [prompt]
+        return list(prompt)
+
+
+class TokenizeRequest(Strict):
+    """Of text (`prompt`) or of messages."""
+
+    model: Annotated[str, Field(max_length=512)] | None = None
+    prompt: Content | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Strict):
+    model: Annotated[str, Field(max_length=512)] | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(kind: type[Model], body: bytes) -> Model:
+    """A request from its JSON body. Raises RequestError that names the first wrong field."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as e:
+        raise _explain(kind, e, body) from None
+
+
+def _explain(kind: type[BaseModel], error: ValidationError, body: bytes) -> RequestError:
+    problems = error.errors(include_url=False, include_context=True, include_input=True)
+    unknown = next((p for p in problems if p["type"] == "extra_forbidden"), None)
+    problem = unknown or _most_specific(problems, body)
+    path = [str(p) for p in problem["loc"] if not _is_branch(str(p))]
+    field = ".".join(path) or "body"
+    if problem["type"] == "json_invalid":
+        return InvalidBody(f"the body is not valid JSON: {problem['msg'].split(': ', 1)[-1]}"[:300])
+    if unknown is not None:
+        known = list(kind.model_fields) if len(path) == 1 else []
+        like = nearest(path[-1], known)
+        fix = f"did you mean {like!r}?" if like else "leave it out"
+        return UnsupportedField(field, f"unknown or unsupported field {field!r}", fix=fix)
+    if problem["type"] == "missing":
+        return InvalidBody(f"{field} is required", field)
+    return InvalidParam(field, problem.get("input"), _needs(problem))
+
+
+class InvalidBody(RequestError):
+    def __init__(self, message: str, field: str | None = None) -> None:
+        self.field = field
+        super().__init__(message)
+
+
+def _most_specific(problems: list[Any], body: bytes) -> Any:
+    """Of the branches of a union, the one that got furthest."""
+    return max(problems, key=lambda p: len(p["loc"]))
+
+
+def _is_branch(name: str) -> bool:
+    """Names that pydantic adds to the path for the branches of a union."""
+    return name in ("str", "Part", "NamedTool") or "[" in name or "constrained" in name
+
+
+def _needs(problem: Any) -> str:
+    text: str = problem["msg"]
+    for start in ("Input should be a valid ", "Input should be ", "Value error, "):
+        text = text.removeprefix(start)
+    return text[:200]
+
+
+def _check_message(message: Message, field: str) -> None:
+    if message.tool_calls and message.role != "assistant":
+        raise UnsupportedField(f"{field}.tool_calls", "only assistant messages have tool_calls")
+    if message.role in ("user", "system", "developer", "tool") and message.content is None:
+        raise InvalidBody(f"{field}.content is required", f"{field}.content")
+    for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if (part.text if part.type == "text" else part.refusal) is None:
+            raise InvalidBody(f"{field}.content.{j}.{part.type} is required", f"{field}.content.{j}.{part.type}")
+
+
+def _bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for key, value in bias.items():
+        if not key.isascii() or not key.isdigit():
+            raise InvalidParam("logit_bias", key, "token ids as keys")
+        pairs.append((int(key), value))
+    return tuple(pairs)
+
+
+encode_json = msgspec.json.Encoder().encode

@@ -1,0 +1,175 @@
+"""Chat messages to a prompt with the checkpoint's own template, in a sandbox with a budget.
+
+A template is data from a stranger: it cannot reach Python, and what it may spend is bounded (see lmkit.text.budget).
+Every failure is a TemplateFailed that names the template's line.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+
+from lmkit.api import ConfigError, InvalidParam, TemplateFailed
+from lmkit.text.budget import Budget, BudgetedEnvironment, BudgetSpent
+
+_NAME = "chat template"
+_END = "\u2061lmkit-end\u2061"  # marks the end of a message that is to be continued
+RESERVED = frozenset({
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
+    "bos_token", "eos_token", "unk_token", "pad_token", "return_dict", "return_tensors", "return_assistant_tokens_mask",
+    "padding", "truncation", "max_length", "conversation", "tokenizer_kwargs", "self", "loop",
+})  # fmt: skip
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks what the assistant wrote; for rendering it is its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
+            sort_keys: bool = False) -> str:  # fmt: skip
+    """Plain JSON: unlike the builtin filter it does not escape for HTML."""
+    if isinstance(indent, int) and indent > 16:
+        raise jinja2.TemplateError("tojson: indent is larger than 16")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)
+
+
+class Renderer:
+    """One compiled template. `render` is thread-safe and may be called on the event loop: it is bounded."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._source_lines = source.count("\n") + 1
+        self._special = dict(special_tokens)
+        env = BudgetedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
+        env.filters["tojson"] = env.checked(_tojson)
+        env.globals["raise_exception"] = _raise
+        env.globals["strftime_now"] = _now
+        try:
+            self._template = env.from_string(source)
+        except jinja2.TemplateSyntaxError as e:
+            raise ConfigError(
+                f"the chat template does not compile: line {e.lineno}: {e.message}",
+                fix="give another one with --chat-template FILE",
+            ) from e
+        self.list_content = self._wants_lists()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt. `messages` as in the OpenAI API. Raises TemplateFailed, InvalidParam."""
+        for key in kwargs or ():
+            if key in RESERVED or key.startswith("_"):
+                raise InvalidParam("chat_template_kwargs", key, "a name that is not a field of its own")
+        shaped = [self._shape(m) for m in messages]
+        if continue_final_message:
+            add_generation_prompt = False
+            _mark_end(shaped)
+        text = self._run(shaped, tools, kwargs or {}, add_generation_prompt)
+        if continue_final_message:
+            text, found, _ = text.rpartition(_END)
+            if not found:
+                raise TemplateFailed("the chat template drops the final message, it cannot be continued")
+        return text
+
+    def _run(self, messages: list[dict], tools: Sequence[Mapping], kwargs: Mapping, add_prompt: bool) -> str:
+        budget = Budget()
+        variables = {**self._special, **kwargs, "messages": messages, "tools": list(tools) or None, "documents": None,
+                     "add_generation_prompt": add_prompt, "_budget": budget}  # fmt: skip
+        try:
+            with budget.running():
+                parts = []
+                for part in self._template.generate(variables):
+                    budget.output(len(part))
+                    parts.append(part)
+                return "".join(parts)
+        except BudgetSpent as e:
+            raise TemplateFailed(f"the chat template used more than it may: {e}") from e
+        except (MemoryError, RecursionError) as e:
+            raise TemplateFailed(f"the chat template used more than it may: {type(e).__name__}") from e
+        except Exception as e:  # whatever a template does wrong is the request's or the template's fault, never ours
+            raise TemplateFailed(_explain(e)) from e
+
+    def _shape(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Content as this template wants it; arguments of earlier calls as objects; None as "nothing"."""
+        shaped = {k: v for k, v in message.items() if v is not None}
+        content = message.get("content")
+        if isinstance(content, list) and not self.list_content:
+            shaped["content"] = "\n".join(part["text"] for part in content)
+        elif isinstance(content, str) and self.list_content:
+            shaped["content"] = [{"type": "text", "text": content}]
+        elif content is None:
+            shaped["content"] = ""
+        if message.get("tool_calls"):
+            shaped["tool_calls"] = [_shape_call(c) for c in message["tool_calls"]]
+        return shaped
+
+    def _wants_lists(self) -> bool:
+        """Whether the template shows content only when it is a list of parts: asked by rendering both."""
+        for as_list in (False, True):
+            content = [{"type": "text", "text": "lmkitprobe"}] if as_list else "lmkitprobe"
+            try:
+                text = self._run([{"role": "user", "content": content}], (), {}, True)
+            except TemplateFailed:
+                continue
+            if "lmkitprobe" in text:
+                return as_list
+        return False
+
+
+def _shape_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (ValueError, TypeError):
+        arguments = None
+    if isinstance(arguments, dict):
+        function["arguments"] = arguments
+    return {**call, "function": function}
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> None:
+    last = messages[-1]
+    if isinstance(last["content"], list):
+        parts = [dict(p) for p in last["content"]]
+        parts[-1]["text"] += _END
+        last["content"] = parts
+    else:
+        last["content"] += _END
+
+
+def _explain(error: Exception) -> str:
+    line, frame = 0, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename in ("<template>", "<unknown>"):
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    where = f"the chat template, line {line}" if line else "the chat template"
+    if isinstance(error, jinja2.TemplateError):
+        return f"{where}: {str(error.message or error)[:500]}"
+    return f"{where}: {type(error).__name__} ({str(error)[:200]})"

@@ -1,0 +1,141 @@
+"""TextSide: everything between a client's text and the engine's tokens, for one checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmkit.api import (
+    Checkpoint,
+    ConfigError,
+    ParserFormat,
+    ResolvedPlan,
+    SamplingParams,
+    StreamParser,
+    TagFormat,
+    TemplateFailed,
+    ToolDef,
+)
+from lmkit.plugins import load_target
+from lmkit.text.parsing import Chain, start_parser
+from lmkit.text.render import Renderer
+from lmkit.text.stops import Stops
+from lmkit.text.stream import OutputStream, Usage
+from lmkit.text.tokenizer import JsonTokenizer, open_tokenizer
+
+if TYPE_CHECKING:
+    from lmkit.config.engine import EngineConfig
+
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
+TAIL = 256  # characters of the prompt that parsers look at
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """Immutable and thread-safe; made once per process."""
+
+    tokenizer: JsonTokenizer
+    renderer: Renderer | None = None
+    tool_format: TagFormat | ParserFormat | None = None
+    reasoning_format: TagFormat | ParserFormat | None = None
+    default_params: Mapping[str, Any] | None = None
+
+    @classmethod
+    def open(cls, checkpoint: Checkpoint, resolved: ResolvedPlan, config: EngineConfig) -> TextSide:
+        """Raises CheckpointError (tokenizer missing or damaged), ConfigError (template does not compile)."""
+        eos = resolved.value("eos_token_ids") or _eos_ids(checkpoint)
+        path = Path(config.model.tokenizer) if config.model.tokenizer else checkpoint.path
+        tokenizer = open_tokenizer(path, eos_token_ids=eos, chat_template=_template_file(config.model.chat_template))
+        template = tokenizer.chat_template
+        defaults = {k: checkpoint.generation_config.get(k) for k in _DEFAULTS}
+        return cls(
+            tokenizer,
+            Renderer(template, tokenizer.special_tokens) if template else None,
+            _format(resolved, "tool_parser"),
+            _format(resolved, "reasoning_parser"),
+            {k: v for k, v in defaults.items() if v is not None},
+        )
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt text. Raises TemplateFailed."""
+        if self.renderer is None:
+            raise TemplateFailed(
+                "this checkpoint has no chat template",
+                fix="start the server with --chat-template FILE, or use /v1/completions",
+            )
+        return self.renderer.render(
+            messages, tools, kwargs,
+            add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
+        )  # fmt: skip
+
+    def encode_prompt(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Token ids; a rendered chat prompt already has its special tokens (add_special=False)."""
+        return self.tokenizer.encode(text, add_special=add_special)
+
+    def output_stream(
+        self,
+        params: SamplingParams,
+        prompt_tail: str = "",
+        tools: Sequence[ToolDef] = (),
+        parse: bool = True,
+        *,
+        num_prompt_tokens: int = 0,
+        include_stop: bool = False,
+        skip_special: bool = True,
+    ) -> OutputStream:
+        """The stream of one choice. `parse=False`: all output is text (completions, reasoning is not separated)."""
+        stages: list[StreamParser] = []
+        keep: frozenset[str] = frozenset()
+        reasoning = None
+        if parse and self.reasoning_format is not None:
+            reasoning = start_parser(self.reasoning_format, prompt_tail, tools)
+            stages.append(reasoning)
+            keep |= self.reasoning_format.keep_special
+        if parse and tools and self.tool_format is not None:
+            stages.append(start_parser(self.tool_format, prompt_tail, tools))
+            keep |= self.tool_format.keep_special
+        return OutputStream(
+            params,
+            self.tokenizer.detokenizer(skip_special=skip_special, keep=keep),
+            Stops(params.stop, include=include_stop),
+            Chain(*stages) if stages else None,
+            reasoning,
+            Usage(num_prompt_tokens),
+            show_stop=include_stop,
+        )
+
+
+def _format(resolved: ResolvedPlan, kind: str) -> TagFormat | ParserFormat | None:
+    choice = resolved.choice(kind)
+    if choice is None:
+        return None
+    target = load_target(choice.target)
+    return target(**choice.options) if isinstance(target, type) else target
+
+
+def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+    for source in (checkpoint.generation_config, checkpoint.config):
+        value = source.get("eos_token_id")
+        if isinstance(value, int):
+            return (value,)
+        if isinstance(value, list):
+            return tuple(v for v in value if isinstance(v, int))
+    return ()
+
+
+def _template_file(name: str | None) -> str | None:
+    if name is None:
+        return None
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"cannot read the chat template {name}: {e.strerror}", fix="check the path") from e

@@ -1,0 +1,159 @@
+"""OutputStream: the tokens of one choice become events. Every dialect is a projection of these events.
+
+    token -> detokenize -> stop strings -> reasoning parser -> tool parser -> Text | Reasoning | Tool* ... Finish
+
+Streamed and whole replies use the same object, so they cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lmkit.api import (
+    ErrorInfo,
+    FinishReason,
+    ParseEvent,
+    Reasoning,
+    SamplingParams,
+    StreamParser,
+    Text,
+    TokenEvent,
+    TokenLogprob,
+)
+from lmkit.text.detokenize import Detokenizer
+from lmkit.text.stops import Stops
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of one choice. `reasoning_tokens` is part of `completion_tokens`."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of the tokens that made the Text that follows; `offsets`: where each begins in the text of the choice."""
+
+    entries: list[TokenLogprob]
+    offsets: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last event of a choice, exactly once. `stop`: the stop string or stop token id that ended it."""
+
+    reason: FinishReason
+    stop: str | int | None
+    usage: Usage
+    error: ErrorInfo | None = None
+
+
+OutputEvent = ParseEvent | Logprobs | Finish
+
+
+@dataclass(slots=True)
+class OutputStream:
+    """Made by TextSide.output_stream. After `finished` nothing more comes; `must_abort` says the engine goes on."""
+
+    params: SamplingParams
+    detokenizer: Detokenizer
+    stops: Stops
+    parser: StreamParser | None
+    reasoning: object | None  # the reasoning stage, whose `inside` says where the tokens belong
+    usage: Usage
+    show_stop: bool = False  # include the stop string or stop token in the text
+    finished: bool = False
+    must_abort: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    _made: int = 0  # characters out of the detokenizer
+    _given: int = 0  # characters past the stop strings
+    _pending: list[tuple[int, TokenLogprob]] = field(default_factory=list)  # (offset, entry) not yet given
+
+    def feed(self, event: TokenEvent) -> list[OutputEvent]:
+        """Events of one TokenEvent, in order; [] after the end."""
+        if self.finished:
+            return []
+        if event.num_cached is not None:
+            self.usage.cached_tokens = event.num_cached
+        if event.prompt_logprobs:
+            self.prompt_logprobs += event.prompt_logprobs
+        events: list[OutputEvent] = []
+        tokens = event.tokens
+        ended = event.stop_token is not None
+        for i, token in enumerate(tokens):
+            self.token_ids.append(token)
+            self.usage.completion_tokens += 1
+            if ended and i == len(tokens) - 1 and not self.show_stop:
+                break
+            if i < len(event.logprobs):
+                self._pending.append((self._made, event.logprobs[i]))
+            stop = self._text(self.detokenizer.feed(token), events)
+            if stop is not None:
+                self.must_abort = event.finish is None
+                self._finish("stop", stop, None, events)
+                return events
+        if event.finish is not None:
+            self._end(event, events)
+        return events
+
+    def fail(self, error: ErrorInfo) -> list[OutputEvent]:
+        """Ends the stream from this side."""
+        return self.feed(TokenEvent("", finish="error", error=error))
+
+    def _end(self, event: TokenEvent, events: list[OutputEvent]) -> None:
+        stop = self._text(self.detokenizer.flush(), events)
+        if stop is None:
+            self._parse(self.stops.flush(), events)
+        reason = event.finish or "stop"
+        if stop is not None and reason == "length":
+            reason = "stop"
+        self._finish(reason, stop if stop is not None else event.stop_token, event.error, events)
+
+    def _text(self, text: str, events: list[OutputEvent]) -> str | None:
+        """Passes new text on; returns the stop string that was found."""
+        self._made += len(text)
+        if self.usage.completion_tokens < self.params.min_tokens:
+            self._parse(text, events)
+            return None
+        text, stop = self.stops.feed(text)
+        self._parse(text, events)
+        return stop
+
+    def _parse(self, text: str, events: list[OutputEvent]) -> None:
+        self._given += len(text)
+        was_inside = getattr(self.reasoning, "inside", False)
+        if self.parser is None:
+            parsed: list[ParseEvent] = [Text(text)] if text else []
+        else:
+            parsed = self.parser.feed(text) if text else []
+        if was_inside or getattr(self.reasoning, "inside", False):
+            self.usage.reasoning_tokens = min(self.usage.reasoning_tokens + 1, self.usage.completion_tokens)
+        self._emit(parsed, events)
+
+    def _emit(self, parsed: Sequence[ParseEvent], events: list[OutputEvent]) -> None:
+        """Logprobs go out with the first text at or after their token; those of other channels are dropped."""
+        if self._pending and parsed:
+            ready = [p for p in self._pending if p[0] < self._given]
+            self._pending = self._pending[len(ready) :]
+            if ready and any(type(e) is Text for e in parsed):
+                events.append(Logprobs([entry for _, entry in ready], [at for at, _ in ready]))
+        events += parsed
+
+    def _finish(self, reason: FinishReason, stop: str | int | None, error: ErrorInfo | None,
+                events: list[OutputEvent]) -> None:  # fmt: skip
+        if self.parser is not None:
+            self._emit(self.parser.flush(), events)
+        if self._pending and not isinstance(stop, str) and not getattr(self.reasoning, "inside", False):
+            events.append(Logprobs([e for _, e in self._pending], [at for at, _ in self._pending]))
+        self._pending = []
+        self.finished = True
+        events.append(Finish(reason, stop, self.usage, error))
+
+
+__all__ = ["Finish", "Logprobs", "OutputEvent", "OutputStream", "Reasoning", "Usage"]

@@ -1,0 +1,183 @@
+"""Tokenizers from tokenizer.json, without transformers. One object per process, safe to use from several threads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as RawTokenizer
+
+from lmkit.api import CheckpointError
+from lmkit.text.detokenize import BytesDetokenizer, Detokenizer, WindowDetokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The alphabet of byte-level BPE: printable Latin-1 stands for itself, the other bytes for U+0100 onwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+class JsonTokenizer:
+    """Implements lmkit.api.Tokenizer over the `tokenizers` library."""
+
+    def __init__(
+        self,
+        raw: RawTokenizer,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        eos_token_ids: Sequence[int] = (),
+        chat_template: str | None = None,
+        add_bos: bool | None = None,
+    ) -> None:
+        raw.no_truncation()
+        raw.no_padding()
+        self._raw = raw
+        self.bos_token, self.eos_token = bos_token, eos_token
+        self.special_tokens = dict(special_tokens or {})  # "pad_token" -> "<pad>": variables of chat templates
+        self.chat_template = chat_template
+        self._added = raw.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
+        self.vocab_size = max(raw.get_vocab_size(with_added_tokens=True), 1 + max(self._added, default=-1))
+        own_eos = raw.token_to_id(eos_token) if eos_token else None
+        self.eos_token_ids = tuple(eos_token_ids) or (() if own_eos is None else (own_eos,))
+        self._prefix: list[int] = []
+        bos = raw.token_to_id(bos_token) if bos_token else None
+        if add_bos and bos is not None and raw.encode("x").ids[:1] != [bos]:
+            self._prefix = [bos]
+        self._byte_level = _is_byte_level(raw)
+        self._alphabet = _byte_of_char()
+        self._pieces: dict[int, bytes] = {}  # bounded by the vocabulary
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        ids = self._raw.encode(text, add_special_tokens=add_special).ids
+        return self._prefix + ids if add_special and self._prefix else ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self._raw.decode(list(ids), skip_special_tokens=skip_special)
+
+    def id_of(self, text: str) -> int | None:
+        return self._raw.token_to_id(text)
+
+    def token(self, token: int) -> str:
+        """The token as the vocabulary writes it; "" for an id without a token."""
+        return self._raw.id_to_token(token) or ""
+
+    def piece(self, token: int) -> bytes:
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._make_piece(token)
+        return piece
+
+    def _make_piece(self, token: int) -> bytes:
+        text = self._raw.id_to_token(token)
+        if text is None:
+            return b""
+        if self._byte_level:
+            codes = [self._alphabet.get(c) for c in text]
+            return text.encode() if None in codes else bytes(c for c in codes if c is not None)
+        if token in self._added:
+            return text.encode()
+        found = _BYTE_TOKEN.fullmatch(text)
+        return bytes([int(found[1], 16)]) if found else text.replace("\u2581", " ").encode()
+
+    def detokenizer(self, *, skip_special: bool = True, keep: frozenset[str] = frozenset()) -> Detokenizer:
+        """A fresh incremental decoder. `keep`: special tokens to show all the same."""
+        hidden = self.special_ids if skip_special else frozenset()
+        if keep and hidden:
+            hidden = frozenset(i for i in hidden if self._added[i].content not in keep)
+        if self._byte_level:
+            return BytesDetokenizer(lambda token: b"" if token in hidden else self.piece(token))
+        return WindowDetokenizer(
+            lambda ids: self._raw.decode(list(ids), skip_special_tokens=False),
+            hidden.__contains__,
+            lambda token: token not in self._added and _BYTE_TOKEN.fullmatch(self.token(token)) is not None,
+        )
+
+
+def _is_byte_level(raw: RawTokenizer) -> bool:
+    decoder = json.loads(raw.to_str()).get("decoder") or {}
+    return decoder.get("type") == "ByteLevel"
+
+
+def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_template: str | None = None) -> JsonTokenizer:
+    """Reads tokenizer.json and, where present, tokenizer_config.json, special_tokens_map.json, chat_template.jinja.
+
+    `eos_token_ids` and `chat_template` come before what the files say. Raises CheckpointError.
+    """
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        have = sorted(p.name for p in path.glob("*token*")) if path.is_dir() else []
+        raise CheckpointError(
+            f"there is no tokenizer.json in {path}" + (f" (found: {', '.join(have)})" if have else ""),
+            fix="convert it once: transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+        )
+    try:
+        raw = RawTokenizer.from_file(str(file))
+    except Exception as e:  # the library raises bare Exception
+        raise CheckpointError(f"{file} is not a tokenizer: {e}", fix="download or convert it again") from e
+    settings = _read(path / "special_tokens_map.json") | _read(path / "tokenizer_config.json")
+    _add_missing(raw, settings.get("added_tokens_decoder"))
+    special = {k: _content(v) for k, v in settings.items() if k.endswith("_token") and _content(v)}
+    return JsonTokenizer(
+        raw,
+        bos_token=special.get("bos_token"),
+        eos_token=special.get("eos_token"),
+        special_tokens=special,
+        eos_token_ids=eos_token_ids,
+        chat_template=chat_template or _template(path, settings),
+        add_bos=settings.get("add_bos_token"),
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise CheckpointError(f"{file} is not JSON: {e}", fix="download it again") from e
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{file} is not a JSON object", fix="download it again")
+    return data
+
+
+def _content(token: Any) -> str:
+    """Special tokens are written as a string or as {"content": ...}."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else ""
+
+
+def _add_missing(raw: RawTokenizer, added: Any) -> None:
+    """Tokens that only tokenizer_config.json knows, when appending them gives them the ids it states."""
+    if not isinstance(added, dict):
+        return
+    known = raw.get_added_tokens_decoder()
+    for key, entry in sorted(added.items(), key=lambda item: int(item[0])):
+        text = _content(entry)
+        if not text or int(key) in known or raw.id_to_token(int(key)) not in (None, text):
+            continue
+        if raw.id_to_token(int(key)) is None and int(key) != raw.get_vocab_size(with_added_tokens=True):
+            continue
+        flags = {k: bool(entry.get(k)) for k in ("lstrip", "rstrip", "single_word", "normalized")}
+        token = AddedToken(text, special=bool(entry.get("special")), **flags)
+        (raw.add_special_tokens if entry.get("special") else raw.add_tokens)([token])
+
+
+def _template(path: Path, settings: Mapping[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    value = settings.get("chat_template") or _read(path / "chat_template.json").get("chat_template")
+    if isinstance(value, list):  # several named templates
+        named = {v.get("name"): v.get("template") for v in value if isinstance(v, dict)}
+        value = named.get("default") or named.get("tool_use") or next(iter(named.values()), None)
+    return value if isinstance(value, str) else None
