@@ -107,7 +107,7 @@ async def run_app(
     app = build_app(llm, settings)
     server = _Server(
         uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, date_header=True, lifespan="off", ws="none",
+            app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
             timeout_graceful_shutdown=5, backlog=2048, h11_max_incomplete_event_size=settings.max_headers,
         ),
         app.state.backend,

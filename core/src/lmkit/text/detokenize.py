@@ -1,8 +1,8 @@
 """Token ids to text, incrementally. The deltas join to the full decode, and never hold half a character.
 
 Byte-level vocabularies are a table from id to bytes and an incremental UTF-8 decoder. All others decode a small window
-of recent tokens and emit the difference; a run of byte-fallback tokens is decoded when it ends, because only the whole run
-says whether it is valid text.
+of recent tokens and emit the difference; a run of byte-fallback tokens is decoded when it ends, because only the whole
+run says whether it is valid text.
 """
 
 from __future__ import annotations
