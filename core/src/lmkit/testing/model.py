@@ -1,0 +1,179 @@
+"""Conformance of model plugins: a tiny random checkpoint of the family against `transformers`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmkit.api import (
+    Checkpoint,
+    CheckpointOptions,
+    Choice,
+    Derived,
+    DeviceInfo,
+    LoadedModel,
+    ModelInfo,
+    ModelSpec,
+    ResolvedPlan,
+    WeightMismatch,
+)
+from lmkit.loading import load_model, open_checkpoint
+from lmkit.plugins import load_target
+from lmkit.testing.checkpoints import tiny_checkpoint
+from lmkit.testing.specs import PluginConformance
+from lmkit.testing.steps import ModelDriver, PlainPlatform
+
+DENSE = "lmkit.testing.dense:DenseAttention"
+LENGTH = 29  # tokens of a test prompt: no multiple of block or chunk sizes
+
+
+def load_tiny(
+    directory: Path, target: str, dtype: str, *, attention: str = DENSE, choices: Sequence[Choice] = (), **kwargs: Any
+) -> LoadedModel:
+    """Load a checkpoint with the architecture `target` and the reference linear, without the resolver."""
+    checkpoint = open_checkpoint(str(directory), CheckpointOptions())
+    assert checkpoint is not None
+    info: ModelInfo = load_target(target)().describe(checkpoint.config)
+    resolved = ResolvedPlan(
+        DeviceInfo("cpu", "cpu", dtypes=(dtype,)),
+        (
+            choice("model", target),
+            choice("attention", attention, "text"),
+            choice("loader", "lmkit.loading.safetensors:SafetensorsLoader"),
+            choice("op", "lmkit.layers.linear:ReferenceLinear", "linear:plain"),
+            *choices,
+        ),
+        (Derived("dtype", dtype, "test"),),
+    )
+    return load_model(resolved, checkpoint, info, PlainPlatform(), torch.device("cpu"), **kwargs)
+
+
+def choice(kind: str, target: str, component: str = "", why: str = "explicit") -> Choice:
+    """A Choice of something in the current environment."""
+    return Choice(kind, component, target.rpartition(":")[2].lower(), target, "lmkit-core", "0", "test", why=why)
+
+
+def reference(directory: Path, dtype: str) -> Any:
+    """The same checkpoint in `transformers`."""
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
+
+
+def prompt(vocab_size: int, length: int = LENGTH, seed: int = 0) -> list[int]:
+    numbers = random.Random(seed)
+    return [numbers.randrange(3, vocab_size) for _ in range(length)]
+
+
+def deviation(got: Tensor, want: Tensor) -> float:
+    """Largest difference relative to the largest value of `want`."""
+    return float((got.double() - want.double()).abs().max() / want.double().abs().max())
+
+
+class ModelConformance(PluginConformance):
+    """Set `plugin` ("model:SomeForCausalLM"), `family` (of `lmkit.testing.checkpoints`) and, for configurations that
+    take other paths, `variants`: name -> configuration values."""
+
+    family: ClassVar[str] = ""
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    torch_free_target = True
+    tolerance: ClassVar[float] = 1e-4  # float32, relative
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "variant" in metafunc.fixturenames:
+            metafunc.parametrize("variant", ["base", *self.variants], scope="class")
+
+    @pytest.fixture(scope="class")
+    def directory(self, variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp(f"{self.family}-{variant}")
+        return tiny_checkpoint(self.family, folder, **self.variants.get(variant, {}))
+
+    @pytest.fixture(scope="class")
+    def checkpoint(self, directory: Path) -> Checkpoint:
+        found = open_checkpoint(str(directory), CheckpointOptions())
+        assert found is not None
+        return found
+
+    @pytest.fixture(scope="class")
+    def loaded(self, directory: Path, spec: ModelSpec) -> LoadedModel:
+        return load_tiny(directory, spec.target, "float32")
+
+    @pytest.fixture(scope="class")
+    def expected(self, directory: Path) -> Tensor:
+        """Logits [LENGTH, V] by transformers in float32."""
+        model = reference(directory, "float32")
+        with torch.no_grad():
+            return model(torch.tensor([prompt(model.config.vocab_size)])).logits[0]
+
+    def test_float32_logits(self, loaded: LoadedModel, expected: Tensor) -> None:
+        got = ModelDriver(loaded, "float32").run(0, prompt(loaded.info.vocab_size), LENGTH)
+        assert deviation(got, expected) < self.tolerance
+
+    @pytest.mark.parametrize("chunk", [7, 1])
+    def test_chunks_equal_the_whole(self, loaded: LoadedModel, chunk: int) -> None:
+        ids = prompt(loaded.info.vocab_size)
+        whole = ModelDriver(loaded, "float32").run(0, ids, LENGTH)
+        assert deviation(ModelDriver(loaded, "float32", seed=1).run(0, ids, chunk), whole) < self.tolerance
+
+    def test_neighbours_do_not_matter(self, loaded: LoadedModel) -> None:
+        """A ragged step of four rows gives what each row gives alone."""
+        size = loaded.info.vocab_size
+        prompts = [prompt(size, length, seed=length) for length in (5, 1, 17, 9)]
+        together = ModelDriver(loaded, "float32")
+        got = together.step(list(enumerate(prompts)))
+        for row, ids in enumerate(prompts):
+            alone = ModelDriver(loaded, "float32", seed=2).run(0, ids, len(ids))
+            assert deviation(got[row], alone) < self.tolerance
+
+    def test_bfloat16_logits(self, directory: Path, spec: ModelSpec, expected: Tensor) -> None:
+        """As close to float32 as transformers is in bfloat16, with room for other roundings."""
+        model = reference(directory, "bfloat16")
+        ids = prompt(model.config.vocab_size)
+        with torch.no_grad():
+            theirs = deviation(model(torch.tensor([ids])).logits[0], expected)
+        got = ModelDriver(load_tiny(directory, spec.target, "bfloat16"), "bfloat16").run(0, ids, LENGTH)
+        assert deviation(got, expected) < 1.5 * theirs + 0.005
+
+    def test_number_of_parameters_is_exact(self, directory: Path, loaded: LoadedModel) -> None:
+        assert loaded.info.num_parameters == sum(p.numel() for p in reference(directory, "float32").parameters())
+        assert loaded.weight_bytes == 4 * loaded.info.num_parameters
+
+    def test_description_is_plain_data(self, checkpoint: Checkpoint, spec: ModelSpec) -> None:
+        """Equal for equal configurations; layers and groups agree."""
+        first, second = (load_target(spec.target)().describe(checkpoint.config) for _ in range(2))
+        assert first == second
+        assert len(first.layers) == checkpoint.config["num_hidden_layers"]
+        assert {need for need, _ in first.kv_groups()} == {layer.attn for layer in first.layers}
+
+    def test_loading_is_strict(self, checkpoint: Checkpoint, spec: ModelSpec, tmp_path: Path) -> None:
+        """A tensor too few or too many is named."""
+        from safetensors.torch import load_file, save_file
+
+        tensors = load_file(checkpoint.files[0])
+        names = sorted(name for name in tensors if ".layers.1." in name)
+        victim = random.Random(0).choice(names)
+        stranger = victim.replace(".layers.1.", ".layers.1.unheard_of.")
+        for path in checkpoint.path.glob("*.json"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        without = {name: t for name, t in tensors.items() if name != victim}
+        for word, name, changed in (
+            ("missing", victim, without),
+            ("extra", stranger, {**tensors, stranger: torch.zeros(1)}),
+        ):
+            save_file(changed, tmp_path / "model.safetensors")
+            with pytest.raises(WeightMismatch) as failure:
+                load_tiny(tmp_path, spec.target, "float32")
+            assert word in failure.value.message
+            assert name in failure.value.message
+
+    def test_needs_are_declared(self, checkpoint: Checkpoint, spec: ModelSpec) -> None:
+        """Every attention feature the model asks for is in the spec's `features`."""
+        info = load_target(spec.target)().describe(checkpoint.config)
+        for layer in info.layers:
+            assert layer.attn.features <= spec.features

@@ -1,0 +1,148 @@
+"""Driving a model or a backend without scheduler and worker: rows with scattered blocks, steps of any shape."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmkit.api import AttentionBackend, AttnBatch, AttnNeed, LoadedModel, StepInputs, StepLimits
+
+
+class PlainBuffer:
+    """A Buffer on the CPU: host and device are one tensor."""
+
+    def __init__(self, tensor: Tensor, device: torch.device | str = "cpu") -> None:
+        self.host = tensor
+        self.device = tensor.to(device)
+
+    def push(self, n: int) -> Tensor:
+        self.device[:n].copy_(self.host[:n])
+        return self.device[:n]
+
+
+class PlainPlatform:
+    """As much of a Platform as planners and loading need."""
+
+    name = "plain"
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.torch_device = torch.device(device)
+        self.device_type = self.torch_device.type
+
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> PlainBuffer:
+        return PlainBuffer(torch.zeros(shape, dtype=dtype), self.torch_device)
+
+
+@dataclass(slots=True)
+class PagedRow:
+    """A row's length so far and its blocks."""
+
+    length: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+class PagedRows:
+    """Block tables of rows that grow; blocks are handed out in random order, block 0 never."""
+
+    def __init__(self, num_rows: int, num_blocks: int, block_size: int, seed: int = 0) -> None:
+        self.rows = [PagedRow() for _ in range(num_rows)]
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._free = list(range(1, num_blocks))
+        random.Random(seed).shuffle(self._free)
+
+    def grow(self, work: Sequence[tuple[int, int]], device: torch.device | str = "cpu") -> AttnBatch:
+        """The batch of a step in which `work` = (row, number of new tokens), in batch order; lengths advance."""
+        slots: list[int] = []
+        starts = [0]
+        for index, count in work:
+            row = self.rows[index]
+            for position in range(row.length, row.length + count):
+                if position // self.block_size == len(row.blocks):
+                    row.blocks.append(self._free.pop())
+                slots.append(row.blocks[position // self.block_size] * self.block_size + position % self.block_size)
+            row.length += count
+            starts.append(starts[-1] + count)
+        used = [self.rows[index] for index, _ in work]
+        width = max([len(r.blocks) for r in used], default=0) or 1
+        table = torch.full((max(len(used), 1), width), -1, dtype=torch.int32)  # beyond a row's blocks: never valid
+        for i, row in enumerate(used):
+            table[i, : len(row.blocks)] = torch.tensor(row.blocks, dtype=torch.int32)
+
+        def buffer(values: Any, dtype: torch.dtype) -> PlainBuffer:
+            return PlainBuffer(torch.as_tensor(values, dtype=dtype), device)
+
+        return AttnBatch(
+            query_start=buffer(starts, torch.int32),
+            seq_len=buffer([r.length for r in used], torch.int32),
+            table=PlainBuffer(table, device),
+            slots=buffer(slots, torch.int64),
+            num_rows=len(used),
+            num_tokens=starts[-1],
+            max_query=max([count for _, count in work], default=0),
+            max_seq=max([r.length for r in used], default=0),
+            num_decode_rows=next((i for i, (_, count) in enumerate(work) if count != 1), len(work)),
+        )
+
+
+class ModelDriver:
+    """Runs steps of a loaded model on `num_rows` rows; unwritten KV memory holds NaN, so that reading it shows."""
+
+    def __init__(
+        self, loaded: LoadedModel, dtype: str, *, num_rows: int = 4, block_size: int = 4, num_blocks: int = 128,
+        seed: int = 0, tp_size: int = 1,
+    ) -> None:  # fmt: skip
+        backend = loaded.attention
+        assert backend is not None
+        self.loaded = loaded
+        self.paged = PagedRows(num_rows, num_blocks, block_size, seed)
+        known = {"dtype": dtype, "kv_dtype": dtype, "block_size": block_size}
+
+        def local(need: AttnNeed) -> AttnNeed:
+            heads = {"num_q_heads": need.num_q_heads // tp_size, "num_kv_heads": need.num_kv_heads // tp_size}
+            return replace(need, **known, **heads)
+
+        limits = StepLimits(num_rows, 4096, num_blocks, num_blocks * block_size)
+        self.planners = [backend.planner(local(need), limits, PlainPlatform()) for need, _ in loaded.info.kv_groups()]
+        self.kv = [kv_memory(backend, local(layer.attn), num_blocks) for layer in loaded.info.layers]
+
+    def step(self, work: Sequence[tuple[int, Sequence[int]]]) -> list[Tensor]:
+        """`work` = (row, its next tokens); returns logits [tokens, V] of each."""
+        positions = [
+            p for i, ids in work for p in range(self.paged.rows[i].length, self.paged.rows[i].length + len(ids))
+        ]
+        batch = self.paged.grow([(i, len(ids)) for i, ids in work])
+        x = StepInputs(
+            token_ids=torch.tensor([t for _, ids in work for t in ids], dtype=torch.int64),
+            positions=torch.tensor(positions, dtype=torch.int64),
+            attn=[planner.plan(batch) for planner in self.planners],
+            kv=self.kv,
+            logits_rows=torch.arange(len(positions)),
+        )
+        logits = self.loaded.model.logits(self.loaded.model.forward(x))
+        return list(logits.float().split([len(ids) for _, ids in work]))
+
+    def run(self, row: int, ids: Sequence[int], chunk: int) -> Tensor:
+        """Logits [tokens, V] of a whole prompt, computed `chunk` tokens at a time."""
+        return torch.cat([self.step([(row, ids[i : i + chunk])])[0] for i in range(0, len(ids), chunk)])
+
+    def greedy(self, prompts: Sequence[Sequence[int]], count: int, chunk: int = 0) -> list[list[int]]:
+        """`count` greedy tokens for each prompt, decoded together; prompts enter `chunk` tokens a step (0 = whole)."""
+        last: list[Tensor] = []
+        for row, prompt in enumerate(prompts):
+            last.append(self.run(row, prompt, chunk or len(prompt))[-1])
+        out = [[int(logits.argmax())] for logits in last]
+        for _ in range(count - 1):
+            for row, logits in enumerate(self.step([(row, tokens[-1:]) for row, tokens in enumerate(out)])):
+                out[row].append(int(logits[-1].argmax()))
+        return out
+
+
+def kv_memory(backend: AttentionBackend, need: AttnNeed, num_blocks: int, device: torch.device | str = "cpu") -> Tensor:
+    """One layer's KV tensor, full of NaN."""
+    dtype = getattr(torch, need.kv_dtype if need.kv_dtype != "auto" else need.dtype)
+    return torch.full(backend.kv_shape(need, num_blocks), float("nan"), dtype=dtype, device=device)

@@ -1,0 +1,83 @@
+"""Llama and Mistral against transformers."""
+
+import pytest
+from lmkit.api import UnsupportedModel
+from lmkit.testing import ModelConformance
+from lmkit_model_llama.arch import LlamaArchitecture
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+class TestLlama(ModelConformance):
+    plugin = "model:LlamaForCausalLM"
+    family = "llama"
+    variants = {
+        "tied": {"tie_word_embeddings": True},
+        "biases": {"attention_bias": True, "mlp_bias": True},
+        "head_dim": {"head_dim": 20, "num_key_value_heads": 1},
+        "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+        "dynamic": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
+        "llama3": {"rope_parameters": LLAMA3},
+        "yarn": {"rope_parameters": YARN},
+        "yarn-attention-factor": {"rope_parameters": YARN | {"attention_factor": 0.7, "truncate": False}},
+    }
+
+
+class TestMistral(ModelConformance):
+    plugin = "model:MistralForCausalLM"
+    family = "mistral"
+    variants = {"no-window": {"sliding_window": None}, "head_dim": {"head_dim": 32}}
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def test_defaults_of_old_files() -> None:
+    """Keys that old configurations leave out take transformers' defaults; rope_scaling is read too."""
+    scaling = {"type": "linear", "factor": 2.0}
+    info = LlamaArchitecture().describe(
+        CONFIG | {"rope_theta": 5000.0, "rope_scaling": scaling, "torch_dtype": "float16"}
+    )
+    assert info.config["rope"] == {"rope_type": "linear", "theta": 5000.0, "partial": 1.0, "factor": 2.0}
+    assert (info.layers[0].attn.num_kv_heads, info.layers[0].attn.head_dim, info.dtype) == (4, 16, "float16")
+    assert info.max_length == 2048
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"hidden_act": "swish2"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "rope_scaling.rope_type"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "twist": 1}}, "rope_parameters.twist"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"pretraining_tp": 2}, "pretraining_tp"),
+        ({"attention_bias": "yes"}, "attention_bias"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"architectures": ["GrokForCausalLM"]}, "architectures"),
+    ],
+)
+def test_unsupported_values_are_refused_by_name(change: dict[str, object], key: str) -> None:
+    with pytest.raises(UnsupportedModel) as failure:
+        LlamaArchitecture().describe(CONFIG | change)
+    assert failure.value.key == key

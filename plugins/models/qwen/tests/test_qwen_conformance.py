@@ -1,0 +1,59 @@
+"""Qwen2 and Qwen3 against transformers."""
+
+import pytest
+from lmkit.api import UnsupportedModel
+from lmkit.testing import ModelConformance
+from lmkit_model_qwen.arch import QwenArchitecture
+
+SLIDING = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+
+
+class TestQwen2(ModelConformance):
+    plugin = "model:Qwen2ForCausalLM"
+    family = "qwen2"
+    variants = {"untied": {"tie_word_embeddings": False}, "sliding": SLIDING}
+
+
+class TestQwen3(ModelConformance):
+    plugin = "model:Qwen3ForCausalLM"
+    family = "qwen3"
+    variants = {"tied": {"tie_word_embeddings": True}, "biases": {"attention_bias": True}, "sliding": SLIDING}
+
+
+CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+
+
+def windows(**change: object) -> list[int | None]:
+    return [layer.attn.window for layer in QwenArchitecture().describe(CONFIG | change).layers]
+
+
+def test_window_layers() -> None:
+    assert windows() == [None, None, None]
+    assert windows(sliding_window=8, max_window_layers=0) == [None, None, None]  # not in use
+    assert windows(use_sliding_window=True, sliding_window=8, max_window_layers=1) == [None, 8, 8]
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert windows(use_sliding_window=True, sliding_window=8, layer_types=types) == [8, None, 8]
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", "full_attention", "mamba"]}, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 3}, "sliding_window"),
+        ({"use_sliding_window": 1}, "use_sliding_window"),
+        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": "all"}, "max_window_layers"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "rope_scaling.rope_type"),
+    ],
+)
+def test_unsupported_values_are_refused_by_name(change: dict[str, object], key: str) -> None:
+    with pytest.raises(UnsupportedModel) as failure:
+        QwenArchitecture().describe(CONFIG | change)
+    assert failure.value.key == key
