@@ -90,22 +90,26 @@ class ModelConformance(PluginConformance):
             metafunc.parametrize("variant", ["base", *self.variants], scope="class")
 
     @pytest.fixture(scope="class")
-    def directory(self, variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp(f"{self.family}-{variant}")
-        return tiny_checkpoint(self.family, folder, **self.variants.get(variant, {}))
+    @classmethod
+    def directory(cls, variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp(f"{cls.family}-{variant}")
+        return tiny_checkpoint(cls.family, folder, **cls.variants.get(variant, {}))
 
     @pytest.fixture(scope="class")
-    def checkpoint(self, directory: Path) -> Checkpoint:
+    @classmethod
+    def checkpoint(cls, directory: Path) -> Checkpoint:
         found = open_checkpoint(str(directory), CheckpointOptions())
         assert found is not None
         return found
 
     @pytest.fixture(scope="class")
-    def loaded(self, directory: Path, spec: ModelSpec) -> LoadedModel:
+    @classmethod
+    def loaded(cls, directory: Path, spec: ModelSpec) -> LoadedModel:
         return load_tiny(directory, spec.target, "float32")
 
     @pytest.fixture(scope="class")
-    def expected(self, directory: Path) -> Tensor:
+    @classmethod
+    def expected(cls, directory: Path) -> Tensor:
         """Logits [LENGTH, V] by transformers in float32."""
         model = reference(directory, "float32")
         with torch.no_grad():

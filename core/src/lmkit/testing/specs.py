@@ -97,19 +97,23 @@ class PluginConformance:
                 pytest.skip(self.skip[key])
 
     @pytest.fixture(scope="class")
-    def found(self) -> tuple[PluginHost, Entry, Spec]:
-        return find_plugin(self.plugin)
+    @classmethod
+    def found(cls) -> tuple[PluginHost, Entry, Spec]:
+        return find_plugin(cls.plugin)
 
     @pytest.fixture(scope="class")
-    def host(self, found: tuple[PluginHost, Entry, Spec]) -> PluginHost:
+    @classmethod
+    def host(cls, found: tuple[PluginHost, Entry, Spec]) -> PluginHost:
         return found[0]
 
     @pytest.fixture(scope="class")
-    def entry(self, found: tuple[PluginHost, Entry, Spec]) -> Entry:
+    @classmethod
+    def entry(cls, found: tuple[PluginHost, Entry, Spec]) -> Entry:
         return found[1]
 
     @pytest.fixture(scope="class")
-    def spec(self, found: tuple[PluginHost, Entry, Spec]) -> Any:
+    @classmethod
+    def spec(cls, found: tuple[PluginHost, Entry, Spec]) -> Any:
         return found[2]
 
     @pytest.fixture
