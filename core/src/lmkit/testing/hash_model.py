@@ -33,7 +33,8 @@ from lmkit.api import (
 )
 
 EMPTY = -1  # content of a slot that was never written
-NUM_SHOWN = 5  # tokens that have a logprob worth ranking
+NAN = -2  # content written by a faulty row: whoever reads it is faulty too
+NUM_RANKS = 5  # ranks that made-up logprobs take
 
 
 def hash_kv(
@@ -57,9 +58,13 @@ def hash_kv(
     return KVConfig(specs, tuple(counts))
 
 
-def _low(token: int, position: int) -> int:
-    """Entry of layer 0."""
-    return token << 32 | position
+def _low(token: int, position: int, tint: int) -> int:
+    """Entry of layer 0; `tint` stands for the adapter's weights."""
+    return tint | token << 32 | position
+
+
+def _tint(adapter: str | None) -> int:
+    return 0 if adapter is None else (1 + crc32(adapter.encode()) % 0x3FFF) << 49
 
 
 def _high(before: int, here: int) -> int:
@@ -74,6 +79,7 @@ class HashModel:
     vocab_size: int = 97
     windows: tuple[int | None, ...] = (None,)
     eos_token_ids: tuple[int, ...] = ()
+    masks_stops: bool = True  # until min_tokens, as workers do; without it the scheduler has to ignore stops
 
     def draw(self, seen: Sequence[Sequence[int]], params: SamplingParams, num_output: int) -> int:
         """The token after what was `seen` per group. Seeds matter when temperature > 0; min_tokens masks stops."""
@@ -81,28 +87,30 @@ class HashModel:
         for entries in seen:
             state = crc32(array("q", entries).tobytes(), state & 0xFFFFFFFF)
         token = state % self.vocab_size
-        if num_output < params.min_tokens:
+        if self.masks_stops and num_output < params.min_tokens:
             banned = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
             while token in banned and len(banned) < self.vocab_size:
                 token = (token + 1) % self.vocab_size
         return token
 
-    def logprob(self, token: int, position: int, wanted: int, state: int) -> TokenLogprob:
-        """Deterministic numbers in the shape of logprobs: a function of token, position and entry before."""
-        rank = 1 + (token + state) % NUM_SHOWN
-        top = [((token + i) % self.vocab_size, -0.5 * (i + 1)) for i in range(wanted)]
-        return TokenLogprob(token, -float(rank) - position / 1024, rank, top)
+    def logprob(self, token: int, position: int, num_top: int) -> TokenLogprob:
+        """Deterministic numbers in the shape of a logprob: a function of token and position."""
+        rank = 1 + (token + position) % NUM_RANKS
+        top = [((token + i) % self.vocab_size, -0.5 * (i + 1)) for i in range(num_top)]
+        return TokenLogprob(token, -float(rank), rank, top)
 
 
-def expected_tokens(model: HashModel, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+def expected_tokens(
+    model: HashModel, prompt: Sequence[int], params: SamplingParams, adapter: str | None = None
+) -> list[int]:
     """What the model says after `prompt`: computed without blocks, batches or caches."""
-    tokens = list(prompt)
+    tokens, tint = list(prompt), _tint(adapter)
     entries: list[list[int]] = [[] for _ in model.windows]
     while True:
         for mine, window in zip(entries, model.windows, strict=True):
             for position in range(len(mine), len(tokens)):
-                before = _low(tokens[position - 1], position - 1) if position and window != 1 else EMPTY
-                mine.append(_high(before, _low(tokens[position], position)))
+                before = _low(tokens[position - 1], position - 1, tint) if position and window != 1 else EMPTY
+                mine.append(_high(before, _low(tokens[position], position, tint)))
         seen = [mine[-window:] if window else mine for mine, window in zip(entries, model.windows, strict=True)]
         num_output = len(tokens) - len(prompt)
         token = model.draw(seen, params, num_output)
@@ -121,13 +129,14 @@ class _Row:
     num_prompt_tokens: int
     params: SamplingParams
     blocks: list[list[int]]
+    tint: int
 
 
 class HashExecutor:
     """Implements Executor. Applies diffs in order and asserts what a real worker relies on.
 
     propose(tokens, k) -> drafts    a proposer, for plans with drafts
-    fault(row) -> reason | None     fails single rows
+    fault(row) -> reason | None     fails single rows; what they wrote then makes its readers fail too
     fail(plan) -> None              may raise, as a device would
     """
 
@@ -138,6 +147,7 @@ class HashExecutor:
         depth: int = 1,
         vocab_size: int = 97,
         eos_token_ids: Collection[int] = (),
+        masks_stops: bool = True,
         num_drafts: int = 0,
         propose: Callable[[list[int], int], list[int]] | None = None,
         fault: Callable[[RowWork], str | None] | None = None,
@@ -148,6 +158,7 @@ class HashExecutor:
         self.depth = depth
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
+        self.masks_stops = masks_stops
         self.num_drafts = num_drafts
         self.propose = propose
         self.fault = fault
@@ -172,7 +183,8 @@ class HashExecutor:
     def configure_kv(self, kv: KVConfig) -> None:
         self.kv = kv
         self.block_size = kv.specs[0].block_size
-        self.model = HashModel(self.vocab_size, tuple(spec.window for spec in kv.specs), self.eos_token_ids)
+        windows = tuple(spec.window for spec in kv.specs)
+        self.model = HashModel(self.vocab_size, windows, self.eos_token_ids, self.masks_stops)
         self._clear()
 
     def forward(self, plan: StepPlan) -> None:
@@ -231,7 +243,12 @@ class HashExecutor:
         for new in plan.new:
             assert new.id not in self.rows, f"new row {new.id}: still here"
             self.rows[new.id] = _Row(
-                new.epoch, list(new.tokens), new.num_prompt_tokens, new.params, [list(b) for b in new.blocks]
+                new.epoch,
+                list(new.tokens),
+                new.num_prompt_tokens,
+                new.params,
+                [list(b) for b in new.blocks],
+                _tint(new.adapter),
             )
         for rid, blocks in plan.grown:
             for mine, more in zip(self.rows[rid].blocks, blocks, strict=True):
@@ -257,7 +274,7 @@ class HashExecutor:
                     slot = self._slot(row, g, position)
                     assert slot not in written[g], f"slot {slot} of group {g} is written twice"
                     written[g].add(slot)
-                    low[slot] = _low(tokens[position], position)
+                    low[slot] = _low(tokens[position], position, row.tint)
         for work in plan.rows:
             row = self.rows[work.id]
             for g, (low, high, window) in enumerate(zip(self.low, self.high, self.model.windows, strict=True)):
@@ -285,9 +302,10 @@ class HashExecutor:
         result = StepResult(plan.step, [])
         for i, work in enumerate(plan.rows):
             row = self.rows[work.id]
-            reason = self.fault(work) if self.fault is not None else None
+            reason = self._fault_of(row, work) if self.fault is not None else None
             if reason is not None:
                 result.faults.append((i, reason))
+                self._poison(row, work)
             tokens = self._draw(row, work) if work.sample else []
             result.tokens.append(tokens)
             if row.params.logprobs is not None or row.params.prompt_logprobs is not None:
@@ -297,6 +315,17 @@ class HashExecutor:
                 drafts = self.propose(row.tokens, self.num_drafts) if work.sample else []
                 result.drafts.append(drafts)
         return result
+
+    def _fault_of(self, row: _Row, work: RowWork) -> str | None:
+        reason = self.fault(work)
+        if reason is None and any(NAN in entries for entries in self._seen(row, work.start + work.num_tokens)):
+            return "it read what a faulty row wrote"
+        return reason
+
+    def _poison(self, row: _Row, work: RowWork) -> None:
+        for g, high in enumerate(self.high):
+            for position in range(work.start, work.start + work.num_tokens):
+                high[self._slot(row, g, position)] = NAN
 
     def _draw(self, row: _Row, work: RowWork) -> list[int]:
         """One token, and one more for each draft that was right."""
@@ -314,14 +343,11 @@ class HashExecutor:
         found = RowLogprobs(i)
         if row.params.logprobs is not None:
             for j, token in enumerate(tokens):
-                found.tokens.append(self.model.logprob(token, len(row.tokens) + j, row.params.logprobs, 0))
+                found.tokens.append(self.model.logprob(token, len(row.tokens) + j, row.params.logprobs))
         if row.params.prompt_logprobs is not None:
             found.prompt_start = work.start + 1
             for position in range(work.start + 1, min(work.start + work.num_tokens + 1, row.num_prompt_tokens)):
-                state = self.high[0][self._slot(row, 0, position - 1)]
-                found.prompt.append(
-                    self.model.logprob(row.tokens[position], position, row.params.prompt_logprobs, state)
-                )
+                found.prompt.append(self.model.logprob(row.tokens[position], position, row.params.prompt_logprobs))
         return found
 
 
