@@ -8,7 +8,7 @@ from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit.testing.hash_model import HashExecutor, expected_tokens, hash_kv
-from lmkit.testing.scheduler import ArrivalOrder
+from lmkit.testing.stepper import ArrivalOrder
 
 
 def make_engine(kv=None, *, limits=None, depth=1, **options) -> EngineCore:

@@ -86,6 +86,8 @@ class EngineCore:
     def _step_failed(self, error: Exception) -> list[TokenEvent]:
         """What the workers hold is unknown: they forget it, and so do we. Raises EngineDead when they cannot."""
         self._pending.clear()
+        if self.failure is not None:
+            raise EngineDead(f"rank {self.failure.rank}: {self.failure.message}") from error
         info = EngineError(f"a step failed on the device: {error}").info()
         events = self.scheduler.fail_running(info)
         try:

@@ -139,7 +139,9 @@ class Story:
 class Trial:
     """One engine and one story, drawn from a seed."""
 
-    def __init__(self, seed: int, policy: OrderPolicy | None = None, scheduler: type[SchedulerType] = Scheduler) -> None:
+    def __init__(
+        self, seed: int, policy: OrderPolicy | None = None, scheduler: type[SchedulerType] = Scheduler
+    ) -> None:
         """`policy` and `scheduler` are what is tried; by default the core's own."""
         self.rng = rng = random.Random(seed)
         self.depth = rng.choice([1, 2, 3])
