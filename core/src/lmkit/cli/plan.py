@@ -1,0 +1,62 @@
+"""`lmkit plan`: what a model needs and what fits, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from lmkit.cli import screen
+from lmkit.cli.options import with_config
+from lmkit.config import Sourced
+
+
+@with_config
+def command(
+    settings: Sourced,
+    as_json: Annotated[bool, typer.Option("--json", help="the same as data; sizes in bytes")] = False,
+) -> None:
+    """Show the memory budget of a model (weights, activations, KV cache) and the context it buys. Loads nothing."""
+    from lmkit.execution import memory
+    from lmkit.plugins.resolve import resolve
+
+    config = settings.config
+    resolved, checkpoint, info = resolve(config)
+    estimate = memory.estimate(
+        info,
+        config,
+        resolved.device,
+        dtype=resolved.value("dtype"),
+        block_size=resolved.value("block_size", 16),
+        kv_dtype=resolved.value("kv_dtype"),
+        max_tokens=memory.step_tokens(config, resolved),
+    )
+    if as_json:
+        data = {"model": checkpoint.ref, "device": msgspec.to_builtins(resolved.device), **asdict(estimate)}
+        print(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
+        return
+    console = Console(highlight=False)
+    console.print(screen.choices(resolved, checkpoint, info))
+    console.print()
+    console.print(
+        screen.budget(
+            estimate.weight_bytes,
+            estimate.activation_bytes,
+            estimate.kv_bytes,
+            estimate.num_kv_tokens,
+            estimate.max_length,
+        )
+    )
+
+
+command.examples = """[bold]Examples[/]
+
+lmkit plan Qwen/Qwen2.5-0.5B-Instruct
+
+lmkit plan ./my-model --kv-memory 2GiB --max-length 8192
+
+lmkit plan ./my-model --device cuda:9.0:80GB      for a machine you do not have
+"""

@@ -1,0 +1,118 @@
+"""The command group: a table of names, summaries and references. A command is imported when it is run."""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from lmkit import __version__
+from lmkit.api import CommandSpec, UnknownName
+
+RUN, LOOK, MANAGE, MORE = "Run", "Look", "Manage", "From plugins"
+
+# name -> (reference to a function or typer app, one line for --help, panel)
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "serve": ("lmkit.cli.serve:command", "Serve a model over HTTP (OpenAI API).", RUN),
+    "chat": ("lmkit.cli.chat:command", "Chat with a model in the terminal.", RUN),
+    "complete": ("lmkit.cli.complete:command", "Complete one prompt and print the text.", RUN),
+    "generate": ("lmkit.cli.generate:command", "Generate for a file of prompts, offline: JSONL out.", RUN),
+    "plan": ("lmkit.cli.plan:command", "Show the memory budget of a model before loading it.", LOOK),
+    "explain": ("lmkit.cli.explain:command", "Show what would be chosen, and why not the others.", LOOK),
+    "show-config": ("lmkit.cli.show_config:command", "Show every configuration value and who set it.", LOOK),
+    "doctor": ("lmkit.cli.doctor:command", "Check this installation.", MANAGE),
+    "plugins": ("lmkit.cli.plugins:app", "List, show, check and create plugins.", MANAGE),
+}
+
+EXAMPLES = """[bold]Examples[/]
+
+lmkit serve                                  the built-in demo model on http://127.0.0.1:8000
+
+lmkit chat                                   talk to it in the terminal
+
+lmkit serve ./my-model --attention torch     a local checkpoint, with a named attention plugin
+
+lmkit plan Qwen/Qwen2.5-0.5B-Instruct        will it fit?
+
+lmkit generate prompts.txt -o out.jsonl      offline, many prompts
+"""
+
+
+class LazyGroup(TyperGroup):
+    """Lists commands from the table; resolves one by importing it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS, *(name for name in plugin_commands() if name not in COMMANDS)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in that knows its summary: enough for help and completion of names."""
+        if cmd_name in COMMANDS:
+            _, summary, panel = COMMANDS[cmd_name]
+        elif (spec := plugin_commands().get(cmd_name)) is not None:
+            summary, panel = spec.summary, MORE
+        else:
+            return None
+        return TyperCommand(cmd_name, help=summary, short_help=summary, rich_help_panel=panel)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The real command. Raises UnknownName with the nearest name."""
+        name, rest = args[0], args[1:]
+        if name in COMMANDS:
+            return name, load_command(name, COMMANDS[name][0]), rest
+        found = {} if name.startswith("-") else plugin_commands()
+        if name in found:
+            return name, load_command(name, found[name].target), rest
+        if name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        raise UnknownName("command", name, [*COMMANDS, *found], fix="lmkit --help")
+
+
+def load_command(name: str, ref: str) -> Any:
+    """The click command that `ref` names: a typer app, or a function."""
+    module, _, attribute = ref.partition(":")
+    target = getattr(import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
+        app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        app.command(name, cls=getattr(target, "command_class", None), epilog=getattr(target, "examples", None))(target)
+        target = app
+    command = typer.main.get_command(target)
+    command.name = name
+    return command
+
+
+def plugin_commands() -> dict[str, CommandSpec]:
+    """Commands of installed extensions. Without any extension nothing is imported."""
+    if not metadata.entry_points(group="lmkit.extension"):
+        return {}
+    from lmkit.plugins.host import PluginHost
+
+    host = PluginHost()
+    host.load_extensions()
+    specs = [spec for _, found in host.gather("lmkit_commands") for spec in found]
+    return {spec.name: spec for spec in specs}
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lmkit {__version__}")
+        raise typer.Exit
+
+
+def _callback(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Plugin-driven LLM inference and serving."""
+
+
+def root() -> Any:
+    """The whole command line as a click group."""
+    app = typer.Typer(
+        name="lmkit", cls=LazyGroup, rich_markup_mode="rich", no_args_is_help=True, epilog=EXAMPLES,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )  # fmt: skip
+    app.callback()(_callback)
+    return typer.main.get_command(app)

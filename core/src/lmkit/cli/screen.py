@@ -1,0 +1,70 @@
+"""What `serve`, `chat` and `plan` print about an engine: what was chosen and why, the memory budget, start-up times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
+from lmkit.config import format_size
+from lmkit.engine.messages import EngineFacts
+
+SHOWN = ("platform", "attention", "quantization", "scheduler", "tool_parser", "reasoning_parser")
+
+
+def choices(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> Table:
+    """Component, name, reason."""
+    table = _table()
+    size = f"{info.num_parameters / 1e6:,.1f}M parameters, {resolved.value('dtype', info.dtype)}"
+    table.add_row("model", checkpoint.ref, f"{info.architecture}, {size}")
+    for choice in resolved.choices:
+        if choice.kind in SHOWN:
+            label = choice.kind.replace("_", " ")
+            why = choice.why
+            if choice.refused:
+                why += f"; refused: {', '.join(r.name for r in choice.refused)}"
+            table.add_row(label, choice.name, why)
+    table.add_row("device", resolved.device.name or resolved.device.platform, "")
+    return table
+
+
+def budget(weights: int, activations: int, kv: int, num_kv_tokens: int, max_length: int) -> Table:
+    """Memory, and what it buys. Sizes in bytes."""
+    table = _table()
+    table.add_row("weights", format_size(weights), "")
+    table.add_row("activations", format_size(activations), "one step at the limits")
+    table.add_row("KV cache", format_size(kv), f"{num_kv_tokens:,} tokens")
+    table.add_row("total", format_size(weights + activations + kv), "")
+    concurrency = num_kv_tokens / max_length if max_length else 0.0
+    table.add_row("context", f"{max_length:,} tokens", f"{concurrency:.1f} requests of that length at once")
+    return table
+
+
+def facts_budget(facts: EngineFacts) -> Table:
+    return budget(facts.weight_bytes, facts.activation_bytes, facts.kv_bytes, facts.num_kv_tokens, facts.max_length)
+
+
+def phases(seconds: Sequence[tuple[str, float]], total: float) -> Text:
+    """Start-up in one line; the parts sum to the total."""
+    parts = ", ".join(f"{name} {value:.2f}" for name, value in seconds if value >= 0.005)
+    return Text(f"ready in {total:.2f} s ({parts})", style="dim")
+
+
+def heading(console: Console, title: str) -> None:
+    console.print(Text(title, style="bold"))
+
+
+def warnings(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(Text(f"warning: {line}", style="yellow"))
+
+
+def _table() -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", min_width=16)
+    table.add_column()
+    table.add_column(style="dim", overflow="fold")
+    return table

@@ -1,0 +1,129 @@
+"""`lmkit serve`: a model over HTTP."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from lmkit.cli.options import with_config
+from lmkit.config import Sourced, read_environment
+
+if TYPE_CHECKING:
+    from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
+    from lmkit.engine.messages import EngineFacts
+    from lmkit.server.settings import ServerSettings
+
+PANEL = "Server"
+
+
+@with_config
+def command(
+    settings: Sourced,
+    host: Annotated[str, typer.Option(help="address to listen on", rich_help_panel=PANEL)] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on", min=0, max=65535, rich_help_panel=PANEL)] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="key that clients must send; repeatable; also LMKIT_API_KEY", rich_help_panel=PANEL),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="allow a public address without a key", rich_help_panel=PANEL)
+    ] = False,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="accepted Host headers; repeatable", rich_help_panel=PANEL)
+    ] = None,
+    drain_timeout: Annotated[
+        float, typer.Option(help="seconds that running requests get after SIGTERM", min=0, rich_help_panel=PANEL)
+    ] = 30.0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="show why each part would be chosen, and do not serve")
+    ] = False,
+) -> None:
+    """Serve a model over HTTP with the OpenAI API. Without MODEL it serves the built-in demo."""
+    if explain:
+        _explain(settings)
+        return
+    began = perf_counter()
+    from lmkit.server.settings import ServerSettings
+
+    key = read_environment().switch("LMKIT_API_KEY")
+    server = ServerSettings(
+        host=host,
+        port=port,
+        api_keys=tuple(api_key or ([key] if key else ())),
+        insecure=insecure,
+        allowed_hosts=tuple(allowed_host or ()),
+        drain_timeout=drain_timeout,
+        served_name=settings.config.model.served_name,
+    )
+    _serve(settings, server, began)
+
+
+command.examples = """[bold]Examples[/]
+
+lmkit serve
+
+lmkit serve Qwen/Qwen2.5-0.5B-Instruct --port 9000 --api-key secret --kv-memory 2GiB
+
+lmkit serve ./my-model --attention flashinfer --attention.flashinfer.workspace_mb 256
+
+lmkit serve ./my-model --explain
+"""
+
+
+def _explain(settings: Sourced) -> None:
+    from lmkit.plugins.explain import explain, render
+    from lmkit.plugins.host import PluginHost
+
+    render(explain(settings.config, PluginHost()), Console(highlight=False))
+
+
+def _serve(settings: Sourced, server: ServerSettings, began: float) -> None:
+    """Resolve, start the engine process, then import the web framework beside it."""
+    from lmkit.plugins.resolve import resolve
+    from lmkit.progress import StartBar
+    from lmkit.server.run import serve
+
+    console = Console(highlight=False, stderr=True)
+    resolution = resolve(settings.config)
+    resolved_at = perf_counter()
+    bar = StartBar()
+
+    def ready(facts: EngineFacts, url: str) -> None:
+        bar.__exit__()
+        phases = [("resolve", resolved_at - began), *facts.phases]
+        first_screen(console, resolution, facts, server, url, phases, perf_counter() - began)
+
+    with bar:
+        serve(settings.config, server, resolution=resolution, progress=bar, on_ready=ready)
+
+
+def first_screen(
+    console: Console,
+    resolution: tuple[ResolvedPlan, Checkpoint, ModelInfo],
+    facts: EngineFacts,
+    server: ServerSettings,
+    url: str,
+    phases: list[tuple[str, float]],
+    seconds: float,
+) -> None:
+    """What was chosen and why, the memory budget, the address, and one line to try."""
+    from lmkit.cli import screen
+
+    resolved, checkpoint, info = resolution
+    rest = seconds - sum(value for _, value in phases)
+    screen.heading(console, f"lmkit serves {facts.model}")
+    console.print(screen.choices(resolved, checkpoint, info))
+    console.print(screen.facts_budget(facts))
+    screen.warnings(console, (*getattr(resolved, "warnings", ()), *facts.warnings))
+    console.print(screen.phases([*phases, ("other", max(0.0, rest))], seconds))
+    console.print(f"[bold]{url}/v1[/]  try it:")
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_keys else ""
+    body = f'{{"model": "{facts.model}", "messages": [{{"role": "user", "content": "What is 2 + 3?"}}]}}'
+    console.print(
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+        markup=False,
+        soft_wrap=True,
+    )

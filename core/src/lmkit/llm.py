@@ -1,0 +1,472 @@
+"""LLM: generation in this process. AsyncLLM: an engine in its own process, for servers.
+
+with LLM("demo") as llm:
+    for output in llm.generate(["What is 2 + 3?", "Say hello"], SamplingParams(max_tokens=32)):
+        print(output.text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from lmkit.api import (
+    ConfigError,
+    EngineDead,
+    EngineRequest,
+    ErrorInfo,
+    FinishReason,
+    InvalidParam,
+    Progress,
+    Reasoning,
+    RequestError,
+    SamplingParams,
+    Text,
+    TokenEvent,
+    TokenLogprob,
+    ToolArgs,
+    ToolDef,
+    ToolStart,
+)
+from lmkit.config import EngineConfig, from_options
+from lmkit.engine.client import EventStream, ProcessClient
+from lmkit.engine.supervisor import FACTORY
+from lmkit.plugins.resolve import resolve
+from lmkit.text.side import TextSide
+from lmkit.text.stream import Finish, OutputEvent, OutputStream
+
+if TYPE_CHECKING:
+    from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
+    from lmkit.engine.messages import EngineFacts
+    from lmkit.plugins.host import PluginHost
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """`arguments` is the JSON text that the model wrote."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Completion:
+    """One output of one prompt."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop: str | int | None = None  # the stop string or stop token id that ended it
+    logprobs: list[TokenLogprob] | None = None  # one per token, when params.logprobs is given
+    reasoning: str = ""  # chat only: what stood between the model's thinking tags
+    tool_calls: list[ToolCall] = field(default_factory=list)  # chat only
+    error: ErrorInfo | None = None  # with finish_reason "error"
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """All outputs of one prompt. The properties are those of the first output."""
+
+    prompt: str | None  # None when token ids were given
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    prompt_logprobs: list[TokenLogprob] | None = None  # positions 1.. of the prompt, when asked for
+    num_cached: int = 0  # prompt tokens found in the prefix cache
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.outputs[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        return self.outputs[0].logprobs
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return self.outputs[0].tool_calls
+
+    @property
+    def reasoning(self) -> str:
+        return self.outputs[0].reasoning
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request on its way: what collects its events."""
+
+    request: EngineRequest
+    output: RequestOutput
+    completion: Completion
+    stream: OutputStream
+    number: int  # of the prompt
+    calls: dict[int, ToolCall] = field(default_factory=dict)
+
+    def take(self, event: TokenEvent) -> bool:
+        """Adds an event. True when the output is complete."""
+        if event.num_cached is not None:
+            self.output.num_cached = max(self.output.num_cached, event.num_cached)
+        if self.completion.logprobs is not None:
+            self.completion.logprobs += event.logprobs
+        for news in self.stream.feed(event):
+            match news:
+                case Text(text):
+                    self.completion.text += text
+                case Reasoning(text):
+                    self.completion.reasoning += text
+                case ToolStart(index, id, name):
+                    self.calls[index] = ToolCall(id, name)
+                    self.completion.tool_calls.append(self.calls[index])
+                case ToolArgs(index, fragment):
+                    self.calls[index].arguments += fragment
+                case Finish(reason, stop, _, error):
+                    self._finish(reason, stop, error)
+        return self.stream.finished
+
+    def _finish(self, reason: FinishReason, stop: str | int | None, error: ErrorInfo | None) -> None:
+        done = self.completion
+        done.finish_reason, done.stop, done.error = reason, stop, error
+        done.token_ids = self.stream.token_ids
+        if done.logprobs is not None:
+            del done.logprobs[len(done.token_ids) :]
+        if self.output.prompt_logprobs is not None and not self.output.prompt_logprobs:
+            self.output.prompt_logprobs = self.stream.prompt_logprobs
+
+
+class LLM:
+    """A model in this process. Thread-safe; calls of `generate` and `chat` run one after another.
+
+    Options are the fields of EngineConfig by name, as on the command line: LLM("demo", dtype="float32",
+    kv_memory="1GiB", attention="torch"). Raises what prevents starting: ConfigError, SelectionError, CheckpointError,
+    CapacityError, PluginError.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        host: PluginHost | None = None,
+        progress: Progress | None = None,
+        **options: object,
+    ) -> None:
+        if config is not None and (options or model is not None):
+            raise ConfigError("LLM: give either config= or a model and options", fix="put everything into config")
+        if model is not None:
+            options["model"] = model
+        self.config = config or from_options(options)
+        self.resolved, self.checkpoint, self.info = resolve(self.config, host)
+        from lmkit.engine.build import build_engine  # imports torch
+
+        self.text = TextSide.open(self.checkpoint, self.resolved, self.config)
+        self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress)
+        self._lock = Lock()
+        self._count = 0
+        self._closed = False
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._engine.facts
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """One RequestOutput per prompt, in order; `n` outputs for each.
+
+        `params`: one for all, or one per prompt. `progress`: a bar on stderr; default: when it is a terminal and
+        there are several prompts. Raises RequestError when a prompt cannot be taken; then none is.
+        """
+        each = _as_list(prompts)
+        jobs: list[list[_Job]] = []
+        for number, (prompt, one) in enumerate(zip(each, _per_prompt(params, len(each)), strict=True)):
+            ids = self.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
+            text = prompt if isinstance(prompt, str) else None
+            jobs.append(
+                self._expand(number, text, ids, one, n, lambda one=one: self.text.output_stream(one, parse=False))
+            )
+        return self._run(jobs, progress)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        n: int = 1,
+        template_options: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """One conversation ([{"role": ..., "content": ...}, ...]) or several. Reasoning and tool calls are parsed.
+
+        `tools` as in the OpenAI API: [{"type": "function", "function": {...}}]. Raises RequestError.
+        """
+        if not messages:
+            raise InvalidParam("messages", [], "at least one message")
+        several = [messages] if isinstance(messages[0], Mapping) else list(messages)
+        jobs = [
+            self._chat_jobs(number, conversation, one, n, tools, template_options, continue_final_message)
+            for number, (conversation, one) in enumerate(zip(several, _per_prompt(params, len(several)), strict=True))
+        ]
+        return self._run(jobs, progress)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Iterator[OutputEvent]:
+        """The answer as it is made: Text, Reasoning, Tool* events and a Finish. Leaving the iterator early aborts."""
+        params = params or SamplingParams()
+        (job,) = self._chat_jobs(0, messages, params, 1, tools, template_options, False)
+        yield from self._stream(job)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputEvent]:
+        """The completion as it is made: Text events and a Finish. Leaving the iterator early aborts."""
+        params = params or SamplingParams()
+        ids = self.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
+        text = prompt if isinstance(prompt, str) else None
+        (job,) = self._expand(0, text, ids, params, 1, lambda: self.text.output_stream(params, parse=False))
+        yield from self._stream(job)
+
+    def _stream(self, job: _Job) -> Iterator[OutputEvent]:
+        core = self._engine.core
+        with self._lock:
+            self._require_open()
+            try:
+                core.add(job.request)
+                while not job.stream.finished:
+                    for event in core.step():
+                        yield from job.stream.feed(event)
+            finally:
+                core.abort([job.request.id])
+
+    def _chat_jobs(
+        self,
+        number: int,
+        messages: Messages,
+        params: SamplingParams,
+        n: int,
+        tools: Sequence[Mapping[str, Any]],
+        template_options: Mapping[str, Any] | None,
+        continue_final_message: bool,
+    ) -> list[_Job]:
+        """The n requests of one conversation."""
+        text = self.text.render_chat(
+            messages,
+            tools,
+            template_options,
+            add_generation_prompt=not continue_final_message,
+            continue_final_message=continue_final_message,
+        )
+        ids = self.text.encode_prompt(text, add_special=False)
+        definitions = [_tool(tool) for tool in tools]
+        return self._expand(
+            number, text, ids, params, n, lambda: self.text.output_stream(params, text[-TAIL:], definitions)
+        )
+
+    def default_params(self, **changes: Any) -> SamplingParams:
+        """The checkpoint's own sampling defaults (generation_config), changed as asked."""
+        return SamplingParams(**{**(self.text.default_params or {}), **changes})
+
+    def _expand(self, number: int, text: str | None, ids: list[int], params: SamplingParams, n: int,
+                stream: Any) -> list[_Job]:  # fmt: skip
+        """The n requests of one prompt: independent, with seeds seed, seed + 1, ..."""
+        if n < 1:
+            raise InvalidParam("n", n, "at least 1")
+        output = RequestOutput(text, ids, [], [] if params.prompt_logprobs is not None else None)
+        jobs = []
+        for i in range(n):
+            own = params if i == 0 else replace(
+                params, seed=None if params.seed is None else params.seed + i, prompt_logprobs=None
+            )  # fmt: skip
+            self._count += 1
+            completion = Completion(i, logprobs=[] if params.logprobs is not None else None)
+            output.outputs.append(completion)
+            request = EngineRequest(f"llm-{self._count}", ids, own, arrival=monotonic())
+            jobs.append(_Job(request, output, completion, stream(), number))
+        return jobs
+
+    def _run(self, groups: list[list[_Job]], progress: bool | None) -> list[RequestOutput]:
+        with self._lock:
+            self._require_open()
+            jobs = [job for group in groups for job in group]
+            with _bar(len(groups), progress) as advance:
+                self._step_until_done(jobs, advance)
+        return [group[0].output for group in groups]
+
+    def _step_until_done(self, jobs: list[_Job], advance: Any) -> None:
+        """Feeds requests as rows become free, so that the queue never overflows. Nothing is left behind, ever."""
+        core, room = self._engine.core, 2 * max(1, self.facts.max_rows)
+        waiting, running = deque(jobs), dict[str, _Job]()
+        left = {}
+        for job in jobs:
+            left[job.number] = left.get(job.number, 0) + 1
+        try:
+            while waiting or running:
+                while waiting and len(running) < room:
+                    job = waiting.popleft()
+                    running[job.request.id] = job
+                    try:
+                        core.add(job.request)
+                    except RequestError as error:
+                        error.message = f"prompt {job.number}: {error.message}"
+                        error.args = (error.message,)
+                        raise
+                for event in core.step():
+                    job = running[event.id]
+                    if not job.take(event):
+                        continue
+                    del running[event.id]
+                    if job.stream.must_abort:
+                        core.abort([event.id])
+                    left[job.number] -= 1
+                    advance(len(job.completion.token_ids), left[job.number] == 0)
+        finally:
+            core.abort(list(running))
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineDead("this LLM is closed", fix="make a new one")
+
+    def close(self) -> None:
+        """Frees everything. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncLLM:
+    """An engine in its own process, with the text side beside it. Made by `AsyncLLM.start`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        resolved: ResolvedPlan,
+        checkpoint: Checkpoint,
+        client: ProcessClient,
+        text: TextSide,
+    ) -> None:
+        self.config = config
+        self.resolved = resolved
+        self.checkpoint = checkpoint
+        self.client = client
+        self.text = text
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        progress: Progress | None = None,
+        resolution: tuple[ResolvedPlan, Checkpoint, ModelInfo] | None = None,
+        factory: str = FACTORY,
+    ) -> AsyncLLM:
+        """Returns when the engine is ready. The tokenizer loads here while the weights load there.
+
+        `resolution`: what `lmkit.plugins.resolve` said, when the caller has asked it already.
+        """
+        resolved, checkpoint, _ = resolution or resolve(config)
+        client = ProcessClient(config, resolved, checkpoint, progress, factory=factory)
+        starting = asyncio.ensure_future(client.start())
+        await asyncio.sleep(0)  # the process is spawned before this one gets busy
+        try:
+            text = await asyncio.to_thread(TextSide.open, checkpoint, resolved, config)
+            await starting
+        except BaseException:
+            starting.cancel()
+            await client.close()
+            raise
+        return cls(config, resolved, checkpoint, client, text)
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self.client.facts
+
+    def submit(self, request: EngineRequest) -> EventStream:
+        """The events of the request; exactly one of them finishes it."""
+        return self.client.submit(request)
+
+    def abort(self, ids: Iterable[str]) -> None:
+        self.client.abort(ids)
+
+    async def close(self) -> None:
+        await self.client.close()
+
+
+TAIL = 256  # characters of a prompt that parsers look at
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A single text or list of ids is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    prompts = list(prompts)  # type: ignore[arg-type]
+    if prompts and all(isinstance(p, int) for p in prompts):
+        return [prompts]  # type: ignore[list-item]
+    for i, prompt in enumerate(prompts):
+        ids = not isinstance(prompt, (str, int)) and all(isinstance(t, int) for t in prompt)
+        if not isinstance(prompt, str) and not ids:
+            raise InvalidParam(f"prompts[{i}]", prompt, "a text or a list of token ids")
+    return prompts  # type: ignore[return-value]
+
+
+def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num
+    if len(params) != num:
+        raise InvalidParam("params", len(params), f"one for all, or one per prompt ({num})")
+    return list(params)
+
+
+def _tool(tool: Mapping[str, Any]) -> ToolDef:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, Mapping) or "name" not in function:
+        raise InvalidParam("tools", tool, '{"type": "function", "function": {"name": ..., "parameters": ...}}')
+    return ToolDef(str(function["name"]), str(function.get("description") or ""), function.get("parameters") or {})
+
+
+@contextmanager
+def _bar(num_prompts: int, wanted: bool | None) -> Iterator[Any]:
+    """Calls of the yielded function (tokens, prompt finished) move a progress bar on stderr, or nothing."""
+    import sys
+
+    if not (sys.stderr.isatty() and num_prompts > 1 if wanted is None else wanted):
+        yield lambda num_tokens, finished: None
+        return
+    from lmkit.progress import prompt_bar
+
+    with prompt_bar(num_prompts) as advance:
+        yield advance
