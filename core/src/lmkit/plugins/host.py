@@ -171,11 +171,14 @@ class PluginHost(pluggy.PluginManager):
 
     def installed_version(self, dist: str) -> str | None:
         """Version of any installed dist, from its metadata."""
-        for path in ([self._path] if self._path is not None else []) + [None]:
-            found = next(iter(metadata.distributions(name=dist, **({} if path is None else {"path": path}))), None)
-            if found is not None:
-                return found.version
-        return None
+        found = next(self.distributions(name=dist), None)
+        return found.version if found else None
+
+    def distributions(self, name: str) -> Iterator[metadata.Distribution]:
+        """Installed dists of a name, those of the host's own path first."""
+        if self._path is not None:
+            yield from metadata.distributions(name=name, path=self._path)
+        yield from metadata.distributions(name=name)
 
     def resolve_ref(self, ref: str) -> Any:
         """Import "package.module:Attr"; raises a named, chained PluginError."""

@@ -7,28 +7,22 @@ class TestMine(AttentionConformance):
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from lmkit.api import ModelSpec, Spec
 from lmkit.hookspecs import REGISTRATION
+from lmkit.plugins.doctor import IMPORT_SECONDS, import_budget, private_imports
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type, parse_options
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.switches import Switches
-
-HEAVY = ("torch", "numpy", "triton", "transformers", "tokenizers", "pydantic", "fastapi")  # not in a hooks module
-IMPORT_SECONDS = 0.5  # for a hooks module, beyond lmkit.api
-PUBLIC = ("lmkit.api", "lmkit.layers", "lmkit.testing")
 
 
 def find_plugin(plugin: str) -> tuple[PluginHost, Entry, Spec]:
@@ -39,45 +33,6 @@ def find_plugin(plugin: str) -> tuple[PluginHost, Entry, Spec]:
     entry, _ = host.find(kind, name)
     assert entry is not None
     return host, entry, spec
-
-
-def import_budget(module: str) -> tuple[list[str], float]:
-    """Import `module` in a fresh process: the heavy modules it pulled in, and the seconds it took beyond lmkit.api."""
-    code = (
-        "import sys, time, json\nimport lmkit.api\nstart = time.perf_counter()\n"
-        f"import {module}\nseconds = time.perf_counter() - start\n"
-        f"print(json.dumps([[m for m in {HEAVY!r} if m in sys.modules], seconds]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        raise RuntimeError(f"import {module} fails in a fresh process: {done.stderr.strip().splitlines()[-1:]}")
-    heavy, seconds = json.loads(done.stdout.strip().splitlines()[-1])
-    return heavy, seconds
-
-
-def private_imports(module: str) -> list[str]:
-    """ "file:line imports lmkit.x" for each import of a private lmkit module in the package that holds `module`."""
-    package = find_spec(module.partition(".")[0])
-    if package is None or package.name == "lmkit":
-        return []  # the core may import itself
-    folders = [Path(p) for p in package.submodule_search_locations or ()]
-    files = [f for folder in folders for f in sorted(folder.rglob("*.py"))] or [Path(package.origin or "")]
-    found = []
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level and node.module == "lmkit":
-                names = [f"lmkit.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                names = [node.module]
-            found += [
-                f"{file.name}:{node.lineno} imports {n}"
-                for n in names
-                if n.split(".")[0] == "lmkit" and n != "lmkit" and not n.startswith(PUBLIC)
-            ]
-    return found
 
 
 class PluginConformance:

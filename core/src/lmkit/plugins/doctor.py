@@ -1,0 +1,227 @@
+"""Health of the installed plugins: every check of the contract that needs no device, as findings with a remedy."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
+
+from lmkit.api import INTERFACES, DoctorCheck, PluginError
+from lmkit.hookspecs import REGISTRATION
+from lmkit.plugins.catalog import CORE_DIST
+from lmkit.plugins.host import Entry, PluginHost
+from lmkit.plugins.options import options_type
+from lmkit.plugins.refs import load_ref
+from lmkit.plugins.stages import requirements
+
+Level = Literal["info", "warning", "error"]
+HEAVY = ("torch", "numpy", "triton", "transformers", "tokenizers", "pydantic", "fastapi")  # not in a hooks module
+IMPORT_SECONDS = 0.5  # for a hooks module, beyond lmkit.api
+PUBLIC = ("lmkit.api", "lmkit.layers", "lmkit.testing")
+PINNED = {"torch", "triton", "transformers", "numpy"}  # a pin on one of these can break a working environment
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that is wrong, or worth knowing. `subject` is "kind:name" or a dist."""
+
+    level: Level
+    code: str
+    subject: str
+    message: str
+    fix: str = ""
+
+
+def examine(host: PluginHost, *, imports: bool = False) -> list[Finding]:
+    """All findings, worst first. With `imports`, `target`, `check` and `options` are imported too (may load torch)."""
+    findings = [Finding("warning", "switch", "plugins", text) for text in host.warnings]
+    budgets = _budgets({e.module for e in host.entries() if e.state == "ok"})
+    for entry in host.entries():
+        findings += _state(entry, host)
+        if entry.state == "ok":
+            findings += _loaded(entry, host, imports)
+            findings += _budget(entry, budgets)
+    findings += _unlisted_specs(host)
+    for dist in sorted({e.dist for e in host.entries()}):
+        findings += _dist(dist, host)
+    findings += _shared_files(host)
+    findings += _own_checks(host)
+    order = {"error": 0, "warning": 1, "info": 2}
+    return sorted(dict.fromkeys(findings), key=lambda f: (order[f.level], f.subject, f.code))
+
+
+def _state(entry: Entry, host: PluginHost) -> Iterator[Finding]:
+    if entry.state == "ok":
+        host.open(entry)
+    if entry.state == "ok" or entry.reason is None:
+        return
+    level: Level = {"disabled": "info", "shadowed": "warning"}.get(entry.state, "error")  # type: ignore[assignment]
+    reason = entry.reason
+    text = f"{entry.state}: needs {reason.needed}, has {reason.offered}"
+    yield Finding(level, reason.code if entry.state != "shadowed" else "shadowed", entry.key, text, reason.fix)
+
+
+def _loaded(entry: Entry, host: PluginHost, imports: bool) -> Iterator[Finding]:
+    for text in entry.warnings:
+        yield Finding("warning", "unknown-hook", entry.key, text, "check the spelling, or upgrade lmkit-core")
+    for text in private_imports(entry.module):
+        yield Finding("error", "private-import", entry.key, text, f"import from {', '.join(PUBLIC)} only")
+    spec = entry.spec
+    if spec is None:
+        return
+    if spec.interface < INTERFACES[entry.kind]:
+        text = f"written for {entry.kind} interface {spec.interface}, current is {INTERFACES[entry.kind]}"
+        yield Finding("info", "old-interface", entry.key, text, f"pip install -U {entry.dist}")
+    for refusal in requirements(spec, host.installed_version):
+        text = f"needs {refusal.needed}, has {refusal.offered}"
+        yield Finding("info", refusal.code, entry.key, text, refusal.fix)
+    if not imports:
+        return
+    missing = list(requirements(spec, host.installed_version))
+    for name in ("target", "check", "options", "probe", "describe"):
+        ref = getattr(spec, name, None)
+        if ref is None or (name == "target" and missing):
+            continue
+        try:
+            load_ref(ref, spec.name)
+            if name == "options":
+                options_type(spec)
+        except PluginError as e:
+            yield Finding("error", "target-import", entry.key, f"{name}: {e}", "reinstall the plugin")
+
+
+def _budgets(modules: Iterable[str]) -> dict[str, tuple[list[str], float]]:
+    """What importing each hooks module costs, each measured in a fresh process."""
+    return {module: import_budget(module) for module in sorted(modules)}
+
+
+def _budget(entry: Entry, budgets: dict[str, tuple[list[str], float]]) -> Iterator[Finding]:
+    heavy, seconds = budgets.get(entry.module, ([], 0.0))
+    if heavy:
+        text = f"importing {entry.module} imports {', '.join(heavy)}"
+        yield Finding("error", "import-budget", entry.key, text, "import heavy modules in the target only")
+    if seconds > IMPORT_SECONDS:
+        text = f"importing {entry.module} takes {seconds:.2f} s, more than {IMPORT_SECONDS} s"
+        yield Finding("warning", "import-slow", entry.key, text, "do the work when it is needed")
+
+
+def _unlisted_specs(host: PluginHost) -> Iterator[Finding]:
+    listed = {(e.kind, e.module, e.name) for e in host.entries()}
+    for entry in host.entries():
+        for spec in host.specs_of(entry) if entry.kind in REGISTRATION else ():
+            for name in getattr(spec, "architectures", (spec.name,)):
+                if (entry.kind, entry.module, name) not in listed:
+                    text = f"{entry.module} returns {name!r}, which has no entry point"
+                    yield Finding("warning", "no-entry-point", f"{entry.kind}:{name}", text, f"add it to {entry.dist}")
+
+
+def _dist(dist: str, host: PluginHost) -> Iterator[Finding]:
+    found = next(iter(host.distributions(name=dist)), None)
+    if found is None or dist == CORE_DIST:
+        return
+    ranges = [e.core_range for e in host.entries() if e.dist == dist]
+    if not any(ranges):
+        text = f"states no range of {CORE_DIST}"
+        yield Finding("warning", "no-core-range", dist, text, f'add "{CORE_DIST}>=0.1,<0.3" to its dependencies')
+    for text in found.requires or ():
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            yield Finding("warning", "bad-requirement", dist, f"{text!r} is not a requirement", "fix its metadata")
+            continue
+        if requirement.name in PINNED and any(s.operator in ("==", "===") for s in requirement.specifier):
+            yield Finding(
+                "warning", "exact-pin", dist, f"pins {text}", "use a floor (>=): a pin replaces working builds"
+            )
+
+
+def _shared_files(host: PluginHost) -> Iterator[Finding]:
+    """Files that two dists claim: one overwrote the other."""
+    owners: dict[str, set[str]] = defaultdict(set)
+    for dist in sorted({e.dist for e in host.entries()}):
+        found = next(iter(host.distributions(name=dist)), None)
+        for file in (found.files or ()) if found else ():
+            if file.suffix == ".py":
+                owners[str(found.locate_file(file)) if found else ""].add(dist)
+    for path, dists in sorted(owners.items()):
+        if len(dists) > 1:
+            text = f"{path} belongs to {' and '.join(sorted(dists))}"
+            yield Finding("error", "shared-file", sorted(dists)[0], text, "uninstall one and reinstall the other")
+
+
+def _own_checks(host: PluginHost) -> Iterator[Finding]:
+    """Checks that plugins bring along (`lmkit_doctor_checks`)."""
+    try:
+        checks = host.gather("lmkit_doctor_checks")
+    except PluginError as e:
+        yield Finding("error", "broken", "plugins", str(e), "lmkit plugins list")
+        return
+    for module, check in checks:
+        if not isinstance(check, DoctorCheck):
+            yield Finding("error", "broken", module, f"lmkit_doctor_checks returned {check!r}")
+            continue
+        try:
+            problem = load_ref(check.target, module)()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
+            problem = f"the check raised {type(e).__name__}: {e}"
+        if problem:
+            yield Finding("error", f"{module.split('.')[0]}.{check.name}", module, str(problem))
+
+
+def import_budget(module: str) -> tuple[list[str], float]:
+    """Import `module` in a fresh process: the heavy modules it pulled in, and the seconds it took beyond lmkit.api.
+
+    A module that cannot be imported costs nothing here: it is `broken`, which is reported elsewhere.
+    """
+    code = (
+        "import sys, time, json\nimport lmkit.api\nbefore = set(sys.modules)\nstart = time.perf_counter()\n"
+        f"import {module}\nseconds = time.perf_counter() - start\n"
+        f"print(json.dumps([[m for m in {HEAVY!r} if m in sys.modules and m not in before], seconds]))"
+    )
+    environment = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    if done.returncode:
+        return [], 0.0
+    heavy, seconds = json.loads(done.stdout.strip().splitlines()[-1])
+    return heavy, seconds
+
+
+def private_imports(module: str) -> list[str]:
+    """ "file:line imports lmkit.x" for each import of a private lmkit module in the package that holds `module`."""
+    package = find_spec(module.partition(".")[0])
+    if package is None or package.name == "lmkit":
+        return []  # the core may import itself
+    folders = [Path(p) for p in package.submodule_search_locations or ()]
+    files = [f for folder in folders for f in sorted(folder.rglob("*.py"))] or [Path(package.origin or "")]
+    found = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module == "lmkit":
+                names = [f"lmkit.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names = [node.module]
+            found += [
+                f"{file.name}:{node.lineno} imports {n}"
+                for n in names
+                if n.startswith("lmkit.") and n not in PUBLIC and not n.startswith(tuple(f"{p}." for p in PUBLIC))
+            ]
+    return found
+
+
+def count(findings: Iterable[Finding]) -> Counter[str]:
+    return Counter(f.level for f in findings)
