@@ -1,7 +1,7 @@
 """Writes what follows from the plugins' pyproject files: the core's catalog of official plugins.
 
-    python tools/sync.py           write
-    python tools/sync.py --check   exit 1 if something is stale
+python tools/sync.py           write
+python tools/sync.py --check   exit 1 if something is stale
 """
 
 from __future__ import annotations

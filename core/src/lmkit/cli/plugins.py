@@ -155,14 +155,14 @@ def doctor(
         console = Console(highlight=False)
         for f in findings:
             console.print(
-                f"[{LEVEL_STYLE[f.level]}]{f.level:<8}[/] [bold]{escape(f.subject)}[/] {escape(f.code)}: {escape(f.message)}",
+                f"[{LEVEL_STYLE[f.level]}]{f.level:<8}[/] [bold]{escape(f.subject)}[/] "
+                f"{escape(f.code)}: {escape(f.message)}",
                 soft_wrap=True,
             )
             if f.fix:
                 console.print(f"         -> {escape(f.fix)}", soft_wrap=True)
-        console.print(
-            f"{len(host.entries())} plugins: {levels['error']} errors, {levels['warning']} warnings, {levels['info']} notes"
-        )
+        counts = f"{levels['error']} errors, {levels['warning']} warnings, {levels['info']} notes"
+        console.print(f"{len(host.entries())} plugins: {counts}")
     if levels["error"] or (strict and levels["warning"]):
         raise typer.Exit(1)
 
@@ -184,8 +184,8 @@ def new(
     console.print(f"next: pip install -e {escape(str(root))} && pytest {escape(str(root))}", soft_wrap=True)
 
 
-@app.command()
-def test(
+@app.command("test")
+def run_test(
     plugin: Annotated[str, typer.Argument(help="KIND:NAME of an installed plugin")],
     arguments: Annotated[list[str] | None, typer.Argument(help="arguments for pytest, after --")] = None,
 ) -> None:
