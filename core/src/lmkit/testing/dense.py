@@ -32,7 +32,8 @@ def attend(
     """q [Q, Hq, D] at positions start..start+Q-1, k [L, Hkv, D] and v [L, Hkv, Dv] -> [Q, Hq, Dv] float64."""
     q, k, v = q.double(), k.double(), v.double()
     num_q, heads, length, share = q.shape[0], q.shape[1], k.shape[0], q.shape[1] // k.shape[1]
-    seen = torch.tensor([[visible(need, start + i, j) for j in range(length)] for i in range(num_q)])
+    seen = torch.tensor([[visible(need, start + i, j) for j in range(length)] for i in range(num_q)], dtype=torch.bool)
+    seen = seen.view(num_q, length)
     distance = torch.arange(start, start + num_q)[:, None] - torch.arange(length)
     out = torch.empty(num_q, heads, v.shape[-1], dtype=torch.float64)
     for head in range(heads):

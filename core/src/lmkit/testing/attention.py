@@ -1,0 +1,233 @@
+"""Conformance of attention backends: what the spec declares, against dense attention in float64."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmkit.api import AttentionRequest, AttentionSpec, AttnNeed, DeviceInfo, StepLimits
+from lmkit.plugins.stages import data_refusals
+from lmkit.testing.dense import attend
+from lmkit.testing.specs import PluginConformance
+from lmkit.testing.steps import PagedRows, PlainPlatform, kv_memory
+
+TOLERANCE: Mapping[str, float] = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}  # relative to max |v|
+HEAD_DIMS = (16, 64, 80, 96, 128, 256)
+BLOCK_SIZES = (16, 1, 4, 32, 64, 7)
+RATIOS = (1, 2, 7)
+FEATURES: Mapping[str, Mapping[str, Any]] = {
+    "causal": {},
+    "sliding_window": {"window": 5},
+    "softcap": {"softcap": 8.0},
+    "sinks": {"sinks": True},
+    "alibi": {"alibi": True},
+    "bidirectional": {"causal": False},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the grid."""
+
+    dtype: str
+    head_dim: int
+    block_size: int
+    ratio: int  # query heads per KV head
+    feature: str
+
+    @property
+    def need(self) -> AttnNeed:
+        return AttnNeed(
+            self.head_dim, 2 * self.ratio, 2, self.dtype, self.dtype, self.block_size, **FEATURES[self.feature]
+        )
+
+    def __str__(self) -> str:
+        return f"{self.dtype}-d{self.head_dim}-b{self.block_size}-g{self.ratio}-{self.feature}"
+
+
+def pairwise(axes: Sequence[Sequence[Any]], seed: int = 0) -> list[tuple[Any, ...]]:
+    """Points such that every pair of values of two axes occurs together in at least one; greedy and deterministic."""
+    numbers = random.Random(seed)
+    wanted = {(i, a, j, b) for i, j in itertools.combinations(range(len(axes)), 2) for a in axes[i] for b in axes[j]}
+    every = list(itertools.product(*axes))
+
+    def covers(point: tuple[Any, ...]) -> set[tuple[int, Any, int, Any]]:
+        return {(i, point[i], j, point[j]) for i, j in itertools.combinations(range(len(axes)), 2)} & wanted
+
+    points = []
+    while wanted:
+        point = max(numbers.sample(every, min(200, len(every))), key=lambda p: len(covers(p)))
+        if gained := covers(point):
+            points.append(point)
+            wanted -= gained
+    return points
+
+
+class Rows:
+    """Several rows in paged memory, beside their dense originals. The values of a token depend on its row, its
+    position and the seed alone."""
+
+    def __init__(
+        self, backend: Any, need: AttnNeed, *, num_rows: int, device: str = "cpu", seed: int = 0, length: int = 96
+    ) -> None:
+        self.backend, self.need, self.device, self.seed = backend, need, device, seed
+        num_blocks = 2 + num_rows * (-(-length // need.block_size) + 1)
+        self.paged = PagedRows(num_rows, num_blocks, need.block_size, seed)
+        self.kv = kv_memory(backend, need, num_blocks, device)
+        limits = StepLimits(max_rows=num_rows, max_tokens=512, max_blocks_per_row=num_blocks, max_length=512)
+        self.planner = backend.planner(need, limits, PlainPlatform(device))
+        self.past: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_rows)]
+        self.sinks = torch.randn(need.num_q_heads, generator=self.noise(0, 0)) if need.sinks else None
+        self.scale = need.head_dim**-0.5
+
+    def noise(self, row: int, position: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + row * 1009 + position)
+
+    def tokens(self, row: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of the next `count` tokens of a row."""
+        need, noise = self.need, self.noise(row, self.paged.rows[row].length)
+        sizes = (
+            (need.num_q_heads, need.head_dim),
+            (need.num_kv_heads, need.head_dim),
+            (need.num_kv_heads, need.v_head_dim or need.head_dim),
+        )
+        q, k, v = (torch.randn(count, *size, generator=noise).to(getattr(torch, need.dtype)) for size in sizes)
+        return q, k, v
+
+    def step(self, work: Sequence[tuple[int, int]]) -> tuple[list[Tensor], list[Tensor]]:
+        """`work` = (row, new tokens); returns (got, expected) per row, each [tokens, Hq, Dv]."""
+        fresh = [self.tokens(row, count) for row, count in work]
+        q, k, v = (torch.cat(parts).to(self.device) for parts in zip(*fresh, strict=True))
+        plan = self.planner.plan(self.paged.grow(work, self.device))
+        out = torch.full((*q.shape[:2], v.shape[-1]), float("nan"), dtype=q.dtype, device=self.device)
+        self.backend.write_kv(k, v, self.kv, plan.slots)
+        extra = () if self.sinks is None else (self.sinks.to(self.device),)
+        self.backend.forward(q, self.kv, plan, self.scale, out, *extra)
+        expected = []
+        for (row, count), (queries, keys, values) in zip(work, fresh, strict=True):
+            self.past[row].append((keys, values))
+            k, v = (torch.cat(parts) for parts in zip(*self.past[row], strict=True))
+            expected.append(attend(queries, k, v, len(k) - count, self.need, self.scale, self.sinks))
+        return list(out.cpu().split([count for _, count in work])), expected
+
+
+class AttentionConformance(PluginConformance):
+    """Set `plugin` ("attention:mybackend"); `device` names the torch device to run on, `device_info` describes it."""
+
+    device: ClassVar[str] = "cpu"
+    device_info: ClassVar[DeviceInfo] = DeviceInfo("cpu", "cpu", dtypes=("float32", "bfloat16", "float16"))
+    tolerance: ClassVar[Mapping[str, float]] = TOLERANCE
+
+    @pytest.fixture
+    def backend(self, target: Any) -> Any:
+        return target()
+
+    def grid(self, spec: AttentionSpec, backend: Any) -> list[Case]:
+        """Pairwise sample of what is declared."""
+        axes = (
+            sorted(d for d in spec.dtypes if d in self.device_info.dtypes),
+            [d for d in HEAD_DIMS if d in spec.head_dims] or sorted(spec.head_dims.values)[:2],
+            [b for b in BLOCK_SIZES if b in spec.block_sizes] or sorted(spec.block_sizes.values)[:2],
+            [r for r in RATIOS if r in spec.gqa_ratios] or sorted(spec.gqa_ratios.values)[:1],
+            [f for f in FEATURES if f in spec.features],
+        )
+        cases = [Case(*point) for point in pairwise(axes)]
+        return [c for c in cases if backend.can_run(c.need, self.device_info) is None]
+
+    def check(self, got: Sequence[Tensor], expected: Sequence[Tensor], case: Case) -> None:
+        for row, (g, e) in enumerate(zip(got, expected, strict=True)):
+            assert torch.isfinite(g).all(), (
+                f"{case}: row {row} has values that are not numbers (unwritten memory read?)"
+            )
+            if e.numel():
+                worst = float((g.double() - e).abs().max())
+                limit = self.tolerance[case.dtype] * max(1.0, float(e.abs().max()))
+                assert worst <= limit, f"{case}: row {row} is off by {worst:.2e}, allowed {limit:.2e}"
+
+    def test_declared_grid(self, spec: AttentionSpec, backend: Any) -> None:
+        """Prompts whole and in chunks, decode rows and mixed steps of ragged lengths, over scattered blocks."""
+        cases = self.grid(spec, backend)
+        assert cases, "nothing declared can run on this device"
+        for seed, case in enumerate(cases):
+            rows = Rows(backend, case.need, num_rows=5, device=self.device, seed=seed)
+            steps: list[list[tuple[int, int]]]
+            if case.feature == "bidirectional":
+                steps = [[(0, 1), (1, 7), (2, 33)]]
+            else:
+                steps = [
+                    [(0, 1), (1, 33), (2, 5)],  # new rows
+                    [(0, 1), (2, 1), (1, 9), (3, 17)],  # decode rows, a later chunk, a new row
+                    [(3, 1), (0, 1), (1, 1), (2, 1)],  # decode only, another order
+                    [(1, 1), (0, 3), (4, 2)],  # some rows rest
+                ]
+            for work in steps:
+                self.check(*rows.step(work), case)
+
+    def test_empty_rows(self, spec: AttentionSpec, backend: Any) -> None:
+        """Rows without new tokens are legal, and so is a step that has nothing else."""
+        case = self.grid(spec, backend)[0]
+        rows = Rows(backend, case.need, num_rows=4, device=self.device)
+        self.check(*rows.step([(0, 3), (1, 0), (2, 1)]), case)
+        self.check(*rows.step([(1, 0), (0, 1), (3, 0)]), case)
+        self.check(*rows.step([(1, 0)]), case)
+
+    def test_slot_minus_one_is_not_written(self, spec: AttentionSpec, backend: Any) -> None:
+        for case in self.grid(spec, backend)[:4]:
+            need = case.need
+            kv = kv_memory(backend, need, 3, self.device)
+            k = torch.ones(3, need.num_kv_heads, need.head_dim, dtype=getattr(torch, case.dtype), device=self.device)
+            slots = torch.tensor([-1, need.block_size, -1], device=self.device)
+            backend.write_kv(k, k, kv, slots)
+            written = int((~torch.isnan(kv.float())).sum())
+            assert written == 2 * need.num_kv_heads * need.head_dim, f"{case}: {written} values written"
+
+    def test_order_of_rows_permutes_outputs(self, spec: AttentionSpec, backend: Any) -> None:
+        """Bit for bit where the backend claims `batch_invariant`, else within tolerance."""
+        exact = "batch_invariant" in spec.features
+        case = next(c for c in self.grid(spec, backend) if c.feature == "causal")
+        results: list[dict[int, Tensor]] = []
+        for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
+            rows = Rows(backend, case.need, num_rows=4, device=self.device)
+            for row, count in enumerate((9, 1, 30, 17)):
+                rows.step([(row, count)])
+            got, _ = rows.step([(row, 1) for row in order])
+            results.append(dict(zip(order, got, strict=True)))
+        for row in range(4):
+            first, second = (result[row] for result in results)
+            assert (
+                torch.equal(first, second) if exact else torch.allclose(first, second, atol=self.tolerance[case.dtype])
+            )
+
+    def test_undeclared_is_refused(self, spec: AttentionSpec) -> None:
+        """Selection refuses each feature, dtype and size that the spec does not declare, and accepts what it does."""
+
+        def codes(**change: Any) -> set[str]:
+            need = AttnNeed(**{**declared, **change})
+            request = AttentionRequest(need=need, features=extra)
+            return {r.code for stage, r in data_refusals(spec, request, lambda name: "999", True) if stage >= 7}
+
+        extra: frozenset[str] = frozenset()
+        dtype = min(spec.dtypes)
+        head_dim = next(d for d in (*HEAD_DIMS, *sorted(spec.head_dims.values)) if d in spec.head_dims)
+        ratio = next(r for r in (*RATIOS, *sorted(spec.gqa_ratios.values)) if r in spec.gqa_ratios)
+        causal = "causal" in spec.features
+        declared = {"head_dim": head_dim, "num_q_heads": ratio, "num_kv_heads": 1, "dtype": dtype, "causal": causal}
+        assert not codes(), "a request for what is declared must be accepted"
+        assert "dtype" in codes(dtype="float64")
+        for feature, change in FEATURES.items():
+            assert (feature not in spec.features) == ("feature" in codes(**{"causal": causal, **change}))
+        for code, name, dims in (
+            ("head-dim", "head_dim", spec.head_dims),
+            ("block-size", "block_size", spec.block_sizes),
+        ):
+            for value in range(1, 300):
+                assert (value not in dims) == (code in codes(**{name: value}))
+        extra = frozenset({"feature_of_the_future"})
+        assert "feature" in codes()

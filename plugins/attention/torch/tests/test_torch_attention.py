@@ -1,0 +1,67 @@
+"""The torch backend against dense attention."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from lmkit.api import AttnNeed, DeviceInfo
+from lmkit.testing import AttentionConformance
+from lmkit.testing.attention import Rows
+from lmkit_attention_torch.backend import TorchAttention
+from lmkit_attention_torch.plan import PIECE, SMALL, alibi_slopes
+
+
+class TestTorch(AttentionConformance):
+    plugin = "attention:torch"
+
+
+NEED = AttnNeed(16, 4, 2, "float32", "float32", 8)
+
+
+@pytest.mark.parametrize(
+    "need",
+    [
+        replace(NEED, window=40),
+        replace(NEED, v_head_dim=24),
+        replace(NEED, window=5, softcap=3.0, sinks=True, alibi=True),
+        replace(NEED, num_q_heads=6, num_kv_heads=6, alibi=True),
+        replace(NEED, causal=False, softcap=3.0, sinks=True),
+    ],
+    ids=["long window", "other value size", "everything", "alibi of six heads", "bidirectional softcap sinks"],
+)
+def test_features_together(need: AttnNeed) -> None:
+    rows = Rows(TorchAttention(), need, num_rows=3)
+    steps = [[(0, 50), (1, 3)], [(0, 1), (1, 1), (2, 2)], [(1, 20), (0, 1)], [(2, 1), (1, 1)]]
+    for work in steps if need.causal else steps[:1]:
+        got, expected = rows.step(work)
+        for g, e in zip(got, expected, strict=True):
+            torch.testing.assert_close(g.double(), e, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_of_very_different_length_are_not_padded_together() -> None:
+    rows = Rows(TorchAttention(), replace(NEED, block_size=64), num_rows=3, length=3 * SMALL)
+    rows.step([(0, 2 * SMALL + 10), (1, 5), (2, SMALL - 1)])
+    plan = rows.planner.plan(rows.paged.grow([(0, 1), (1, 1), (2, 1)]))
+    assert sorted(task.shape[0] for task in plan.tasks) == [1, 2]
+
+
+def test_long_chunks_are_cut_into_pieces() -> None:
+    """The bias of a chunk that continues a row is bounded; results do not depend on the cut."""
+    need = AttnNeed(8, 1, 1, "float32", "float32", 64)
+    rows = Rows(TorchAttention(), need, num_rows=1, length=2 * PIECE)
+    rows.step([(0, 3)])
+    got, expected = rows.step([(0, PIECE + 20)])
+    torch.testing.assert_close(got[0].double(), expected[0], atol=1e-5, rtol=1e-5)
+
+
+def test_reasons_for_refusal() -> None:
+    backend, device = TorchAttention(), DeviceInfo("cpu", "cpu")
+    assert backend.can_run(NEED, device) is None
+    assert "mla" in (backend.can_run(replace(NEED, mla=True), device) or "")
+    assert "multiple" in (backend.can_run(replace(NEED, num_q_heads=5), device) or "")
+    assert "causal" in (backend.can_run(replace(NEED, causal=False, window=4), device) or "")
+
+
+def test_alibi_slopes_of_powers_of_two_are_geometric() -> None:
+    assert torch.equal(alibi_slopes(8), torch.tensor([2.0**-i for i in range(1, 9)]))
+    assert len(set(alibi_slopes(12).tolist())) == 12
