@@ -89,10 +89,15 @@ def _disk() -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    from lmkit.plugins.doctor import diagnose
+    from lmkit.plugins.doctor import examine
     from lmkit.plugins.host import PluginHost
 
-    yield from (Finding(*row) for row in diagnose(PluginHost()))
+    levels: dict[str, Level] = {"error": "fail", "warning": "warn", "info": "ok"}
+    host = PluginHost()
+    yield Finding("plugins", "ok", f"{len(host.entries())} installed")
+    for found in examine(host):
+        text = f"{found.subject} {found.code}: {found.message}"
+        yield Finding("plugins", levels[found.level], text, found.fix)
 
 
 def _demo() -> Iterator[Finding]:

@@ -90,8 +90,7 @@ def plugin_commands() -> dict[str, CommandSpec]:
 
     host = PluginHost()
     host.load_extensions()
-    specs = [spec for _, found in host.gather("lmkit_commands") for spec in found]
-    return {spec.name: spec for spec in specs}
+    return {spec.name: spec for _, spec in host.gather("lmkit_commands")}
 
 
 def _version(wanted: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -271,7 +272,7 @@ class Resolver:
     def _choose_parsers(self) -> None:
         """A parser that `auto` does not find is absent, and text stays text."""
         checkpoint = self.found_checkpoint
-        template = self.host.first("lmkit_chat_template", checkpoint=checkpoint) or ""
+        template = self._chat_template(checkpoint)
         for kind, user in (
             ("tool_parser", self.config.tool_parser),
             ("reasoning_parser", self.config.reasoning_parser),
@@ -288,6 +289,14 @@ class Resolver:
             self.outcomes.append(outcome)
             if outcome.chosen is not None:
                 self._keep(outcome)
+
+    def _chat_template(self, checkpoint: Checkpoint) -> str:
+        if file := self.config.model.chat_template:
+            try:
+                return Path(file).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as e:
+                raise ConfigError(f"chat template {file!r} cannot be read: {e}", fix="give a text file") from e
+        return self.host.first("lmkit_chat_template", checkpoint=checkpoint) or ""
 
     def _check_options(self) -> None:
         """Options of chosen plugins go into their choices; those of others are checked for existence only."""
