@@ -7,10 +7,11 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.console import Console
+
 from lmkit.config import gather
 from lmkit.plugins.explain import TOPICS, explain, render
 from lmkit.plugins.host import PluginHost
-from rich.console import Console
 
 
 def command(
