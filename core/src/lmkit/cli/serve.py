@@ -14,6 +14,7 @@ from lmkit.config import Sourced, read_environment
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
     from lmkit.engine.messages import EngineFacts
+    from lmkit.server.app import Served
     from lmkit.server.settings import ServerSettings
 
 PANEL = "Server"
@@ -91,10 +92,10 @@ def _serve(settings: Sourced, server: ServerSettings, began: float) -> None:
     resolved_at = perf_counter()
     bar = StartBar()
 
-    def ready(facts: EngineFacts, url: str) -> None:
+    def ready(llm: Served, url: str) -> None:
         bar.__exit__()
-        phases = [("resolve", resolved_at - began), *facts.phases]
-        first_screen(console, resolution, facts, server, url, phases, perf_counter() - began)
+        phases = [("resolve", resolved_at - began), *llm.facts.phases]
+        first_screen(console, resolution, llm.facts, server, url, phases, perf_counter() - began)
 
     with bar:
         serve(settings.config, server, resolution=resolution, progress=bar, on_ready=ready)

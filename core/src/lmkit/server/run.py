@@ -8,19 +8,19 @@ import ipaddress
 import logging
 import signal
 import socket
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from lmkit.api import ConfigError
-from lmkit.server.app import Backend, Served, build_app
-from lmkit.server.gate import LOCAL_HOSTS
 from lmkit.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from lmkit.config.engine import EngineConfig
+    from lmkit.server.app import Backend, Served
 
 log = logging.getLogger("lmkit.server")
 
@@ -65,16 +65,19 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 
 def serve(
-    config: EngineConfig, settings: ServerSettings, on_ready: Callable[[Served, str], None] | None = None
+    config: EngineConfig,
+    settings: ServerSettings,
+    on_ready: Callable[[Served, str], None] | None = None,
+    **start: Any,
 ) -> None:
     """Blocks until the server has drained after SIGTERM or SIGINT. Raises typed errors of start-up.
 
-    `on_ready(llm, url)` is called when the first request would be answered.
+    `on_ready(llm, url)` is called when the first request would be answered. `start`: options of AsyncLLM.start.
     """
     sock = bind(settings)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config, settings, sock, on_ready))
+            runner.run(_serve(config, settings, sock, on_ready, start))
     finally:
         sock.close()
 
@@ -84,10 +87,14 @@ async def _serve(
     settings: ServerSettings,
     sock: socket.socket,
     on_ready: Callable[[Served, str], None] | None,
+    start: Mapping[str, Any],
 ) -> None:
     from lmkit.llm import AsyncLLM
 
-    llm = await AsyncLLM.start(config)
+    starting = asyncio.ensure_future(AsyncLLM.start(config, **start))
+    await asyncio.sleep(0)  # the engine process is spawned; the web framework is imported beside it
+    import_module("lmkit.server.app")
+    llm = await starting
     try:
         await run_app(llm, settings, sock, on_ready)
     finally:
@@ -101,6 +108,8 @@ async def run_app(
     on_ready: Callable[[Served, str], None] | None = None,
 ) -> None:
     """Serves on a bound socket until a signal; then drains."""
+    from lmkit.server.app import build_app
+
     if not (settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host)):
         # without a key a web page must not reach us through a name that resolves to this machine
         settings = _with_hosts(settings)
@@ -119,6 +128,8 @@ async def run_app(
 
 def _with_hosts(settings: ServerSettings) -> ServerSettings:
     from dataclasses import replace
+
+    from lmkit.server.gate import LOCAL_HOSTS
 
     return replace(settings, allowed_hosts=tuple(sorted(LOCAL_HOSTS | {settings.host.lower()})))
 

@@ -87,3 +87,36 @@ def _write(family: str, values: Mapping[str, Any], directory: Path, seed: int, d
         torch.set_rng_state(before)
     model.save_pretrained(directory)
     return directory
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<pad>", "<|im_start|>", "<|im_end|>")
+
+
+def byte_tokenizer(directory: Path | str, chat_template: str = CHATML) -> int:
+    """Writes a tokenizer of single bytes and three special tokens beside a checkpoint; returns its vocabulary size.
+
+    Id 1 begins a message and id 2 ends it, as in the tiny checkpoints.
+    """
+    import json
+
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.save(str(Path(directory) / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL[2],
+        "pad_token": SPECIAL[0],
+        "chat_template": chat_template,
+    }
+    (Path(directory) / "tokenizer_config.json").write_text(json.dumps(config))
+    return len(vocab)
