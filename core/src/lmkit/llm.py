@@ -251,7 +251,9 @@ class LLM:
         params = params or SamplingParams()
         ids = self.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
         text = prompt if isinstance(prompt, str) else None
-        (job,) = self._expand(0, text, ids, params, 1, lambda: self.text.output_stream(params, parse=False))
+        (job,) = self._expand(
+            0, text, ids, params, 1, lambda: self.text.output_stream(params, parse=False, num_prompt_tokens=len(ids))
+        )
         yield from self._stream(job)
 
     def _stream(self, job: _Job) -> Iterator[OutputEvent]:
@@ -287,7 +289,12 @@ class LLM:
         ids = self.text.encode_prompt(text, add_special=False)
         definitions = [_tool(tool) for tool in tools]
         return self._expand(
-            number, text, ids, params, n, lambda: self.text.output_stream(params, text[-TAIL:], definitions)
+            number,
+            text,
+            ids,
+            params,
+            n,
+            lambda: self.text.output_stream(params, text[-TAIL:], definitions, num_prompt_tokens=len(ids)),
         )
 
     def default_params(self, **changes: Any) -> SamplingParams:
