@@ -118,7 +118,7 @@ def _format(resolved: ResolvedPlan, kind: str) -> TagFormat | ParserFormat | Non
     choice = resolved.choice(kind)
     if choice is None:
         return None
-    target = load_target(choice.target)
+    target = load_target(choice)
     return target(**choice.options) if isinstance(target, type) else target
 
 

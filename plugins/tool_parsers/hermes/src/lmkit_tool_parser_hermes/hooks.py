@@ -12,12 +12,10 @@ def lmkit_tool_parsers() -> list[ToolParserSpec]:
             target="lmkit_tool_parser_hermes.formats:HERMES",
             # how templates tell the model to write a call; "<tool_call>" alone is also used by XML formats
             markers=(
+                "a json object with function name and arguments within <tool_call>",
                 '<tool_call>\\n{"name"',
-                '<tool_call>\\n{\\"name\\"',
                 '<tool_call>\n{"name"',
                 '<tool_call>{"name"',
-                '\'<tool_call>\\n{"name"',
-                '<tool_call>\\n{\\"arguments\\"',
             ),
             stability="stable",
         )

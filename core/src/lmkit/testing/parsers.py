@@ -1,0 +1,223 @@
+"""Conformance kit of tool and reasoning parsers: the same message however the text is split, in linear time.
+
+    from lmkit.testing import ToolParserConformance
+
+    class TestMine(ToolParserConformance):
+        plugin = "tool_parser:mine"
+        samples = ("...",)
+
+The checks are functions too, for use without pytest: each raises AssertionError that shows the text and the split.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lmkit.api import ParserFormat, Reasoning, TagFormat, Text, ToolArgs, ToolDef, ToolEnd, ToolStart
+from lmkit.plugins import load_target
+from lmkit.testing.specs import PluginConformance, find_plugin
+from lmkit.text.parsing import Chain, start_parser
+
+Format = TagFormat | ParserFormat
+TOOLS = (ToolDef("f"),)
+SECONDS_PER_MEGABYTE = 1.0
+
+
+@dataclass
+class Message:
+    """What a client ends up with."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)  # name, arguments as written
+
+
+def parse(
+    formats: Format | Sequence[Format], pieces: Iterable[str], prompt_tail: str = "", tools: Sequence[ToolDef] = TOOLS
+) -> Message:
+    """Feeds the pieces, flushes, and assembles; asserts that the events are well formed."""
+    chosen = formats if isinstance(formats, (list, tuple)) else [formats]
+    parser = Chain(*(start_parser(f, prompt_tail, tools) for f in chosen))
+    message = Message()
+    content, reasoning, arguments, ended, ids = [], [], [], set(), set()
+    events = [e for piece in pieces for e in parser.feed(piece)] + parser.flush()
+    for e in [*events, *parser.flush()]:
+        match e:
+            case Text(text):
+                assert text, "empty Text event"
+                content.append(text)
+            case Reasoning(text):
+                assert text, "empty Reasoning event"
+                reasoning.append(text)
+            case ToolStart(index, id, name):
+                assert index == len(arguments), f"call {index} begins after {len(arguments)} calls"
+                assert id not in ids, "call ids must be unique"
+                assert name, "a call without a name"
+                assert len(ended) == index, "a call begins before the previous one ended"
+                ids.add(id)
+                message.calls.append((name, ""))
+                arguments.append([])
+            case ToolArgs(index, fragment):
+                assert index == len(arguments) - 1, "arguments of a call that is not the current one"
+                assert index not in ended, "arguments after the end of a call"
+                arguments[index].append(fragment)
+            case ToolEnd(index):
+                assert index == len(arguments) - 1, "the end of a call that is not the current one"
+                assert index not in ended, "a call ended twice"
+                ended.add(index)
+    assert len(ended) == len(arguments), "a call without an end"
+    message.content, message.reasoning = "".join(content), "".join(reasoning)
+    message.calls = [(name, "".join(parts)) for (name, _), parts in zip(message.calls, arguments, strict=True)]
+    return message
+
+
+def check_splits(formats: Format | Sequence[Format], text: str, prompt_tail: str = "", num_random: int = 20) -> Message:
+    """The whole text, every split in two, single characters and random chunkings give one message. Returns it."""
+    whole = parse(formats, [text], prompt_tail)
+
+    def same(pieces: list[str], how: str) -> None:
+        got = parse(formats, pieces, prompt_tail)
+        assert got == whole, f"{how}: {text!r}\n  whole {whole}\n  split {got}"
+
+    same(list(text), "one character at a time")
+    for at in range(len(text) + 1):
+        same([text[:at], text[at:]], f"split at {at}")
+    source = random.Random(len(text))
+    for _ in range(num_random):
+        cuts = sorted(source.randint(0, len(text)) for _ in range(source.randint(1, 12)))
+        same([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)], f"cuts {cuts}")
+    return whole
+
+
+def check_linear(fmt: Format, markers: Sequence[str], prompt_tail: str = "") -> None:
+    """A megabyte of nasty text takes under a second, whole and in pieces, and twice the text about twice the time."""
+    nasty = [m[:-1] for m in markers] + list(markers) + ["<", " ", "\n", '"', "\\", "{", '{"name": "f", "arguments": {']
+    units = [*nasty, *(m + '{"name": "f", "arguments": {"a": "' for m in markers), *(m + "{" for m in markers)]
+    for unit in units:
+        text = (unit * (1_000_000 // len(unit) + 1))[:1_000_000]
+        whole, half = _seconds(fmt, [text], prompt_tail), _seconds(fmt, [text[:500_000]], prompt_tail)
+        assert whole < SECONDS_PER_MEGABYTE, f"{unit!r} x 1 MB took {whole:.2f} s in one piece"
+        assert whole < 0.05 or whole / max(half, 0.005) < 4, f"{unit!r}: twice the text took {whole / half:.1f} times"
+        small = [text[i : i + 3] for i in range(0, 100_000, 3)]
+        pieces = _seconds(fmt, small, prompt_tail)
+        assert pieces < SECONDS_PER_MEGABYTE, f"{unit!r} x 100 kB took {pieces:.2f} s in pieces of 3"
+
+
+def _seconds(fmt: Format, pieces: list[str], prompt_tail: str) -> float:
+    parser = start_parser(fmt, prompt_tail, TOOLS)
+    begin = time.process_time()
+    for piece in pieces:
+        parser.feed(piece)
+    parser.flush()
+    return time.process_time() - begin
+
+
+def markers_of(fmt: Format) -> list[str]:
+    return [fmt.open, fmt.close, *fmt.until] if isinstance(fmt, TagFormat) else sorted(fmt.keep_special)
+
+
+class _ParserConformance(PluginConformance):
+    samples: ClassVar[Sequence[str]] = ()  # outputs of the family, good and bad
+    prompt_tails: ClassVar[Sequence[str]] = ("",)  # ends of prompts that change what the parser expects
+    torch_free_target = True
+
+    def format(self) -> Format:
+        target = load_target(find_plugin(self.plugin)[2].target)
+        return target() if isinstance(target, type) else target
+
+    def test_every_split_gives_the_same_message(self) -> None:
+        fmt = self.format()
+        markers = markers_of(fmt)
+        made = ["", " ", "\n", *markers, *(m[:-1] for m in markers), *(a + b for a in markers for b in markers)]
+        for tail in self.prompt_tails:
+            for text in [*self.samples, *made, *(s[: len(s) // 2] for s in self.samples)]:
+                check_splits(fmt, text, tail)
+
+    def test_text_without_markers_is_content(self) -> None:
+        plain = "Plain text, < not > a marker."
+        assert parse(self.format(), [plain]).content == plain
+
+    def test_work_is_linear(self) -> None:
+        for tail in self.prompt_tails:
+            check_linear(self.format(), markers_of(self.format()), tail)
+
+
+class ToolParserConformance(_ParserConformance):
+    """For kind tool_parser."""
+
+    def test_no_tool_call_is_lost(self) -> None:
+        """What is neither content nor reasoning became a call."""
+        for sample in self.samples:
+            message = check_splits(self.format(), sample)
+            assert message.calls or message.content.strip() == sample.strip(), sample
+
+
+class ReasoningParserConformance(_ParserConformance):
+    """For kind reasoning_parser."""
+
+    def test_nothing_is_lost(self) -> None:
+        """Reasoning and content together are the output without its markers."""
+        fmt = self.format()
+        for sample in self.samples:
+            message = check_splits(fmt, sample)
+            rest = sample
+            for marker in markers_of(fmt):
+                rest = rest.replace(marker, "")
+            shown = message.reasoning + message.content
+            for marker in markers_of(fmt):
+                shown = shown.replace(marker, "")
+            assert shown.split() == rest.split(), sample
+
+
+@dataclass
+class Vector:
+    """One recorded model output and what a client must see."""
+
+    id: str
+    text: str
+    expected: dict[str, Any]
+    deltas: list[str]
+    asserted: frozenset[str]
+    thinking: bool = True  # the template switch of reasoning cases
+
+    def check(self, formats: Format | Sequence[Format], prompt_tail: str = "") -> None:
+        """Whole, every split and the recorded deltas give what is expected."""
+        got = check_splits(formats, self.text, prompt_tail)
+        if self.deltas:
+            assert parse(formats, self.deltas, prompt_tail) == got, f"{self.id}: the recorded deltas differ"
+        want = self.expected
+        if "tool_calls" in want:
+            calls = [(c["name"], c.get("arguments_json", c.get("arguments"))) for c in want["tool_calls"]]
+            assert [(n, _value(a)) for n, a in got.calls] == calls, f"{self.id}: {got.calls}"
+        for name in ("content", "reasoning"):
+            if name in want:
+                assert getattr(got, name) == (want[name] or ""), f"{self.id}: {name} is {getattr(got, name)!r}"
+
+
+def _value(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def load_vectors(file: Path) -> list[Vector]:
+    """The cases of a vector file (see shared/data/README.md)."""
+    cases = json.loads(file.read_text(encoding="utf-8"))["cases"]
+    return [
+        Vector(
+            c["id"],
+            c["model_output"],
+            c["expected"],
+            [d for d in c.get("deltas", []) if d],
+            frozenset(c.get("asserted", ())),
+            c.get("config", {}).get("chat_template_kwargs", {}).get("enable_thinking", True),
+        )
+        for c in cases
+    ]
