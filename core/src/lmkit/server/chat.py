@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -12,7 +13,6 @@ from lmkit.api import Reasoning, Text, ToolArgs, ToolStart
 from lmkit.server.generate import Choice, Generation, GenerationFailed, check_prompt, expand, make_request, new_id
 from lmkit.server.schema import ChatRequest
 from lmkit.server.wire import ContentLogprob, UsageBody, content_logprobs, prompt_logprobs, usage_of
-from lmkit.text.side import TAIL
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
 
 if TYPE_CHECKING:
@@ -126,10 +126,13 @@ class Chat:
         room = check_prompt(token_ids, self._backend.facts, r.max_completion_tokens or r.max_tokens)
         params = r.params(text.default_params or {}, room, self._top if r.logprobs else None)
         self.token_ids = token_ids
+        tail = text.prompt_tail(prompt, r.final_text() if r.continue_final_message else "")
         choices = []
         for i, p in enumerate(expand(params, r.n or 1)):
+            if i > 0 and p.prompt_logprobs is not None:
+                p = replace(p, prompt_logprobs=None)  # the same for all choices
             stream = text.output_stream(
-                p, prompt[-TAIL:], tools,
+                p, tail, tools,
                 num_prompt_tokens=len(token_ids),
                 include_stop=bool(r.include_stop_str_in_output),
                 skip_special=r.skip_special_tokens is not False,

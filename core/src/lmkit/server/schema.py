@@ -224,6 +224,11 @@ class ChatRequest(Sampling):
             for t in self.tools or ()
         ]
 
+    def final_text(self) -> str:
+        """The text of the last message."""
+        content = self.messages[-1].content
+        return content if isinstance(content, str) else "\n".join(p.text or "" for p in content or ())
+
     def template_messages(self) -> list[dict[str, Any]]:
         """For the chat template: both names of reasoning, and only fields that were sent."""
         shaped = []

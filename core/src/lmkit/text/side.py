@@ -81,6 +81,13 @@ class TextSide:
         """Token ids; a rendered chat prompt already has its special tokens (add_special=False)."""
         return self.tokenizer.encode(text, add_special=add_special)
 
+    def prompt_tail(self, prompt: str, continued: str = "") -> str:
+        """What `output_stream` needs to know of a rendered prompt. `continued`: the message it ends in, if it does."""
+        fmt = self.reasoning_format
+        if continued and isinstance(fmt, TagFormat) and continued.rfind(fmt.open) > continued.rfind(fmt.close):
+            return fmt.open  # the answer goes on inside the reasoning
+        return prompt[-TAIL:]
+
     def output_stream(
         self,
         params: SamplingParams,
