@@ -95,7 +95,7 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
 
     first = [_parameter("ctx", typer.Context, inspect.Parameter.empty)]
     if model_argument:
-        argument = typer.Argument(help=leaves()["model.model"].doc, metavar="[MODEL]", show_default="demo")
+        argument = typer.Argument(help=leaves()["model.model"].doc, metavar="MODEL", show_default="demo")
         first.append(_parameter("model_name", Annotated[str | None, argument], None))
     file = typer.Option("--config", help="configuration file, TOML or YAML", metavar="FILE", show_default=False)
     last = [_parameter("config", Annotated[str | None, file], None)]

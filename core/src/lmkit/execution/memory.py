@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmkit.api import (
     CapacityError,
-    ConfigError,
     DeviceInfo,
     KVConfig,
     KVSpec,
@@ -17,38 +15,10 @@ from lmkit.api import (
     WorkerFacts,
     itemsize,
 )
-from lmkit.config import EngineConfig
+from lmkit.config import EngineConfig, format_size, parse_budget
 
 DEFAULT_MAX_TOKENS = 2048  # step budget when neither user nor platform says one
 MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, unless the user asks for fewer
-_UNITS = {
-    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
-
-
-def parse_size(text: str, whole: int, field: str = "cache.memory") -> int:
-    """Bytes of "2GiB", "500MB", "1073741824" or "60%" (of `whole`). Raises ConfigError naming `field`."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|[a-zA-Z]*)\s*", text)
-    unit = match[2].lower() if match else ""
-    if match is None or (unit != "%" and unit not in _UNITS):
-        raise ConfigError(f"{field}: {text!r} is not a size", fix="write it like '2GiB', '500MB' or '60%'")
-    number = float(match[1])
-    if unit == "%":
-        if not 0 < number <= 100:
-            raise ConfigError(f"{field}: {text!r} must be above 0% and at most 100%", fix="for example '60%'")
-        return int(whole * number / 100)
-    return int(number * _UNITS[unit])
-
-
-def format_size(nbytes: int) -> str:
-    """1536 -> "1.5 KiB"."""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def step_tokens(config: EngineConfig, resolved: ResolvedPlan | None = None) -> int:
@@ -106,11 +76,9 @@ def plan_kv(
         if kv.nbytes > facts.free_kv_bytes:
             raise _too_little(kv.nbytes, facts.free_kv_bytes, f"cache.num_blocks = {config.cache.num_blocks}")
     else:
-        budget = facts.free_kv_bytes
-        if config.cache.memory != "auto":
-            budget = parse_size(config.cache.memory, facts.free_kv_bytes)
-            if budget > facts.free_kv_bytes:
-                raise _too_little(budget, facts.free_kv_bytes, f"cache.memory = {config.cache.memory!r}")
+        budget = parse_budget(config.cache.memory, facts.free_kv_bytes, "cache.memory") or facts.free_kv_bytes
+        if budget > facts.free_kv_bytes:
+            raise _too_little(budget, facts.free_kv_bytes, f"cache.memory = {config.cache.memory!r}")
         rows = config.sched.max_rows if config.cache.memory == "auto" and longest else None
         kv = KVConfig(specs, _share(specs, budget, longest or floor, max_tokens, rows))
     for spec, num in zip(specs, kv.num_blocks, strict=True):
