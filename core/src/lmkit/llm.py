@@ -197,7 +197,8 @@ class LLM:
         """One RequestOutput per prompt, in order; `n` outputs for each.
 
         `params`: one for all, or one per prompt. `progress`: a bar on stderr; default: when it is a terminal and
-        there are several prompts. Raises RequestError when a prompt cannot be taken; then none is.
+        there are several prompts. Raises RequestError when a prompt cannot be taken; then no output is
+        returned.
         """
         each = _as_list(prompts)
         jobs: list[list[_Job]] = []
@@ -444,8 +445,9 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(isinstance(p, int) for p in prompts):
         return [prompts]  # type: ignore[list-item]
     for i, prompt in enumerate(prompts):
-        ids = not isinstance(prompt, (str, int)) and all(isinstance(t, int) for t in prompt)
-        if not isinstance(prompt, str) and not ids:
+        if isinstance(prompt, str):
+            continue
+        if not isinstance(prompt, Sequence) or not all(isinstance(t, int) for t in prompt):
             raise InvalidParam(f"prompts[{i}]", prompt, "a text or a list of token ids")
     return prompts  # type: ignore[return-value]
 

@@ -31,7 +31,11 @@ def file(tmp_path: Path) -> Path:
 
 def test_command_line_beats_environment_beats_file_beats_default(file: Path) -> None:
     environment = read_environment(
-        {"LMKIT_CACHE__BLOCK_SIZE": "64", "LMKIT_CACHE__MEMORY": "2GiB", "LMKIT_ATTENTION__FLASHINFER__WORKSPACE_MB": "7"}
+        {
+            "LMKIT_CACHE__BLOCK_SIZE": "64",
+            "LMKIT_CACHE__MEMORY": "2GiB",
+            "LMKIT_ATTENTION__FLASHINFER__WORKSPACE_MB": "7",
+        }
     )
     sourced = gather({"cache.memory": "3GiB"}, file, environment)
     assert sourced.config.cache.memory == "3GiB"
@@ -122,7 +126,8 @@ def test_options_of_llm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("4096", 4096), ("2GiB", 2 << 30), ("2GB", 2 * 10**9), ("1.5k", 1536), ("2 mib", 2 << 20), ("3iB", -1)]
+    ("text", "size"),
+    [("4096", 4096), ("2GiB", 2 << 30), ("2GB", 2 * 10**9), ("1.5k", 1536), ("2 mib", 2 << 20), ("3iB", -1)],
 )
 def test_sizes(text: str, size: int) -> None:
     if size < 0:

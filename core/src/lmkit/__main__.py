@@ -1,0 +1,5 @@
+"""`python -m lmkit` is `lmkit`."""
+
+from lmkit.cli import main
+
+main()

@@ -1,0 +1,82 @@
+"""The other commands as processes, on a tiny random checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from .conftest import lmkit
+
+
+def test_chat_through_a_pipe(tiny: Path) -> None:
+    lines = "hello\n/system be brief\nagain\n/nonsense\n/quit\nnever read\n"
+    done = lmkit("chat", str(tiny), "--max-tokens", "5", "--temperature", "0", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert "unknown command /nonsense" in done.stdout
+
+
+def test_complete(tiny: Path) -> None:
+    args = ("--model", str(tiny), "--max-tokens", "6", "--temperature", "0")
+    first = lmkit("complete", "hello", *args)
+    piped = lmkit("complete", "-", *args, stdin="hello")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout
+    assert first.stdout == piped.stdout
+    assert first.stderr == ""
+
+
+def test_generate_and_resume(tiny: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    items = [
+        {"id": "a", "prompt": "hello"},
+        {"id": "b", "messages": [{"role": "user", "content": "hi"}], "params": {"max_tokens": 2}},
+        {"id": "c", "token_ids": [5, 6, 7]},
+    ]
+    prompts.write_text("".join(json.dumps(item) + "\n" for item in items))
+    args = (str(prompts), "-o", str(out), "--model", str(tiny), "--max-tokens", "4", "--temperature", "0")
+    done = lmkit("generate", *args)
+    assert done.returncode == 0, done.stderr
+    whole = out.read_text()
+    rows = [json.loads(line) for line in whole.splitlines()]
+    assert [row["id"] for row in rows] == ["a", "b", "c"]
+    assert len(rows[1]["outputs"][0]["token_ids"]) <= 2
+
+    out.write_text("\n".join(whole.splitlines()[:1]) + '\n{"id": "torn')
+    assert lmkit("generate", *args, "--resume").returncode == 0
+    assert out.read_text() == whole
+
+
+def test_generate_reports_bad_lines_before_loading(tiny: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "in.jsonl"
+    prompts.write_text('{"prompt": "a"}\n{"promt": "b"}\n')
+    done = lmkit("generate", str(prompts), "--model", str(tiny))
+    assert done.returncode == 2
+    assert "line 2" in done.stderr
+    assert "'prompt'" in done.stderr
+
+
+def test_plan_agrees_with_what_is_loaded(tiny: Path) -> None:
+    from lmkit import LLM
+
+    done = lmkit("plan", str(tiny), "--json", "--max-rows", "8")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    with LLM(str(tiny), max_rows=8) as llm:
+        facts = llm.facts
+    assert abs(plan["weight_bytes"] - facts.weight_bytes) <= 0.05 * facts.weight_bytes
+    assert abs(plan["activation_bytes"] - facts.activation_bytes) <= 0.05 * facts.activation_bytes
+    assert abs(plan["kv_bytes"] - facts.kv_bytes) <= 0.05 * facts.kv_bytes
+    assert plan["max_length"] == facts.max_length
+
+
+def test_explain_of_serve_serves_nothing(tiny: Path) -> None:
+    done = lmkit("serve", str(tiny), "--explain")
+    assert done.returncode == 0, done.stderr
+    assert "attention" in done.stdout
+
+
+def test_doctor_as_data() -> None:
+    done = lmkit("doctor", "--json")
+    findings = json.loads(done.stdout)
+    assert {"area", "level", "text", "fix"} == set(findings[0])
+    assert any(f["area"] == "device" or f["level"] == "fail" for f in findings)

@@ -1,0 +1,201 @@
+"""`lmkit serve` as a process, on a tiny random checkpoint: start, faults, shutdown."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter, sleep
+
+import httpx
+import pytest
+
+from .conftest import Server, lmkit, post, serving
+
+
+def test_first_screen_says_what_why_and_how(tiny_server: Server) -> None:
+    url = tiny_server.url()
+    screen = tiny_server.output
+    for word in (
+        "LlamaForCausalLM",
+        "cpu",
+        "attention",
+        "torch",
+        "KV cache",
+        "weights",
+        f"curl {url}/v1/chat/completions",
+    ):
+        assert word in screen
+    assert "ready in" in screen
+
+
+def test_start_up_phases_sum_to_the_wall_time(tiny_server: Server) -> None:
+    tiny_server.url()
+    text = tiny_server.output.replace("\n", " ")
+    line = text[text.index("ready in") :].partition(")")[0]
+    total = float(line.split()[2])
+    phases = [float(part.split()[-1]) for part in line.partition("(")[2].split(",")]
+    assert sum(phases) == pytest.approx(total, abs=0.05)
+
+
+def test_the_curl_line_works(tiny_server: Server) -> None:
+    import shlex
+    import subprocess
+
+    tiny_server.url()
+    line = next(line for line in tiny_server.lines if line.startswith("curl "))
+    done = subprocess.run(shlex.split(line) + ["-s"], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_only_the_http_port_listens(tiny_server: Server) -> None:
+    port = int(tiny_server.url().rpartition(":")[2])
+    inodes = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                inodes[fields[9]] = int(fields[1].rpartition(":")[2], 16)
+    pids = [tiny_server.process.pid, *tiny_server.engine_pids()]
+    assert len(pids) == 2
+    links = [os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
+    ports = [inodes[link[8:-1]] for link in links if link.startswith("socket:[") and link[8:-1] in inodes]
+    assert ports == [port]
+
+
+def test_sixteen_streams_at_once(tiny_server: Server) -> None:
+    url = tiny_server.url()
+
+    def one(i: int) -> str:
+        body = {"model": "model", "prompt": f"p{i % 4}", "max_tokens": 20, "temperature": 0, "stream": True}
+        text = ""
+        with httpx.stream("POST", url + "/v1/completions", json=body, timeout=60) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+        return text
+
+    with ThreadPoolExecutor(16) as pool:
+        texts = list(pool.map(one, range(16)))
+    assert all(texts[i] == texts[i % 4] for i in range(16))
+
+
+def test_killed_engine_ends_streams_and_readiness(tiny: Path) -> None:
+    with serving(str(tiny)) as server:
+        url = server.url()
+        body = {"model": "model", "prompt": "hello", "max_tokens": 240, "stream": True, "ignore_eos": True}
+        with ThreadPoolExecutor(8) as pool:
+            started = []
+
+            def stream(i: int) -> tuple[str, float]:
+                lines = []
+                with httpx.stream("POST", url + "/v1/completions", json={**body, "seed": i}, timeout=60) as response:
+                    for line in response.iter_lines():
+                        lines.append(line)
+                        if len(lines) == 2:
+                            started.append(i)
+                return "\n".join(lines), perf_counter()
+
+            jobs = [pool.submit(stream, i) for i in range(8)]
+            while len(started) < 8 and not any(job.done() for job in jobs):
+                sleep(0.001)
+            (pid,) = server.engine_pids()
+            os.kill(pid, signal.SIGKILL)
+            killed = perf_counter()
+            while httpx.get(url + "/ready").status_code == 200:
+                assert perf_counter() - killed < 1.0
+            for job in jobs:
+                text, ended = job.result(timeout=10)
+                assert ended - killed < 2.0
+                assert "engine-dead" in text or "[DONE]" in text
+            assert any("engine-dead" in job.result()[0] for job in jobs)
+        assert httpx.get(url + "/live").status_code == 200
+        refused = post(url, "/v1/completions", model="model", prompt="a")
+        assert refused.status_code == 503
+        assert server.stop() == 0
+
+
+def test_sigterm_lets_running_requests_finish(tiny: Path) -> None:
+    with serving(str(tiny)) as server:
+        url = server.url()
+        with ThreadPoolExecutor(1) as pool:
+            body = {"model": "model", "prompt": "hello", "max_tokens": 200, "ignore_eos": True}
+            job = pool.submit(lambda: httpx.post(url + "/v1/completions", json=body, timeout=60))
+            sleep(0.1)
+            status = server.stop()
+            assert job.result().json()["usage"]["completion_tokens"] == 200
+        assert status == 0
+        assert server.engine_pids() == []
+
+
+def test_port_in_use(tiny: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = lmkit("serve", str(tiny), "--port", str(port))
+    assert done.returncode == 2
+    assert str(port) in done.stderr
+    assert "port-in-use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_public_address_needs_a_key(tiny: Path) -> None:
+    done = lmkit("serve", str(tiny), "--host", "0.0.0.0", "--port", "0")
+    assert done.returncode == 2
+    assert "--api-key" in done.stderr
+
+
+def test_unknown_model_name() -> None:
+    done = lmkit("serve", "demmo")
+    assert done.returncode == 4
+    assert "demmo" in done.stderr
+    assert "code: checkpoint" in done.stderr
+
+
+def test_unknown_plugin_option(tiny: Path) -> None:
+    done = lmkit("serve", str(tiny), "--attention.torch.nonsense", "1")
+    assert done.returncode == 2
+    assert "nonsense" in done.stderr
+
+
+def corrupt(tiny: Path, path: Path, name: str) -> Path:
+    """A copy of the checkpoint with one kind of damage."""
+    shutil.copytree(tiny, path)
+    weights = path / "model.safetensors"
+    config = json.loads((path / "config.json").read_text())
+    match name:
+        case "truncated":
+            weights.write_bytes(weights.read_bytes()[:-1000])
+        case "header":
+            weights.write_bytes(b"\xff" * 8 + weights.read_bytes()[8:])
+        case "shape":
+            config["intermediate_size"] = 96
+        case "layers":
+            config["num_hidden_layers"] = 3
+        case "activation":
+            config["hidden_act"] = "softplus"
+        case "json":
+            (path / "config.json").write_text("{")
+            return path
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("name", ["truncated", "header", "shape", "layers", "activation", "json"])
+def test_damaged_checkpoint_is_one_screen(tiny: Path, tmp_path: Path, name: str) -> None:
+    path = corrupt(tiny, tmp_path / "model", name)
+    done = lmkit("serve", str(path), "--port", "0")
+    assert done.returncode == 4, done.stderr
+    assert "error:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_memory(tiny: Path) -> None:
+    done = lmkit("serve", str(tiny), "--port", "0", "--num-blocks", "100000000")
+    assert done.returncode == 5, done.stderr
+    assert "no-memory" in done.stderr
