@@ -34,8 +34,9 @@ class BlockPool:
         blocks = []
         for _ in range(n):
             block, _ = free.popitem(last=False)
-            if hashes[block] is not None:
-                del self.cached[hashes[block]]
+            digest = hashes[block]
+            if digest is not None:
+                del self.cached[digest]
                 hashes[block] = None
             ref[block] = 1
             blocks.append(block)

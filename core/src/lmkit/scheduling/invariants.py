@@ -25,7 +25,7 @@ def check_scheduler(s: Scheduler) -> None:
     for r in s.running:
         _check_running(s, r)
     for i, group in enumerate(s.groups):
-        group.pool.check(r.table.blocks[i] for r in s.running)
+        group.pool.check(r.held.blocks[i] for r in s.running)
 
 
 def _check_waiting(r: Request) -> None:
@@ -34,7 +34,7 @@ def _check_waiting(r: Request) -> None:
 
 
 def _check_running(s: Scheduler, r: Request) -> None:
-    table, size = r.table, s.block_size
+    table, size = r.held, s.block_size
     assert r.resident, f"running request {r.id} has no row"
     assert r.num_computed <= len(r.tokens) + r.num_inflight + r.num_unverified, f"{r.id} computed too much"
     assert table.capacity == len(table) * size, f"{r.id}: capacity differs from blocks"

@@ -46,5 +46,11 @@ class Request:
     finish: FinishReason | None = None
 
     @property
+    def held(self) -> BlockTable:
+        """The table of a running request."""
+        assert self.table is not None, f"request {self.id} holds nothing"
+        return self.table
+
+    @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens

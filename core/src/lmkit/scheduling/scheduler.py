@@ -100,6 +100,8 @@ class Scheduler:
             if r is not None:
                 r.finish = "abort"
                 self._remove(r)
+            elif self._events:  # it ended already, but nobody has heard of it
+                self._events = [event for event in self._events if event.id != rid]
 
     def has_work(self) -> bool:
         """Whether `schedule` may yield something: requests, rows to forget, or events to deliver."""
@@ -133,7 +135,7 @@ class Scheduler:
                 continue
             if n > budget:
                 n = budget
-            while not r.table.reserve(r.num_computed, n):
+            while not r.held.reserve(r.num_computed, n):
                 preempted = True
                 self._preempt(rows[-1])
                 if r.table is None:  # it was the last itself
@@ -218,7 +220,7 @@ class Scheduler:
         num_tokens = len(r.tokens) + r.num_inflight
         end = start + n
         sample = end >= num_tokens
-        table = r.table
+        table = r.held
         if not r.resident:
             r.resident = True
             plan.new.append(
@@ -246,7 +248,7 @@ class Scheduler:
             return
         num_whole = min(r.num_computed, len(r.tokens)) // self.block_size
         hashes = extend_hashes(r, num_whole, self.block_size)
-        for group, blocks in zip(self.groups, r.table.blocks, strict=True):
+        for group, blocks in zip(self.groups, r.held.blocks, strict=True):
             for i in range(r.num_published, num_whole):
                 if blocks[i]:
                     group.pool.publish(blocks[i], hashes[i])
@@ -317,7 +319,7 @@ class Scheduler:
 
     def _fault(self, r: Request, reason: str) -> TokenEvent:
         """End one request whose row went wrong; what it computed is not found by others."""
-        for group, blocks in zip(self.groups, r.table.blocks, strict=True):
+        for group, blocks in zip(self.groups, r.held.blocks, strict=True):
             for block in blocks:
                 group.pool.forget(block)
         r.finish = "error"
@@ -368,7 +370,7 @@ class Scheduler:
 
     def _vacate(self, r: Request) -> None:
         """Give back blocks and row."""
-        r.table.release()
+        r.held.release()
         r.table = None
         if r.resident:
             r.resident = False

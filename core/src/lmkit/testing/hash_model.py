@@ -116,7 +116,7 @@ def expected_tokens(
         token = model.draw(seen, params, num_output)
         tokens.append(token)
         stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *model.eos_token_ids)
-        if num_output + 1 >= params.max_tokens or (token in stops and num_output >= params.min_tokens):
+        if num_output + 1 >= (params.max_tokens or 1) or (token in stops and num_output >= params.min_tokens):
             return tokens[len(prompt) :]
 
 
@@ -317,7 +317,7 @@ class HashExecutor:
         return result
 
     def _fault_of(self, row: _Row, work: RowWork) -> str | None:
-        reason = self.fault(work)
+        reason = self.fault(work) if self.fault is not None else None
         if reason is None and any(NAN in entries for entries in self._seen(row, work.start + work.num_tokens)):
             return "it read what a faulty row wrote"
         return reason

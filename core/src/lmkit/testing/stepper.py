@@ -73,9 +73,11 @@ class Stepper:
         """Schedule a step and run it; take in the result that is `depth` - 1 steps old."""
         plan = self.scheduler.schedule()
         self.scheduler.check()
-        self.executor.forward(plan)
-        self._pending.append((plan, self.executor.sample(plan.step, None)))
-        if len(self._pending) >= self.executor.depth or not self.scheduler.requests:
+        if plan.rows or plan.gone:
+            self.executor.forward(plan)
+            self._pending.append((plan, self.executor.sample(plan.step, None)))
+        idle = not plan.rows or not self.scheduler.requests
+        if self._pending and (idle or len(self._pending) >= self.executor.depth):
             done, future = self._pending.popleft()
             for event in self.scheduler.update(done, future.result()):
                 self.events.setdefault(event.id, []).append(event)

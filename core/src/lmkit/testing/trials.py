@@ -26,6 +26,7 @@ from lmkit.api import (
     ErrorInfo,
     OrderPolicy,
     RequestError,
+    RequestView,
     RowWork,
     SamplingParams,
     SchedLimits,
@@ -35,7 +36,6 @@ from lmkit.api import (
 from lmkit.api import Scheduler as SchedulerType
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
-from lmkit.scheduling.request import Request
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit.testing.hash_model import HashExecutor, expected_tokens, hash_kv
 from lmkit.testing.mutants import MUTANTS, applied
@@ -61,10 +61,11 @@ class KeyedOrder:
     def __init__(self, shuffle: int) -> None:
         self.shuffle = shuffle
 
-    def admit_key(self, r: Request) -> tuple:
+    def admit_key(self, r: RequestView) -> tuple:
         return (r.priority, int(r.id) * self.shuffle % 101 if self.shuffle else r.arrival)
 
-    victim_key = admit_key
+    def victim_key(self, r: RequestView) -> tuple:
+        return self.admit_key(r)
 
 
 class CountdownGate:
@@ -169,7 +170,7 @@ class Trial:
         masks_stops = rng.random() < 0.5
         self.arrivals = rng.choice([0.2, 0.6, 1.0])  # probability that a step brings a request
         self.longest = rng.choice([8, 24])
-        self.num_faults = rng.choice([0, 0, 0, 1, 2])  # still to happen
+        self.num_faults = rng.choice([0, 0, 0, 1, 4])  # still to happen
         self.num_lost = rng.choice([0, 0, 0, 0, 1])
         self.num_aborts = rng.choice([0, 0, 1, 3])  # endless aborts would hide a livelock
         self.stems = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))] for _ in range(3)]
@@ -215,7 +216,7 @@ class Trial:
         return story.oracle
 
     def fault(self, work: RowWork) -> str | None:
-        if self.num_faults and not self.quiet and self.rng.random() < 0.05:
+        if self.num_faults and not self.quiet and self.rng.random() < 0.1:
             self.num_faults -= 1
             return "injected"
         return None
@@ -285,7 +286,7 @@ class Trial:
         self.play([self.draw_request(i) for i in range(count)])
         self.check_end()
         self.quiet = True
-        self.play([self.draw_request(count + i) for i in range(2)])
+        self.play([self.draw_request(count + i) for i in range(4)])
         self.check_end()
         return self
 
@@ -318,7 +319,7 @@ class Trial:
             require(story.gate is None or story.gate.is_open, f"{r.id} runs behind a closed gate")
             if rows[r.id].epoch != r.epoch:  # its old row is to be forgotten
                 continue
-            for g, (mine, theirs) in enumerate(zip(r.table.blocks, rows[r.id].blocks, strict=True)):
+            for g, (mine, theirs) in enumerate(zip(r.held.blocks, rows[r.id].blocks, strict=True)):
                 require(len(mine) == len(theirs), "mirrored table has another length")
                 require(all(a in (0, b) for a, b in zip(mine, theirs, strict=True)), "mirrored table differs")
                 for block in filter(None, mine):
@@ -335,7 +336,8 @@ class Trial:
     def check_story(self, story: Story) -> None:
         request, last = story.request, story.last
         rid, params = request.id, request.params
-        require(last is not None and last.finish is not None, f"no end of {rid}")
+        if last is None or last.finish is None:
+            raise Violation(f"no end of {rid}")
         if last.finish == "error":
             self.check_error(story)
             return
@@ -378,8 +380,9 @@ class Trial:
 
     def check_error(self, story: Story) -> None:
         """An error needs a cause: its gate, a fault of a row, a lost step. In the second act there is only the gate."""
-        error, rid = story.last.error, story.request.id
-        require(error is not None, f"{rid} failed without an error")
+        error, rid = story.events[-1].error, story.request.id
+        if error is None:
+            raise Violation(f"{rid} failed without an error")
         if error.code == "gate":
             require(story.gate is not None and story.gate.fails, f"{rid} failed at a gate it does not have")
             return

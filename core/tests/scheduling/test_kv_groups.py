@@ -1,0 +1,112 @@
+"""Full and window groups against brute force; tables that drop what is out of the window."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lmkit.api import ConfigError, KVConfig
+from lmkit.scheduling.blocks import BlockPool
+from lmkit.scheduling.groups import NEVER, FullGroup, WindowGroup, hit_length, make_groups
+from lmkit.scheduling.table import BlockTable
+from lmkit.testing.hash_model import hash_kv
+
+sizes = st.integers(1, 5)
+windows = st.integers(1, 12)
+
+
+@given(st.integers(0, 40), sizes, windows)
+def test_droppable_blocks_are_those_no_later_position_reads(num_computed, size, window):
+    group = WindowGroup(BlockPool(2), size, window)
+    first_read = max(0, num_computed - window + 1)
+    brute = next(i for i in range(100) if (i + 1) * size > first_read)
+    assert group.droppable(num_computed) == brute
+
+
+@given(st.integers(0, 10), sizes, windows)
+def test_drop_at_is_where_one_more_block_becomes_droppable(dropped, size, window):
+    group = WindowGroup(BlockPool(2), size, window)
+    at = group.drop_at(dropped)
+    assert group.droppable(at) > dropped
+    assert at == 0 or group.droppable(at - 1) <= dropped
+
+
+@given(st.sets(st.integers(0, 9)), st.integers(0, 10), sizes, windows)
+def test_hit_length_by_brute_force(cached, limit, size, window):
+    pool = BlockPool(20)
+    names = [bytes([i]) for i in range(10)]
+    for block, i in zip(pool.take(len(cached)), sorted(cached), strict=True):
+        pool.publish(block, names[i])
+    full, sliding = FullGroup(pool, size), WindowGroup(pool, size, window)
+
+    def usable(group: FullGroup, n: int) -> bool:
+        return all(i in cached for i in range(group.droppable(n * size), n))
+
+    for group in (full, sliding):
+        assert group.hit_length(names, limit) == max(n for n in range(limit + 1) if usable(group, n))
+    both = max(n for n in range(limit + 1) if usable(full, n) and usable(sliding, n))
+    assert hit_length([full, sliding], names, limit) == both
+    assert hit_length([sliding, full], names, limit) == both
+
+
+@given(st.integers(1, 60), st.integers(1, 20), sizes, windows, st.booleans(), st.randoms(use_true_random=False))
+def test_blocks_needed_is_never_exceeded_and_is_reached(total, chunk, size, window, full, rng):
+    pool = BlockPool(200)
+    group = FullGroup(pool, size) if full else WindowGroup(pool, size, window)
+    table, start, most = BlockTable([group]), 0, 0
+    while start < total:
+        n = min(total - start, rng.choice([1, chunk, rng.randint(1, chunk)]))
+        assert table.reserve(start, n)
+        start += n
+        most = max(most, sum(map(bool, table.blocks[0])))
+    assert most <= group.blocks_needed(total, chunk)
+    assert most == group.blocks_needed(total, chunk) or not full
+
+
+def test_a_full_group_never_drops():
+    group = FullGroup(BlockPool(2), 4)
+    assert group.droppable(1000) == 0
+    assert group.drop_at(0) == NEVER
+
+
+def test_a_table_drops_frees_and_keeps_its_place():
+    groups = make_groups(hash_kv(20, 4, (None, 6)))
+    table = BlockTable(groups)
+    assert table.reserve(0, 12)
+    assert table.blocks == [[1, 2, 3], [1, 2, 3]]
+    assert table.reserve(12, 1)
+    assert table.blocks == [[1, 2, 3, 4], [0, 2, 3, 1]], "position 12 reads 7 .. 12; block 1 is used again"
+    assert [len(g.pool.free) for g in groups] == [15, 16]
+    table.release()
+    table.release()
+    assert [len(g.pool.free) for g in groups] == [19, 19]
+
+
+def test_reserve_takes_nothing_when_one_group_lacks_room():
+    groups = make_groups(hash_kv([20, 3], 4, (None, 100)))
+    table = BlockTable(groups)
+    assert table.reserve(0, 8)
+    assert not table.reserve(8, 4)
+    assert table.blocks == [[1, 2], [1, 2]]
+    assert len(groups[0].pool.free) == 17
+
+
+def test_unsent_gives_each_entry_once():
+    table = BlockTable(make_groups(hash_kv(20, 4, (None, 5))))
+    table.reserve(0, 6)
+    assert table.unsent() == [[1, 2], [1, 2]]
+    assert table.unsent() == [[], []]
+    table.reserve(6, 4)
+    assert table.unsent() == [[3], [3]]
+
+
+def test_what_cannot_be_scheduled_is_refused():
+    kv = hash_kv(8, 4)
+    spec = kv.specs[0]
+    with pytest.raises(ConfigError, match="at least 2 blocks"):
+        make_groups(hash_kv(1, 4))
+    with pytest.raises(ConfigError, match="one block size"):
+        make_groups(KVConfig((spec, hash_kv(8, 8).specs[0]), (8, 8)))
+    recurrent = type(spec)("recurrent", (0,), 4, 1, 1, "float32", 16)
+    with pytest.raises(ConfigError, match="recurrent"):
+        make_groups(KVConfig((recurrent,), (8,)))

@@ -1,0 +1,25 @@
+"""The trial suite in small; `python -m lmkit.testing.trials 5000` is the large one, a session of its own."""
+
+from __future__ import annotations
+
+import pytest
+from lmkit.testing.mutants import MUTANTS
+from lmkit.testing.trials import hunt, main, run_trials
+
+
+def test_trials_find_nothing_and_cover_everything():
+    summary = run_trials(range(400))
+    counts = summary.counts
+    assert summary.trials == 400
+    for name in ("preemptions", "cached prompt tokens", "aborted", "failed requests", "with drafts", "with windows"):
+        assert counts[name] > 10, f"trials hardly cover: {name}"
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_trials_find_the_mutant(name):
+    assert hunt(name, range(1500)) is not None
+
+
+def test_one_trial_from_the_command_line(capsys):
+    assert main(["--seed", "3"]) == 0
+    assert "trial 3" in capsys.readouterr().out
