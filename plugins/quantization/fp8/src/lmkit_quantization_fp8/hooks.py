@@ -1,0 +1,31 @@
+"""Registration. Light: the implementation is imported when it is chosen."""
+
+from lmkit.api import OpSpec, QuantizationSpec, Tier, hookimpl
+
+
+@hookimpl
+def lmkit_quantization_methods() -> list[QuantizationSpec]:
+    return [
+        QuantizationSpec(
+            name="fp8",
+            summary="float8 e4m3 weights with block or tensor scales (quant_method: fp8)",
+            target="lmkit_quantization_fp8.scheme:Fp8Scheme",
+            checkpoint_methods=("fp8",),
+            weight_formats=("fp8",),
+            tensors=("weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale"),
+        )
+    ]
+
+
+@hookimpl
+def lmkit_ops() -> list[OpSpec]:
+    return [
+        OpSpec(
+            name="fp8_torch",
+            summary="linear over float8 weights, dequantised a slice of rows at a time",
+            target="lmkit_quantization_fp8.kernel:Fp8Torch",
+            op="linear",
+            formats=frozenset({"fp8"}),
+            tier=Tier.PORTABLE,
+        )
+    ]

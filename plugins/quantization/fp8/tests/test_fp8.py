@@ -1,0 +1,166 @@
+"""The fp8 format and kernel; a checkpoint quantized by transformers' own operation."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lmkit.api import CheckpointError, LinearSpec, UnsupportedModel, WeightMismatch
+from lmkit.testing import QuantizationConformance
+from lmkit.testing.checkpoints import tiny_checkpoint
+from lmkit.testing.model import choice, deviation, load_tiny, prompt, reference
+from lmkit.testing.steps import ModelDriver
+from lmkit_quantization_fp8.kernel import Fp8Weight
+from lmkit_quantization_fp8.scheme import Fp8Format, Fp8Scheme
+from safetensors.torch import load_file, save_file
+
+BLOCK = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}
+TENSOR = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+TARGET = "lmkit_quantization_fp8.scheme:Fp8Scheme"
+KERNEL = "lmkit_quantization_fp8.kernel:Fp8Torch"
+
+
+class TestFp8(QuantizationConformance):
+    plugin = "quantization:fp8"
+    configs = {"block": BLOCK, "wide": BLOCK | {"weight_block_size": [64, 96]}, "tensor": TENSOR}
+    kernels = ("fp8_torch", "linear_reference")
+
+    def stored(self, fmt, layer, seed=0):
+        tensors = super().stored(fmt, layer, seed)
+        if fmt.block is None:
+            tensors["weight_scale"] = torch.linspace(0.5, 1.5, len(layer.out_features))
+        return tensors
+
+
+LAYER = LinearSpec("qkv", 64, (32, 16, 16), parts=("q", "k", "v"), sources=("a.q_proj", "a.k_proj", "a.v_proj"))
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"fmt": "e5m2"}, "fmt"),
+        ({"activation_scheme": "none"}, "activation_scheme"),
+        ({"weight_block_size": [128]}, "weight_block_size"),
+        ({"weight_block_size": [0, 128]}, "weight_block_size"),
+        ({"weight_block_size": [True, 128]}, "weight_block_size"),
+        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
+        ({"modules_to_not_convert": ["re:.*gate"]}, "modules_to_not_convert"),
+        ({"modules_to_convert": ["model.embed_tokens"]}, "modules_to_convert"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        ({"quant_method": "fp4"}, "quant_method"),
+    ],
+)
+def test_values_not_understood_are_refused(change: dict[str, object], key: str) -> None:
+    with pytest.raises(UnsupportedModel) as failure:
+        Fp8Scheme.parse(BLOCK | change)
+    assert failure.value.key == f"quantization_config.{key}"
+
+
+@pytest.mark.parametrize(
+    ("skipped", "plain"),
+    [([], False), (["a"], True), (["q_proj", "k_proj", "v_proj"], True), (["proj", "b"], False), (["a.q"], False)],
+)
+def test_skip_list_names_modules_at_dots(skipped: list[str], plain: bool) -> None:
+    scheme = Fp8Scheme.parse(BLOCK | {"modules_to_not_convert": skipped})
+    assert (scheme.for_layer(LAYER) is None) == plain
+
+
+def test_a_merged_layer_is_skipped_whole_or_not_at_all() -> None:
+    with pytest.raises(UnsupportedModel):
+        Fp8Scheme.parse(BLOCK | {"modules_to_not_convert": ["q_proj"]}).for_layer(LAYER)
+
+
+def test_output_head_is_never_quantized() -> None:
+    assert Fp8Scheme.parse(BLOCK).for_layer(LinearSpec("lm_head", 64, (97,), sources=("lm_head",))) is None
+
+
+def test_tensor_scales_need_exactly_one_name() -> None:
+    fmt = Fp8Format(None, (4,))
+    weight = torch.ones(4, 4).to(torch.float8_e4m3fn)
+    scale = torch.full((1,), 2.0)
+    assert torch.equal(
+        fmt.dequantize({"weight": weight, "weight_scale": scale}, torch.float32), torch.full((4, 4), 2.0)
+    )
+    for params in ({"weight": weight}, {"weight": weight, "weight_scale": scale, "weight_scale_inv": scale}):
+        with pytest.raises(CheckpointError):
+            fmt.dequantize(params, torch.float32)
+
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+}
+
+
+@pytest.fixture(scope="module", params=["block", "tensor"])
+def checkpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(quantized, dequantized): the first made by the producer's quantize operation, the second by its inverse."""
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    from transformers import FineGrainedFP8Config
+
+    block = (64, 64) if request.param == "block" else None
+    quantizer = SimpleNamespace(quantization_config=FineGrainedFP8Config(weight_block_size=block))
+    plain = tiny_checkpoint("llama", tmp_path_factory.mktemp("plain"), **SIZES)
+    quantized = tmp_path_factory.mktemp("fp8")
+    stored, back = {}, {}
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        if "_proj.weight" not in name:
+            stored[name] = back[name] = tensor
+            continue
+        made = fp8.Fp8Quantize(quantizer)._quantize_one(name, tensor)
+        scale_name = name + "_scale_inv"
+        if block is None:
+            made[scale_name] = made[scale_name].reshape(())  # a number, as the producer's module holds it
+            stored[name.removesuffix("weight") + "activation_scale"] = torch.tensor(1.0)
+        stored |= made
+        scale = made[scale_name].reshape(1, 1) if block is None else made[scale_name]
+        back[name] = fp8.Fp8Dequantize(quantizer)._dequantize_one(made[name], scale, torch.float32)
+    config = json.loads((plain / "config.json").read_text())
+    save_file(back, plain / "model.safetensors", {"format": "pt"})
+    save_file(stored, quantized / "model.safetensors", {"format": "pt"})
+    quant = json.loads(json.dumps(quantizer.quantization_config.to_dict()))
+    (quantized / "config.json").write_text(json.dumps(config | {"quantization_config": quant}))
+    return quantized, plain
+
+
+def load(directory: Path, dtype: str = "float32", kernel: str = KERNEL):
+    target = "lmkit_model_llama.arch:LlamaArchitecture"
+    pytest.importorskip("lmkit_model_llama")
+    chosen = (choice("quantization", TARGET), choice("op", kernel, "linear:fp8"))
+    return load_tiny(directory, target, dtype, choices=chosen)
+
+
+def test_producers_checkpoint(checkpoints: tuple[Path, Path]) -> None:
+    """Logits equal those of transformers over the dequantized weights; weights stay in float8."""
+    quantized, plain = checkpoints
+    ids = prompt(97)
+    with torch.no_grad():
+        expected = reference(plain, "float32")(torch.tensor([ids])).logits[0]
+    loaded = load(quantized)
+    assert deviation(ModelDriver(loaded, "float32").run(0, ids, 7), expected) < 1e-4
+    packed = loaded.model.layers[0].attn.qkv.packed
+    assert isinstance(packed, Fp8Weight)
+    assert packed.weight.dtype == torch.float8_e4m3fn
+    dense = load(quantized, kernel="lmkit.layers.linear:ReferenceLinear")
+    assert deviation(ModelDriver(dense, "float32").run(0, ids, 7), expected) < 1e-4
+    assert loaded.weight_bytes < dense.weight_bytes
+
+
+def test_a_missing_scale_is_named(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    quantized, _ = checkpoints
+    (tmp_path / "config.json").write_bytes((quantized / "config.json").read_bytes())
+    tensors = load_file(quantized / "model.safetensors")
+    victim = "model.layers.1.mlp.up_proj.weight_scale_inv"
+    del tensors[victim]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightMismatch, match=r"up_proj\.weight_scale_inv"):
+        load(tmp_path)
+
+
+def test_without_the_scheme_a_quantized_checkpoint_is_refused(checkpoints: tuple[Path, Path]) -> None:
+    with pytest.raises(UnsupportedModel, match="quantization_config"):
+        load_tiny(checkpoints[0], "lmkit_model_llama.arch:LlamaArchitecture", "float32")
