@@ -48,7 +48,7 @@ def test_the_curl_line_works(tiny_server: Server) -> None:
 
     tiny_server.url()
     line = next(line for line in tiny_server.lines if line.startswith("curl "))
-    done = subprocess.run(shlex.split(line) + ["-s"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([*shlex.split(line), "-s"], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(done.stdout)["choices"][0]["message"]["role"] == "assistant"
 
 

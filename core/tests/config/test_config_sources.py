@@ -58,7 +58,8 @@ def test_config_file_from_the_environment(file: Path) -> None:
 def test_yaml_equals_toml(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "lmkit.yaml"
     path.write_text(
-        "attention: torch\ncache: {block_size: 32, memory: 1GiB}\nplugins: {attention.flashinfer: {workspace_mb: 128}}\n"
+        "attention: torch\ncache: {block_size: 32, memory: 1GiB}\n"
+        "plugins: {attention.flashinfer: {workspace_mb: 128}}\n"
     )
     assert read_file(path) == read_file(file)
 

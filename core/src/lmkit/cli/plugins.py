@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from lmkit.api import INTERFACES, ConfigError, UnknownName
 from lmkit.hookspecs import KINDS
 from lmkit.plugins.catalog import catalog
 from lmkit.plugins.host import Entry, PluginHost
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 app = typer.Typer(help="Installed plugins: list, show, check, start new ones.", no_args_is_help=True)
 

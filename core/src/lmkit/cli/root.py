@@ -10,6 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from lmkit import __version__
 from lmkit.api import CommandSpec, UnknownName
+from lmkit.plugins.catalog import official_dists
 
 RUN, LOOK, MANAGE, MORE = "Run", "Look", "Manage", "From plugins"
 
@@ -83,13 +84,13 @@ def load_command(name: str, ref: str) -> Any:
 
 
 def plugin_commands() -> dict[str, CommandSpec]:
-    """Commands of installed extensions. Without any extension nothing is imported."""
-    if not metadata.entry_points(group="lmkit.extension"):
+    """Commands of extensions, by name. Official extensions have none, so that help need not import them."""
+    extensions = metadata.entry_points(group="lmkit.extension")
+    if all(ep.dist is not None and ep.dist.name in official_dists() for ep in extensions):
         return {}
     from lmkit.plugins.host import PluginHost
 
     host = PluginHost()
-    host.load_extensions()
     return {spec.name: spec for _, spec in host.gather("lmkit_commands")}
 
 
