@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 HELP = """[bold]/help[/]           this
 [bold]/reset[/]          forget the conversation
 [bold]/system TEXT[/]    forget it, and begin with these instructions
+[bold]/think[/]          switch reasoning on or off
 [bold]/stats[/]          switch the line of figures on or off
 [bold]/quit[/]           leave (also Ctrl-D); Ctrl-C stops an answer"""
 
@@ -34,6 +35,9 @@ def command(
     settings: Sourced,
     sampling: dict[str, Any],
     system: Annotated[str | None, typer.Option(help="instructions for the model")] = None,
+    think: Annotated[
+        bool | None, typer.Option("--think/--no-think", help="ask for reasoning, if the chat template offers it")
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="figures after each answer")] = True,
 ) -> None:
     """Chat with a model in the terminal. Type /help there. Input from a pipe is taken line by line."""
@@ -45,7 +49,7 @@ def command(
         llm = LLM(config=settings.config, progress=bar)
     with llm:
         params = merge(dict(llm.text.default_params or {}), sampling)
-        session = Session(llm, params, console, system, stats and console.is_terminal)
+        session = Session(llm, params, console, system, stats and console.is_terminal, think)
         if sys.stdin.isatty():
             console.print(f"[dim]{escape(llm.facts.model)} on {escape(llm.facts.device)}; /help for commands[/]")
         session.run()
@@ -70,6 +74,7 @@ class Session:
     console: Console
     system: str | None = None
     stats: bool = True
+    think: bool | None = None  # None: what the template does by itself
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self) -> None:
@@ -111,6 +116,8 @@ class Session:
             self._reset()
         elif name == "/stats":
             self.stats = not self.stats
+        elif name == "/think":
+            self.think = not self.think
         else:
             self.console.print(f"[red]unknown command {escape(name)}[/]; /help lists them")
 
@@ -138,8 +145,9 @@ class Session:
         from lmkit.text.stream import Finish
 
         text, usage, first, thinking = "", None, 0.0, False
+        options = None if self.think is None else {"enable_thinking": self.think}
         with _stoppable():
-            for event in self.llm.stream_chat(self.messages, self.params):
+            for event in self.llm.stream_chat(self.messages, self.params, template_options=options):
                 first = first or perf_counter() - began
                 if isinstance(event, Reasoning):
                     thinking = True
