@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lmkit.api import EngineDead, EngineRequest, SamplingParams, SchedLimits, TokenEvent
+from lmkit.api import EngineDead, EngineRequest, Reply, SamplingParams, SchedLimits, TokenEvent
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.scheduling.scheduler import Scheduler
@@ -90,3 +90,127 @@ def test_a_dead_rank_kills_the_engine():
     engine.executor.die("signal 9")
     with pytest.raises(EngineDead, match="signal 9"):
         engine.step()
+
+
+def test_a_failure_during_a_step_kills_the_engine_at_once():
+    engine = make_engine()
+
+    def fail(plan):
+        engine.executor.die("out of memory")
+        raise RuntimeError("lost")
+
+    engine.executor.fail = fail
+    engine.add(request("a", [1]))
+    with pytest.raises(EngineDead, match="out of memory"):
+        engine.step()
+
+
+def test_workers_that_do_not_recover_kill_the_engine():
+    def fail(plan):
+        raise RuntimeError("lost")
+
+    for control, words in (
+        (lambda command: [Reply(False, "cannot")], "cannot"),
+        (lambda command: 1 / 0, "division"),
+    ):
+        engine = make_engine(fail=fail)
+        engine.executor.control = control
+        engine.add(request("a", [1]))
+        with pytest.raises(EngineDead, match=words):
+            engine.step()
+
+
+def test_the_pipe_is_kept_full():
+    """With depth 2 the second step is launched before the result of the first is waited for."""
+    engine, log = make_engine(depth=2), []
+    forward, update = engine.executor.forward, engine.scheduler.update
+    engine.executor.forward = lambda plan: (log.append(("forward", plan.step)), forward(plan))
+    engine.scheduler.update = lambda plan, result: (log.append(("update", plan.step)), update(plan, result))[1]
+    engine.add(request("a", [1], max_tokens=3))
+    run(engine)
+    assert log[:4] == [("forward", 1), ("forward", 2), ("update", 1), ("forward", 3)]
+
+
+def test_masks_are_filled_between_forward_and_sample():
+    log = []
+
+    class Grammars:
+        def gate(self, r):
+            raise AssertionError("no request has a grammar")
+
+        def fill(self, plan):
+            log.append("fill")
+
+    engine = make_engine()
+    forward, sample = engine.executor.forward, engine.executor.sample
+    engine.executor.forward = lambda plan: (log.append("forward"), forward(plan))
+    engine.executor.sample = lambda step, masks: (log.append("sample"), sample(step, masks))[1]
+    engine = EngineCore(engine.scheduler, engine.executor, engine.intake, Grammars())
+    engine.add(request("a", [1], max_tokens=1))
+    engine.step()
+    assert log == ["forward", "fill", "sample"]
+
+
+def test_an_engine_whose_requests_wait_for_gates_says_so():
+    class Shut:
+        name = "adapter"
+        is_open = False
+
+        def ready(self):
+            return self.is_open
+
+        def error(self):
+            return None
+
+    gate, engine = Shut(), make_engine()
+    engine.intake = Intake(97, 64, adapters={"red": lambda: gate})
+    waiting = request("a", [1])
+    waiting.adapter = "red"
+    engine.add(waiting)
+    assert engine.step() == []
+    assert engine.blocked
+    assert engine.executor.num_steps == 0, "workers are not bothered"
+    gate.is_open = True
+    assert tokens(engine.step())
+    assert not engine.blocked
+    run(engine)
+
+
+def test_invariants_are_checked_when_idle(monkeypatch):
+    monkeypatch.setattr("lmkit.engine.core.CHECK_INTERVAL", 2)
+    engine, checks = make_engine(), []
+    monkeypatch.setattr(engine.scheduler, "check", lambda: checks.append(1))
+    for rid in "abcd":
+        engine.add(request(rid, [1], max_tokens=1))
+        while engine.has_work():
+            engine.step()
+    assert len(checks) == 2
+
+
+def test_logprobs_and_prompt_logprobs_arrive_with_their_tokens():
+    engine = make_engine(limits={"max_tokens": 4})
+    prompt = list(range(10, 20))
+    engine.add(request("a", prompt, max_tokens=3, logprobs=2, prompt_logprobs=1))
+    events = run(engine)["a"]
+    assert [len(e.logprobs) for e in events] == [len(e.tokens) for e in events] == [0, 0, 1, 1, 1]
+    assert [e.token for event in events for e in event.prompt_logprobs] == prompt[1:]
+    assert [e.num_cached for e in events] == [0, None, None, None, None]
+    assert all(len(entry.top) == 2 for event in events for entry in event.logprobs)
+    assert [entry.token for event in events for entry in event.logprobs] == tokens(events)
+
+
+def test_a_long_story_keeps_the_engine_as_it_was():
+    """Nothing grows with the number of requests served."""
+    engine = make_engine(hash_kv(30, 4), depth=2)
+    for i in range(300):
+        engine.add(request(str(i), [i % 7, i % 5, 3], max_tokens=1 + i % 4))
+        if i % 9 == 0:
+            engine.abort([str(i)])
+        engine.step()
+    run(engine)
+    s = engine.scheduler
+    assert not s.requests
+    assert not s.waiting.items
+    assert not s.running.items
+    assert not engine.executor.rows
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks

@@ -72,15 +72,12 @@ def test_equal_content_is_published_once():
     assert list(pool.free) == [second, 3, first], "the duplicate is reused first"
 
 
-def test_forgotten_content_is_not_found_and_reused_first():
+def test_forgotten_content_is_not_found():
     pool = BlockPool(4)
     blocks = pool.take(2)
     pool.publish(blocks[0], b"a")
     pool.publish(blocks[1], b"b")
     pool.release(blocks)
-    pool.forget(1)
-    assert pool.cached == {b"b": 2}
-    assert next(iter(pool.free)) == 1
     pool.forget_all()
     assert pool.cached == {}
     pool.check([])
@@ -150,9 +147,9 @@ class PoolMachine(RuleBasedStateMachine):
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
         self.pool.release(table)
 
-    @rule(block=st.integers(1, 8))
-    def forget(self, block: int) -> None:
-        self.pool.forget(block)
+    @rule()
+    def forget_all(self) -> None:
+        self.pool.forget_all()
 
     @invariant()
     def holds(self) -> None:

@@ -465,6 +465,24 @@ def test_drafts_never_exceed_what_is_left():
     assert most[:2] == [0, 1]
 
 
+@pytest.mark.parametrize("meanwhile", ["nothing", "abort"])
+def test_nobody_finds_what_a_faulty_row_wrote(meanwhile):
+    s = Stepper(depth=2, executor={"fault": lambda row: "nan" if row.id == "bad" else None})
+    s.add("good", range(40, 50), 20)
+    s.add("bad", range(9), 4)
+    s.step()
+    assert s.pools[0].cached, "published as soon as scheduled"
+    if meanwhile == "abort":
+        s.scheduler.abort(["bad"])
+    s.step()
+    assert not s.pools[0].cached
+    s.add("next", range(9), 4)
+    s.run()
+    assert s.events["next"][0].num_cached == 0
+    assert s.events["next"][-1].finish == s.events["good"][-1].finish == "length"
+    assert meanwhile == "abort" or s.events["bad"][-1].finish == "error"
+
+
 def test_fail_running_ends_rows_and_empties_the_cache():
     s = Stepper(max_rows=1)
     s.add("a", range(9), 8)

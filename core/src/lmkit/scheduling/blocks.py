@@ -69,16 +69,8 @@ class BlockPool:
             self.cached[digest] = block
             self.hashes[block] = digest
 
-    def forget(self, block: int) -> None:
-        """The content of `block` must not be found any more."""
-        digest = self.hashes[block]
-        if digest is not None:
-            del self.cached[digest]
-            self.hashes[block] = None
-            if self.ref[block] == 0:
-                self.free.move_to_end(block, last=False)
-
     def forget_all(self) -> None:
+        """No content is found any more."""
         self.cached.clear()
         self.hashes = [None] * self.num_blocks
 

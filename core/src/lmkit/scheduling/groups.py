@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from lmkit.api import ConfigError, KVConfig
 from lmkit.scheduling.blocks import BlockPool
 
-NEVER = 1 << 62  # a position no request reaches
+NEVER = 1 << 62  # a position, or number of blocks, that no request reaches
 
 
 class FullGroup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lmkit.scheduling.groups import NEVER
 from lmkit.scheduling.hashes import block_hash, media_bytes
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def _check_running(s: Scheduler, r: Request) -> None:
     assert r.num_computed <= table.capacity, f"{r.id} computed outside its blocks"
     assert len({len(blocks) for blocks in table.blocks}) == 1, f"{r.id}: groups have different lengths"
     assert table.num_sent == len(table), f"{r.id}: blocks were not sent"
-    assert r.num_published * size <= min(r.num_computed, len(r.tokens)), f"{r.id} published what is not known"
+    known = min(r.num_computed, len(r.tokens))
+    assert r.num_published == NEVER or r.num_published * size <= known, f"{r.id} published what is not known"
     for group, blocks in zip(s.groups, table.blocks, strict=True):
         first = group.droppable(r.num_computed - r.num_unverified)
         assert all(blocks[first : -(-r.num_computed // size)]), f"{r.id} lost a block that it still reads"

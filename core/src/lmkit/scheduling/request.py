@@ -38,7 +38,7 @@ class Request:
     num_unverified: int = 0  # drafts being verified on the device
     drafts: list[int] = field(default_factory=list)  # proposals to verify in the next step
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading whole blocks of `tokens`, made on demand
-    num_published: int = 0  # leading blocks that are in the prefix cache or were offered to it
+    num_published: int = 0  # leading blocks that were offered to the prefix cache; NEVER: no more will be
     num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
     num_preempted: int = 0
     num_scored: int = 1  # prompt positions whose logprobs were reported (position 0 has none)

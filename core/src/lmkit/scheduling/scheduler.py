@@ -30,7 +30,7 @@ from lmkit.api import (
     StepResult,
     TokenEvent,
 )
-from lmkit.scheduling.groups import hit_length, make_groups
+from lmkit.scheduling.groups import NEVER, hit_length, make_groups
 from lmkit.scheduling.hashes import extend_hashes
 from lmkit.scheduling.invariants import check_scheduler
 from lmkit.scheduling.queue import OrderedQueue
@@ -261,6 +261,8 @@ class Scheduler:
         events, self._events = self._events, []
         if not plan.rows:
             return events
+        if result.faults:
+            self._distrust()
         requests = self.requests
         faults = dict(result.faults)
         logprobs = {lp.row: lp for lp in result.logprobs}
@@ -317,11 +319,18 @@ class Scheduler:
             r.num_scored += len(fresh)
             event.prompt_logprobs = fresh
 
+    def _distrust(self) -> None:
+        """A row wrote rubbish, and others may have read it since: nothing computed so far is found any more.
+
+        Its request may be gone or may have dropped the block, so its table does not tell what to forget.
+        """
+        for group in self.groups:
+            group.pool.forget_all()
+        for r in self.running:
+            r.num_published = NEVER
+
     def _fault(self, r: Request, reason: str) -> TokenEvent:
-        """End one request whose row went wrong; what it computed is not found by others."""
-        for group, blocks in zip(self.groups, r.held.blocks, strict=True):
-            for block in blocks:
-                group.pool.forget(block)
+        """End one request whose row went wrong."""
         r.finish = "error"
         self._remove(r)
         return TokenEvent(

@@ -236,7 +236,7 @@ def cache_survives_lost_step() -> Patches:
 
 def fault_stays_cached() -> Patches:
     """What a faulty row wrote stays findable."""
-    return [(BlockPool, "forget", lambda self, block: None)]
+    return [(Scheduler, "_distrust", lambda self: None)]
 
 
 def gates_ignored() -> Patches:
