@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from lmkit.testing.host import DistDir, dist_dir
+from lmkit.testing.host import DistDir, dist_dir, fake_device, lmkit_host
 from lmkit.testing.world import World
 
-__all__ = ["dist_dir"]
+__all__ = ["dist_dir", "fake_device", "lmkit_host"]
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ class PluginHost(pluggy.PluginManager):
         self.warnings: list[str] = []
         self._path = None if path is None else list(path)
         self._entries: list[Entry] | None = None
+        self._modules: dict[str, ModuleType] = {}  # given to `add`, not imported
         self._specs: dict[tuple[str, str], list[Spec]] = {}  # (module, kind) -> what its hook returned
         self._extensions_loaded = False
         self._active = {"lmkit.builtin"}  # modules whose behaviour hooks are called
@@ -123,6 +124,7 @@ class PluginHost(pluggy.PluginManager):
         """Register a module as if its dist were installed, with one entry per spec it returns. For tests."""
         entries = self.scan()
         added = []
+        self._modules[module.__name__] = module
         self._register(module)
         for kind in REGISTRATION:
             specs = self._call_registration(module, kind)
@@ -205,7 +207,7 @@ class PluginHost(pluggy.PluginManager):
         return entry.reason if entry.state in ("broken", "incompatible") else None
 
     def _open(self, entry: Entry) -> None:
-        module = import_module(entry.module)
+        module = self._modules.get(entry.module) or import_module(entry.module)
         self._register(module)
         entry.warnings.extend(self._pending(module))
         if entry.kind == "extension":
@@ -233,7 +235,8 @@ class PluginHost(pluggy.PluginManager):
         try:
             self.register(module, name=module.__name__)
         except (pluggy.PluginValidationError, ValueError) as e:
-            self.unregister(module)
+            if self.is_registered(module):  # older versions of pluggy register before they check
+                self.unregister(module)
             raise PluginError(str(e)) from e
 
     def _call_registration(self, module: ModuleType, kind: str) -> list[Spec] | None:

@@ -185,7 +185,7 @@ def consider(
             candidates.append(candidate)
 
     def rank(c: Candidate) -> tuple[Any, ...]:
-        tier = c.spec.tier if c.spec else Tier.REFERENCE
+        tier = c.spec.tier if c.spec and c.ok else Tier.REFERENCE  # a refused one may not even be loaded
         return (
             not c.ok,
             _position(c.name, order),

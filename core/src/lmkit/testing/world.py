@@ -28,7 +28,7 @@ from lmkit.api import AttentionSpec, Dims, Range, Tier, hookimpl, multiple_of, o
 @hookimpl
 def lmkit_attention_backends():
     yield AttentionSpec(
-        name="{name}", summary="Pretend attention", target="{module}:lmkit_attention_backends",
+        name="{name}", summary="Pretend attention", target="{target}",
         dtypes=frozenset({{"float32", "bfloat16"}}), {extra}
     )
 """
@@ -125,10 +125,12 @@ class World(DistDir):
         )
         self.add(f"toy-platform-{name}", {"platform": {name: module}}, {module: source})
 
-    def attention(self, name: str, extra: str = "", dist: str | None = None, **kwargs: object) -> None:
+    def attention(
+        self, name: str, extra: str = "", dist: str | None = None, target: str | None = None, **kwargs: object
+    ) -> None:
         dist = dist or f"toy-attention-{name}"
         module = f"{dist.replace('-', '_')}.hooks"
-        source = ATTENTION.format(name=name, module=module, extra=extra)
+        source = ATTENTION.format(name=name, target=target or f"{module}:lmkit_attention_backends", extra=extra)
         self.add(dist, {"attention": {name: module}}, {module: source}, **kwargs)
 
     def basics(self) -> None:
