@@ -6,7 +6,7 @@ import itertools
 from types import ModuleType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import (
     AttentionRequest,
@@ -301,6 +301,7 @@ requests = st.builds(
 some_specs = st.lists(specs(), min_size=1, max_size=4, unique_by=lambda s: s.name)
 
 
+@settings(max_examples=50, deadline=None)
 @given(some_specs, requests, st.sampled_from("abcde"))
 def test_an_explicit_name_is_used_or_refused(found: list[AttentionSpec], ask: AttentionRequest, name: str) -> None:
     host = host_of(*found)
@@ -315,6 +316,7 @@ def test_an_explicit_name_is_used_or_refused(found: list[AttentionSpec], ask: At
     assert all(r.reasons for r in caught.value.refused)
 
 
+@settings(max_examples=50, deadline=None)
 @given(some_specs, requests, st.lists(st.sampled_from("abcde"), min_size=1, max_size=3, unique=True))
 def test_a_list_is_tried_in_its_order_and_nothing_else(
     found: list[AttentionSpec], ask: AttentionRequest, names: list[str]
@@ -325,6 +327,7 @@ def test_a_list_is_tried_in_its_order_and_nothing_else(
     assert (outcome.chosen.name if outcome.chosen else None) == (works[0] if works else None)
 
 
+@settings(max_examples=50, deadline=None)
 @given(some_specs, requests)
 def test_auto_does_not_depend_on_the_order_of_entry_points(found: list[AttentionSpec], ask: AttentionRequest) -> None:
     def story(outcome: Outcome) -> list[tuple[str, tuple[Refusal, ...]]]:
@@ -337,6 +340,7 @@ def test_auto_does_not_depend_on_the_order_of_entry_points(found: list[Attention
     assert all(s == stories[0] for s in stories)
 
 
+@settings(max_examples=50, deadline=None)
 @given(some_specs, requests)
 def test_every_refusal_is_complete_and_documented(found: list[AttentionSpec], ask: AttentionRequest) -> None:
     outcome = consider(host_of(*found), ask)

@@ -69,8 +69,9 @@ def choose_platform(host: PluginHost, user: str = "auto", described: str | None 
             outcome.refused,
             fix=hint,
         )
-    if not outcome.wanted and len(outcome.survivors) > 1:
-        names = ", ".join(c.name for c in outcome.survivors)
+    ready = [p.candidate.name for p in probed if p.candidate.ok and not p.fallback]
+    if not outcome.wanted and len(ready) > 1:
+        names = ", ".join(ready)
         raise SelectionError(
             f"several accelerators are available: {names}", outcome.refused, fix="choose: --platform NAME"
         )
