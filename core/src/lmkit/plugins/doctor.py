@@ -192,9 +192,10 @@ def import_budget(module: str) -> tuple[list[str], float]:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=environment
     )
-    if done.returncode:
+    printed = done.stdout.strip().splitlines()
+    if done.returncode or not printed:
         return [], 0.0
-    heavy, seconds = json.loads(done.stdout.strip().splitlines()[-1])
+    heavy, seconds = json.loads(printed[-1])
     return heavy, seconds
 
 

@@ -58,7 +58,7 @@ def platform(spec: Spec, request: SelectRequest) -> Refusals:
         return
     if "*" not in spec.platforms and device.platform not in spec.platforms:
         yield Refusal("platform", listed(spec.platforms), device.platform)
-    if spec.capability is not None:
+    elif spec.capability is not None:
         if device.capability is None:
             yield Refusal("capability", str(spec.capability), "a device without one")
         elif device.capability not in spec.capability:

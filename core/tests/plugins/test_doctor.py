@@ -1,0 +1,102 @@
+"""Each kind of trouble is found, named, and comes with a remedy; healthy plugins give no finding."""
+
+from __future__ import annotations
+
+import pytest
+from lmkit.plugins.doctor import examine, import_budget
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.switches import Pattern
+from lmkit.testing.world import World
+
+
+def findings(world: World, **switches: object) -> dict[tuple[str, str], str]:
+    return {(f.subject, f.code): f.level for f in examine(world.host(**switches))}
+
+
+def test_healthy(whole: World) -> None:
+    assert findings(whole) == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "level"),
+    [
+        ("1 / 0", "broken", "error"),
+        ("import sys; sys.exit(0)", "broken", "error"),
+        ("{good}\nimport numpy", "import-budget", "error"),
+        ("{good}\nimport time; time.sleep(0.7)", "import-slow", "warning"),
+        ("{good}\n@hookimpl\ndef lmkit_attention_backend(): return []", "unknown-hook", "warning"),
+        ("{good}\ndef later():\n    from lmkit.plugins.host import PluginHost", "private-import", "error"),
+        ("{good}\nfrom lmkit import config", "private-import", "error"),
+        ("{two}", "no-entry-point", "warning"),
+    ],
+)
+def test_trouble_in_a_module(world: World, source: str, code: str, level: str) -> None:
+    good = (
+        "from lmkit.api import AttentionSpec, hookimpl\n@hookimpl\ndef lmkit_attention_backends():\n"
+        "    yield AttentionSpec(name='it', summary='it', target='it_x.hooks:x', dtypes=frozenset({'float32'}))\n"
+    )
+    two = good + good.splitlines()[-1].replace("'it',", "'second',", 1) + "\n"
+    world.add("it-dist", {"attention": {"it": "it_x.hooks"}}, {"it_x.hooks": source.format(good=good, two=two)})
+    found = findings(world)
+    subject = "attention:second" if code == "no-entry-point" else "attention:it"
+    assert found.get((subject, code)) == level, found
+    assert all(f.fix for f in examine(world.host()))
+
+
+def test_trouble_in_metadata(world: World) -> None:
+    world.attention("unranged", requires=[])
+    world.attention("pinned", requires=["lmkit-core>=0.1,<0.3", "torch==2.4.0"])
+    world.attention("old", requires=["lmkit-core<0.0.1"])
+    world.attention("needy", "requires=('nowhere-to-be-found>=3',)")
+    world.attention("twice", dist="first")
+    world.attention("twice", dist="second")
+    world.attention("off")
+    found = findings(world, disable=(Pattern("attention:off", "flag"),))
+    assert found == {
+        ("toy-attention-unranged", "no-core-range"): "warning",
+        ("toy-attention-pinned", "exact-pin"): "warning",
+        ("attention:old", "core-too-new"): "error",
+        ("attention:needy", "requirement-missing"): "info",
+        ("attention:twice", "name-conflict"): "error",
+        ("attention:off", "disabled"): "info",
+    }
+
+
+def test_shadowed_and_shared_files(world: World, tmp_path) -> None:
+    world.attention("it", dist="first")
+    world.add("second", {"attention": {"other": "first.hooks"}}, {"first.hooks": "x = 1"})
+    behind = World(tmp_path / "behind")
+    behind.path.mkdir()
+    behind.attention("it", dist="first", version="0.0.1")
+    from lmkit.plugins.switches import Switches
+
+    host = PluginHost(path=[str(world.path), str(behind.path)], switches=Switches())
+    found = {(f.subject, f.code) for f in examine(host)}
+    assert {("attention:it", "shadowed"), ("first", "shared-file")} <= found
+
+
+def test_targets_are_imported_on_request(world: World) -> None:
+    world.attention("it", target="not_there:It")
+    assert findings(world) == {}
+    found = {(f.subject, f.code): f.level for f in examine(world.host(), imports=True)}
+    assert found == {("attention:it", "target-import"): "error"}
+
+
+def test_checks_that_plugins_bring(world: World) -> None:
+    source = (
+        "from lmkit.api import DoctorCheck, hookimpl\ndef low(): return 'battery is low'\ndef fine(): return None\n"
+        "def bad(): raise SystemExit\n@hookimpl\ndef lmkit_doctor_checks():\n"
+        "    for n in ('low', 'fine', 'bad'):\n"
+        "        yield DoctorCheck(name=n, summary='x', target=f'toy_health.hooks:{n}')\n"
+    )
+    world.add("toy-health", {"extension": {"health": "toy_health.hooks"}}, {"toy_health.hooks": source})
+    assert findings(world) == {
+        ("toy_health.hooks", "toy_health.low"): "error",
+        ("toy_health.hooks", "toy_health.bad"): "error",
+    }
+
+
+def test_budget_is_measured_in_a_fresh_process() -> None:
+    heavy, seconds = import_budget("lmkit.builtin")
+    assert heavy == []
+    assert seconds < 0.5

@@ -1,0 +1,90 @@
+"""Explanations as data and as text; whatever fails on the way is part of the answer."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import msgspec
+import pytest
+from lmkit.api import UnknownName
+from lmkit.config import EngineConfig, ModelConfig
+from lmkit.plugins.codes import CODES, STAGES
+from lmkit.plugins.explain import Explanation, explain, render
+from lmkit.testing.world import World
+from rich.console import Console
+
+TOY = EngineConfig(model=ModelConfig(model="toy"))
+
+
+def text(explanation: Explanation) -> str:
+    out = io.StringIO()
+    render(explanation, Console(file=out, width=160, highlight=False))
+    return out.getvalue()
+
+
+def test_the_story_of_one_kind(whole: World) -> None:
+    whole.attention(
+        "fast", "capability=Range((9, 0), None), dtypes=frozenset({'float16'})".replace("dtypes", "kv_dtypes")
+    )
+    explanation = explain(TOY, whole.host(), topic="attention")
+    assert [t.kind for t in explanation.topics] == ["attention"]
+    verdicts = {c.name: (c.verdict, {r.code for r in c.reasons}) for c in explanation.topics[0].candidates}
+    assert verdicts == {"ref": ("selected", set()), "fast": ("refused", {"capability", "kv-dtype"})}
+    shown = text(explanation)
+    assert "head_dim=64" in shown
+    assert "q/kv heads=4/2" in shown
+    assert "SELECTED (reference)" in shown
+    assert "capability           needs >= 9.0, has a device without one" in shown
+    assert "pip install lmkit-attention-torch" in shown
+
+
+def test_everything(whole: World) -> None:
+    explanation = explain(TOY, whole.host())
+    kinds = [t.kind for t in explanation.topics]
+    assert kinds == ["platform", "attention", "model", "scheduler", "loader", "op", "executor"]
+    assert all(any(c.verdict == "selected" for c in t.candidates) for t in explanation.topics)
+    assert "block_size" in text(explanation)
+    assert msgspec.json.decode(msgspec.json.encode(explanation), type=Explanation) == explanation
+
+
+def test_why(whole: World) -> None:
+    whole.attention("other", "head_dims=one_of(8)")
+    whole.attention("third")
+    report = explain(TOY, whole.host(), topic="attention", why="other").topics[0]
+    assert {c.name for c in report.candidates} == {"other", "third"}
+    report = explain(TOY, whole.host(), topic="attention", why="torch").topics[0]
+    assert report.not_installed == {"torch": "pip install lmkit-attention-torch"}
+
+
+def test_what_is_missing_is_explained(world: World) -> None:
+    explanation = explain(TOY, world.host())
+    shown = text(explanation)
+    assert "pip install lmkit-platform-cpu" in shown
+    assert "pip install lmkit-scheduler-fcfs" in shown
+    error = explanation.topic("attention").error
+    assert error is not None
+    assert explanation.topic("attention").after in ("checkpoint", "platform")
+
+
+def test_a_failure_names_its_root(whole: World) -> None:
+    explanation = explain(replace(TOY, model=ModelConfig(model="absent")), whole.host(), topic="attention")
+    assert explanation.topics[0].after == "checkpoint"
+    assert "not decided, because of checkpoint: no checkpoint 'absent'" in text(explanation)
+    assert [c.name for c in explanation.topics[0].candidates] == ["ref"]
+
+
+def test_broken_plugins_are_part_of_the_story(whole: World) -> None:
+    whole.add("bad", {"attention": {"bad": "bad_attention.hooks"}}, {"bad_attention.hooks": "1 / 0"})
+    explanation = explain(TOY, whole.host(), topic="attention")
+    assert "ZeroDivisionError" in text(explanation)
+    assert next(c for c in explanation.topics[0].candidates if c.name == "bad").stage == 4
+
+
+def test_unknown_topic(world: World) -> None:
+    with pytest.raises(UnknownName, match="attenton"):
+        explain(TOY, world.host(), topic="attenton")
+
+
+def test_codes_are_documented() -> None:
+    assert all(1 <= stage <= len(STAGES) and meaning for stage, meaning in CODES.values())
