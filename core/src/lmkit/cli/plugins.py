@@ -192,9 +192,10 @@ def run_test(
 ) -> None:
     """Run the conformance kit against an installed plugin; no test file is needed."""
     from lmkit.testing.run import run_conformance
+    from lmkit.testing.specs import loaded_entry
 
     kind, name = _split(plugin)
-    PluginHost().load(kind, name)
+    loaded_entry(PluginHost(), plugin)
     raise typer.Exit(run_conformance(kind, name, arguments or []))
 
 

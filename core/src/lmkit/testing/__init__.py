@@ -14,6 +14,7 @@ pytest_plugins = ["lmkit.testing.host"]
 
 _LAZY = {
     "PluginConformance": "lmkit.testing.specs",
+    "ExtensionConformance": "lmkit.testing.specs",
     "PlatformConformance": "lmkit.testing.platform",
     "ExecutorConformance": "lmkit.testing.executor",
     "AttentionConformance": "lmkit.testing.attention",

@@ -16,31 +16,39 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lmkit.api import ModelSpec, Spec
+from lmkit.api import ModelSpec, PluginError, Spec
 from lmkit.hookspecs import REGISTRATION
 from lmkit.plugins.doctor import IMPORT_SECONDS, import_budget, private_imports
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type, parse_options
 from lmkit.plugins.refs import load_ref
+from lmkit.plugins.stages import requirements
 from lmkit.plugins.switches import Switches
 
 
 def find_plugin(plugin: str) -> tuple[PluginHost, Entry, Spec]:
     """Host, entry and spec of "kind:name"; the host has no switches. Raises PluginError with the reason."""
-    host = PluginHost(switches=Switches(strict=False))
+    host = PluginHost(switches=Switches())
+    entry = loaded_entry(host, plugin)
     kind, _, name = plugin.partition(":")
-    spec = host.load(kind, name)
-    entry, _ = host.find(kind, name)
-    assert entry is not None
-    return host, entry, spec
+    return host, entry, host.load(kind, name)
 
 
-class PluginConformance:
-    """What every plugin must do. Subclasses for a kind add tests generated from what the spec declares."""
+def loaded_entry(host: PluginHost, plugin: str) -> Entry:
+    """The entry of "kind:name", imported. Raises PluginError with the reason when it cannot be used."""
+    kind, _, name = plugin.partition(":")
+    entry, refusal = host.find(kind, name)
+    refusal = refusal or (host.open(entry) if entry else None)
+    if entry is None or refusal is not None:
+        raise PluginError(f"{plugin} cannot be used: {refusal}", fix=refusal.fix if refusal else "")
+    return entry
+
+
+class ExtensionConformance:
+    """What every module of hooks must do; all that is asked of an extension."""
 
     plugin: ClassVar[str] = ""  # "kind:name"
     skip: ClassVar[Mapping[str, str]] = {}  # test name -> reason
-    torch_free_target: ClassVar[bool] = False  # True: importing the target must not load torch
 
     @pytest.fixture(autouse=True)
     def _skips(self, request: pytest.FixtureRequest) -> None:
@@ -53,44 +61,63 @@ class PluginConformance:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def found(cls) -> tuple[PluginHost, Entry, Spec]:
-        return find_plugin(cls.plugin)
+    def host(cls) -> PluginHost:
+        return PluginHost(switches=Switches())
 
     @pytest.fixture(scope="class")
     @classmethod
-    def host(cls, found: tuple[PluginHost, Entry, Spec]) -> PluginHost:
-        return found[0]
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def entry(cls, found: tuple[PluginHost, Entry, Spec]) -> Entry:
-        return found[1]
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def spec(cls, found: tuple[PluginHost, Entry, Spec]) -> Any:
-        return found[2]
-
-    @pytest.fixture
-    def target(self, spec: Spec) -> Any:
-        """The implementation; skips, saying so, where what the plugin requires is not installed."""
-        host = PluginHost(switches=Switches())
-        if missing := [
-            r for r in spec.requires if host.installed_version(r.split(">")[0].split("=")[0].strip()) is None
-        ]:
-            pytest.skip(f"needs {', '.join(missing)}")
-        return load_ref(spec.target, spec.name)
+    def entry(cls, host: PluginHost) -> Entry:
+        return loaded_entry(host, cls.plugin)
 
     def test_hooks_module_is_light(self, entry: Entry) -> None:
         heavy, seconds = import_budget(entry.module)
         assert not heavy, f"importing {entry.module} imports {heavy}"
         assert seconds < IMPORT_SECONDS, f"importing {entry.module} takes {seconds:.2f} s"
 
+    def test_hooks_are_known(self, host: PluginHost, entry: Entry) -> None:
+        assert not entry.warnings
+        assert host.get_hookcallers(host.get_plugin(entry.module)), f"{entry.module} implements no hook"
+
+    def test_core_range_is_stated(self, entry: Entry) -> None:
+        assert entry.dist == "lmkit-core" or entry.core_range, f"{entry.dist} states no range of lmkit-core"
+
+    def test_imports_only_the_public_surface(self, entry: Entry) -> None:
+        assert not private_imports(entry.module)
+
+    def test_works_alone(self, host: PluginHost, entry: Entry) -> None:
+        """With every other plugin disabled, in a fresh process, it still loads."""
+        others = sorted({e.dist for e in host.entries()} - {entry.dist})
+        code = (
+            "from lmkit.plugins.host import PluginHost\nfrom lmkit.plugins.switches import Pattern, Switches\n"
+            f"off = tuple(Pattern(d, 'test') for d in {others!r})\n"
+            f"host = PluginHost(switches=Switches(disable=off))\nentry, _ = host.find({entry.kind!r}, {entry.name!r})\n"
+            "assert host.open(entry) is None, entry.reason"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+class PluginConformance(ExtensionConformance):
+    """What every plugin with a spec must do. Subclasses for a kind add tests made from what the spec declares."""
+
+    torch_free_target: ClassVar[bool] = False  # True: importing the target must not load torch
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def spec(cls, host: PluginHost, entry: Entry) -> Any:
+        return host.load(entry.kind, entry.name)
+
+    @pytest.fixture
+    def target(self, spec: Spec, host: PluginHost) -> Any:
+        """The implementation; skips, saying so, where what the plugin requires is not installed."""
+        if missing := [refusal.needed for refusal in requirements(spec, host.installed_version)]:
+            pytest.skip(f"needs {', '.join(missing)}")
+        return load_ref(spec.target, spec.name)
+
     def test_registration_is_pure(self, host: PluginHost, entry: Entry) -> None:
         """Calling the hook twice gives equal specs."""
         hook = REGISTRATION[entry.kind]
-        module = next(p for p in host.get_plugins() if getattr(p, "__name__", "") == entry.module)
-        first, second = (list(getattr(module, hook)()) for _ in range(2))
+        first, second = (list(getattr(host.get_plugin(entry.module), hook)()) for _ in range(2))
         assert first == second
 
     def test_entry_points_match_specs(self, host: PluginHost, entry: Entry) -> None:
@@ -100,20 +127,20 @@ class PluginConformance:
         declared = {n for s in specs for n in (s.architectures if isinstance(s, ModelSpec) else (s.name,))}
         assert names == declared
 
-    def test_hooks_are_known(self, entry: Entry) -> None:
-        assert not entry.warnings
-
-    def test_core_range_is_stated(self, entry: Entry) -> None:
-        assert entry.dist == "lmkit-core" or entry.core_range, f"{entry.dist} states no range of lmkit-core"
-
     def test_refs_resolve(self, spec: Spec, target: Any) -> None:
         assert target is not None
         for name in ("options", "check", "probe", "describe", "communicator"):
             if ref := getattr(spec, name, None):
                 assert load_ref(ref, spec.name) is not None
 
+    def test_target_is_torch_free(self, spec: Spec, target: Any) -> None:
+        if not self.torch_free_target:
+            pytest.skip("a target of this kind may import torch")
+        heavy, _ = import_budget(spec.target.partition(":")[0])
+        assert "torch" not in heavy
+
     def test_spec_is_plain_data(self, spec: Spec) -> None:
-        """Frozen, hashable by parts, shown by repr: no class object or callable inside."""
+        """Frozen, shown by repr: no class object or callable inside."""
         assert dataclasses.is_dataclass(spec)
         for field in dataclasses.fields(spec):
             value = getattr(spec, field.name)
@@ -125,17 +152,3 @@ class PluginConformance:
         defaults = parse_options(entry.kind, spec, {})
         assert parse_options(entry.kind, spec, defaults) == defaults
         assert parse_options(entry.kind, spec, json.loads(json.dumps(defaults))) == defaults
-
-    def test_imports_only_the_public_surface(self, entry: Entry) -> None:
-        assert not private_imports(entry.module)
-
-    def test_works_alone(self, host: PluginHost, entry: Entry) -> None:
-        """With every other plugin disabled, in a fresh process, it still loads."""
-        others = sorted({e.dist for e in host.entries()} - {entry.dist})
-        code = (
-            "from lmkit.plugins.host import PluginHost\nfrom lmkit.plugins.switches import Pattern, Switches\n"
-            f"off = tuple(Pattern(d, 'test') for d in {others!r})\n"
-            f"print(PluginHost(switches=Switches(disable=off)).load({entry.kind!r}, {entry.name!r}).name)"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
