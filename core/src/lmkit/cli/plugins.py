@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -191,12 +192,12 @@ def run_test(
     arguments: Annotated[list[str] | None, typer.Argument(help="arguments for pytest, after --")] = None,
 ) -> None:
     """Run the conformance kit against an installed plugin; no test file is needed."""
-    from lmkit.testing.run import run_conformance
-    from lmkit.testing.specs import loaded_entry
-
     kind, name = _split(plugin)
-    loaded_entry(PluginHost(), plugin)
-    raise typer.Exit(run_conformance(kind, name, arguments or []))
+    try:
+        kits = import_module("lmkit.testing.run")
+    except ImportError as e:
+        raise ConfigError(f"the conformance kits need {e.name}", fix="pip install 'lmkit-core[testing]'") from e
+    raise typer.Exit(kits.run_conformance(kind, name, arguments or []))
 
 
 def _split(plugin: str) -> tuple[str, str]:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lmkit.api import ConfigError
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.switches import Switches
+from lmkit.testing.specs import loaded_entry
 
 KITS = {
     "attention": "AttentionConformance",
@@ -23,10 +25,12 @@ KITS = {
 
 
 def run_conformance(kind: str, name: str, arguments: Sequence[str] = ()) -> int:
-    """Exit code of pytest over the kit of `kind` (or the one common to all kinds) for plugin "kind:name"."""
+    """Exit code of pytest over the kit of `kind` (or the one common to all kinds) for plugin "kind:name".
+
+    Raises PluginError when the plugin cannot be used at all.
+    """
+    loaded_entry(PluginHost(switches=Switches()), f"{kind}:{name}")
     kit = KITS.get(kind, "PluginConformance")
-    if not name.isidentifier():
-        raise ConfigError(f"{name!r} is no name for a plugin")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"test_{kind}_{name}.py"
         file.write_text(f"from lmkit.testing import {kit}\n\n\nclass Test({kit}):\n    plugin = {f'{kind}:{name}'!r}\n")
