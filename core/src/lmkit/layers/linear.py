@@ -100,6 +100,10 @@ class Linear(nn.Module):
         self.stored = fmt.params(spec, name) | self._bias_spec(spec, name)
         self.params = fmt.params(self.local, name) | self._bias_spec(self.local, name)
         for key, p in self.params.items():
+            if any(
+                whole not in (here, here * size) for whole, here in zip(self.stored[key].shape, p.shape, strict=True)
+            ):
+                raise PluginError(f"{spec.name}.{key}: {self.stored[key].shape} cannot be split over {size} ranks")
             tensor = torch.empty(p.shape, dtype=getattr(torch, p.dtype))
             self.register_parameter(key, nn.Parameter(tensor, requires_grad=False))
         if "bias" not in self.params:

@@ -25,7 +25,7 @@ def open_checkpoint(ref: str, options: CheckpointOptions) -> Checkpoint | None:
     Raises CheckpointError when it looks like one and cannot be used.
     """
     path = Path(ref).expanduser()
-    if path.is_dir():
+    if ref and path.is_dir():
         return read_directory(ref, path)
     if path.is_file():
         if any(path.match(p) for p in PICKLES):

@@ -34,7 +34,14 @@ LENGTH = 29  # tokens of a test prompt: no multiple of block or chunk sizes
 
 
 def load_tiny(
-    directory: Path, target: str, dtype: str, *, attention: str = DENSE, choices: Sequence[Choice] = (), **kwargs: Any
+    directory: Path,
+    target: str,
+    dtype: str,
+    *,
+    attention: str = DENSE,
+    choices: Sequence[Choice] = (),
+    kernel: Choice | None = None,
+    **kwargs: Any,
 ) -> LoadedModel:
     """Load a checkpoint with the architecture `target` and the reference linear, without the resolver."""
     checkpoint = open_checkpoint(str(directory), CheckpointOptions())
@@ -46,7 +53,7 @@ def load_tiny(
             choice("model", target),
             choice("attention", attention, "text"),
             choice("loader", "lmkit.loading.safetensors:SafetensorsLoader"),
-            choice("op", "lmkit.layers.linear:ReferenceLinear", "linear:plain"),
+            kernel or choice("op", "lmkit.layers.linear:ReferenceLinear", "linear:plain"),
             *choices,
         ),
         (Derived("dtype", dtype, "test"),),

@@ -1,0 +1,121 @@
+"""Finding checkpoints: directories, hub ids, and everything that is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lmkit.api import CheckpointError, CheckpointOptions
+from lmkit.loading.checkpoint import INDEX, open_checkpoint, read_index
+from safetensors.torch import save_file
+
+NOWHERE = CheckpointOptions(offline=True)
+Directory = Callable[..., Path]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    """directory(**files): config.json, and what is given: dicts as JSON, sets as tensor names, bytes as they are."""
+
+    def make(**files: Any) -> Path:
+        (tmp_path / "config.json").write_text('{"architectures": ["X"]}')
+        for name, content in files.items():
+            path = tmp_path / name.replace("__", ".")
+            if isinstance(content, set):
+                save_file({n: torch.zeros(2) for n in content}, path)
+            else:
+                path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        return tmp_path
+
+    return make
+
+
+def test_single_file(directory: Directory) -> None:
+    path = directory(model__safetensors={"a"}, generation_config__json={"top_k": 5})
+    found = open_checkpoint(str(path), NOWHERE)
+    assert found is not None
+    assert (found.format, found.architecture, found.name) == ("safetensors", "X", path.name)
+    assert found.files == (path / "model.safetensors",)
+    assert found.nbytes == (path / "model.safetensors").stat().st_size
+    assert found.generation_config == {"top_k": 5}
+
+
+def test_shards_come_from_the_index(directory: Directory) -> None:
+    path = directory(b__safetensors={"b"}, a__safetensors={"a"}, stray__safetensors={"c"})
+    (path / INDEX).write_text(json.dumps({"weight_map": {"b": "b.safetensors", "a": "a.safetensors"}}))
+    found = open_checkpoint(str(path), NOWHERE)
+    assert found is not None
+    assert [f.name for f in found.files] == ["a.safetensors", "b.safetensors"]
+
+
+def test_unknown_words_are_left_to_others() -> None:
+    assert open_checkpoint("demo", NOWHERE) is None
+    assert open_checkpoint("", NOWHERE) is None
+
+
+@pytest.mark.parametrize("ref", ["./nowhere", "/nowhere/at/all", "~/no-such-checkpoint"])
+def test_paths_that_do_not_exist(ref: str) -> None:
+    with pytest.raises(CheckpointError, match="no such directory"):
+        open_checkpoint(ref, NOWHERE)
+
+
+def test_offline_hub_id_that_is_not_cached(tmp_path: Path) -> None:
+    options = CheckpointOptions(cache_dir=str(tmp_path), offline=True)
+    with pytest.raises(CheckpointError, match="not in the cache") as failure:
+        open_checkpoint("some-org/some-model", options)
+    assert failure.value.fix
+
+
+@pytest.mark.parametrize("name", ["pytorch_model__bin", "consolidated__00__pth", "model__pt"])
+def test_pickles_are_refused(directory: Directory, name: str) -> None:
+    path = directory(**{name: b"\x80\x04."})
+    with pytest.raises(CheckpointError, match="execute code") as failure:
+        open_checkpoint(str(path), NOWHERE)
+    assert "safetensors" in failure.value.fix
+    with pytest.raises(CheckpointError, match="execute code"):
+        open_checkpoint(str(path / name.replace("__", ".")), NOWHERE)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "no .*safetensors"),
+        ({"a__safetensors": {"a"}, "b__safetensors": {"b"}}, "no model.safetensors.index.json"),
+        ({INDEX: {"weight_map": {"a": "gone.safetensors"}}}, "gone.safetensors, which is missing"),
+        ({INDEX: {"weight_map": {"a": "../up.safetensors"}}}, "not a safetensors file beside it"),
+        ({INDEX: {"weight_map": {"a": "model.bin"}}}, "not a safetensors file beside it"),
+        ({INDEX: {"weight_map": {}}}, "no weight_map"),
+        ({INDEX: {"weight_map": ["a"]}}, "no weight_map"),
+        ({INDEX: b"{"}, "cannot be read"),
+        ({"config__json": b"[1]"}, "JSON object"),
+        ({"config__json": b"\xff\xfe"}, "cannot be read"),
+        ({"config__json": b"[" * 100_000}, "cannot be read"),
+    ],
+)
+def test_unusable_directories(directory: Directory, files: dict[str, Any], words: str) -> None:
+    files = {"model__safetensors": {"a"}, **files} if "config__json" in files else files
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(str(directory(**files)), NOWHERE)
+
+
+def test_directory_without_configuration(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        open_checkpoint(str(tmp_path), NOWHERE)
+
+
+def test_index_is_read(directory: Directory) -> None:
+    path = directory(**{INDEX: {"metadata": {}, "weight_map": {"a": "x.safetensors"}}})
+    assert read_index(path / INDEX) == {"a": "x.safetensors"}
+
+
+def test_finding_a_checkpoint_does_not_import_torch() -> None:
+    modules = "lmkit.loading.checkpoint, lmkit.loading.rules, lmkit.layers.describe"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"
