@@ -93,7 +93,7 @@ def make_builder(
         getattr(torch, resolved.value("dtype") or info.dtype),
         resolved.device,
         make(attention),
-        {c.component.partition(":")[2]: make(c) for c in ops},
+        {c.component.partition(":")[2]: make(c) for c in reversed(ops)},  # the first choice of a format wins
         scheme=scheme,
         strict=frozenset(c.component.partition(":")[2] for c in ops if c.why == "explicit"),
         collectives=collectives,
@@ -319,7 +319,8 @@ def weight_bytes(model: nn.Module) -> int:
     for module in model.modules():
         if isinstance(module, Linear) and module.packed is not None:
             tensor = getattr(module.packed, "weight", None)
-            if isinstance(tensor, Tensor) and tensor.data_ptr() in seen:
+            plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided  # other layouts hide their storage
+            if plain and tensor.data_ptr() in seen:
                 continue
             packed += module.packed.nbytes
     return sum(seen.values()) + packed

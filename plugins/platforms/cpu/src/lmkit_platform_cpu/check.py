@@ -1,0 +1,16 @@
+"""Whether the bfloat16 kernels suit the processor. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lmkit.api import OpRequest, Refusal
+
+from lmkit_platform_cpu.probe import BFLOAT16_FLAGS
+
+
+def bfloat16(request: OpRequest) -> Iterator[Refusal]:
+    """Without instructions for it, oneDNN emulates bfloat16 and the layout gains nothing."""
+    device = request.device
+    if device is not None and not device.described and not BFLOAT16_FLAGS & set(device.flags):
+        yield Refusal("isa", " or ".join(sorted(BFLOAT16_FLAGS)), ", ".join(device.flags) or "none")
