@@ -22,9 +22,9 @@ MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, 
 
 
 def step_tokens(config: EngineConfig, resolved: ResolvedPlan | None = None) -> int:
-    """Token budget of a step: the user's, else the resolved one, else a default; never fewer than the rows."""
+    """Token budget of a step: the user's, else the resolved one, else a default."""
     value = config.sched.max_tokens or (resolved.value("max_step_tokens") if resolved is not None else None)
-    return max(int(value or DEFAULT_MAX_TOKENS), config.sched.max_rows * (1 + num_drafts(config)))
+    return int(value or DEFAULT_MAX_TOKENS)
 
 
 def num_drafts(config: EngineConfig) -> int:
@@ -102,7 +102,7 @@ def _share(specs: Sequence[KVSpec], budget: int, length: int, max_tokens: int, r
 def _too_little(needed: int, available: int, what: str) -> CapacityError:
     return CapacityError(
         f"{what} needs {format_size(needed)} of KV cache, {format_size(max(available, 0))} are available",
-        fix="use a smaller --max-length or --max-rows, a smaller model or dtype, or free memory",
+        fix="use a smaller --max-length, --max-step-tokens or model, raise --kv-memory, or free memory",
     )
 
 

@@ -29,7 +29,7 @@ class RowTable:
         self.ids: list[str | None] = [None] * max_rows
         self.params: list[SamplingParams | None] = [None] * max_rows
         self.epoch = np.zeros(max_rows, np.int64)
-        self.tokens = np.zeros((max_rows, max_length), np.int64)  # prompt and accepted output, then this step's drafts
+        self.tokens = np.zeros((max_rows, max_length), np.int32)  # prompt and accepted output, then this step's drafts
         self.num_tokens = np.zeros(max_rows, np.int64)  # known tokens, drafts excluded
         self.num_prompt = np.zeros(max_rows, np.int64)
         self.table = [np.zeros((max_rows, n), np.int32) for n in max_blocks]  # block ids per KV group

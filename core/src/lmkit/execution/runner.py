@@ -191,7 +191,8 @@ def _allocate(
         span = shape[axes[0]] // num
         spans.append([])
         for layer in spec.layers:
-            tensor = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+            # Not cleared: pages of the host are then taken as they fill, and nobody reads what was not written.
+            tensor = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=device)
             predicted = spec.bytes_per_block * num // len(spec.layers)
             if tensor.nbytes != predicted:
                 raise PluginError(

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+OWN_PROCESS = "_LMKIT_CPU_OWN_PROCESS"  # set by worker_env: the process exists for the engine alone
+
+
 class HostBuffer:
     """One tensor is both host and device side."""
 
@@ -34,17 +37,22 @@ class CpuPlatform:
     device_type = "cpu"
 
     def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
-        """One compute thread per physical core, spinning briefly between operators instead of sleeping."""
+        """One compute thread per physical core."""
         threads = config.parallel.threads or max(1, physical_cores() // config.parallel.tp)
-        return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), OWN_PROCESS: "1"}
 
     def bind(self, rank: int) -> torch.device:
-        """Threads as the environment says, else one per physical core. Denormals count as zero: they are slow."""
+        """Threads as the environment says, else one per physical core.
+
+        In a process of its own denormals count as zero: they are slow. A process that belongs to the user keeps its
+        arithmetic.
+        """
         import torch
 
         threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
         torch.set_num_threads(int(threads) if threads.isdigit() and int(threads) > 0 else physical_cores())
-        torch.set_flush_denormal(True)
+        if os.environ.get(OWN_PROCESS):
+            torch.set_flush_denormal(True)
         return torch.device("cpu")
 
     def free_memory(self) -> int:

@@ -1,0 +1,7 @@
+"""The in-process executor is one executor among others."""
+
+from lmkit.testing import ExecutorConformance
+
+
+class TestUniproc(ExecutorConformance):
+    plugin = "executor:uniproc"
