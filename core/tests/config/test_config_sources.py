@@ -153,3 +153,16 @@ def test_shown_sizes() -> None:
 
 def test_scalars() -> None:
     assert [parse_scalar(t) for t in ("1", "0.5", "true", "False", "a")] == [1, 0.5, True, False, "a"]
+
+
+def test_plugin_switches_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "lmkit.toml"
+    path.write_text('[plugins]\ndisable = ["attention:toy"]\n[plugins.attention.torch]\ntile = 3\n')
+    sourced = gather(file=path, environment=Environment(), official_only=True)
+    assert sourced.disable == ("attention:toy",)
+    assert sourced.only == ()
+    assert sourced.official_only
+    assert sourced.config.plugins == {"attention.torch": {"tile": 3}}
+    path.write_text('[plugins]\nonly = "attention:toy"\n')
+    with pytest.raises(ConfigError, match="list of patterns"):
+        read_file(path)

@@ -199,6 +199,26 @@ async def test_engine_that_exits_is_reported_with_its_status() -> None:
         assert "status 17" in events[-1].error.message
 
 
+async def test_hanging_engine_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    client = make_client("process", hash_config(hang_at=3), stall_seconds=0.4)
+    await client.start()
+    began = perf_counter()
+    events = await collect(client.submit(request("a", 100)))
+    assert perf_counter() - began < 3.0
+    assert "no progress" in events[-1].error.message
+    await client.close()
+    assert "most recent call first" in capfd.readouterr().err  # the stacks of its threads
+
+
+async def test_slow_engine_is_left_alone() -> None:
+    client = make_client("process", hash_config(delay=0.1), stall_seconds=0.4)
+    await client.start()
+    assert finishes(await collect(client.submit(request("a", 10)))) == ["length"]
+    await asyncio.sleep(0.6)  # idle is no stall either
+    assert client.state == "ready"
+    await client.close()
+
+
 async def test_stopped_engine_process_is_gone() -> None:
     async with running("process") as client:
         pid = client.pid

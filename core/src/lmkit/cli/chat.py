@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from lmkit.api import LmkitError, Reasoning, RequestError, SamplingParams, Text
-from lmkit.cli.options import with_config
+from lmkit.cli.options import plugin_host, with_config
 from lmkit.cli.sampling import merge, with_sampling
 from lmkit.config import Sourced
 
@@ -46,7 +46,7 @@ def command(
 
     console = Console(highlight=False)
     with StartBar() as bar:
-        llm = LLM(config=settings.config, progress=bar)
+        llm = LLM(config=settings.config, host=plugin_host(settings), progress=bar)
     with llm:
         params = merge(dict(llm.text.default_params or {}), sampling)
         session = Session(llm, params, console, system, stats and console.is_terminal, think)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from lmkit.api import ConfigError, EngineError, Text
-from lmkit.cli.options import with_config
+from lmkit.cli.options import plugin_host, with_config
 from lmkit.cli.sampling import merge, with_sampling
 from lmkit.config import Sourced
 
@@ -33,7 +33,7 @@ def command(
     from lmkit.llm import LLM
     from lmkit.text.stream import Finish
 
-    with LLM(config=settings.config) as llm:
+    with LLM(config=settings.config, host=plugin_host(settings)) as llm:
         for event in llm.stream(text, merge(dict(llm.text.default_params or {}), sampling)):
             if isinstance(event, Text):
                 print(event.text, end="", flush=True)

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmkit.api import ConfigError, LmkitError, SamplingParams, UnknownKey
-from lmkit.cli.options import with_config
+from lmkit.cli.options import plugin_host, with_config
 from lmkit.cli.sampling import merge, with_sampling
 from lmkit.config import Sourced
 
@@ -59,7 +59,7 @@ def command(
     from lmkit.progress import StartBar, prompt_bar
 
     with StartBar() as bar:
-        llm = LLM(config=settings.config, progress=bar)
+        llm = LLM(config=settings.config, host=plugin_host(settings), progress=bar)
     with llm, _open(output, append=resume) as out:
         defaults = dict(llm.text.default_params or {})
         params = {item.line: _params(item, defaults, sampling) for item in items}  # all of them, before any work

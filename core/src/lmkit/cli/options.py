@@ -12,15 +12,18 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from lmkit.api import ConfigError
-from lmkit.config import gather
+from lmkit.config import Sourced, gather
 from lmkit.config.schema import Leaf, leaves
 from lmkit.config.sources import parse_dotted
+
+if TYPE_CHECKING:
+    from lmkit.plugins.host import PluginHost
 
 DOTTED = re.compile(r"^--([a-z][\w-]*(?:\.[\w-]+)+)(?:=(.*))?$", re.DOTALL)
 META = "lmkit.dotted"  # where ConfigCommand leaves dotted options for the function
@@ -90,7 +93,7 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
             if flags.get("model.model", model) != model:
                 raise ConfigError(f"two models: {model!r} and --model {flags['model.model']!r}", fix="give one")
             flags["model.model"], names["model.model"] = model, "MODEL"
-        settings = gather(flags, kwargs.pop("config"), flag_names=names)
+        settings = gather(flags, kwargs.pop("config"), flag_names=names, official_only=kwargs.pop("no_plugins"))
         return function(settings=settings, **kwargs)
 
     first = [_parameter("ctx", typer.Context, inspect.Parameter.empty)]
@@ -98,7 +101,11 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
         argument = typer.Argument(help=leaves()["model.model"].doc, metavar="MODEL", show_default="demo")
         first.append(_parameter("model_name", Annotated[str | None, argument], None))
     file = typer.Option("--config", help="configuration file, TOML or YAML", metavar="FILE", show_default=False)
-    last = [_parameter("config", Annotated[str | None, file], None)]
+    safe = typer.Option("--no-plugins", help="safe mode: only the official plugins", rich_help_panel=PANELS[""])
+    last = [
+        _parameter("config", Annotated[str | None, file], None),
+        _parameter("no_plugins", Annotated[bool, safe], False),
+    ]
     parameters = [*first, *own, *last, *(_option(name, leaf) for name, leaf in fields.items())]
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
@@ -106,6 +113,20 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.command_class = ConfigCommand  # type: ignore[attr-defined]
     return command
+
+
+def plugin_host(settings: Sourced) -> PluginHost:
+    """The plugins that environment, file and command line allow."""
+    from lmkit.plugins.host import PluginHost
+    from lmkit.plugins.switches import Switches
+
+    switches = Switches.build(
+        settings.environment.switches,
+        disable=settings.disable,
+        only=settings.only,
+        official_only=settings.official_only,
+    )
+    return PluginHost(switches=switches)
 
 
 def name_of(leaf: Leaf) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from lmkit.cli import screen
-from lmkit.cli.options import with_config
+from lmkit.cli.options import plugin_host, with_config
 from lmkit.config import Sourced
 
 
@@ -24,7 +24,7 @@ def command(
     from lmkit.plugins.resolve import resolve
 
     config = settings.config
-    resolved, checkpoint, info = resolve(config)
+    resolved, checkpoint, info = resolve(config, plugin_host(settings))
     estimate = memory.estimate(
         info,
         config,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from lmkit.cli.options import with_config
+from lmkit.cli.options import plugin_host, with_config
 from lmkit.config import Sourced, read_environment
 
 if TYPE_CHECKING:
@@ -76,9 +76,8 @@ lmkit serve ./my-model --explain
 
 def _explain(settings: Sourced) -> None:
     from lmkit.plugins.explain import explain, render
-    from lmkit.plugins.host import PluginHost
 
-    render(explain(settings.config, PluginHost()), Console(highlight=False))
+    render(explain(settings.config, plugin_host(settings)), Console(highlight=False))
 
 
 def _serve(settings: Sourced, server: ServerSettings, began: float) -> None:
@@ -88,7 +87,7 @@ def _serve(settings: Sourced, server: ServerSettings, began: float) -> None:
     from lmkit.server.run import serve
 
     console = Console(highlight=False, stderr=True)
-    resolution = resolve(settings.config)
+    resolution = resolve(settings.config, plugin_host(settings))
     resolved_at = perf_counter()
     bar = StartBar()
 

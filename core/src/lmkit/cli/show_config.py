@@ -9,9 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lmkit.cli.options import with_config
+from lmkit.cli.options import plugin_host, with_config
 from lmkit.config import Setting, Sourced
-from lmkit.config.schema import leaves
 
 
 @with_config
@@ -50,8 +49,8 @@ def _derived(settings: Sourced) -> list[Setting]:
     """What the resolver adds: values that were "auto", and who decided."""
     from lmkit.plugins.resolve import resolve
 
-    plan, _, _ = resolve(settings.config)
-    rows = [Setting(f"resolved.{d.key}", d.value, d.source) for d in plan.derived if d.key not in leaves()]
+    plan, _, _ = resolve(settings.config, plugin_host(settings))
+    rows = [Setting(f"resolved.{d.key}", d.value, d.source) for d in plan.derived]
     for choice in plan.choices:
         key = ".".join(filter(None, ("resolved", choice.kind, choice.component)))
         rows.append(Setting(key, choice.name, f"{choice.why or 'auto'} ({choice.dist} {choice.version})"))

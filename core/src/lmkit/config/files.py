@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,17 @@ from lmkit.config.codec import flatten
 MAX_BYTES = 1 << 20
 
 
-def read_file(path: str | Path) -> dict[str, Any]:
-    """Dotted keys and checked values of a configuration file. Raises ConfigError with the file and, if known, line."""
+@dataclass(frozen=True, slots=True)
+class FileConfig:
+    """What a file says: engine configuration by dotted key, and which plugins may be used ([plugins] disable, only)."""
+
+    values: Mapping[str, Any]
+    disable: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+
+def read_file(path: str | Path) -> FileConfig:
+    """A configuration file, checked. Raises ConfigError with the file and, if known, the line."""
     path = Path(path)
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -23,7 +34,18 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}", fix="check the path given to --config") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text", fix="is this a configuration file?") from error
-    return flatten(_parse(path, text), str(path))
+    data = _parse(path, text)
+    plugins = data.get("plugins")
+    switches = {}
+    if isinstance(plugins, dict):
+        switches = {name: _patterns(path, name, plugins.pop(name, ())) for name in ("disable", "only")}
+    return FileConfig(flatten(data, str(path)), **switches)
+
+
+def _patterns(path: Path, name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(pattern, str) for pattern in value):
+        raise ConfigError(f"plugins.{name} = {value!r} in {path}: needs a list of patterns", fix='["attention:toy"]')
+    return tuple(value)
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from lmkit.api import INTERFACES, ConfigError, UnknownKey
 from lmkit.config.codec import from_flat, to_dict
 from lmkit.config.engine import EngineConfig
 from lmkit.config.environment import Environment, parse_scalar, read_environment
-from lmkit.config.files import read_file
+from lmkit.config.files import FileConfig, read_file
 from lmkit.config.schema import leaves
 
 
@@ -30,6 +30,10 @@ class Sourced:
 
     config: EngineConfig
     sources: Mapping[str, str]  # dotted key -> who set it; keys with their default are absent
+    environment: Environment = field(default_factory=Environment)
+    disable: tuple[str, ...] = ()  # patterns of plugins never to load
+    only: tuple[str, ...] = ()  # patterns of the only plugins to load
+    official_only: bool = False
 
     def settings(self) -> list[Setting]:
         """All values in order of declaration, then plugin options."""
@@ -52,21 +56,22 @@ def gather(
     file: str | Path | None = None,
     environment: Environment | None = None,
     flag_names: Mapping[str, str] | None = None,
+    official_only: bool = False,
 ) -> Sourced:
     """Merges the sources. `flags`: dotted key -> checked value. Raises ConfigError."""
     environment = read_environment() if environment is None else environment
     file = file or environment.switch("LMKIT_CONFIG") or None
     flat: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    if file:
-        for key, value in read_file(file).items():
-            flat[key], sources[key] = value, f"file {file}"
+    found = read_file(file) if file else FileConfig({})
+    for key, value in found.values.items():
+        flat[key], sources[key] = value, f"file {file}"
     for key, value in environment.values.items():
         flat[key], sources[key] = value, f"environment {environment.names[key]}"
     for key, value in (flags or {}).items():
         flag = (flag_names or {}).get(key) or (leaves()[key].flag if key in leaves() else f"--{key}")
         flat[key], sources[key] = value, f"command line {flag}"
-    return Sourced(from_flat(flat), sources)
+    return Sourced(from_flat(flat), sources, environment, found.disable, found.only, official_only)
 
 
 def from_options(options: Mapping[str, object]) -> EngineConfig:

@@ -5,6 +5,7 @@ It ends when told to, when the engine fails, and when the parent's end of the so
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -162,6 +163,7 @@ def serve(sock: socket.socket) -> int:
 
 
 def main(path: str) -> int:
+    faulthandler.enable()  # a crash in native code, and SIGABRT from the parent, print the stacks of all threads
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides: it drains first
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")

@@ -21,13 +21,14 @@ import msgspec
 from lmkit.api import Checkpoint, EngineDead, EngineError, ErrorInfo, Platform, Progress, ResolvedPlan
 from lmkit.config import EngineConfig, to_dict
 from lmkit.config.environment import child_environment
-from lmkit.engine.messages import Command, Splitter, Start, Stop, decode_report, encode
+from lmkit.engine.messages import AskStats, Command, Report, Splitter, Start, Stop, decode_report, encode
 from lmkit.engine.streams import BaseClient
 from lmkit.plugins import load_target
 
 FACTORY = "lmkit.engine.build:build_engine"
 CONNECT_SECONDS = 60.0  # for the child's interpreter to start and connect
 STOP_SECONDS = 5.0  # for a stopped engine to end by itself
+STALL_SECONDS = 300.0  # of silence while requests run: the engine hangs; longer than any single step
 REAP_SECONDS = 0.5  # to learn the exit status of a child whose socket closed
 
 
@@ -62,8 +63,12 @@ class ProcessClient(BaseClient):
         progress: Progress | None = None,
         *,
         factory: str = FACTORY,
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         super().__init__(progress)
+        self._stall_seconds = stall_seconds
+        self._heard = perf_counter()  # when the last report came
+        self._watching: asyncio.Task[None] | None = None
         self._start_command = Start(factory, to_dict(config), resolved, checkpoint)
         self._environment = worker_environment(config, resolved)
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,6 +95,7 @@ class ProcessClient(BaseClient):
         except BaseException:
             await self.close()
             raise
+        self._watching = asyncio.ensure_future(self._watch())
         known = connected + sum(seconds for _, seconds in self.facts.phases)
         rest = perf_counter() - began - known
         phases = (("start process", connected), *self.facts.phases, ("hand over", max(0.0, rest)))
@@ -135,7 +141,26 @@ class ProcessClient(BaseClient):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(command))
 
-    received = BaseClient._receive
+    def received(self, report: Report) -> None:
+        self._heard = perf_counter()
+        self._receive(report)
+
+    async def _watch(self) -> None:
+        """Ends an engine that owes an answer and says nothing. A living one answers between two steps."""
+        interval, owed_since = self._stall_seconds / 4, None
+        while not self._over:
+            await asyncio.sleep(interval)
+            now = perf_counter()
+            if not (self._streams or self._asked):
+                owed_since = None
+                continue
+            owed_since = owed_since or now
+            if now - max(self._heard, owed_since) > self._stall_seconds:
+                assert self._process is not None
+                self._process.send_signal(signal.SIGABRT)  # it prints the stacks of all its threads
+                self.lost(f"made no progress for {self._stall_seconds:g} s")
+                return
+            self._send(AskStats(0))  # nobody waits for number 0
 
     def lost(self, why: str = "") -> None:
         """The connection is gone or useless: dead at once, in words as soon as the exit status is known."""
@@ -146,7 +171,7 @@ class ProcessClient(BaseClient):
     async def _end(self, why: str) -> None:
         assert self._process is not None
         for _ in range(int(REAP_SECONDS / 0.01)):
-            if why or self._process.poll() is not None:
+            if self._process.poll() is not None:
                 break
             await asyncio.sleep(0.01)
         how = why or _how(self._process.poll())
@@ -170,6 +195,8 @@ class ProcessClient(BaseClient):
             await asyncio.to_thread(self._process.wait)
         if self._transport is not None:
             self._transport.close()
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 def worker_environment(config: EngineConfig, resolved: ResolvedPlan) -> dict[str, str]:

@@ -36,6 +36,7 @@ class HashOptions:
     start_seconds: float = 0.0  # how long start-up takes
     start_error: str = ""  # message of the CheckpointError that start-up raises
     crash_at: int = 0  # the step at which the engine raises; 0 = never
+    hang_at: int = 0  # the step that never ends; 0 = never
     exit_at: int = 0  # the step at which the whole process disappears; 0 = never
 
 
@@ -59,6 +60,8 @@ class _Faulty(EngineCore):
         self._steps += 1
         if self._steps == self._options.crash_at:
             raise RuntimeError("injected crash")
+        if self._steps == self._options.hang_at:
+            sleep(3600)
         if self._steps == self._options.exit_at:
             sys.exit(17)
         return super().step()
