@@ -24,7 +24,7 @@ NEEDED = {  # what generating with the demo checkpoint cannot do without
 }
 GENERATE = (
     "from lmkit import LLM, SamplingParams\n"
-    "out = LLM('demo').generate('What is 2 + 3?', SamplingParams(max_tokens=4, temperature=0))\n"
+    "out = LLM('demo').generate('What is 2 + 3?', SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))\n"
     "out = out[0] if isinstance(out, list) else out\n"
     "print('TOKENS', len(out.token_ids))\n"
 )

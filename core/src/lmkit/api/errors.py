@@ -58,6 +58,11 @@ class LmkitError(Exception):
         self.message = message
         self.fix = fix
 
+    @property
+    def __notes__(self) -> list[str]:
+        """Python prints these below an uncaught exception: whoever calls from Python sees the fix too."""
+        return [f"fix: {self.fix}"] if self.fix else []
+
     def info(self) -> ErrorInfo:
         return ErrorInfo(self.code, self.message, self.fix, self.field, self.status, self.retryable)
 
