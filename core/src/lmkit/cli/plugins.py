@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from lmkit.api import INTERFACES, ConfigError, UnknownName
+from lmkit.cli.options import plugin_host
+from lmkit.config import gather
 from lmkit.hookspecs import KINDS
 from lmkit.plugins.catalog import catalog
 from lmkit.plugins.host import Entry, PluginHost
@@ -38,7 +40,7 @@ def list_plugins(
     """List plugins from metadata; imports none of them (but with --load)."""
     if kind is not None and kind not in KINDS:
         raise UnknownName("plugin kind", kind, KINDS)
-    host = PluginHost()
+    host = _host()
     rows = [_row(e, host, load) for e in host.entries(kind)]
     if available:
         known = {(r["kind"], r["name"]) for r in rows}
@@ -99,7 +101,7 @@ def show(
     """Everything a plugin declares: capabilities, options, requirements, origin."""
     from lmkit.plugins.options import options_type
 
-    host = PluginHost()
+    host = _host()
     kind, name = _split(plugin)
     spec = host.load(kind, name)
     fields = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec) if f.name != "origin"}
@@ -148,7 +150,7 @@ def doctor(
     """Check every installed plugin; exit 1 if one is in trouble."""
     from lmkit.plugins.doctor import count, examine
 
-    host = PluginHost()
+    host = _host()
     findings = examine(host, imports=imports)
     levels = count(findings)
     if as_json:
@@ -198,6 +200,11 @@ def run_test(
     except ImportError as e:
         raise ConfigError(f"the conformance kits need {e.name}", fix="pip install 'lmkit-core[testing]'") from e
     raise typer.Exit(kits.run_conformance(kind, name, arguments or []))
+
+
+def _host() -> PluginHost:
+    """The plugins that the environment and LMKIT_CONFIG allow."""
+    return plugin_host(gather())
 
 
 def _split(plugin: str) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """The probe with a stand-in for NVML, described devices, and refusal of a torch without CUDA."""
 
-from __future__ import annotations  # ruff: noqa: N802 (the names are NVML's)
+# ruff: noqa: N802  (the names are those of NVML)
+from __future__ import annotations
 
 import time
 from pathlib import Path
