@@ -65,7 +65,8 @@ def lmkit_chat_template(checkpoint: Checkpoint) -> str | None:
     for name in ("tokenizer_config.json", "chat_template.json"):
         value = _read(checkpoint.path / name).get("chat_template")
         if isinstance(value, list):  # several, by name
-            named = {v["name"]: v["template"] for v in value if isinstance(v, dict) and v.keys() >= {"name", "template"}}
+            dicts = [v for v in value if isinstance(v, dict) and v.keys() >= {"name", "template"}]
+            named = {v["name"]: v["template"] for v in dicts}
             value = named.get("default") or named.get("tool_use")
         if isinstance(value, str):
             return value
