@@ -93,6 +93,11 @@ def test_unknown_variable_names_the_nearest() -> None:
     assert "LMKIT_ATTENTION" in caught.value.fix
 
 
+def test_variables_of_a_kubernetes_service_are_not_ours() -> None:
+    environ = {"LMKIT_SERVICE_HOST": "10.0.0.1", "LMKIT_PORT": "tcp://10.0.0.1:80", "LMKIT_PORT_80_TCP_ADDR": "10.0.0.1"}
+    assert read_environment(environ) == Environment()
+
+
 def test_bad_variable_names_itself() -> None:
     with pytest.raises(ConfigError, match="LMKIT_CACHE__BLOCK_SIZE"):
         read_environment({"LMKIT_CACHE__BLOCK_SIZE": "many"})

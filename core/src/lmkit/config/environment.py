@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lmkit.api import INTERFACES, UnknownKey
 from lmkit.config.schema import leaves
+
+# Kubernetes sets these in every pod beside a service named "lmkit"; they are not meant for us.
+FOREIGN = re.compile(r"^LMKIT_(SERVICE_(HOST|PORT)|PORT$|PORT_\d+_(TCP|UDP))")
 
 # Switches that are not engine configuration.
 SWITCHES = {
@@ -45,7 +49,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     switches: dict[str, str] = {}
     values: dict[str, object] = {}
     names: dict[str, str] = {}
-    for name in sorted(n for n in environ if n.startswith("LMKIT_")):
+    for name in sorted(n for n in environ if n.startswith("LMKIT_") and not FOREIGN.match(n)):
         text = environ[name]
         if name in SWITCHES:
             switches[name] = text
