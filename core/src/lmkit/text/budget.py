@@ -53,7 +53,7 @@ class Budget:
         self._steps += 1
         if self._steps > MAX_STEPS:
             raise BudgetSpent(f"{MAX_STEPS} steps")
-        if not self._steps % 64 and time.monotonic() > self._deadline:
+        if time.monotonic() > self._deadline:
             raise BudgetSpent(f"{MAX_SECONDS} seconds")
 
     def output(self, length: int) -> None:
@@ -128,7 +128,8 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         budget = _current.get(None)
         if budget is not None:
             budget.step()
-        owner = getattr(function, "__self__", None)
+        # the sandbox wraps str.format; the method that it wraps knows its string
+        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
         name = getattr(function, "__name__", "")
         _check_call(name, (owner, *args) if isinstance(owner, (str, list)) else args, kwargs)
         result = super().call(context, function, *args, **kwargs)

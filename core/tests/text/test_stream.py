@@ -1,0 +1,148 @@
+"""OutputStream: streamed and whole agree (T4), stop strings, usage, logprobs that line up with the text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lmkit.api import ErrorInfo, Reasoning, SamplingParams, TagFormat, Text, TokenEvent, TokenLogprob, ToolArgs, ToolDef
+from lmkit.text.side import TextSide
+from lmkit.text.stream import Finish, Logprobs, OutputEvent
+from lmkit.text.tokenizer import JsonTokenizer
+
+CALLS = TagFormat("calls", "<tool_call>", "</tool_call>", "json_calls")
+THINK = TagFormat("think", "<think>", "</think>", "reasoning")
+CALM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+
+
+@pytest.fixture(scope="session")
+def side(byte_level: JsonTokenizer) -> TextSide:
+    return TextSide(byte_level, None, CALLS, THINK, {})
+
+
+def feed(side: TextSide, text: str, sizes: list[int] | None = None, finish: str = "stop", tail: str = "",
+         **params: object) -> tuple[list[OutputEvent], object]:  # fmt: skip
+    """The events of a scripted answer that arrives in steps of `sizes` tokens."""
+    ids = side.tokenizer.encode(text, add_special=False)
+    stream = side.output_stream(SamplingParams(**params), tail, [ToolDef("f")], num_prompt_tokens=7)  # type: ignore[arg-type]
+    events: list[OutputEvent] = []
+    at, sizes = 0, list(sizes or [1])
+    while at < len(ids):
+        size = max(1, sizes[at % len(sizes)])
+        part = ids[at : at + size]
+        at += size
+        last = at >= len(ids)
+        logprobs = [TokenLogprob(t, -0.5, 1, []) for t in part] if stream.params.logprobs is not None else []
+        events += stream.feed(TokenEvent("r", part, finish if last else None, logprobs=logprobs))  # type: ignore[arg-type]
+    return events, stream
+
+
+def text_of(events: list[OutputEvent], kind: type = Text) -> str:
+    return "".join(e.text for e in events if isinstance(e, kind))
+
+
+ANSWERS = st.lists(
+    st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {"a": 1}}',
+                     "é😀", " ", "\n", "text", "<", "STOP", "ST"]),
+    max_size=8,
+).map("".join)  # fmt: skip
+
+
+@CALM
+@given(ANSWERS, st.lists(st.integers(1, 9), min_size=1, max_size=4), st.sampled_from([(), ("STOP",), ("\n", "xt")]))
+def test_steps_of_any_size_give_the_same(side: TextSide, answer: str, sizes: list[int], stop: tuple[str, ...]) -> None:
+    """As with drafts: a step may bring several tokens."""
+    if not answer:
+        return
+    one, first = feed(side, answer, stop=stop)
+    many, second = feed(side, answer, sizes, stop=stop)
+    for kind in (Text, Reasoning):
+        assert text_of(one, kind) == text_of(many, kind)
+    assert "".join(e.json_fragment for e in one if isinstance(e, ToolArgs)) == "".join(
+        e.json_fragment for e in many if isinstance(e, ToolArgs)
+    )
+    assert one[-1] == many[-1]
+    assert first.token_ids == second.token_ids  # type: ignore[attr-defined]
+    assert sum(isinstance(e, Finish) for e in one) == 1
+
+
+def test_stop_string(side: TextSide) -> None:
+    ids = side.tokenizer.encode("one STOP two")
+    stream = side.output_stream(SamplingParams(stop=("STOP",)), parse=False)
+    events = stream.feed(TokenEvent("r", ids))
+    assert text_of(events) == "one "
+    assert events[-1] == Finish("stop", "STOP", stream.usage)
+    assert stream.usage.completion_tokens == len("one STOP")
+    assert stream.must_abort
+    assert stream.feed(TokenEvent("r", ids, "length")) == []
+
+
+def test_stop_strings_wait_for_min_tokens(side: TextSide) -> None:
+    ids = side.tokenizer.encode("aXbXc")
+    stream = side.output_stream(SamplingParams(stop=("X",), min_tokens=3), parse=False)
+    events = stream.feed(TokenEvent("r", ids, "length"))
+    assert text_of(events) == "aXb"
+    assert events[-1].reason == "stop"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("include", [True, False])
+def test_stop_token(side: TextSide, include: bool) -> None:
+    end = side.tokenizer.id_of("<|end|>")
+    stream = side.output_stream(SamplingParams(logprobs=0), parse=False, include_stop=include, skip_special=False)
+    logprobs = [TokenLogprob(t, -1.0, 1, []) for t in (*side.tokenizer.encode("ab"), end or 0)]
+    events = stream.feed(TokenEvent("r", [*side.tokenizer.encode("ab"), end or 0], "stop", end, logprobs))
+    assert text_of(events) == ("ab<|end|>" if include else "ab")
+    assert events[-1].stop == end  # type: ignore[union-attr]
+    assert stream.usage.completion_tokens == 3
+    assert sum(len(e.entries) for e in events if isinstance(e, Logprobs)) == (3 if include else 2)
+
+
+@CALM
+@given(st.text("ab é😀STOP", min_size=1, max_size=20), st.lists(st.integers(1, 5), min_size=1, max_size=3))
+def test_logprobs_line_up(side: TextSide, answer: str, sizes: list[int]) -> None:
+    """The pieces of the tokens join to the text; offsets point into it."""
+    events, _ = feed(side, answer, sizes, logprobs=0, stop=("STOP",))
+    entries = [(e, at) for x in events if isinstance(x, Logprobs) for e, at in zip(x.entries, x.offsets, strict=True)]
+    text = text_of(events)
+    if not text.strip():
+        return  # blanks before anything else are held back by the parsers
+    assert b"".join(side.tokenizer.piece(e.token) for e, _ in entries) == text.encode()
+    done = b""
+    for entry, at in entries:
+        assert len(done.decode(errors="ignore")) == at
+        done += side.tokenizer.piece(entry.token)
+
+
+def test_usage(side: TextSide) -> None:
+    answer = "<think>abc</think>yes"
+    stream = side.output_stream(SamplingParams(), num_prompt_tokens=5)
+    ids = side.tokenizer.encode(answer)
+    for i, token in enumerate(ids):
+        stream.feed(TokenEvent("r", [token], "length" if i == len(ids) - 1 else None, num_cached=4 if i == 0 else None))
+    assert stream.usage.prompt_tokens == 5
+    assert stream.usage.cached_tokens == 4
+    assert stream.usage.completion_tokens == len(answer)
+    assert len("abc") <= stream.usage.reasoning_tokens <= len("<think>abc</think>")
+
+
+def test_reasoning_opened_by_the_prompt(side: TextSide) -> None:
+    events, _ = feed(side, "abc</think>yes", tail="assistant\n<think>\n")
+    assert (text_of(events, Reasoning), text_of(events)) == ("abc", "yes")
+    assert side.prompt_tail("...<think>\nso far", "<think>\nso far") == "<think>"
+    assert side.prompt_tail("...x</think>y", "<think>x</think>y") == "...x</think>y"
+
+
+def test_errors_end_the_stream(side: TextSide) -> None:
+    stream = side.output_stream(SamplingParams())
+    error = ErrorInfo("engine-dead", "gone")
+    assert text_of(stream.feed(TokenEvent("r", side.tokenizer.encode("a<tool")))) == "a<tool"
+    events = stream.fail(error)
+    assert events[-1] == Finish("error", None, stream.usage, error)
+    assert stream.fail(error) == []
+
+
+def test_without_tools_calls_are_text(side: TextSide) -> None:
+    stream = side.output_stream(SamplingParams())
+    answer = '<tool_call>{"name": "f"}</tool_call>'
+    events = stream.feed(TokenEvent("r", side.tokenizer.encode("x") + side.tokenizer.encode(answer), "stop"))
+    assert text_of(events).startswith("x")
