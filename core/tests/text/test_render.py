@@ -97,7 +97,7 @@ def test_arguments_of_earlier_calls_are_objects() -> None:
 def test_errors_name_the_line() -> None:
     with pytest.raises(TemplateFailed, match="line 2: only one user"):
         render("ok\n{{ raise_exception('only one user') }}")
-    with pytest.raises(TemplateFailed, match="line 3: .*nothing"):
+    with pytest.raises(TemplateFailed, match=r"line 3: .*nothing"):
         render("a\nb\n{{ messages[0].nothing.more }}")
     with pytest.raises(ConfigError, match="does not compile: line 2"):
         render("a\n{% for %}")
@@ -188,11 +188,12 @@ def test_hostile_templates_end_quickly(source: str) -> None:
 def test_the_sandbox_holds(source: str) -> None:
     """An error, or nothing: never a look behind the curtain."""
     before = [dict(m) for m in HELLO]
+    message = text = ""
     try:
         text = render(source)
     except TemplateFailed as e:
-        assert "0x" not in e.message
-        assert str(Path(__file__).parents[3]) not in e.message
-        text = ""
+        message = e.message
     assert text == ""
+    assert "0x" not in message
+    assert str(Path(__file__).parents[3]) not in message
     assert before == HELLO

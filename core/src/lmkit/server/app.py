@@ -102,10 +102,14 @@ def build_app(llm: Served, settings: ServerSettings | None = None) -> FastAPI:
     app = FastAPI(title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     app.state.backend = backend
-    app.add_route("/v1/chat/completions", _generator(backend, ChatRequest, Chat), methods=["POST"])
-    app.add_route("/v1/completions", _generator(backend, CompletionRequest, Completions), methods=["POST"])
+    app.add_route(
+        "/v1/chat/completions", _generator(backend, "/v1/chat/completions", ChatRequest, Chat), methods=["POST"]
+    )
+    app.add_route(
+        "/v1/completions", _generator(backend, "/v1/completions", CompletionRequest, Completions), methods=["POST"]
+    )
     for path, methods, handler in info_routes.routes(backend):
-        app.add_route(path, _guarded(backend, handler), methods=methods)
+        app.add_route(path, _guarded(backend, path, handler), methods=methods)
     app.add_middleware(_Wrap, settings=settings)
     for status in (404, 405):
         app.add_exception_handler(status, _no_route)
@@ -128,15 +132,19 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return error_response(HttpError(status, "not-found" if status == 404 else "method", message).info())
 
 
-def _guarded(backend: Backend, handler: Callable[[Request], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+def _guarded(
+    backend: Backend, route: str, handler: Callable[[Request], Awaitable[Response]]
+) -> Callable[..., Awaitable[Response]]:
     """Errors become JSON; untyped ones are logged here and hidden there."""
 
     async def run(request: Request) -> Response:
         try:
-            return await handler(request)
+            response = await handler(request)
         except Exception as error:
             _log(error)
-            return error_response(info_of(error))
+            response = error_response(info_of(error))
+        backend.metrics.http(route, response.status_code)
+        return response
 
     return run
 
@@ -148,9 +156,7 @@ def _log(error: BaseException) -> None:
         log.error("a request failed", exc_info=error)
 
 
-def _generator(
-    backend: Backend, kind: type[ChatRequest] | type[CompletionRequest], dialect: Any
-) -> Callable[..., Awaitable[Any]]:
+def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any) -> Callable[..., Awaitable[Any]]:
     """The handler of a generating route."""
 
     async def handle(request: Request) -> Any:
@@ -163,7 +169,7 @@ def _generator(
                 request.receive, asyncio.to_thread(_prepare, backend, kind, dialect, body)
             )
         if parsed.stream:
-            return _event_response(backend, generation, answer.stream(generation))
+            return _event_response(backend, route, generation, answer.stream(generation))
         backend.running.add(generation)
         try:
             content = await while_connected(request.receive, answer.whole(generation))
@@ -173,12 +179,15 @@ def _generator(
 
     async def run(request: Request) -> Any:
         try:
-            return await handle(request)
+            response = await handle(request)
         except ClientGone:
-            return Response(status_code=499)
+            response = Response(status_code=499)
         except Exception as error:
             _log(error)
-            return error_response(info_of(error))
+            response = error_response(info_of(error))
+        if not isinstance(response, EventResponse):
+            backend.metrics.http(route, response.status_code)
+        return response
 
     return run
 
@@ -191,14 +200,18 @@ def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytes) -> tuple[An
     return parsed, answer, answer.prepare()
 
 
-def _event_response(backend: Backend, generation: Generation, chunks: AsyncIterator[bytes]) -> EventResponse:
+def _event_response(
+    backend: Backend, route: str, generation: Generation, chunks: AsyncIterator[bytes]
+) -> EventResponse:
     backend.running.add(generation)
 
     def close() -> None:
         backend.running.discard(generation)
         generation.close()
+        backend.metrics.http(route, response.status_code)
 
-    return EventResponse(chunks, close, _log)
+    response = EventResponse(chunks, close, _log)
+    return response
 
 
 __all__ = ["Backend", "Served", "build_app"]

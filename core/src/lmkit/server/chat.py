@@ -136,6 +136,7 @@ class Chat:
                 num_prompt_tokens=len(token_ids),
                 include_stop=bool(r.include_stop_str_in_output),
                 skip_special=r.skip_special_tokens is not False,
+                single_call=r.parallel_tool_calls is False,
             )  # fmt: skip
             request = make_request(f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt)
             choices.append(Choice(i, request, stream))

@@ -233,5 +233,6 @@ def _char_offsets(data: bytes, offsets: list[int]) -> list[int]:
     for offset in offsets:
         count += sum((b & 0xC0) != 0x80 for b in data[at:offset])
         at = offset
-        chars.append(count)
+        inside = offset < len(data) and (data[offset] & 0xC0) == 0x80  # of a character that began before
+        chars.append(count - inside)
     return chars

@@ -22,6 +22,3 @@ RESPONSE = {
     "response": frozenset({"prompt_token_ids", "prompt_logprobs"}),
     "model": frozenset({"max_model_len", "root", "capabilities"}),
 }  # fmt: skip
-
-# values beyond the enumerations of the API
-FINISH_REASONS = frozenset({"abort"})

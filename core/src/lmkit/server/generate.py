@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from lmkit.server.metrics import Metrics
 
 
+_ABORTED = ErrorInfo("aborted", "the request was aborted", status=503, retryable=True)
+
+
 class Facts(Protocol):
     """What the server reads of EngineFacts."""
 
@@ -165,8 +168,8 @@ class Generation:
 
     def _take(self, choice: Choice, event: TokenEvent) -> list[OutputEvent]:
         stream = choice.stream
-        if event.finish == "abort" and self._error is not None:
-            event = TokenEvent(event.id, event.tokens, "error", error=self._error)
+        if event.finish == "abort":  # not by us: a choice that this side ended does not listen any more
+            event = TokenEvent(event.id, event.tokens, "error", error=self._error or _ABORTED)
         events = stream.feed(event)
         if stream.must_abort:
             self._client.abort([choice.request.id])

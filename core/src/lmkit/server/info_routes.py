@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from lmkit.server.app import Backend
 
 Handler = Callable[[Request], Awaitable[Response]]
+_CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 _STATS_WAIT = 1.0  # seconds; a step may be long, a probe must not be
 
 
@@ -39,6 +41,7 @@ def routes(backend: Backend) -> list[tuple[str, list[str], Handler]]:
         ("/version", ["GET"], r.version),
         ("/metrics", ["GET"], r.metrics),
         ("/debug/plan", ["GET"], r.plan),
+        ("/", ["GET"], r.page),
     ]
 
 
@@ -129,6 +132,11 @@ class _Routes:
         if self._backend.plan is None:
             raise HttpError(404, "not-found", "this server was built without a resolved plan")
         return Response(self._backend.plan.to_json(), media_type="application/json")
+
+    async def page(self, request: Request) -> Response:
+        """A small chat page, all in one file."""
+        content = resources.files("lmkit.server").joinpath("page.html").read_bytes()
+        return Response(content, headers={"Content-Security-Policy": _CSP}, media_type="text/html")
 
     async def _stats(self) -> EngineStats | None:
         try:

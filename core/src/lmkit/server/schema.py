@@ -292,13 +292,13 @@ def parse(kind: type[Model], body: bytes) -> Model:
     try:
         return kind.model_validate_json(body)
     except ValidationError as e:
-        raise _explain(kind, e, body) from None
+        raise _explain(kind, e) from None
 
 
-def _explain(kind: type[BaseModel], error: ValidationError, body: bytes) -> RequestError:
+def _explain(kind: type[BaseModel], error: ValidationError) -> RequestError:
     problems = error.errors(include_url=False, include_context=True, include_input=True)
     unknown = next((p for p in problems if p["type"] == "extra_forbidden"), None)
-    problem = unknown or _most_specific(problems, body)
+    problem = unknown or _most_specific(problems)
     path = [str(p) for p in problem["loc"] if not _is_branch(str(p))]
     field = ".".join(path) or "body"
     if problem["type"] == "json_invalid":
@@ -319,9 +319,9 @@ class InvalidBody(RequestError):
         super().__init__(message)
 
 
-def _most_specific(problems: list[Any], body: bytes) -> Any:
-    """Of the branches of a union, the one that got furthest."""
-    return max(problems, key=lambda p: len(p["loc"]))
+def _most_specific(problems: list[Any]) -> Any:
+    """Of the branches of a union, the one that got furthest, and whose type was right."""
+    return max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
 
 
 def _is_branch(name: str) -> bool:

@@ -84,6 +84,11 @@ class ReasoningParser:
                 return [Text(text)] if text else []
         return self._body(text, at)
 
+    @property
+    def pending(self) -> int:
+        """Characters that were fed and are not decided yet."""
+        return len(self._held)
+
     def flush(self) -> list[ParseEvent]:
         held, self._held = self._held, ""
         if not held:
@@ -129,6 +134,7 @@ class CallsParser:
         self._gap: str | None = ""  # blanks since the start or the last call; None once there was text
         self._num_calls = 0
         self._raw: list[str] = []  # the call as written, until it has been started
+        self._num_raw = 0  # its characters
         self._call: CallScanner | None = None
 
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
@@ -138,6 +144,11 @@ class CallsParser:
         while at < len(text):
             at = self._state(text, at, events)
         return events
+
+    @property
+    def pending(self) -> int:
+        """Characters that were fed and are not decided yet."""
+        return len(self._held) + len(self._gap or "") + self._num_raw
 
     def flush(self) -> list[ParseEvent]:
         events: list[ParseEvent] = []
@@ -152,7 +163,7 @@ class CallsParser:
             self._text(held, events)
         if self._gap and not self._num_calls:
             events.append(Text(self._gap))
-        self._gap, self._state = None, self._in_text
+        self._gap, self._state, self._num_raw = None, self._in_text, 0
         return events
 
     # Each state reads `text` from `at`, appends events and returns where the next state goes on.
@@ -166,7 +177,7 @@ class CallsParser:
             return len(text)
         self._text(text[at : found[0]], events)
         self._gap = ""
-        self._raw, self._call = [self._open], CallScanner()
+        self._raw, self._call, self._num_raw = [self._open], CallScanner(), len(self._open)
         self._state = self._in_call
         return found[0] + len(self._open)
 
@@ -177,10 +188,11 @@ class CallsParser:
         end, fragments = call.feed(text, at)
         if not call.started:
             self._raw.append(text[at:end])
+            self._num_raw += end - at
         elif not was_started:
             events.append(ToolStart(self._num_calls, f"call_{uuid.uuid4().hex[:24]}", call.name))
             self._num_calls += 1
-            self._raw = []
+            self._raw, self._num_raw = [], 0
         events += [ToolArgs(self._num_calls - 1, f) for f in fragments if f]
         if call.state == "done":
             events.append(ToolEnd(self._num_calls - 1))
@@ -188,7 +200,7 @@ class CallsParser:
         elif call.state == "bad":
             if not call.started:
                 self._text("".join(self._raw), events)
-                self._state = self._in_raw
+                self._state, self._num_raw = self._in_raw, 0
             else:
                 self._state = self._in_broken
         return end
@@ -245,6 +257,11 @@ class Chain:
 
     def __init__(self, *stages: StreamParser) -> None:
         self._stages = stages
+
+    @property
+    def pending(self) -> int:
+        """Characters that were fed and are not decided yet; 0 for parsers that do not say."""
+        return sum(getattr(stage, "pending", 0) for stage in self._stages)
 
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
         return self._run(0, self._stages[0].feed(text, ids)) if self._stages else ([Text(text)] if text else [])

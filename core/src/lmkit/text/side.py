@@ -98,6 +98,7 @@ class TextSide:
         num_prompt_tokens: int = 0,
         include_stop: bool = False,
         skip_special: bool = True,
+        single_call: bool = False,
     ) -> OutputStream:
         """The stream of one choice. `parse=False`: all output is text (completions, reasoning is not separated)."""
         stages: list[StreamParser] = []
@@ -118,6 +119,7 @@ class TextSide:
             reasoning,
             Usage(num_prompt_tokens),
             show_stop=include_stop,
+            single_call=single_call,
         )
 
 

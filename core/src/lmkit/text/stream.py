@@ -20,6 +20,7 @@ from lmkit.api import (
     Text,
     TokenEvent,
     TokenLogprob,
+    ToolEnd,
 )
 from lmkit.text.detokenize import Detokenizer
 from lmkit.text.stops import Stops
@@ -67,12 +68,14 @@ class OutputStream:
     reasoning: object | None  # the reasoning stage, whose `inside` says where the tokens belong
     usage: Usage
     show_stop: bool = False  # include the stop string or stop token in the text
+    single_call: bool = False  # end after the first tool call
     finished: bool = False
     must_abort: bool = False
     token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     _made: int = 0  # characters out of the detokenizer
     _given: int = 0  # characters past the stop strings
+    _cut: bool = False  # the first call is complete and was to be the only one
     _pending: list[tuple[int, TokenLogprob]] = field(default_factory=list)  # (offset, entry) not yet given
 
     def feed(self, event: TokenEvent) -> list[OutputEvent]:
@@ -94,7 +97,7 @@ class OutputStream:
             if i < len(event.logprobs):
                 self._pending.append((self._made, event.logprobs[i]))
             stop = self._text(self.detokenizer.feed(token), events)
-            if stop is not None:
+            if stop is not None or self._cut:
                 self.must_abort = event.finish is None
                 self._finish("stop", stop, None, events)
                 return events
@@ -137,17 +140,29 @@ class OutputStream:
         self._emit(parsed, events)
 
     def _emit(self, parsed: Sequence[ParseEvent], events: list[OutputEvent]) -> None:
-        """Logprobs go out with the first text at or after their token; those of other channels are dropped."""
-        if self._pending and parsed:
-            ready = [p for p in self._pending if p[0] < self._given]
+        """Logprobs go out with the text of their token; those of reasoning, calls and markers are dropped."""
+        if self._pending:
+            decided = self._given - getattr(self.parser, "pending", 0)
+            begin = decided - sum(len(e.text) for e in parsed if type(e) is Text)
+            ready = [p for p in self._pending if p[0] < decided]
             self._pending = self._pending[len(ready) :]
-            if ready and any(type(e) is Text for e in parsed):
-                events.append(Logprobs([entry for _, entry in ready], [at for at, _ in ready]))
+            if shown := [p for p in ready if p[0] >= begin]:
+                events.append(Logprobs([entry for _, entry in shown], [at for at, _ in shown]))
+        if self.single_call and parsed:
+            parsed = self._first_call(parsed)
         events += parsed
+
+    def _first_call(self, parsed: Sequence[ParseEvent]) -> Sequence[ParseEvent]:
+        """Nothing comes after the first call; `feed` ends the stream."""
+        for i, event in enumerate(parsed):
+            if type(event) is ToolEnd:
+                self._cut = True
+                return parsed[: i + 1]
+        return parsed
 
     def _finish(self, reason: FinishReason, stop: str | int | None, error: ErrorInfo | None,
                 events: list[OutputEvent]) -> None:  # fmt: skip
-        if self.parser is not None:
+        if self.parser is not None and not self._cut:
             self._emit(self.parser.flush(), events)
         if self._pending and not isinstance(stop, str) and not getattr(self.reasoning, "inside", False):
             events.append(Logprobs([e for _, e in self._pending], [at for at, _ in self._pending]))

@@ -1,0 +1,29 @@
+"""Clients of an application in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from lmkit.server.app import build_app
+from lmkit.server.settings import ServerSettings
+from lmkit.testing.serving import ServedLLM
+
+Connect = Callable[..., httpx.AsyncClient]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """connect(llm, settings) -> a client that talks to the application without a socket."""
+    clients = []
+
+    def make(llm: ServedLLM, settings: ServerSettings | None = None, **options: Any) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(build_app(llm, settings), raise_app_exceptions=False)
+        clients.append(httpx.AsyncClient(transport=transport, base_url="http://localhost", **options))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        await client.aclose()
