@@ -149,7 +149,7 @@ def scripted(
 @asynccontextmanager
 async def hashed(config: EngineConfig | None = None, **options: object) -> AsyncIterator[ServedLLM]:
     """A whole engine on the hash-model, in a thread: real scheduling, blocks and aborts, no torch."""
-    config = hash_config(config, vocab_size=256, **options)
+    config = hash_config(config, vocab_size=END + 1, **options)
     client = InprocClient(lambda progress: hash_engine(config, no_plan(), no_checkpoint(), progress))
     await client.start()
     try:
