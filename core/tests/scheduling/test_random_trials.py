@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from lmkit.scheduling.scheduler import Scheduler
 from lmkit.testing.mutants import MUTANTS
-from lmkit.testing.trials import hunt, main, run_trials
+from lmkit.testing.stepper import ArrivalOrder
+from lmkit.testing.trials import Trial, hunt, main, run_trials
 
 
 def test_trials_find_nothing_and_cover_everything():
@@ -18,6 +20,11 @@ def test_trials_find_nothing_and_cover_everything():
 @pytest.mark.parametrize("name", MUTANTS)
 def test_trials_find_the_mutant(name):
     assert hunt(name, range(1500)) is not None
+
+
+def test_a_whole_scheduler_can_be_tried():
+    for seed in range(20):
+        Trial(seed, scheduler=lambda limits, kv: Scheduler(limits, kv, ArrivalOrder())).run()
 
 
 def test_one_trial_from_the_command_line(capsys):

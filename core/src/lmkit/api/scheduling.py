@@ -11,7 +11,6 @@ from lmkit.api.wire import SchedStats, StepPlan, StepResult, TokenEvent
 
 if TYPE_CHECKING:
     from lmkit.api.errors import ErrorInfo
-    from lmkit.api.execution import KVConfig
     from lmkit.api.model import KVSpec
     from lmkit.scheduling.request import Request
 
@@ -88,9 +87,8 @@ class SchedLimits:
 
 
 class Scheduler(Protocol):
-    """Decides each step. Constructed as Scheduler(limits: SchedLimits, kv: KVConfig, policy: OrderPolicy)."""
+    """Decides each step. A plugin's own one is constructed as target(limits: SchedLimits, kv: KVConfig, **options)."""
 
-    def __init__(self, limits: SchedLimits, kv: KVConfig, policy: OrderPolicy) -> None: ...
     def add(self, r: Request) -> None:
         """Raises RequestTooLarge when it cannot fit alone, EngineBusy when the queue is full."""
         ...

@@ -13,7 +13,7 @@ from lmkit.testing.specs import PluginConformance
 from lmkit.testing.strategies import engine_requests
 from lmkit.testing.trials import Trial
 
-NUM_TRIALS = 200
+NUM_TRIALS = 100
 SCHEDULER = ("add", "abort", "schedule", "update", "fail_running", "has_work", "stats", "check")  # the protocol
 
 

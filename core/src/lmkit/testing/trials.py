@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -24,6 +24,7 @@ from lmkit.api import (
     EngineBusy,
     EngineRequest,
     ErrorInfo,
+    KVConfig,
     OrderPolicy,
     RequestError,
     RequestView,
@@ -141,9 +142,12 @@ class Trial:
     """One engine and one story, drawn from a seed."""
 
     def __init__(
-        self, seed: int, policy: OrderPolicy | None = None, scheduler: type[SchedulerType] = Scheduler
+        self,
+        seed: int,
+        policy: OrderPolicy | None = None,
+        scheduler: Callable[[SchedLimits, KVConfig], SchedulerType] | None = None,
     ) -> None:
-        """`policy` and `scheduler` are what is tried; by default the core's own."""
+        """What is tried: an order for the core's scheduler, or a whole scheduler."""
         self.rng = rng = random.Random(seed)
         self.depth = rng.choice([1, 2, 3])
         self.num_drafts = 0 if self.depth > 1 else rng.choice([0, 0, 1, 3])
@@ -187,7 +191,10 @@ class Trial:
             fail=self.fail if self.num_lost else None,
         )
         self.model = self.executor.model
-        self.scheduler = scheduler(self.limits, self.kv, policy or KeyedOrder(rng.choice([0, 0, 37])))
+        order = policy or KeyedOrder(rng.choice([0, 0, 37]))
+        self.scheduler: SchedulerType = (
+            scheduler(self.limits, self.kv) if scheduler else Scheduler(self.limits, self.kv, order)
+        )
         adapters = {"red": lambda: None, "blue": lambda: None}
         self.engine = EngineCore(
             self.scheduler, self.executor, Intake(VOCAB, self.limits.max_length, adapters=adapters)
@@ -390,8 +397,8 @@ class Trial:
         require(not story.second_act, f"{rid} failed without an accident: {error.message}")
 
 
-def trial(seed: int, policy: OrderPolicy | None = None, scheduler: type[SchedulerType] = Scheduler) -> Trial:
-    return Trial(seed, policy, scheduler).run()
+def trial(seed: int) -> Trial:
+    return Trial(seed).run()
 
 
 @dataclass
