@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from lmkit.api import CheckpointError
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
+_LONG = 1024  # characters
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -58,7 +59,10 @@ class JsonTokenizer:
         self._pieces: dict[int, bytes] = {}  # bounded by the vocabulary
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        ids = self._raw.encode(text, add_special_tokens=add_special).ids
+        if len(text) > _LONG:  # the batch call lets other threads run, and does not compute offsets
+            ids = self._raw.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+        else:
+            ids = self._raw.encode(text, add_special_tokens=add_special).ids
         return self._prefix + ids if add_special and self._prefix else ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

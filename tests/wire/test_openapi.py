@@ -1,0 +1,128 @@
+"""Every answer and every streamed chunk of the OpenAI routes fits the published OpenAPI description."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from lmkit.server.app import build_app
+from lmkit.server.extensions import RESPONSE
+from lmkit.testing.serving import ServedLLM, scripted
+
+_spec = importlib.util.spec_from_file_location("wire_openapi", Path(__file__).with_name("openapi.py"))
+assert _spec is not None
+assert _spec.loader is not None
+openapi = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(openapi)
+
+EXTENSIONS = frozenset().union(*RESPONSE.values())
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CALL = '<think>hm</think>Ok.<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tools": {"tools": TOOLS},
+    "logprobs": {"logprobs": True, "top_logprobs": 3},
+    "n": {"n": 3, "seed": 1},
+    "stop": {"stop": ["O"]},
+    "length": {"max_completion_tokens": 2},
+    "usage": {"stream_options": {"include_usage": True}},
+    "everything": {"tools": TOOLS, "n": 2, "logprobs": True, "top_logprobs": 2, "return_token_ids": True},
+}
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "plain": {"prompt": "x"},
+    "ids": {"prompt": [[1, 2], [3]], "n": 2},
+    "logprobs": {"prompt": "x", "logprobs": 2},
+    "echo": {"prompt": "é x", "echo": True, "logprobs": 1},
+    "score": {"prompt": "é x", "echo": True, "logprobs": 1, "max_tokens": 0},
+    "usage": {"prompt": "x", "stream_options": {"include_usage": True}},
+    "everything": {"prompt": "x", "return_token_ids": True, "stop": ["m"]},
+}
+
+
+async def ask(llm: ServedLLM, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    transport = httpx.ASGITransport(build_app(llm))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await (client.get(path) if body is None else client.post(path, json=body))
+
+
+async def chunks(response: httpx.Response) -> AsyncIterator[Any]:
+    for line in response.text.split("\n\n"):
+        if line and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def without(body: dict[str, Any], name: str) -> dict[str, Any]:
+    return {k: v for k, v in body.items() if k != name}
+
+
+@pytest.mark.parametrize("extra", CHATS.values(), ids=CHATS.keys())
+async def test_chat(extra: dict[str, Any]) -> None:
+    response = await ask(scripted(CALL), "/v1/chat/completions", HELLO | without(extra, "stream_options"))
+    assert response.status_code == 200, response.text
+    openapi.check("CreateChatCompletionResponse", response.json(), EXTENSIONS)
+
+
+@pytest.mark.parametrize("per_event", [1, 4])
+@pytest.mark.parametrize("extra", CHATS.values(), ids=CHATS.keys())
+async def test_chat_chunks(extra: dict[str, Any], per_event: int) -> None:
+    body = HELLO | extra | {"stream": True}
+    response = await ask(scripted(CALL, per_event=per_event), "/v1/chat/completions", body)
+    assert response.status_code == 200, response.text
+    count = 0
+    async for chunk in chunks(response):
+        openapi.check("CreateChatCompletionStreamResponse", chunk, EXTENSIONS)
+        count += 1
+    assert count > 2
+
+
+@pytest.mark.parametrize("extra", COMPLETIONS.values(), ids=COMPLETIONS.keys())
+async def test_completion(extra: dict[str, Any]) -> None:
+    response = await ask(scripted(CALL), "/v1/completions", without(extra, "stream_options"))
+    assert response.status_code == 200, response.text
+    openapi.check("CreateCompletionResponse", response.json(), EXTENSIONS)
+
+
+@pytest.mark.parametrize("extra", COMPLETIONS.values(), ids=COMPLETIONS.keys())
+async def test_completion_chunks(extra: dict[str, Any]) -> None:
+    response = await ask(scripted(CALL), "/v1/completions", extra | {"stream": True})
+    assert response.status_code == 200, response.text
+    async for chunk in chunks(response):
+        openapi.check("CreateCompletionResponse", chunk, EXTENSIONS)
+
+
+async def test_models() -> None:
+    openapi.check("ListModelsResponse", (await ask(scripted("a"), "/v1/models")).json(), EXTENSIONS)
+    openapi.check("Model", (await ask(scripted("a"), "/v1/models/scripted")).json(), EXTENSIONS)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {}),
+        ("/v1/chat/completions", HELLO | {"nmae": 1}),
+        ("/v1/chat/completions", HELLO | {"model": "other"}),
+        ("/v1/chat/completions", HELLO | {"temperature": -1, "stream": True}),
+        ("/v1/completions", {"prompt": "x" * 9999}),
+        ("/v1/models/other", None),
+        ("/nope", None),
+    ],
+)
+async def test_errors(path: str, body: dict[str, Any] | None) -> None:
+    response = await ask(scripted("a"), path, body)
+    assert response.status_code in (400, 404)
+    openapi.check("ErrorResponse", response.json(), frozenset())
+
+
+def test_the_checker_checks() -> None:
+    """A validator that accepts everything would pass all of the above."""
+    good = {"id": "m", "object": "model", "created": 1, "owned_by": "x"}
+    openapi.check("Model", good, frozenset())
+    for bad in (good | {"created": "1"}, without(good, "id"), good | {"object": "thing"}, good | {"colour": 1}):
+        with pytest.raises(AssertionError):
+            openapi.check("Model", bad, frozenset())
