@@ -274,6 +274,17 @@ def test_admission_waits_for_room_for_the_whole_prompt():
     s.run()
 
 
+def test_who_does_not_fit_is_asked_again_when_blocks_change():
+    s = Stepper(hash_kv(11, 4), max_length=40)
+    s.add("a", [1] * 4, 12)
+    s.step()
+    s.add("b", range(50, 86), 2, arrival=1.0)
+    asked, start = [], s.scheduler._start
+    s.scheduler._start = lambda r, budget: (asked.append(s.scheduler.totals.num_steps), start(r, budget))[1]
+    s.run()
+    assert asked == [2, 6, 10, 13], "a takes a block in steps 2, 6 and 10, and ends in step 12"
+
+
 def test_the_watermark_keeps_blocks_free_unless_the_engine_is_empty():
     s = Stepper(hash_kv(11, 2), max_length=20, watermark=0.5)
     s.add("a", [1] * 9, 2)

@@ -62,6 +62,7 @@ class Scheduler:
         self.totals = SchedStats(num_blocks=sum(g.pool.num_usable for g in self.groups))
         self._gone: list[str] = []  # rows the workers must forget with the next plan
         self._events: list[TokenEvent] = []  # of requests that ended outside `update`
+        self._no_room: tuple[int, list[int]] | None = None  # who did not fit, and the free blocks then: ask once
         self._num_added = 0
         self._num_epochs = 0
 
@@ -152,8 +153,12 @@ class Scheduler:
             if r.gates and not self._gates_open(r):
                 i += r.finish is None
                 continue
+            state = (r.epoch, [len(group.pool.free) for group in self.groups])
+            if state == self._no_room:
+                return
             n = self._start(r, budget)
             if not n:
+                self._no_room = state
                 return
             self.waiting.remove(r.admit_key, r)
             r.victim_key = (*self.policy.victim_key(r), r.order)
