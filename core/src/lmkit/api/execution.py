@@ -209,7 +209,8 @@ class QuantScheme(Protocol):
 class PackedWeight(Protocol):
     """A weight as its kernel wants it."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int: ...
 
 
 class LinearKernel(Protocol):

@@ -7,6 +7,7 @@ first use, so that importing this package costs nothing.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 _HOME = {
     "ConfigReader": "describe",
@@ -34,7 +35,7 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     try:
         module = _HOME[name]
     except KeyError:

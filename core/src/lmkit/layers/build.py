@@ -55,7 +55,7 @@ class Builder:
     def linear(self, spec: LinearSpec) -> Linear:
         fmt = self.scheme.for_layer(spec) if self.scheme and spec.name in self._quantizable else None
         fmt = fmt or PLAIN
-        kernel = self.kernels.get(fmt.name)
+        kernel: LinearKernel | None = self.kernels.get(fmt.name)
         if kernel is None:
             raise SelectionError(f"no kernel was chosen for linear format {fmt.name!r} (layer {spec.name})")
         reason = kernel.can_run(fmt, spec, self.device)
@@ -65,7 +65,7 @@ class Builder:
             )
         if reason:
             self.warnings.append(f"{spec.name}: {kernel.name} refused ({reason}), using {ReferenceLinear.name}")
-            kernel = ReferenceLinear()
+            return Linear(spec, fmt, ReferenceLinear(), self.dtype, self.collectives)
         return Linear(spec, fmt, kernel, self.dtype, self.collectives)
 
     def attention(self, layer: int, scale: float) -> Attention:

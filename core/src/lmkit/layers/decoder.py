@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from lmkit.api import BuildContext, LinearSpec, ModelInfo, StepInputs
 from lmkit.layers.activation import activation
 from lmkit.layers.describe import DecoderConfig, decoder_config
+from lmkit.layers.linear import Linear
 from lmkit.layers.rotary import rotate
 
 Angles = tuple[Tensor, Tensor]
@@ -71,6 +74,7 @@ class Decoder(nn.Module):
     """Embedding, layers, final norm, head: a complete Model."""
 
     layer: type[DecoderLayer] = DecoderLayer
+    lm_head: Linear
 
     def __init__(self, info: ModelInfo, ctx: BuildContext) -> None:
         super().__init__()
@@ -81,7 +85,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(self.layer(cfg, i, specs, ctx) for i in range(len(cfg.windows)))
         self.norm = ctx.norm(cfg.hidden_size, cfg.norm_eps)
         head = specs.get("lm_head") or LinearSpec("lm_head", cfg.hidden_size, (cfg.vocab_size,))
-        self.lm_head = ctx.linear(head)
+        self.lm_head = cast("Linear", ctx.linear(head))
         if info.tie_embeddings:
             self.lm_head.tie(self.embed)
 

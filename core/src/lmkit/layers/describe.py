@@ -50,7 +50,7 @@ class ConfigReader:
             raise UnsupportedModel(key, None, "a value is required")
         return default
 
-    def int(self, key: str, default: Any = REQUIRED) -> int:
+    def integer(self, key: str, default: Any = REQUIRED) -> int:
         """A positive integer."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -83,6 +83,8 @@ class Linear(nn.Module):
     `stored` describes the whole layer's tensors as the checkpoint has them, `params` this rank's share.
     """
 
+    bias: nn.Parameter | None
+
     def __init__(
         self,
         spec: LinearSpec,
@@ -141,6 +143,7 @@ class Linear(nn.Module):
         self.packed = self.kernel.pack(self.format, tensors, self.local, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        assert self.packed is not None
         if self.collectives is None:
             return self.kernel.apply(x, self.packed, self.bias)
         out = self.collectives.all_reduce(self.kernel.apply(x, self.packed, None))

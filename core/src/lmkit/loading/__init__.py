@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 _HOME = {"load_model": "load", "open_checkpoint": "checkpoint", "SafetensorsLoader": "safetensors"}
 
 __all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     try:
         module = _HOME[name]
     except KeyError:

@@ -169,9 +169,9 @@ def places(model: nn.Module) -> dict[str, Place]:
                 found[name] = Place(name, module, key, stored, local, parts, sizes, local_sizes, module.rank)
         else:
             for key, parameter in module.named_parameters(recurse=False):
-                spec = ParamSpec(tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
+                whole = ParamSpec(tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
                 name = f"{path}.{key}" if path else key
-                found[name] = Place(name, module, key, spec, spec, (None,), (), ())
+                found[name] = Place(name, module, key, whole, whole, (None,), (), ())
     return found
 
 
@@ -210,7 +210,7 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
             wrong.append(f"{entry.name} {problem}")
         fills.append(Fill(entry, place, match))
     missing = [
-        (rules.sources(place.name, part) or [(place.name, None)])[0][0]
+        next((source for source, _ in rules.sources(place.name, part)), place.name)
         for place in where.values()
         if not (place.stored.optional and not place.claimed)
         for part in place.parts

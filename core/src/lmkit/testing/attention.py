@@ -16,7 +16,7 @@ from lmkit.api import AttentionRequest, AttentionSpec, AttnNeed, DeviceInfo, Ste
 from lmkit.plugins.stages import data_refusals
 from lmkit.testing.dense import attend
 from lmkit.testing.specs import PluginConformance
-from lmkit.testing.steps import PagedRows, PlainPlatform, kv_memory
+from lmkit.testing.steps import PagedRows, kv_memory, plain_platform
 
 TOLERANCE: Mapping[str, float] = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}  # relative to max |v|
 HEAD_DIMS = (16, 64, 80, 96, 128, 256)
@@ -82,7 +82,7 @@ class Rows:
         self.paged = PagedRows(num_rows, num_blocks, need.block_size, seed)
         self.kv = kv_memory(backend, need, num_blocks, device)
         limits = StepLimits(max_rows=num_rows, max_tokens=512, max_blocks_per_row=num_blocks, max_length=512)
-        self.planner = backend.planner(need, limits, PlainPlatform(device))
+        self.planner = backend.planner(need, limits, plain_platform(device))
         self.past: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_rows)]
         self.sinks = torch.randn(need.num_q_heads, generator=self.noise(0, 0)) if need.sinks else None
         self.scale = need.head_dim**-0.5

@@ -4,11 +4,12 @@ in the model kit. One row and one head at a time, in float64, no blocks kept apa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lmkit.api import AttentionBackend, AttnBatch, AttnNeed, DeviceInfo, Platform, StepLimits
+from lmkit.api import AttentionBackend, AttnBatch, AttnNeed, AttnPlan, DeviceInfo, Platform, StepLimits
 
 
 def visible(need: AttnNeed, query: int, key: int) -> bool:
@@ -57,7 +58,7 @@ class DensePlan:
 
 
 class DensePlanner:
-    capture = "none"
+    capture: Literal["none", "decode", "any"] = "none"
 
     def __init__(self, need: AttnNeed) -> None:
         self.need = need
@@ -96,8 +97,9 @@ class DenseAttention(AttentionBackend):
                 flat[slot] = torch.cat((k[token], v[token]), -1).to(kv.dtype)
 
     def forward(
-        self, q: Tensor, kv: Tensor, plan: DensePlan, scale: float, out: Tensor, sinks: Tensor | None = None
+        self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None
     ) -> None:
+        assert isinstance(plan, DensePlan)
         flat, dim = kv.view(-1, *kv.shape[2:]), q.shape[-1]
         for first, end, length, slots in plan.rows:
             if end == first or length == 0:

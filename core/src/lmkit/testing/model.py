@@ -27,7 +27,7 @@ from lmkit.loading import load_model, open_checkpoint
 from lmkit.plugins import load_target
 from lmkit.testing.checkpoints import tiny_checkpoint
 from lmkit.testing.specs import PluginConformance
-from lmkit.testing.steps import ModelDriver, PlainPlatform
+from lmkit.testing.steps import ModelDriver, plain_platform
 
 DENSE = "lmkit.testing.dense:DenseAttention"
 LENGTH = 29  # tokens of a test prompt: no multiple of block or chunk sizes
@@ -58,7 +58,7 @@ def load_tiny(
         ),
         (Derived("dtype", dtype, "test"),),
     )
-    return load_model(resolved, checkpoint, info, PlainPlatform(), torch.device("cpu"), **kwargs)
+    return load_model(resolved, checkpoint, info, plain_platform(), torch.device("cpu"), **kwargs)
 
 
 def choice(kind: str, target: str, component: str = "", why: str = "explicit") -> Choice:

@@ -89,6 +89,11 @@ class PagedRows:
         )
 
 
+def plain_platform(device: torch.device | str = "cpu") -> Any:
+    """A PlainPlatform where a Platform is wanted."""
+    return PlainPlatform(device)
+
+
 class ModelDriver:
     """Runs steps of a loaded model on `num_rows` rows; unwritten KV memory holds NaN, so that reading it shows."""
 
@@ -100,14 +105,17 @@ class ModelDriver:
         assert backend is not None
         self.loaded = loaded
         self.paged = PagedRows(num_rows, num_blocks, block_size, seed)
-        known = {"dtype": dtype, "kv_dtype": dtype, "block_size": block_size}
+        known: dict[str, Any] = {"dtype": dtype, "kv_dtype": dtype, "block_size": block_size}
 
         def local(need: AttnNeed) -> AttnNeed:
-            heads = {"num_q_heads": need.num_q_heads // tp_size, "num_kv_heads": need.num_kv_heads // tp_size}
+            heads: dict[str, Any] = {
+                "num_q_heads": need.num_q_heads // tp_size,
+                "num_kv_heads": need.num_kv_heads // tp_size,
+            }
             return replace(need, **known, **heads)
 
         limits = StepLimits(num_rows, 4096, num_blocks, num_blocks * block_size)
-        self.planners = [backend.planner(local(need), limits, PlainPlatform()) for need, _ in loaded.info.kv_groups()]
+        self.planners = [backend.planner(local(need), limits, plain_platform()) for need, _ in loaded.info.kv_groups()]
         self.kv = [kv_memory(backend, local(layer.attn), num_blocks) for layer in loaded.info.layers]
 
     def step(self, work: Sequence[tuple[int, Sequence[int]]]) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from lmkit.api import AttentionBackend, AttnNeed, DeviceInfo, Platform, StepLimits
+from lmkit.api import AttentionBackend, AttnNeed, AttnPlan, DeviceInfo, Platform, StepLimits
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -41,8 +41,9 @@ class TorchAttention(AttentionBackend):
         flat[..., dim:].index_copy_(0, slots, v.to(kv.dtype))
 
     def forward(
-        self, q: Tensor, kv: Tensor, plan: TorchPlan, scale: float, out: Tensor, sinks: Tensor | None = None
+        self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None
     ) -> None:
+        assert isinstance(plan, TorchPlan)
         flat = kv.view(-1, *kv.shape[2:])
         special = plan.need.softcap is not None or plan.need.sinks or plan.need.alibi
         for task in plan.tasks:

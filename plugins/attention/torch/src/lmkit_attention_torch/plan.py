@@ -8,6 +8,7 @@ piece of queries.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from lmkit.api import AttnBatch, AttnNeed
@@ -49,7 +50,7 @@ class TorchPlan:
 
 
 class TorchPlanner:
-    capture = "none"
+    capture: Literal["none", "decode", "any"] = "none"
 
     def __init__(self, need: AttnNeed, device: torch.device) -> None:
         self.need, self.device = need, device

@@ -20,20 +20,20 @@ class LlamaArchitecture(Architecture):
         name = r.architecture(self.names)
         mistral = name == "MistralForCausalLM"
         r.one_of("pretraining_tp", (1,), 1)  # other values slice the matmuls
-        heads, hidden = r.int("num_attention_heads"), r.int("hidden_size")
+        heads, hidden = r.integer("num_attention_heads"), r.integer("hidden_size")
         window = None
         if mistral and config.get("sliding_window") is not None:
-            window = r.int("sliding_window")
+            window = r.integer("sliding_window")
         attention_bias = False if mistral else r.flag("attention_bias", False)
         cfg = DecoderConfig(
-            vocab_size=r.int("vocab_size"),
+            vocab_size=r.integer("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=r.int("intermediate_size"),
+            intermediate_size=r.integer("intermediate_size"),
             num_q_heads=heads,
-            num_kv_heads=r.int("num_key_value_heads", heads),
-            head_dim=r.int("head_dim", hidden // heads),
-            windows=(window,) * r.int("num_hidden_layers"),
-            max_length=r.int("max_position_embeddings", 2048),
+            num_kv_heads=r.integer("num_key_value_heads", heads),
+            head_dim=r.integer("head_dim", hidden // heads),
+            windows=(window,) * r.integer("num_hidden_layers"),
+            max_length=r.integer("max_position_embeddings", 2048),
             norm_eps=r.number("rms_norm_eps", 1e-6),
             activation=r.one_of("hidden_act", ("silu",), "silu"),
             rope=r.rope(),

@@ -19,17 +19,17 @@ class QwenArchitecture(Architecture):
         r = ConfigReader(config)
         name = r.architecture(self.names)
         qwen3 = name == "Qwen3ForCausalLM"
-        heads, hidden = r.int("num_attention_heads", 32), r.int("hidden_size")
+        heads, hidden = r.integer("num_attention_heads", 32), r.integer("hidden_size")
         attention_bias = qwen3 and r.flag("attention_bias", False)
         cfg = DecoderConfig(
-            vocab_size=r.int("vocab_size"),
+            vocab_size=r.integer("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=r.int("intermediate_size"),
+            intermediate_size=r.integer("intermediate_size"),
             num_q_heads=heads,
-            num_kv_heads=r.int("num_key_value_heads", heads),
-            head_dim=r.int("head_dim", 128 if qwen3 else hidden // heads),
+            num_kv_heads=r.integer("num_key_value_heads", heads),
+            head_dim=r.integer("head_dim", 128 if qwen3 else hidden // heads),
             windows=_windows(config, r),
-            max_length=r.int("max_position_embeddings", 32768),
+            max_length=r.integer("max_position_embeddings", 32768),
             norm_eps=r.number("rms_norm_eps", 1e-6),
             activation=r.one_of("hidden_act", ("silu",), "silu"),
             rope=r.rope(),
@@ -57,11 +57,11 @@ class QwenArchitecture(Architecture):
 
 def _windows(config: Mapping[str, object], r: ConfigReader) -> tuple[int | None, ...]:
     """Sliding window of each layer: `layer_types` where given, else layers from `max_window_layers` on."""
-    num_layers = r.int("num_hidden_layers")
+    num_layers = r.integer("num_hidden_layers")
     if not r.flag("use_sliding_window", False) or config.get("sliding_window") is None:
         window = None
     else:
-        window = r.int("sliding_window")
+        window = r.integer("sliding_window")
     types = config.get("layer_types")
     if types is None:
         first = config.get("max_window_layers", 28)
