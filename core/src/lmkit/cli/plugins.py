@@ -88,7 +88,9 @@ def _row(entry: Entry, host: PluginHost, load: bool) -> dict[str, Any]:
     }
     if entry.reason is not None:
         row["code"] = entry.reason.code
-        row["reason"] = f"{entry.reason.code}: {entry.reason.offered}"
+        row["reason"] = (
+            entry.reason.offered if entry.state == "disabled" else f"{entry.reason.code}: {entry.reason.offered}"
+        )
     if load and entry.spec is not None:
         row |= {"tier": entry.spec.tier.name.lower(), "stability": entry.spec.stability, "summary": entry.spec.summary}
     return row

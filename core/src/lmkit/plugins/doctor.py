@@ -209,12 +209,14 @@ def private_imports(module: str) -> list[str]:
     found = []
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
-            names = []
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
+                continue
+            names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level and node.module == "lmkit":
+            elif not node.level and node.module == "lmkit":
                 names = [f"lmkit.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            elif not node.level and node.module:
                 names = [node.module]
             found += [
                 f"{file.name}:{node.lineno} imports {n}"

@@ -292,7 +292,7 @@ class PluginHost(pluggy.PluginManager):
     def gather(self, hook: str, **kwargs: Any) -> list[tuple[str, Any]]:
         """(module name, item) of everything that implementations of an iterable behaviour hook return."""
         self.load_extensions()
-        items = []
+        items: list[tuple[str, Any]] = []
         for plugin in self._implementers(hook):
             items.extend((plugin.__name__, item) for item in self._guarded(hook, plugin, kwargs, collect=True))
         return items
@@ -357,7 +357,7 @@ class PluginHost(pluggy.PluginManager):
 
     def _read(self) -> Iterator[Entry]:
         seen: dict[str, str] = {}
-        for dist in metadata.distributions(**({} if self._path is None else {"path": self._path})):
+        for dist in metadata.distributions() if self._path is None else metadata.distributions(path=self._path):
             if PREFIX not in (dist.read_text("entry_points.txt") or ""):
                 continue
             points = [p for p in dist.entry_points if p.group.startswith(PREFIX)]

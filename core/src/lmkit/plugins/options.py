@@ -36,7 +36,7 @@ def parse_options(kind: str, spec: Spec, given: Mapping[str, object]) -> dict[st
     if cls is None:
         return {}
     try:
-        value = msgspec.convert(dict(given), type=cls, strict=False)
+        value: Any = msgspec.convert(dict(given), type=cls, strict=False)
     except (msgspec.ValidationError, ValueError, TypeError) as e:
         raise ConfigError(f"{where}: {e}", fix=f"lmkit plugins show {kind}:{spec.name}") from e
     result: dict[str, Any] = msgspec.to_builtins({name: getattr(value, name) for name in known})

@@ -331,14 +331,14 @@ class Resolver:
             size = spec.preferred_block_size if spec.preferred_block_size in dims else _smallest(dims)
             fallback.append(Derived("block_size", size, f"{spec.name} prefers {size} (user: auto)"))
         values = merge(user, proposals, fallback)
-        length, size = values.get("model.max_length"), values.get("cache.block_size")
+        length, block = values.get("model.max_length"), values.get("cache.block_size")
         if length is not None and not 0 < int(length.value) <= info.max_length:
             raise ConfigError(
                 f"max_length is {length.value}, the model was made for at most {info.max_length}",
                 fix=f"--max-length {info.max_length}",
             )
-        if size is not None and size.value not in dims:
-            raise ConfigError(f"block_size is {size.value} ({size.source}), {attention[0].name} needs {dims}")
+        if block is not None and block.value not in dims:
+            raise ConfigError(f"block_size is {block.value} ({block.source}), {attention[0].name} needs {dims}")
         self._derived.extend(values.values())
 
     def _platform_defaults(self) -> list[tuple[str, ConfigProposal]]:

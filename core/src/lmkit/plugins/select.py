@@ -12,6 +12,7 @@ from typing import Any
 
 from lmkit.api import Choice, ConfigError, PluginError, Refusal, Refused, SelectionError, SelectRequest, Spec, Tier
 from lmkit.plugins.catalog import catalog
+from lmkit.plugins.codes import CODES
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.refs import load_ref, missing_module
 from lmkit.plugins.stages import data_refusals
@@ -128,10 +129,9 @@ def evaluate(
     kind = requests[0].kind
     entry, refusal = host.find(kind, wanted.name, wanted.dist)
     if entry is None or refusal is not None:
-        stage = 1 if entry is None else entry.stage
-        return _candidate(wanted, entry, stage, [refusal] if refusal else [])
-    if (refusal := host.open(entry)) is not None:
-        return _candidate(wanted, entry, entry.stage, [refusal])
+        return _candidate(wanted, entry, CODES[refusal.code][0] if refusal else 1, [refusal] if refusal else [])
+    if (broken := host.open(entry)) is not None:
+        return _candidate(wanted, entry, entry.stage, [broken])
     spec = entry.spec
     assert spec is not None
     found: dict[Refusal, int] = {}
@@ -143,8 +143,8 @@ def evaluate(
     for request in requests:
         if reasons := _own_check(spec, request):
             return _candidate(wanted, entry, 9, reasons)
-    if reason := _build_refusal(spec, imports):
-        return _candidate(wanted, entry, 10, [reason])
+    if unbuilt := _build_refusal(spec, imports):
+        return _candidate(wanted, entry, 10, [unbuilt])
     return _candidate(wanted, entry, 10, [])
 
 
@@ -197,7 +197,7 @@ def consider(
         )
 
     candidates.sort(key=rank)
-    warnings = []
+    warnings: list[str] = []
     if imports:
         candidates, warnings = _build_in_order(candidates)
     chosen = next((c for c in candidates if c.ok), None)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 from lmkit.api import (
@@ -41,7 +40,7 @@ def requirements(spec: Spec, installed_version: Callable[[str], str | None]) -> 
     """Stage 5: `requires`, from the metadata of installed dists."""
     for text in spec.requires:
         requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate(dict(default_environment())):
+        if requirement.marker is not None and not requirement.marker.evaluate():
             continue
         version = installed_version(requirement.name)
         fix = f'pip install "{text}"'
