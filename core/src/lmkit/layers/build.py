@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -18,16 +18,17 @@ from lmkit.api import (
 )
 from lmkit.layers.attention import Attention
 from lmkit.layers.embedding import Embedding
-from lmkit.layers.linear import PLAIN, Linear, ReferenceLinear
+from lmkit.layers.linear import PLAIN, Linear
 from lmkit.layers.norm import RMSNorm
 from lmkit.layers.rotary import Rotary
 
 
 class Builder:
-    """Makes modules with the chosen implementations. `kernels` maps a weight format to its chosen kernel.
+    """Makes modules with the chosen implementations.
 
-    `strict` names formats whose kernel the user chose: there a layer the kernel refuses is an error; elsewhere
-    such a layer falls back to the reference kernel and leaves a line in `warnings`.
+    `kernels` maps a weight format to its kernels, preferred first: each layer gets the first that can run it, and a
+    line in `warnings` when that is not the very first. `strict` names formats whose kernel the user chose: there a
+    refusal is an error.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Builder:
         dtype: torch.dtype,
         device: DeviceInfo,
         attention: AttentionBackend,
-        kernels: Mapping[str, LinearKernel],
+        kernels: Mapping[str, Sequence[LinearKernel]],
         *,
         scheme: QuantScheme | None = None,
         strict: frozenset[str] = frozenset(),
@@ -55,18 +56,18 @@ class Builder:
     def linear(self, spec: LinearSpec) -> Linear:
         fmt = self.scheme.for_layer(spec) if self.scheme and spec.name in self._quantizable else None
         fmt = fmt or PLAIN
-        kernel: LinearKernel | None = self.kernels.get(fmt.name)
-        if kernel is None:
-            raise SelectionError(f"no kernel was chosen for linear format {fmt.name!r} (layer {spec.name})")
-        reason = kernel.can_run(fmt, spec, self.device)
-        if reason and fmt.name in self.strict:
-            raise SelectionError(
-                f"{kernel.name} cannot run {spec.name}: {reason}", fix="choose another kernel or 'auto'"
-            )
-        if reason:
-            self.warnings.append(f"{spec.name}: {kernel.name} refused ({reason}), using {ReferenceLinear.name}")
-            return Linear(spec, fmt, ReferenceLinear(), self.dtype, self.collectives)
-        return Linear(spec, fmt, kernel, self.dtype, self.collectives)
+        refusals: list[str] = []
+        for kernel in self.kernels.get(fmt.name, ()):
+            reason = kernel.can_run(fmt, spec, self.device)
+            if reason is None:
+                if refusals:
+                    self.warnings.append(f"{spec.name}: runs on {kernel.name} ({'; '.join(refusals)})")
+                return Linear(spec, fmt, kernel, self.dtype, self.collectives)
+            refusals.append(f"{kernel.name} refused: {reason}")
+            if fmt.name in self.strict:
+                break
+        reasons = "; ".join(refusals) or "none was chosen"
+        raise SelectionError(f"no kernel for linear format {fmt.name!r}, layer {spec.name}: {reasons}")
 
     def attention(self, layer: int, scale: float) -> Attention:
         group, need = self._group_of[layer]

@@ -19,6 +19,7 @@ from lmkit.api import (
     Checkpoint,
     Choice,
     Collectives,
+    LinearKernel,
     LoadedModel,
     Loader,
     ModelInfo,
@@ -87,13 +88,16 @@ def make_builder(
     elif checkpoint.config.get("quantization_config"):
         raise UnsupportedModel("quantization_config", "present", fix="install a plugin for this format")
     ops = [c for c in resolved.choices if c.kind == "op" and c.component.startswith("linear:")]
+    kernels: dict[str, list[LinearKernel]] = {}
+    for c in ops:  # in order of preference
+        kernels.setdefault(c.component.partition(":")[2], []).append(make(c))
     attention = _choice(resolved, "attention")
     return Builder(
         info,
         getattr(torch, resolved.value("dtype") or info.dtype),
         resolved.device,
         make(attention),
-        {c.component.partition(":")[2]: make(c) for c in reversed(ops)},  # the first choice of a format wins
+        kernels,
         scheme=scheme,
         strict=frozenset(c.component.partition(":")[2] for c in ops if c.why == "explicit"),
         collectives=collectives,

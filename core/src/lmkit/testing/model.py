@@ -43,7 +43,7 @@ def load_tiny(
     kernel: Choice | None = None,
     **kwargs: Any,
 ) -> LoadedModel:
-    """Load a checkpoint with the architecture `target` and the reference linear, without the resolver."""
+    """Load a checkpoint with the architecture `target`, without the resolver; `kernel` precedes the reference linear."""
     checkpoint = open_checkpoint(str(directory), CheckpointOptions())
     assert checkpoint is not None
     info: ModelInfo = load_target(target)().describe(checkpoint.config)
@@ -53,7 +53,8 @@ def load_tiny(
             choice("model", target),
             choice("attention", attention, "text"),
             choice("loader", "lmkit.loading.safetensors:SafetensorsLoader"),
-            kernel or choice("op", "lmkit.layers.linear:ReferenceLinear", "linear:plain"),
+            *([kernel] if kernel else []),
+            choice("op", "lmkit.layers.linear:ReferenceLinear", "linear:plain", why="auto"),
             *choices,
         ),
         (Derived("dtype", dtype, "test"),),
