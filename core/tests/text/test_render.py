@@ -112,6 +112,13 @@ def test_reserved_variables(name: str) -> None:
         render(PLAIN, kwargs={name: 1})
 
 
+def test_kwargs_must_be_variables_of_the_template() -> None:
+    renderer = Renderer("{{ range(3)|join }}{{ enable_thinking }}{% set x = 1 %}{{ x }}{{ strftime_now('') }}", SPECIAL)
+    assert renderer.options == {"enable_thinking"}
+    with pytest.raises(InvalidParam, match="enable_thinking"):
+        renderer.render(HELLO, kwargs={"enable_thinkin": True})
+
+
 def test_kwargs_reach_the_template() -> None:
     assert render("{{ enable_thinking }}", kwargs={"enable_thinking": False}) == "False"
 

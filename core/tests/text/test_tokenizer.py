@@ -94,6 +94,13 @@ def test_other_decoders() -> None:
         assert joined(tokenizer, ids) == tokenizer.decode(ids)
 
 
+def test_text_that_goes_on_keeps_its_blank(sentencepiece_like: JsonTokenizer) -> None:
+    hello, world = sentencepiece_like.id_of("\u2581hello") or 0, sentencepiece_like.id_of("\u2581wor") or 0
+    for context, expected in (([], "wor"), ([hello], " wor"), ([1, hello], " wor"), ([1], "wor")):
+        detokenizer = sentencepiece_like.detokenizer(context=context)
+        assert detokenizer.feed(world) + detokenizer.flush() == expected
+
+
 def test_kept_special_tokens(byte_level: JsonTokenizer) -> None:
     ids = byte_level.encode("x<tool_call>y<|end|>")
     assert joined(byte_level, ids) == "xy"

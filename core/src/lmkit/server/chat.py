@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from lmkit.api import Reasoning, Text, ToolArgs, ToolStart
+from lmkit.server.errors import UnsupportedField
 from lmkit.server.generate import Choice, Generation, GenerationFailed, check_prompt, expand, make_request, new_id
 from lmkit.server.schema import ChatRequest
 from lmkit.server.wire import ContentLogprob, UsageBody, content_logprobs, prompt_logprobs, usage_of
@@ -117,6 +118,8 @@ class Chat:
         shown = [t.model_dump(exclude_unset=True) for t in r.tools or ()] if tools else []
         kwargs = dict(r.chat_template_kwargs or {})
         if r.reasoning_effort is not None:
+            if text.renderer is None or "reasoning_effort" not in text.renderer.options:
+                raise UnsupportedField("reasoning_effort", "the chat template of this model has no reasoning_effort")
             kwargs.setdefault("reasoning_effort", r.reasoning_effort)
         prompt = text.render_chat(
             r.template_messages(), shown, kwargs,

@@ -63,6 +63,7 @@ class _Routes:
                 "chat": b.text.renderer is not None,
                 "tools": b.text.tool_format is not None,
                 "reasoning": b.text.reasoning_format is not None,
+                "template_options": sorted(b.text.renderer.options) if b.text.renderer else [],
             },
         }  # fmt: skip
 

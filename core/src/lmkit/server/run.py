@@ -109,6 +109,7 @@ async def run_app(
 ) -> None:
     """Serves on a bound socket until a signal; then drains."""
     from lmkit.server.app import build_app
+    from lmkit.server.protocol import BoundedProtocol
 
     if not (settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host)):
         # without a key a web page must not reach us through a name that resolves to this machine
@@ -116,8 +117,8 @@ async def run_app(
     app = build_app(llm, settings)
     server = _Server(
         uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
-            timeout_graceful_shutdown=5, backlog=2048, h11_max_incomplete_event_size=settings.max_headers,
+            app, http=BoundedProtocol, log_level="warning", access_log=False, server_header=False, lifespan="off",
+            ws="none", timeout_graceful_shutdown=5, backlog=2048, h11_max_incomplete_event_size=settings.max_headers,
         ),
         app.state.backend,
     )  # fmt: skip

@@ -43,12 +43,17 @@ class WindowDetokenizer:
     __slots__ = ("_decode", "_hidden", "_is_byte", "_shown", "_waiting", "_window")
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], hidden: Callable[[int], bool], is_byte: Callable[[int], bool]
+        self,
+        decode: Callable[[Sequence[int]], str],
+        hidden: Callable[[int], bool],
+        is_byte: Callable[[int], bool],
+        context: Sequence[int] = (),
     ) -> None:
         self._decode, self._hidden, self._is_byte = decode, hidden, is_byte
-        self._window: list[int] = []  # tokens already shown that the next ones may join to
+        # tokens already shown that the next ones may join to
+        self._window = [t for t in context if not hidden(t)]
         self._waiting: list[int] = []  # tokens not yet shown
-        self._shown = ""  # decode(window)
+        self._shown = decode(self._window) if self._window else ""  # decode(window)
 
     def feed(self, token: int) -> str:
         if self._hidden(token):

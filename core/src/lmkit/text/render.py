@@ -13,6 +13,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
@@ -58,7 +59,6 @@ class Renderer:
     """One compiled template. `render` is thread-safe and may be called on the event loop: it is bounded."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._source_lines = source.count("\n") + 1
         self._special = dict(special_tokens)
         env = BudgetedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
         env.filters["tojson"] = env.checked(_tojson)
@@ -66,11 +66,14 @@ class Renderer:
         env.globals["strftime_now"] = _now
         try:
             self._template = env.from_string(source)
+            names = jinja2.meta.find_undeclared_variables(env.parse(source))
         except jinja2.TemplateSyntaxError as e:
             raise ConfigError(
                 f"the chat template does not compile: line {e.lineno}: {e.message}",
                 fix="give another one with --chat-template FILE",
             ) from e
+        # what a request may set: variables that the template reads and that have no meaning of their own
+        self.options = frozenset(names) - RESERVED - set(env.globals) - set(self._special)
         self.list_content = self._wants_lists()
 
     def render(
@@ -84,8 +87,9 @@ class Renderer:
     ) -> str:
         """The prompt. `messages` as in the OpenAI API. Raises TemplateFailed, InvalidParam."""
         for key in kwargs or ():
-            if key in RESERVED or key.startswith("_"):
-                raise InvalidParam("chat_template_kwargs", key, "a name that is not a field of its own")
+            if key not in self.options:
+                known = ", ".join(sorted(self.options)) or "none"
+                raise InvalidParam("chat_template_kwargs", key, f"a variable of the chat template ({known})")
         shaped = [self._shape(m) for m in messages]
         if continue_final_message:
             add_generation_prompt = False

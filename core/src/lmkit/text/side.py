@@ -99,8 +99,12 @@ class TextSide:
         include_stop: bool = False,
         skip_special: bool = True,
         single_call: bool = False,
+        context: Sequence[int] = (),
     ) -> OutputStream:
-        """The stream of one choice. `parse=False`: all output is text (completions, reasoning is not separated)."""
+        """The stream of one choice. `parse=False`: all output is text (completions, reasoning is not separated).
+
+        `context`: the prompt's tokens, when the text goes on where the prompt ends.
+        """
         stages: list[StreamParser] = []
         keep: frozenset[str] = frozenset()
         reasoning = None
@@ -113,7 +117,7 @@ class TextSide:
             keep |= self.tool_format.keep_special
         return OutputStream(
             params,
-            self.tokenizer.detokenizer(skip_special=skip_special, keep=keep),
+            self.tokenizer.detokenizer(skip_special=skip_special, keep=keep, context=context),
             Stops(params.stop, include=include_stop),
             Chain(*stages) if stages else None,
             reasoning,

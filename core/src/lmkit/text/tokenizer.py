@@ -15,6 +15,7 @@ from lmkit.api import CheckpointError
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
 _LONG = 1024  # characters
+_CONTEXT = 8  # tokens
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -93,8 +94,13 @@ class JsonTokenizer:
         found = _BYTE_TOKEN.fullmatch(text)
         return bytes([int(found[1], 16)]) if found else text.replace("\u2581", " ").encode()
 
-    def detokenizer(self, *, skip_special: bool = True, keep: frozenset[str] = frozenset()) -> Detokenizer:
-        """A fresh incremental decoder. `keep`: special tokens to show all the same."""
+    def detokenizer(
+        self, *, skip_special: bool = True, keep: frozenset[str] = frozenset(), context: Sequence[int] = ()
+    ) -> Detokenizer:
+        """A fresh incremental decoder. `keep`: special tokens to show all the same.
+
+        `context`: the tokens before, for text that goes on there: some decoders drop the blank at the start of a text.
+        """
         hidden = self.special_ids if skip_special else frozenset()
         if keep and hidden:
             hidden = frozenset(i for i in hidden if self._added[i].content not in keep)
@@ -104,6 +110,7 @@ class JsonTokenizer:
             lambda ids: self._raw.decode(list(ids), skip_special_tokens=False),
             hidden.__contains__,
             lambda token: token not in self._added and _BYTE_TOKEN.fullmatch(self.token(token)) is not None,
+            context[-_CONTEXT:],
         )
 
 
