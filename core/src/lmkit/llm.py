@@ -227,7 +227,7 @@ class LLM:
         """
         if not messages:
             raise InvalidParam("messages", [], "at least one message")
-        several = [messages] if isinstance(messages[0], Mapping) else list(messages)
+        several: list[Messages] = [messages] if isinstance(messages[0], Mapping) else list(messages)  # type: ignore
         jobs = [
             self._chat_jobs(number, conversation, one, n, tools, template_options, continue_final_message)
             for number, (conversation, one) in enumerate(zip(several, _per_prompt(params, len(several)), strict=True))
@@ -332,7 +332,7 @@ class LLM:
         """Feeds requests as rows become free, so that the queue never overflows. Nothing is left behind, ever."""
         core, room = self._engine.core, 2 * max(1, self.facts.max_rows)
         waiting, running = deque(jobs), dict[str, _Job]()
-        left = {}
+        left: dict[int, int] = {}
         for job in jobs:
             left[job.number] = left.get(job.number, 0) + 1
         try:
@@ -441,15 +441,15 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A single text or list of ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    prompts = list(prompts)  # type: ignore[arg-type]
-    if prompts and all(isinstance(p, int) for p in prompts):
-        return [prompts]  # type: ignore[list-item]
-    for i, prompt in enumerate(prompts):
+    several: list[Any] = list(prompts)
+    if several and all(isinstance(p, int) for p in several):
+        return [several]
+    for i, prompt in enumerate(several):
         if isinstance(prompt, str):
             continue
         if not isinstance(prompt, Sequence) or not all(isinstance(t, int) for t in prompt):
             raise InvalidParam(f"prompts[{i}]", prompt, "a text or a list of token ids")
-    return prompts  # type: ignore[return-value]
+    return several
 
 
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:

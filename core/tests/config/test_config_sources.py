@@ -94,7 +94,7 @@ def test_unknown_variable_names_the_nearest() -> None:
 
 
 def test_variables_of_a_kubernetes_service_are_not_ours() -> None:
-    environ = {"LMKIT_SERVICE_HOST": "10.0.0.1", "LMKIT_PORT": "tcp://10.0.0.1:80", "LMKIT_PORT_80_TCP_ADDR": "10.0.0.1"}
+    environ = {"LMKIT_SERVICE_HOST": "10.0.0.1", "LMKIT_PORT": "tcp://10.0.0.1:80", "LMKIT_PORT_80_TCP_PORT": "80"}
     assert read_environment(environ) == Environment()
 
 

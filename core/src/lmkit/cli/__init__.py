@@ -28,7 +28,7 @@ def run(args: Sequence[str] | None = None) -> int:
     except errors.UsageError as error:
         return errors.show_usage(error)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 141
     except Exception as error:
         return errors.show_bug(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.markup import escape
 from lmkit.api import LmkitError, SelectionError
 from lmkit.config.environment import debug
 
-UsageError = typer.BadParameter.__mro__[2]  # click's base of all errors that are shown to the user
+UsageError: Any = typer.BadParameter.__mro__[2]  # click's base of all errors that are shown to the user
 Abort = typer.Abort
 MAX_REFUSED = 12
 

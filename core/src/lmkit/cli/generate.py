@@ -136,9 +136,9 @@ def run_batch(llm: LLM, batch: Sequence[Item], params: dict[int, SamplingParams]
         items = list(group)
         own = [params[item.line] for item in items]
         if is_chat:
-            yield from llm.chat([item.messages for item in items], own, n=n, progress=False)  # type: ignore[misc]
+            yield from llm.chat([item.messages or [] for item in items], own, n=n, progress=False)
         else:
-            yield from llm.generate([item.prompt for item in items], own, n=n, progress=False)  # type: ignore[misc]
+            yield from llm.generate([item.prompt or "" for item in items], own, n=n, progress=False)
 
 
 def as_json(item: Item, result: RequestOutput) -> dict[str, Any]:

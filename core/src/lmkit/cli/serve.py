@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,7 +14,6 @@ from lmkit.config import Sourced, read_environment
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
     from lmkit.engine.messages import EngineFacts
-    from lmkit.server.app import Served
     from lmkit.server.settings import ServerSettings
 
 PANEL = "Server"
@@ -91,7 +90,7 @@ def _serve(settings: Sourced, server: ServerSettings, began: float) -> None:
     resolved_at = perf_counter()
     bar = StartBar()
 
-    def ready(llm: Served, url: str) -> None:
+    def ready(llm: Any, url: str) -> None:  # an AsyncLLM
         bar.__exit__()
         phases = [("resolve", resolved_at - began), *llm.facts.phases]
         first_screen(console, resolution, llm.facts, server, url, phases, perf_counter() - began)

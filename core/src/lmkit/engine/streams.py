@@ -166,7 +166,10 @@ class BaseClient(ABC):
         for id, stream in self._streams.items():
             stream.put(TokenEvent(id, finish="error", error=shown))
         self._streams.clear()
-        for answer in [*self._asked.values(), *([self._started] if self._started else [])]:
+        waiting: list[asyncio.Future] = [*self._asked.values()]
+        if self._started is not None:
+            waiting.append(self._started)
+        for answer in waiting:
             if not answer.done():
                 answer.set_exception(error_of(shown))
                 answer.exception()  # it need not be awaited by anybody

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
-from typing import cast
 
 import msgspec
 
@@ -89,7 +88,7 @@ class ProcessClient(BaseClient):
             connection = await self._spawn()
             connected = perf_counter() - began
             transport, _ = await loop.connect_accepted_socket(lambda: _Wire(self), connection)
-            self._transport = cast(asyncio.Transport, transport)
+            self._transport = transport
             self._send(self._start_command)
             await self._started
         except BaseException:

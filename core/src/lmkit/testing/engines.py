@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
 
-from lmkit.api import Checkpoint, CheckpointError, DeviceInfo, Progress, ResolvedPlan, SchedLimits
+from lmkit.api import Checkpoint, CheckpointError, DeviceInfo, Progress, RequestView, ResolvedPlan, SchedLimits
 from lmkit.config import EngineConfig
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
-from lmkit.scheduling.request import Request
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit.testing.hash_model import HashExecutor, hash_kv
 
@@ -43,10 +42,11 @@ class HashOptions:
 class Fcfs:
     """First come, first served."""
 
-    def admit_key(self, r: Request) -> tuple:
+    def admit_key(self, r: RequestView) -> tuple:
         return (r.priority, r.arrival, r.order)
 
-    victim_key = admit_key
+    def victim_key(self, r: RequestView) -> tuple:
+        return self.admit_key(r)
 
 
 class _Faulty(EngineCore):
