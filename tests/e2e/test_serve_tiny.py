@@ -13,6 +13,8 @@ from time import perf_counter, sleep
 
 import httpx
 import pytest
+from lmkit import LLM
+from lmkit.api import CheckpointError
 
 from .conftest import Server, lmkit, post, serving
 
@@ -186,7 +188,25 @@ def corrupt(tiny: Path, path: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["truncated", "header", "shape", "layers", "activation", "json"])
+DAMAGES = {
+    "truncated": "model.safetensors",
+    "header": "model.safetensors",
+    "shape": "",
+    "layers": "layers.2",
+    "activation": "hidden_act",
+    "json": "config.json",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_checkpoint_is_a_typed_error(tiny: Path, tmp_path: Path, name: str) -> None:
+    path = corrupt(tiny, tmp_path / "model", name)
+    with pytest.raises(CheckpointError) as caught:
+        LLM(str(path))
+    assert DAMAGES[name] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["truncated", "activation"])  # found by the engine process, and by the parent
 def test_damaged_checkpoint_is_one_screen(tiny: Path, tmp_path: Path, name: str) -> None:
     path = corrupt(tiny, tmp_path / "model", name)
     done = lmkit("serve", str(path), "--port", "0")
