@@ -36,7 +36,9 @@ from lmkit.api import (
 )
 from lmkit.config import EngineConfig, from_options
 from lmkit.engine.client import EventStream, ProcessClient
+from lmkit.engine.observers import Observers, Watch
 from lmkit.engine.supervisor import FACTORY
+from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.text.side import TextSide
 from lmkit.text.stream import Finish, OutputEvent, OutputStream
@@ -44,7 +46,6 @@ from lmkit.text.stream import Finish, OutputEvent, OutputStream
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
     from lmkit.engine.messages import EngineFacts
-    from lmkit.plugins.host import PluginHost
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -118,10 +119,13 @@ class _Job:
     completion: Completion
     stream: OutputStream
     number: int  # of the prompt
+    watch: Watch | None = None  # of plugins that observe requests
     calls: dict[int, ToolCall] = field(default_factory=dict)
 
     def take(self, event: TokenEvent) -> bool:
         """Adds an event. True when the output is complete."""
+        if self.watch is not None:
+            self.watch.see(event)
         if event.num_cached is not None:
             self.output.num_cached = max(self.output.num_cached, event.num_cached)
         if self.completion.logprobs is not None:
@@ -173,11 +177,14 @@ class LLM:
         if model is not None:
             options["model"] = model
         self.config = config or from_options(options)
+        host = host or PluginHost()
         self.resolved, self.checkpoint, self.info = resolve(self.config, host)
         from lmkit.engine.build import build_engine  # imports torch
 
-        self.text = TextSide.open(self.checkpoint, self.resolved, self.config)
+        self.text = TextSide.open(self.checkpoint, self.resolved, self.config, host)
         self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress)
+        self._observers = Observers(host, self.resolved, self.facts)
+        self._observers.started()
         self._lock = Lock()
         self._count = 0
         self._closed = False
@@ -265,6 +272,8 @@ class LLM:
                 core.add(job.request)
                 while not job.stream.finished:
                     for event in core.step():
+                        if job.watch is not None:
+                            job.watch.see(event)
                         yield from job.stream.feed(event)
             finally:
                 core.abort([job.request.id])
@@ -317,7 +326,7 @@ class LLM:
             completion = Completion(i, logprobs=[] if params.logprobs is not None else None)
             output.outputs.append(completion)
             request = EngineRequest(f"llm-{self._count}", ids, own, arrival=monotonic())
-            jobs.append(_Job(request, output, completion, stream(), number))
+            jobs.append(_Job(request, output, completion, stream(), number, watch=self._observers.watch(request)))
         return jobs
 
     def _run(self, groups: list[list[_Job]], progress: bool | None) -> list[RequestOutput]:
@@ -367,6 +376,7 @@ class LLM:
         with self._lock:
             if not self._closed:
                 self._closed = True
+                self._observers.stopping()
                 self._engine.close()
 
     def __enter__(self) -> LLM:
@@ -400,23 +410,27 @@ class AsyncLLM:
         *,
         progress: Progress | None = None,
         resolution: tuple[ResolvedPlan, Checkpoint, ModelInfo] | None = None,
+        host: PluginHost | None = None,
         factory: str = FACTORY,
     ) -> AsyncLLM:
         """Returns when the engine is ready. The tokenizer loads here while the weights load there.
 
-        `resolution`: what `lmkit.plugins.resolve` said, when the caller has asked it already.
+        `resolution`: what `lmkit.plugins.resolve` said, when the caller has asked it already, with `host`.
         """
-        resolved, checkpoint, _ = resolution or resolve(config)
+        host = host or PluginHost()
+        resolved, checkpoint, _ = resolution or resolve(config, host)
         client = ProcessClient(config, resolved, checkpoint, progress, factory=factory)
         starting = asyncio.ensure_future(client.start())
         await asyncio.sleep(0)  # the process is spawned before this one gets busy
         try:
-            text = await asyncio.to_thread(TextSide.open, checkpoint, resolved, config)
+            text = await asyncio.to_thread(TextSide.open, checkpoint, resolved, config, host)
             await starting
         except BaseException:
             starting.cancel()
             await client.close()
             raise
+        client.observers = Observers(host, resolved, client.facts)
+        client.observers.started()
         return cls(config, resolved, checkpoint, client, text)
 
     @property
@@ -431,6 +445,8 @@ class AsyncLLM:
         self.client.abort(ids)
 
     async def close(self) -> None:
+        if self.client.observers is not None and self.client.state != "dead":
+            self.client.observers.stopping()
         await self.client.close()
 
 

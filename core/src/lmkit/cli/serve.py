@@ -86,7 +86,8 @@ def _serve(settings: Sourced, server: ServerSettings, began: float) -> None:
     from lmkit.server.run import serve
 
     console = Console(highlight=False, stderr=True)
-    resolution = resolve(settings.config, plugin_host(settings))
+    host = plugin_host(settings)
+    resolution = resolve(settings.config, host)
     resolved_at = perf_counter()
     bar = StartBar()
 
@@ -96,7 +97,7 @@ def _serve(settings: Sourced, server: ServerSettings, began: float) -> None:
         first_screen(console, resolution, llm.facts, server, url, phases, perf_counter() - began)
 
     with bar:
-        serve(settings.config, server, resolution=resolution, progress=bar, on_ready=ready)
+        serve(settings.config, server, resolution=resolution, host=host, progress=bar, on_ready=ready)
 
 
 def first_screen(

@@ -24,6 +24,7 @@ from lmkit.engine.messages import (
     Submit,
     error_of,
 )
+from lmkit.engine.observers import Observers, Watch
 
 State = Literal["starting", "ready", "draining", "dead"]
 
@@ -31,17 +32,20 @@ State = Literal["starting", "ready", "draining", "dead"]
 class EventStream:
     """The events of one request, in order. Never blocks whoever feeds it."""
 
-    __slots__ = ("_client", "_events", "_finished", "_waiter", "id")
+    __slots__ = ("_client", "_events", "_finished", "_waiter", "_watch", "id")
 
-    def __init__(self, client: BaseClient, id: str) -> None:
+    def __init__(self, client: BaseClient, id: str, watch: Watch | None = None) -> None:
         self.id = id
         self._client = client
+        self._watch = watch  # of plugins that observe requests
         self._events: deque[TokenEvent] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._finished = False  # the finishing event was handed out
 
     def put(self, event: TokenEvent) -> None:
         self._events.append(event)
+        if self._watch is not None:
+            self._watch.see(event)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -72,6 +76,7 @@ class BaseClient(ABC):
         self.state: State = "starting"
         self.failure: ErrorInfo | None = None
         self.facts: EngineFacts = EngineFacts("", 0, 0, 0)
+        self.observers: Observers | None = None  # set by whoever has the plugin host, once the engine is ready
         self._progress = progress
         self._streams: dict[str, EventStream] = {}
         self._asked: dict[int, asyncio.Future[EngineStats]] = {}
@@ -86,7 +91,7 @@ class BaseClient(ABC):
 
     def submit(self, request: EngineRequest) -> EventStream:
         """Sends the request. The stream of one that cannot be taken has a single event, its error."""
-        stream = EventStream(self, request.id)
+        stream = EventStream(self, request.id, self.observers.watch(request) if self.observers else None)
         refusal = self._refusal(request.id)
         if refusal is not None:
             stream.put(TokenEvent(request.id, finish="error", error=refusal))

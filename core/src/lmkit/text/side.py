@@ -26,7 +26,9 @@ from lmkit.text.stream import OutputStream, Usage
 from lmkit.text.tokenizer import JsonTokenizer, open_tokenizer
 
 if TYPE_CHECKING:
+    from lmkit.api import Tokenizer
     from lmkit.config.engine import EngineConfig
+    from lmkit.plugins.host import PluginHost
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
 TAIL = 256  # characters of the prompt that parsers look at
@@ -43,16 +45,26 @@ class TextSide:
     default_params: Mapping[str, Any] | None = None
 
     @classmethod
-    def open(cls, checkpoint: Checkpoint, resolved: ResolvedPlan, config: EngineConfig) -> TextSide:
-        """Raises CheckpointError (tokenizer missing or damaged), ConfigError (template does not compile)."""
+    def open(
+        cls, checkpoint: Checkpoint, resolved: ResolvedPlan, config: EngineConfig, host: PluginHost | None = None
+    ) -> TextSide:
+        """Raises CheckpointError (tokenizer missing or damaged), ConfigError (template does not compile).
+
+        Plugins of `host` may supply the tokenizer and the template, unless the user names another tokenizer.
+        """
         eos = resolved.value("eos_token_ids") or _eos_ids(checkpoint)
         path = Path(config.model.tokenizer) if config.model.tokenizer else checkpoint.path
-        tokenizer = open_tokenizer(path, eos_token_ids=eos, chat_template=_template_file(config.model.chat_template))
-        template = tokenizer.chat_template
+        template, tokenizer = _template_file(config.model.chat_template), None
+        if host is not None and not config.model.tokenizer:
+            template = template or host.first("lmkit_chat_template", checkpoint=checkpoint)
+            tokenizer = host.first("lmkit_load_tokenizer", checkpoint=checkpoint)
+        tokenizer = tokenizer or open_tokenizer(path, eos_token_ids=eos, chat_template=template)
+        template = template or tokenizer.chat_template
+        variables = getattr(tokenizer, "special_tokens", None) or _special_tokens(tokenizer)
         defaults = {k: checkpoint.generation_config.get(k) for k in _DEFAULTS}
         return cls(
             tokenizer,
-            Renderer(template, tokenizer.special_tokens) if template else None,
+            Renderer(template, variables) if template else None,
             _format(resolved, "tool_parser"),
             _format(resolved, "reasoning_parser"),
             {k: v for k, v in defaults.items() if v is not None},
@@ -152,3 +164,9 @@ def _template_file(name: str | None) -> str | None:
         return Path(name).read_text(encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"cannot read the chat template {name}: {e.strerror}", fix="check the path") from e
+
+
+def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    """Template variables of a tokenizer that has no table of them."""
+    named = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
+    return {name: text for name, text in named.items() if text is not None}
