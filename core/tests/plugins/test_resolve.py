@@ -464,3 +464,36 @@ def test_a_described_device_needs_no_torch(whole: World, tmp_path: Path) -> None
     done = subprocess.run([sys.executable, str(script), str(whole.path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["chip", 80_000_000_000, "ref"]
+
+
+MORE = """
+from lmkit.api import GrammarBackendSpec, ProposerSpec, Tier, hookimpl
+
+@hookimpl
+def lmkit_grammars():
+    for name, tier in (("fast_grammar", Tier.OPTIMIZED), ("plain_grammar", Tier.REFERENCE)):
+        yield GrammarBackendSpec(name=name, summary=name, target="toy_more.hooks:x", kinds=frozenset({"regex"}), tier=tier)
+
+@hookimpl
+def lmkit_proposers():
+    yield ProposerSpec(name="ngram", summary="Repeats", target="toy_more.hooks:x")
+"""
+
+
+def test_grammars_in_order_and_a_proposer(whole: World) -> None:
+    module = "toy_more.hooks"
+    points = {"grammar": {"fast_grammar": module, "plain_grammar": module}, "proposer": {"ngram": module}}
+    whole.add("toy-more", points, {module: MORE})
+    plan, _, _ = resolve(replace(TOY, spec=SpecConfig(proposer="ngram")), whole.host())
+    assert [c.name for c in plan.choices if c.kind == "grammar"] == ["fast_grammar", "plain_grammar"]
+    assert plan.choice("proposer").name == "ngram"  # type: ignore[union-attr]
+    assert resolve(TOY, whole.host())[0].choice("proposer") is None
+
+
+def test_a_described_device_is_not_run(whole: World) -> None:
+    from lmkit.engine.build import build_engine
+
+    config = replace(TOY, device="plain:9.0:1GB")
+    plan, checkpoint, _ = resolve(config, whole.host())
+    with pytest.raises(ConfigError, match="only described"):
+        build_engine(config, plan, checkpoint)

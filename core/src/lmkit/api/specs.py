@@ -121,7 +121,8 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformSpec(Spec):
-    """target: a Platform class. `probe` is torch-free: () -> list[DeviceInfo] | Unavailable, no device context."""
+    """target: a Platform class; its module imports torch in the worker's methods only, for the resolver asks it for
+    `defaults` and the parent for `worker_env`. `probe` is torch-free: () -> list[DeviceInfo] | Unavailable, no device context."""
 
     probe: Ref
     device_type: str  # torch device type

@@ -49,8 +49,13 @@ def build_engine(
 ) -> Engine:
     """Starts the executor, plans and allocates the KV cache, and puts the step loop on top.
 
-    Raises CheckpointError, CapacityError, PluginError; then nothing is left running.
+    Raises ConfigError, CheckpointError, CapacityError, PluginError; then nothing is left running.
     """
+    if resolved.device.described:
+        raise ConfigError(
+            f"the device {config.device!r} is only described: there is nothing to run on",
+            fix="leave --device out; it is for explain and plan",
+        )
     phase = Phases()
     with phase("import"):
         verify(resolved)
