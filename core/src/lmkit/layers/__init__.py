@@ -25,7 +25,7 @@ _HOME = {
     "RMSNorm": "norm",
     "Rotary": "rotary",
     "rotate": "rotary",
-    "activation": "activation",
+    "activation": "activations",
     "Decoder": "decoder",
     "DecoderLayer": "decoder",
     "GatedMLP": "decoder",

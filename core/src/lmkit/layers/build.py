@@ -80,4 +80,4 @@ class Builder:
         return Embedding(num, size, self.dtype)
 
     def rotary(self, head_dim: int, rope: Mapping[str, object]) -> Rotary:
-        return Rotary(head_dim, rope, self.info.max_length, self.dtype)
+        return Rotary(head_dim, rope, self.dtype)

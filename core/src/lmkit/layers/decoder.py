@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lmkit.api import BuildContext, LinearSpec, ModelInfo, StepInputs
-from lmkit.layers.activation import activation
+from lmkit.layers.activations import activation
 from lmkit.layers.describe import DecoderConfig, decoder_config
 from lmkit.layers.linear import Linear
 from lmkit.layers.rotary import rotate

@@ -131,7 +131,16 @@ class ConfigReader:
         if unknown:
             name = sorted(unknown)[0]
             raise UnsupportedModel(f"{key}.{name}", raw[name], f"keys of rope_type {kind!r}")
+        if kind == "yarn" and "original_max_position_embeddings" not in rope:
+            rope["original_max_position_embeddings"] = self.integer("max_position_embeddings")
         return rope
+
+
+def rope_length(positions: int, rope: Mapping[str, Any]) -> int:
+    """Positions a model serves whose configuration says `positions`: a YaRN factor extends the original length."""
+    if rope["rope_type"] != "yarn":
+        return positions
+    return max(positions, round(rope["factor"] * rope["original_max_position_embeddings"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

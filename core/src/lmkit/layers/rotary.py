@@ -21,10 +21,10 @@ class Rotary(nn.Module):
 
     inv_freq: Tensor  # [rotary_dim / 2] float32
 
-    def __init__(self, head_dim: int, rope: Mapping[str, Any], max_length: int, dtype: torch.dtype) -> None:
+    def __init__(self, head_dim: int, rope: Mapping[str, Any], dtype: torch.dtype) -> None:
         super().__init__()
         dim = int(head_dim * rope["partial"])
-        inv_freq, self.magnitude = frequencies(dim, rope, max_length)
+        inv_freq, self.magnitude = frequencies(dim, rope)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.dtype = dtype
 
@@ -42,7 +42,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), -1)
 
 
-def frequencies(dim: int, rope: Mapping[str, Any], max_length: int) -> tuple[Tensor, float]:
+def frequencies(dim: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
     """Angular frequency of each pair [dim / 2] float32 and the factor on cos and sin."""
     steps = torch.arange(0, dim, 2, dtype=torch.int64, device="cpu").float() / dim
     inv_freq = 1.0 / rope["theta"] ** steps
@@ -54,7 +54,7 @@ def frequencies(dim: int, rope: Mapping[str, Any], max_length: int) -> tuple[Ten
         case "llama3":
             return _llama3(inv_freq, rope), 1.0
         case "yarn":
-            return _yarn(inv_freq, dim, rope, max_length)
+            return _yarn(inv_freq, dim, rope)
         case other:
             raise UnsupportedModel("rope_type", other)
 
@@ -67,10 +67,9 @@ def _llama3(inv_freq: Tensor, rope: Mapping[str, Any]) -> Tensor:
     return (1 - blend) * inv_freq / rope["factor"] + blend * inv_freq
 
 
-def _yarn(inv_freq: Tensor, dim: int, rope: Mapping[str, Any], max_length: int) -> tuple[Tensor, float]:
+def _yarn(inv_freq: Tensor, dim: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
     """YaRN: interpolate slow pairs, keep fast ones, ramp between; attention temperature goes into cos and sin."""
-    factor, theta = rope["factor"], rope["theta"]
-    length = rope.get("original_max_position_embeddings") or max_length
+    factor, theta, length = rope["factor"], rope["theta"], rope["original_max_position_embeddings"]
 
     def magnitude(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

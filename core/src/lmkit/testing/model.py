@@ -43,7 +43,7 @@ def load_tiny(
     kernel: Choice | None = None,
     **kwargs: Any,
 ) -> LoadedModel:
-    """Load a checkpoint with the architecture `target`, without the resolver; `kernel` precedes the reference linear."""
+    """Load a checkpoint with the architecture `target`, without the resolver; `kernel` goes before the reference."""
     checkpoint = open_checkpoint(str(directory), CheckpointOptions())
     assert checkpoint is not None
     info: ModelInfo = load_target(target)().describe(checkpoint.config)

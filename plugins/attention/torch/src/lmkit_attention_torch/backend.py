@@ -47,7 +47,7 @@ class TorchAttention(AttentionBackend):
         flat = kv.view(-1, *kv.shape[2:])
         special = plan.need.softcap is not None or plan.need.sinks or plan.need.alibi
         for task in plan.tasks:
-            cached = flat[task.index].to(q.dtype)
+            cached = flat.index_select(0, task.index).to(q.dtype)
             out[task.tokens] = (
                 _dense(q[task.tokens], cached, task, plan, scale, sinks)
                 if special

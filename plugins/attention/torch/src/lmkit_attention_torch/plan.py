@@ -23,7 +23,7 @@ class Task:
     """B rows of Q queries that read L cached positions each."""
 
     tokens: Tensor | slice  # [B * Q] rows of q and out
-    index: Tensor | slice  # [B * L] slots to read
+    index: Tensor  # [B * L] int64 slots to read
     shape: tuple[int, int, int]  # B, Q, L
     hidden: Tensor | None = None  # [B, Q, L] bool, True = not visible
     distance: Tensor | None = None  # [B, Q, L] query position - key position, for alibi

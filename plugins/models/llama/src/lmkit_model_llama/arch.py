@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lmkit.api import Architecture, ModelInfo, WeightRule
-from lmkit.layers.describe import ConfigReader, DecoderConfig, decoder_info, decoder_weights
+from lmkit.layers.describe import ConfigReader, DecoderConfig, decoder_info, decoder_weights, rope_length
 
 if TYPE_CHECKING:
     from lmkit.api import BuildContext, Model
@@ -25,6 +25,7 @@ class LlamaArchitecture(Architecture):
         if mistral and config.get("sliding_window") is not None:
             window = r.integer("sliding_window")
         attention_bias = False if mistral else r.flag("attention_bias", False)
+        rope = r.rope()
         cfg = DecoderConfig(
             vocab_size=r.integer("vocab_size"),
             hidden_size=hidden,
@@ -33,10 +34,10 @@ class LlamaArchitecture(Architecture):
             num_kv_heads=r.integer("num_key_value_heads", heads),
             head_dim=r.integer("head_dim", hidden // heads),
             windows=(window,) * r.integer("num_hidden_layers"),
-            max_length=r.integer("max_position_embeddings", 2048),
+            max_length=rope_length(r.integer("max_position_embeddings", 2048), rope),
             norm_eps=r.number("rms_norm_eps", 1e-6),
             activation=r.one_of("hidden_act", ("silu",), "silu"),
-            rope=r.rope(),
+            rope=rope,
             tie=r.flag("tie_word_embeddings", False),
             qkv_bias=attention_bias,
             o_bias=attention_bias,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lmkit.api import Architecture, ModelInfo, UnsupportedModel, WeightRule
-from lmkit.layers.describe import ConfigReader, DecoderConfig, decoder_info, decoder_weights
+from lmkit.layers.describe import ConfigReader, DecoderConfig, decoder_info, decoder_weights, rope_length
 
 if TYPE_CHECKING:
     from lmkit.api import BuildContext, Model
@@ -21,6 +21,7 @@ class QwenArchitecture(Architecture):
         qwen3 = name == "Qwen3ForCausalLM"
         heads, hidden = r.integer("num_attention_heads", 32), r.integer("hidden_size")
         attention_bias = qwen3 and r.flag("attention_bias", False)
+        rope = r.rope()
         cfg = DecoderConfig(
             vocab_size=r.integer("vocab_size"),
             hidden_size=hidden,
@@ -29,10 +30,10 @@ class QwenArchitecture(Architecture):
             num_kv_heads=r.integer("num_key_value_heads", heads),
             head_dim=r.integer("head_dim", 128 if qwen3 else hidden // heads),
             windows=_windows(config, r),
-            max_length=r.integer("max_position_embeddings", 32768),
+            max_length=rope_length(r.integer("max_position_embeddings", 32768), rope),
             norm_eps=r.number("rms_norm_eps", 1e-6),
             activation=r.one_of("hidden_act", ("silu",), "silu"),
-            rope=r.rope(),
+            rope=rope,
             tie=r.flag("tie_word_embeddings", False),
             qkv_bias=attention_bias if qwen3 else True,
             o_bias=attention_bias,

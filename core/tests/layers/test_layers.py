@@ -1,0 +1,151 @@
+"""Blocks that models share: rotary angles, norms, activations, configuration reading."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from typing import Any
+
+import lmkit.layers
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lmkit.api import AttnNeed, DeviceInfo, LinearSpec, ModelInfo, SelectionError, UnsupportedModel
+from lmkit.layers import Builder, ConfigReader, DecoderConfig, RMSNorm, Rotary, activation, rotate
+from lmkit.layers.describe import decoder_config, decoder_info, decoder_weights, rope_length
+from lmkit.layers.rotary import frequencies
+
+PLAIN = {"rope_type": "default", "theta": 100.0, "partial": 1.0}
+
+
+@given(st.integers(0, 500), st.sampled_from([2, 8, 10]), st.sampled_from([1.0, 0.5]))
+def test_rotation_is_multiplication_by_a_unit_complex_number(position: int, dim: int, partial: float) -> None:
+    """Entry j and entry j + half of the rotated part form one number, turned by position / theta^(2j/dim)."""
+    turned = int(dim * partial) // 2 * 2
+    if turned != int(dim * partial) or not turned:
+        return
+    x = torch.randn(1, 3, dim, generator=torch.Generator().manual_seed(position))
+    cos, sin = Rotary(dim, {**PLAIN, "partial": partial}, torch.float32)(torch.tensor([position]))
+    got = rotate(x, cos, sin)
+    half = turned // 2
+    for j in range(half):
+        turn = cmath.exp(1j * position * 100.0 ** (-2 * j / turned))
+        for head in range(3):
+            value = complex(x[0, head, j], x[0, head, j + half]) * turn
+            assert abs(complex(got[0, head, j], got[0, head, j + half]) - value) < 2e-3
+    assert torch.equal(got[..., turned:], x[..., turned:])
+
+
+def test_scaled_frequencies() -> None:
+    base, one = frequencies(8, PLAIN)
+    assert one == 1.0
+    assert torch.equal(frequencies(8, {**PLAIN, "rope_type": "linear", "factor": 4.0})[0], base / 4)
+    assert torch.equal(frequencies(8, {**PLAIN, "rope_type": "dynamic", "factor": 4.0})[0], base)
+    yarn = {**PLAIN, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    scaled, magnitude = frequencies(8, yarn)
+    assert magnitude == pytest.approx(0.1 * math.log(4) + 1)
+    assert bool(((scaled <= base) & (scaled >= base / 4)).all())
+    mixed, magnitude = frequencies(8, {**yarn, "mscale": 2.0, "mscale_all_dim": 1.0})
+    assert magnitude == pytest.approx((0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1))
+    assert torch.equal(mixed, scaled)
+    with pytest.raises(UnsupportedModel, match="spiral"):
+        frequencies(8, {**PLAIN, "rope_type": "spiral"})
+
+
+def test_rope_of_both_kinds_of_files() -> None:
+    new = ConfigReader({"rope_parameters": {"rope_type": "linear", "rope_theta": 5.0, "factor": 2.0}}).rope()
+    old = ConfigReader({"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2.0}}).rope()
+    assert new == old == {"rope_type": "linear", "theta": 5.0, "partial": 1.0, "factor": 2.0}
+    assert ConfigReader({"rope_scaling": None}).rope(default_theta=7.0)["theta"] == 7.0
+
+
+def test_yarn_extends_the_length() -> None:
+    config = {"max_position_embeddings": 100, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
+    rope = ConfigReader(config).rope()
+    assert rope["original_max_position_embeddings"] == 100
+    assert rope_length(100, rope) == 400
+    assert rope_length(100, PLAIN) == 100
+
+
+def test_norm_is_computed_in_float32() -> None:
+    norm = RMSNorm(64, 1e-5, torch.bfloat16)
+    norm.weight.data = torch.rand(64).bfloat16()
+    x = (torch.randn(3, 64) * 100).bfloat16()
+    wide = x.double()
+    expected = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
+    torch.testing.assert_close(norm(x).double(), expected, atol=1e-2, rtol=2**-7)
+
+
+def test_unknown_activation() -> None:
+    assert activation("silu")(torch.zeros(1)) == 0
+    with pytest.raises(UnsupportedModel, match="hidden_act"):
+        activation("swoosh")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, ()), (5, (5,)), ([5, 6], (5, 6)), ([], ()), (-1, None), (True, None), ("5", None)]
+)
+def test_token_ids(value: Any, expected: tuple[int, ...] | None) -> None:
+    reader = ConfigReader({"eos_token_id": value})
+    if expected is None:
+        with pytest.raises(UnsupportedModel):
+            reader.token_ids("eos_token_id")
+    else:
+        assert reader.token_ids("eos_token_id") == expected
+
+
+def test_one_of_takes_none_when_it_is_listed() -> None:
+    assert ConfigReader({}).one_of("x", (None, 1)) is None
+    with pytest.raises(UnsupportedModel):
+        ConfigReader({}).one_of("x", (1, 2))
+
+
+def config(**change: Any) -> DecoderConfig:
+    values: dict[str, Any] = {
+        "vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_q_heads": 4, "num_kv_heads": 2, "head_dim": 2,
+        "windows": (None, 4, None), "max_length": 32, "norm_eps": 1e-6, "activation": "silu", "rope": PLAIN,
+    }  # fmt: skip
+    return DecoderConfig(**{**values, **change})
+
+
+def toy_info(**change: Any) -> ModelInfo:
+    return decoder_info("Toy", ConfigReader({}), config(**change))
+
+
+def test_description_of_a_decoder() -> None:
+    info = toy_info()
+    assert decoder_config(info) == config()
+    assert [group for _, group in info.kv_groups()] == [(0, 2), (1,)]
+    assert {spec.name.rpartition(".")[2] for spec in info.linears} == {"qkv", "o", "gate_up", "down", "lm_head"}
+    assert sum(s.total_out * s.in_features for s in info.linears) + 11 * 8 + 7 * 8 == info.num_parameters
+    assert not any(spec.name == "lm_head" for spec in toy_info(tie=True).linears)
+    assert any(rule.source == "lm_head.weight" and rule.ignore for rule in decoder_weights(toy_info(tie=True)))
+
+
+@pytest.mark.parametrize("change", [{"num_kv_heads": 3}, {"head_dim": 3}])
+def test_shapes_that_cannot_be(change: dict[str, int]) -> None:
+    with pytest.raises(UnsupportedModel):
+        config(**change)
+
+
+def test_a_format_without_kernel_is_named() -> None:
+    builder = Builder(toy_info(), torch.float32, DeviceInfo("cpu", "cpu"), object(), {})  # type: ignore[arg-type]
+    with pytest.raises(SelectionError, match="plain"):
+        builder.linear(LinearSpec("some.layer", 4, (4,)))
+
+
+def test_sinks_belong_to_layers_that_need_them() -> None:
+    from lmkit.layers import Attention
+
+    plain, sinks = (AttnNeed(4, 2, 1, sinks=flag) for flag in (False, True))
+    assert Attention(object(), plain, 0, 0, 1.0).sinks is None  # type: ignore[arg-type]
+    parameter = Attention(object(), sinks, 0, 0, 1.0).sinks  # type: ignore[arg-type]
+    assert (parameter.shape, parameter.dtype) == ((2,), torch.float32)
+
+
+def test_names_are_imported_on_first_use() -> None:
+    for name in lmkit.layers.__all__:
+        assert getattr(lmkit.layers, name).__name__ if name != "PLAIN" else lmkit.layers.PLAIN
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = lmkit.layers.Nonsense
