@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import GrammarMasks, SampleContext, SamplingParams
-from lmkit.sampling import SampleBatch, Sampler, sampler, truncate
+from lmkit.sampling import SampleBatch, Sampler, blocks, sampler, truncate
 from lmkit.sampling.noise import seed_of, uniform
 
 V = 50
@@ -124,6 +124,19 @@ def test_first_of_equal_logits_wins() -> None:
     assert run(logits, [Row(SamplingParams(temperature=0))]).tokens.tolist() == [7]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [1, 7, 512, 513, 1500, 2048])
+def test_argmax_in_blocks(vocab: int, dtype: torch.dtype) -> None:
+    """Equal to torch's, ties and NaN included."""
+    x = torch.randn(40, vocab, generator=torch.Generator().manual_seed(vocab)).to(dtype)
+    x[1] = 0.0
+    x[2, vocab // 2] = torch.nan
+    x[3] = -torch.inf
+    tokens, largest = blocks.argmax(x)
+    assert tokens.tolist() == x.argmax(-1).tolist()
+    torch.testing.assert_close(largest, x.amax(-1), equal_nan=True)
+
+
 # ----------------------------------------------------------------------------------------------------- order
 
 
@@ -167,7 +180,7 @@ def test_order_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     spy(truncate, "min_p_", "10 min_p")
     spy(truncate, "top_k_", "10 top_k")
     spy(truncate, "top_p_", "10 top_p")
-    spy(truncate, "draw", "12 draw")
+    spy(blocks, "draw", "12 draw")
     spy(Sampler, "_gather", "13 log-probabilities")
 
     class Staged(Recorder):
@@ -230,7 +243,8 @@ def test_truncation_keeps_what_the_reference_keeps(seed: int, t: float, min_p: f
 
 def test_top_p_widens_its_search() -> None:
     weights = torch.rand(3, 5000, generator=torch.Generator().manual_seed(1))
-    weights[0, :10] += 1e4
+    weights[0, :10] *= 1e4
+    weights /= weights.amax(-1, keepdim=True)
     p = torch.tensor([0.9, 0.5, 0.999999])
     got = weights.clone()
     truncate.top_p_(got, p)
@@ -349,14 +363,14 @@ def test_draw_over_several_blocks(vocab: int) -> None:
     weights[0, ::3] = 0.0
     weights[0, vocab - 1] = 1.0
     u = uniform(np.full(6000, 5, np.uint64), np.arange(6000))
-    drawn = truncate.draw(weights.expand(6000, -1), u).numpy()
+    drawn = blocks.draw(weights.expand(6000, -1), u).numpy()
     assert chi_square_fits(np.bincount(drawn, minlength=vocab), (weights[0] / weights.sum()).double().numpy())
 
 
 def test_draw_at_the_ends() -> None:
     weights = torch.zeros(2, 1500)
     weights[:, 3] = weights[:, 700] = 1.0
-    assert truncate.draw(weights, np.array([0.0, np.nextafter(1.0, 0.0)])).tolist() == [3, 700]
+    assert blocks.draw(weights, np.array([0.0, np.nextafter(1.0, 0.0)])).tolist() == [3, 700]
 
 
 def test_noise_is_uniform_and_independent_along_seeds_and_positions() -> None:

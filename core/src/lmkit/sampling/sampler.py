@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lmkit.api import GrammarMasks, LogitsProcessor, SamplingParams, TokenLogprob
-from lmkit.sampling import truncate
+from lmkit.sampling import blocks, truncate
 from lmkit.sampling.counts import TokenCounts
 from lmkit.sampling.logprobs import TokenChoice, gather_logprobs
 from lmkit.sampling.noise import uniform
@@ -250,7 +250,7 @@ class Sampler:
         best = x.amax(-1, keepdim=True)
         faults = _faults(best[:, 0])
         # The maximum is taken off first: the quotient stays finite for any temperature.
-        x = (x - best).div_(torch.from_numpy(self.temperature[slots]).to(x.device)[:, None])  # 9
+        x = x.sub_(best).div_(torch.from_numpy(self.temperature[slots]).to(x.device)[:, None])  # 9
         if faults:
             x[torch.tensor(list(faults), device=x.device)] = 0.0
         if self.num_min_p:
@@ -264,7 +264,7 @@ class Sampler:
             weights /= weights.sum(-1, keepdim=True)
             random = np.zeros(len(rows), bool)
             self.processors.apply("probs", weights, slots, batch.positions[rows], random, batch.tokens)  # 11
-        drawn = truncate.draw(weights, uniform(self.seed[slots], batch.positions[rows]))  # 12
+        drawn = blocks.draw(weights, uniform(self.seed[slots], batch.positions[rows]))  # 12
         tokens = drawn.cpu().numpy()
         tokens[list(faults)] = 0
         return tokens, faults
@@ -289,10 +289,10 @@ def _index(pairs: Sequence[tuple[int, np.ndarray]], device: torch.device) -> tup
 
 
 def _argmax(x: Tensor) -> tuple[np.ndarray, dict[int, str]]:
-    """The first largest token of each row, and faults. NaN counts as largest, so it is seen at the argmax."""
-    tokens = x.argmax(-1, keepdim=True)
-    faults = _faults(x.gather(-1, tokens)[:, 0])
-    found = tokens[:, 0].cpu().numpy()
+    """The first largest token of each row, and faults. NaN counts as largest, so it is seen."""
+    tokens, largest = blocks.argmax(x)
+    faults = _faults(largest)
+    found = tokens.cpu().numpy()
     found[list(faults)] = 0
     return found, faults
 

@@ -1,12 +1,12 @@
-"""min_p, top_k and top_p without sorting the vocabulary, and drawing from weights."""
+"""min_p, top_k and top_p without sorting the vocabulary. What a row gets does not depend on its neighbours."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-DRAW_BLOCK = 512  # vocabulary entries summed at once when drawing
+FEW = 64  # tokens that usually hold the share asked of top_p
+_BUCKET_SHIFT = 20  # exponent and 3 bits of the mantissa of a float32: 1017 buckets for weights up to 1
 
 
 def min_p_(x: Tensor, min_p: Tensor) -> None:
@@ -23,48 +23,28 @@ def top_k_(x: Tensor, k: Tensor) -> None:
 def top_p_(w: Tensor, p: Tensor) -> None:
     """Keeps the most likely tokens until they hold a share p of the row's weight, and equals of the last. In place.
 
-    w [S, V] non-negative weights; p [S]. Looks at the few largest first and widens only for the rows that need more,
-    so what a row gets does not depend on its neighbours.
+    w [S, V] float32 weights from 0 to 1; p [S].
     """
-    target = p.double() * w.sum(-1, dtype=torch.float64)
-    rows = torch.arange(len(w), device=w.device)
-    width = 64
-    while len(rows):
-        width = min(width, w.shape[-1])
-        part = w[rows]
-        largest = part.topk(width, dim=-1).values
-        reached = largest.cumsum(-1, dtype=torch.float64) >= target[rows, None]
-        done = reached[:, -1]
-        if width == w.shape[-1]:
-            reached[:, -1] = done = torch.ones_like(done)
-        last = reached.int().argmax(-1)[done]  # first index where the share is reached
-        threshold = largest[done].gather(-1, last[:, None])
-        kept = part[done]
-        w[rows[done]] = kept.masked_fill_(kept < threshold, 0.0)
-        rows = rows[~done]
-        width *= 16
+    target = p.double() * w.sum(-1).double()
+    largest = w.topk(min(FEW, w.shape[-1]), dim=-1).values
+    reached = largest.cumsum(-1, dtype=torch.float64) >= target[:, None]
+    threshold = largest.gather(-1, reached.int().argmax(-1, keepdim=True))  # of the first that reaches the share
+    for row in torch.nonzero(~reached[:, -1])[:, 0].tolist():
+        threshold[row] = _threshold(w[row], target[row])
+    w.masked_fill_(w < threshold, 0.0)
 
 
-def draw(w: Tensor, u: np.ndarray) -> Tensor:
-    """The token at share u of each row's weight, in token order. w [S, V] non-negative, u [S] float64 in [0, 1).
+def _threshold(w: Tensor, target: Tensor) -> Tensor:
+    """The smallest weight of w [V] among the largest that hold `target` together.
 
-    Inverse transform in two levels, so that only one block per row is accumulated token by token.
+    The bits of a non-negative float order like the float: their upper part is a bucket. Weights are added up by
+    bucket; only the bucket in which the target lies is sorted.
     """
-    num_rows, size = w.shape
-    num_blocks = -(-size // DRAW_BLOCK)
-    if size % DRAW_BLOCK:
-        w = torch.nn.functional.pad(w, (0, num_blocks * DRAW_BLOCK - size))
-    blocks = w.view(num_rows, num_blocks, DRAW_BLOCK)
-    ends = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
-    target = torch.from_numpy(u).to(w.device)[:, None] * ends[:, -1:]
-    # Rounding may put a target behind the last weight; then the last block, and in it the last token, with one is it.
-    block = torch.minimum(torch.searchsorted(ends, target, right=True), _last(ends))
-    before = torch.where(block > 0, ends.gather(-1, (block - 1).clamp_(min=0)), 0.0)
-    inside = blocks[torch.arange(num_rows, device=w.device), block[:, 0]].cumsum(-1, dtype=torch.float64)
-    offset = torch.minimum(torch.searchsorted(inside, target - before, right=True), _last(inside))
-    return (block * DRAW_BLOCK + offset)[:, 0]
-
-
-def _last(ends: Tensor) -> Tensor:
-    """[S, 1] index of the last entry with a weight, from cumulative weights [S, N]."""
-    return torch.searchsorted(ends, ends[:, -1:].contiguous())
+    bucket = w.view(torch.int32) >> _BUCKET_SHIFT
+    weight = torch.zeros(int(bucket.max()) + 1, dtype=torch.float64, device=w.device)
+    weight.scatter_add_(0, bucket.long(), w.double())
+    held = weight.flip(0).cumsum(0)  # by the buckets from the largest down
+    first = torch.searchsorted(held, target).clamp_(max=len(held) - 1)
+    inside = w[bucket == len(held) - 1 - first].sort(descending=True).values
+    ends = inside.cumsum(0, dtype=torch.float64) + torch.where(first > 0, held[first - 1], 0.0)
+    return inside[torch.searchsorted(ends, target).clamp_(max=len(ends) - 1)]
