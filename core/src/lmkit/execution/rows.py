@@ -55,6 +55,12 @@ class RowTable:
         for id, blocks in plan.grown:
             self._grow(self.slot_of[id], blocks)
 
+    def clear(self) -> None:
+        """Forgets all rows."""
+        for id in list(self.slot_of):
+            self._remove(id)
+        self._free.sort(reverse=True)
+
     def _remove(self, id: str) -> int:
         slot = self.slot_of.pop(id)
         self.ids[slot] = self.params[slot] = None

@@ -106,6 +106,12 @@ class Runner:
             self._prompt_logprobs(job, step, pending.hidden, result)
         return result
 
+    def reset(self) -> None:
+        """Forgets all rows and steps in flight, after a step that failed somewhere in the middle."""
+        self.pending.clear()
+        self.sampler.clear()
+        self.rows.clear()
+
     def check(self) -> None:
         """Invariants of the worker; AssertionError naming the broken one."""
         self.rows.check()

@@ -30,66 +30,53 @@ if TYPE_CHECKING:
 class UniprocExecutor:
     """Runs steps in the calling thread: `forward` returns after the pass, `sample` returns a finished future.
 
-    A step that raises fails the executor: the error is reported once to `on_failure`, and this and every later
-    future carries it.
+    A step that raises fails its own future. There is no other rank that could die, so `on_failure` is never called.
     """
 
     def __init__(
-        self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None,
-        worker: Worker | None = None,
-    ) -> None:  # fmt: skip
+        self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
+    ) -> None:
         self.depth = config.parallel.depth
-        self.worker: Worker = worker or ModelWorker(config, resolved, checkpoint, progress)
-        self._callbacks: list[Callable[[Failure], None]] = []
-        self._error: EngineError | None = None
-        self._closed = False
+        self.worker: Worker | None = ModelWorker(config, resolved, checkpoint, progress)
+        self._failed: dict[int, Exception] = {}  # step -> what its forward pass raised
 
     def start(self) -> WorkerFacts:
-        return self.worker.load()
+        return self._open.load()
 
     def configure_kv(self, kv: KVConfig) -> None:
-        self.worker.configure_kv(kv)
+        self._open.configure_kv(kv)
 
     def forward(self, plan: StepPlan) -> None:
-        if self._error is None:
-            try:
-                self._require_open()
-                self.worker.forward(plan)
-            except Exception as e:
-                self._fail(e)
+        try:
+            self._open.forward(plan)
+        except Exception as e:
+            self._failed[plan.step] = e
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
         future: Future[StepResult] = Future()
-        if self._error is None:
-            try:
-                self._require_open()
-                result = self.worker.sample(step, masks)
-                assert result is not None, "rank 0 answers"
-                future.set_result(result)
-                return future
-            except Exception as e:
-                self._fail(e)
-        future.set_exception(self._error)
+        try:
+            if error := self._failed.pop(step, None):
+                raise error
+            result = self._open.sample(step, masks)
+            assert result is not None, "the only rank answers"
+            future.set_result(result)
+        except Exception as e:
+            future.set_exception(e)
         return future
 
     def control(self, command: Control) -> list[Reply]:
-        return [self.worker.control(command)]
+        return [self._open.control(command)]
 
     def on_failure(self, callback: Callable[[Failure], None]) -> None:
-        self._callbacks.append(callback)
+        """Nothing to report: if this process dies, so does the caller."""
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self.worker.close()
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.close()
 
-    def _require_open(self) -> None:
-        if self._closed:
+    @property
+    def _open(self) -> Worker:
+        if self.worker is None:
             raise EngineError("the executor is closed")
-
-    def _fail(self, cause: Exception) -> None:
-        message = f"{type(cause).__name__}: {cause}"
-        self._error = cause if isinstance(cause, EngineError) else EngineError(f"a step failed: {message}")
-        self._error.__cause__ = cause if cause is not self._error else None
-        for callback in self._callbacks:
-            callback(Failure(0, message))
+        return self.worker

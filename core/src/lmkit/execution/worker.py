@@ -100,7 +100,8 @@ class Worker:
     def control(self, command: Control) -> Reply:
         """Commands this worker does not know are refused by name."""
         if isinstance(command, ResetCache):
-            return Reply(True)  # blocks are forgotten by the scheduler; what they hold is never read again
+            self._running.reset()
+            return Reply(True)
         return Reply(False, f"{type(command).__name__} is not supported by this worker")
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self.processors = Processors(processors or {})
-        self.params: list[SamplingParams | None] = [None] * max_rows
+        self.params: list[SamplingParams | None] = [None] * max_rows  # None: nobody has the slot
         self.num_prompt = np.zeros(max_rows, np.int64)
         self.seed = np.zeros(max_rows, np.uint64)
         self.greedy = np.zeros(max_rows, bool)
@@ -113,6 +113,12 @@ class Sampler:
             state.pop(slot, None)
         self.processors.remove(slot)
         self.params[slot] = None
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        for slot, params in enumerate(self.params):
+            if params is not None:
+                self.remove(slot)
 
     def _count(self, slot: int, n: int) -> None:
         if not self.greedy[slot]:
