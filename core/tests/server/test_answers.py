@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from lmkit.testing.serving import scripted
+from lmkit.text.render import Renderer
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -197,6 +199,20 @@ async def test_scoring_a_prompt(connect: Any) -> None:
     assert answer["usage"]["completion_tokens"] == 0
     response = await connect(scripted("zzz")).post("/v1/completions", json={"prompt": "abc", "max_tokens": 0})
     assert response.status_code == 400
+
+
+async def test_tools_that_cannot_work_are_refused(connect: Any) -> None:
+    llm = scripted("a")
+    llm.text = replace(llm.text, tool_format=None)
+    response = await connect(llm).post("/v1/chat/completions", json=HELLO | {"tools": TOOLS})
+    assert response.status_code == 400
+    assert "--tool-parser" in response.json()["error"]["message"]
+    llm = scripted("a")
+    llm.text = replace(llm.text, renderer=Renderer("{{ messages[0].content }}", {}))
+    response = await connect(llm).post("/v1/chat/completions", json=HELLO | {"tools": TOOLS})
+    assert response.json()["error"]["param"] == "tools"
+    response = await connect(llm).post("/v1/chat/completions", json=HELLO | {"reasoning_effort": "low"})
+    assert response.json()["error"]["param"] == "reasoning_effort"
 
 
 async def test_too_many_choices(connect: Any) -> None:

@@ -119,6 +119,11 @@ def test_kwargs_must_be_variables_of_the_template() -> None:
         renderer.render(HELLO, kwargs={"enable_thinkin": True})
 
 
+def test_variables_with_a_default_may_be_given() -> None:
+    source = "{% if think is not defined %}{% set think = 1 %}{% endif %}{% set own = 1 %}{{ think }}{{ own }}{{ x|d(2) }}"
+    assert Renderer(source, {}).options == {"think", "x"}
+
+
 def test_kwargs_reach_the_template() -> None:
     assert render("{{ enable_thinking }}", kwargs={"enable_thinking": False}) == "False"
 

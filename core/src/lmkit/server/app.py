@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lmkit.server")
 Kind = TypeVar("Kind", bound=BaseModel)
-_IN_LOOP = 4096  # bytes of a body that may be rendered and tokenized on the event loop; larger ones go to a thread
 
 
 class Served(Protocol):
@@ -162,12 +161,10 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
     async def handle(request: Request) -> Any:
         backend.check_open()
         body = await read_body(request, backend.settings.max_body)
-        if len(body) <= _IN_LOOP:
-            parsed, answer, generation = _prepare(backend, kind, dialect, body)
-        else:
-            parsed, answer, generation = await while_connected(
-                request.receive, asyncio.to_thread(_prepare, backend, kind, dialect, body)
-            )
+        # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
+        parsed, answer, generation = await while_connected(
+            request.receive, asyncio.to_thread(_prepare, backend, kind, dialect, body)
+        )
         if parsed.stream:
             return _event_response(backend, route, generation, answer.stream(generation))
         backend.running.add(generation)

@@ -116,6 +116,8 @@ class Chat:
         r, text = self._request, self._backend.text
         tools = r.tool_defs()
         shown = [t.model_dump(exclude_unset=True) for t in r.tools or ()] if tools else []
+        if tools:
+            self._check_tools()
         kwargs = dict(r.chat_template_kwargs or {})
         if r.reasoning_effort is not None:
             if text.renderer is None or "reasoning_effort" not in text.renderer.options:
@@ -144,6 +146,16 @@ class Chat:
             request = make_request(f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt)
             choices.append(Choice(i, request, stream))
         return Generation(self._backend.client, choices, self._backend.metrics)
+
+    def _check_tools(self) -> None:
+        """Tools that the model would never see, or calls that nobody would read, are refused."""
+        text = self._backend.text
+        if text.renderer is not None and not text.renderer.takes_tools:
+            raise UnsupportedField("tools", "the chat template of this model does not take tools", fix="leave them out")
+        if text.tool_format is None:
+            raise UnsupportedField(
+                "tools", "no tool parser is chosen for this model", fix="start the server with --tool-parser NAME"
+            )
 
     # -- whole
 

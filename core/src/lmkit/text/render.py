@@ -66,14 +66,17 @@ class Renderer:
         env.globals["strftime_now"] = _now
         try:
             self._template = env.from_string(source)
-            names = jinja2.meta.find_undeclared_variables(env.parse(source))
+            tree = env.parse(source)
         except jinja2.TemplateSyntaxError as e:
             raise ConfigError(
                 f"the chat template does not compile: line {e.lineno}: {e.message}",
                 fix="give another one with --chat-template FILE",
             ) from e
+        names = jinja2.meta.find_undeclared_variables(tree)
+        self.takes_tools = "tools" in names
         # what a request may set: variables that the template reads and that have no meaning of their own
-        self.options = frozenset(names) - RESERVED - set(env.globals) - set(self._special)
+        own = _assigned(tree) - _with_default(tree)
+        self.options = frozenset(names) - RESERVED - own - set(env.globals) - set(self._special)
         self.list_content = self._wants_lists()
 
     def render(
@@ -144,6 +147,26 @@ class Renderer:
             if "lmkitprobe" in text:
                 return as_list
         return False
+
+
+def _assigned(tree: jinja2.nodes.Template) -> set[str]:
+    """Variables that the template itself sets."""
+    return {n.name for n in tree.find_all(jinja2.nodes.Name) if n.ctx != "load"}
+
+
+def _with_default(tree: jinja2.nodes.Template) -> set[str]:
+    """Variables that may come from outside although the template sets them: it asks first whether they are there."""
+    asked = {
+        t.node.name
+        for t in tree.find_all(jinja2.nodes.Test)
+        if t.name in ("defined", "undefined") and isinstance(t.node, jinja2.nodes.Name)
+    }
+    filled = {
+        f.node.name
+        for f in tree.find_all(jinja2.nodes.Filter)
+        if f.name in ("default", "d") and isinstance(f.node, jinja2.nodes.Name)
+    }
+    return asked | filled
 
 
 def _shape_call(call: Mapping[str, Any]) -> dict[str, Any]:
