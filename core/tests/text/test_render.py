@@ -120,8 +120,8 @@ def test_kwargs_must_be_variables_of_the_template() -> None:
 
 
 def test_variables_with_a_default_may_be_given() -> None:
-    source = "{% if think is not defined %}{% set think = 1 %}{% endif %}{% set own = 1 %}{{ think }}{{ own }}{{ x|d(2) }}"
-    assert Renderer(source, {}).options == {"think", "x"}
+    source = "{% if think is not defined %}{% set think = 1 %}{% endif %}{% set own = 1 %}{{ think }}{{ own }}"
+    assert Renderer(source + "{{ x|default(2) }}", {}).options == {"think", "x"}
 
 
 def test_kwargs_reach_the_template() -> None:
