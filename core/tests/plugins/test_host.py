@@ -204,6 +204,25 @@ def test_a_dist_installed_twice_is_shadowed(world: World, tmp_path, monkeypatch:
     assert host.load("scheduler", "good").origin.version == "0.1.0"  # type: ignore[union-attr]
 
 
+def test_damaged_metadata_is_a_warning(world: World) -> None:
+    scheduler(world, "good")
+    scheduler(world, "bad")
+    next(world.path.glob("p_bad-*/METADATA")).unlink()
+    scheduler(world, "worse")
+    next(world.path.glob("p_worse-*/entry_points.txt")).write_text("[lmkit.scheduler\nworse = p_worse.hooks\n")
+    host = world.host()
+    assert host.names("scheduler") == ["good"]
+    assert len(host.warnings) >= 1
+    assert all("damaged" in w for w in host.warnings)
+
+
+def test_unknown_groups_are_warnings(world: World) -> None:
+    world.add("future", {"telepathy": {"mind": "future.hooks"}}, {})
+    host = world.host()
+    assert host.scan() == []
+    assert host.warnings == ["future: unknown entry-point group lmkit.telepathy (newer plugin? typo?)"]
+
+
 # --------------------------------------------------------------------------------------------------- switches
 
 

@@ -472,7 +472,9 @@ from lmkit.api import GrammarBackendSpec, ProposerSpec, Tier, hookimpl
 @hookimpl
 def lmkit_grammars():
     for name, tier in (("fast_grammar", Tier.OPTIMIZED), ("plain_grammar", Tier.REFERENCE)):
-        yield GrammarBackendSpec(name=name, summary=name, target="toy_more.hooks:x", kinds=frozenset({"regex"}), tier=tier)
+        yield GrammarBackendSpec(
+            name=name, summary=name, target="toy_more.hooks:x", kinds=frozenset({"regex"}), tier=tier
+        )
 
 @hookimpl
 def lmkit_proposers():

@@ -122,7 +122,9 @@ class Spec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformSpec(Spec):
     """target: a Platform class; its module imports torch in the worker's methods only, for the resolver asks it for
-    `defaults` and the parent for `worker_env`. `probe` is torch-free: () -> list[DeviceInfo] | Unavailable, no device context."""
+    `defaults` and the parent for `worker_env`.
+
+    `probe` is torch-free: () -> list[DeviceInfo] | Unavailable, no device context."""
 
     probe: Ref
     device_type: str  # torch device type

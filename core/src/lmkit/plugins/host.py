@@ -358,25 +358,38 @@ class PluginHost(pluggy.PluginManager):
     def _read(self) -> Iterator[Entry]:
         seen: dict[str, str] = {}
         for dist in metadata.distributions() if self._path is None else metadata.distributions(path=self._path):
-            if PREFIX not in (dist.read_text("entry_points.txt") or ""):
+            try:
+                entries = list(self._entries_of(dist))
+            except Exception as e:  # damaged metadata: whatever the parsers raise, the other dists still count
+                where = f"{dist.locate_file('')} ({type(e).__name__}: {e})"
+                self.warnings.append(f"a dist with plugins has damaged metadata and is ignored: {where}")
                 continue
-            points = [p for p in dist.entry_points if p.group.startswith(PREFIX)]
-            if not points:
+            if not entries:
                 continue
-            name, version, location = canonicalize_name(dist.name), dist.version, str(dist.locate_file(""))
-            if seen.get(name) == f"{location} {version}":
+            dist_name, here = entries[0].dist, f"{entries[0].location} {entries[0].version}"
+            if seen.get(dist_name) == here:
                 continue  # the same directory twice on sys.path
-            shadowed_by = seen.setdefault(name, f"{location} {version}")
-            for point in points:
-                kind = point.group.removeprefix(PREFIX)
-                if kind not in KINDS:
-                    self.warnings.append(f"{name}: unknown entry-point group {point.group} (newer plugin? typo?)")
-                    continue
-                entry = Entry(kind, point.name, point.value, name, version, location, _core_range(dist.requires))
-                if shadowed_by != f"{location} {version}":
+            first = seen.setdefault(dist_name, here)
+            for entry in entries:
+                if first != here:
                     entry.state = "shadowed"
-                    entry.reason = Refusal("name-conflict", f"{name} installed once", f"also in {shadowed_by}")
+                    entry.reason = Refusal("name-conflict", f"{dist_name} installed once", f"also in {first}")
                 yield entry
+
+    def _entries_of(self, dist: metadata.Distribution) -> Iterator[Entry]:
+        """The plugin entries of one dist; reads no more than the entry points of a dist that has none."""
+        if PREFIX not in (dist.read_text("entry_points.txt") or ""):
+            return
+        for point in dist.entry_points:
+            kind = point.group.removeprefix(PREFIX)
+            if kind == point.group:
+                continue
+            name = canonicalize_name(dist.name)
+            if kind not in KINDS:
+                self.warnings.append(f"{name}: unknown entry-point group {point.group} (newer plugin? typo?)")
+                continue
+            location = str(dist.locate_file(""))
+            yield Entry(kind, point.name, point.value, name, dist.version, location, _core_range(dist.requires))
 
     def _apply_switches(self, entries: list[Entry]) -> None:
         disable, only = self.switches.unmatched(entries)
