@@ -1,4 +1,4 @@
-"""Writes what follows from the plugins' pyproject files: the core's catalog of official plugins.
+"""Writes what follows from other files: the core's catalog of official plugins, and two pages of reference.
 
 python tools/sync.py           write
 python tools/sync.py --check   exit 1 if something is stale
@@ -6,6 +6,7 @@ python tools/sync.py --check   exit 1 if something is stale
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import tomllib
@@ -27,14 +28,57 @@ def catalog(root: Path = ROOT) -> str:
     return json.dumps(ordered, indent=2) + "\n"
 
 
+def hooks_page() -> str:
+    """The hooks with their signatures and examples, from their docstrings."""
+    from lmkit.hookspecs import LmkitSpecs
+
+    parts = ["# Hooks\n", "Made by `tools/sync.py` from `lmkit.hookspecs`. The tests run every example.\n"]
+    for name, function in vars(LmkitSpecs).items():
+        if not name.startswith("lmkit_"):
+            continue
+        signature = inspect.signature(function)
+        parameters = ", ".join(f"{p.name}: {p.annotation}" for p in list(signature.parameters.values())[1:])
+        text, _, example = (inspect.getdoc(function) or "").partition("::\n")
+        code = inspect.cleandoc(example)
+        parts.append(f"## `{name}({parameters}) -> {signature.return_annotation}`\n")
+        parts.append(f"{text}:\n\n```python\n{code}\n```\n")
+    return "\n".join(parts)
+
+
+def codes_page() -> str:
+    """The refusal codes, by stage."""
+    from lmkit.plugins.codes import CODES, STAGES
+
+    rows = [f"| `{code}` | {stage} {STAGES[stage - 1]} | {meaning} |" for code, (stage, meaning) in CODES.items()]
+    return "\n".join(
+        [
+            "# Refusal codes\n",
+            "Made by `tools/sync.py` from `lmkit.plugins.codes`. Codes of a plugin's own check carry its name: "
+            "`flashinfer.driver`.\n",
+            "| code | stage | meaning |\n|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def outputs() -> dict[Path, str]:
+    """Every generated file with its content."""
+    sys.path.insert(0, str(ROOT / "core" / "src"))
+    pages = ROOT / "docs" / "reference"
+    return {CATALOG: catalog(), pages / "hooks.md": hooks_page(), pages / "refusal-codes.md": codes_page()}
+
+
 def main(arguments: list[str]) -> int:
-    text = catalog()
+    stale = [path for path, text in outputs().items() if not path.exists() or path.read_text() != text]
     if arguments == ["--check"]:
-        if CATALOG.read_text() == text:
-            return 0
-        print(f"{CATALOG.relative_to(ROOT)} is stale: run python tools/sync.py")
-        return 1
-    CATALOG.write_text(text)
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is stale: run python tools/sync.py")
+        return 1 if stale else 0
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(outputs()[path])
+        print(f"wrote {path.relative_to(ROOT)}")
     return 0
 
 
