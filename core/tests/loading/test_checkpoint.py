@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lmkit.api import CheckpointError, CheckpointOptions
-from lmkit.loading.checkpoint import INDEX, open_checkpoint, read_index
+from lmkit.loading.checkpoint import INDEX, PATTERNS, UNNEEDED, open_checkpoint, read_index
 from safetensors.torch import save_file
 
 NOWHERE = CheckpointOptions(offline=True)
@@ -119,3 +119,13 @@ def test_finding_a_checkpoint_does_not_import_torch() -> None:
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_downloads_are_one_copy_of_the_weights_and_no_code() -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.model",
+              "tokenizer.json", "chat_template.jinja", "merges.txt"]  # fmt: skip
+    other = ["consolidated.safetensors", "original/consolidated.safetensors", "modeling_x.py", "pytorch_model.bin",
+             "onnx/config.json", "model.gguf"]  # fmt: skip
+    assert list(filter_repo_objects([*wanted, *other], allow_patterns=PATTERNS, ignore_patterns=UNNEEDED)) == wanted

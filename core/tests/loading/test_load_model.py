@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from lmkit.layers.linear import PLAIN, Linear, PlainFormat, ReferenceLinear, sha
 from lmkit.loading import open_checkpoint
 from lmkit.loading.safetensors import SafetensorsLoader
 from lmkit.testing.model import choice, load_tiny
-from lmkit.testing.steps import ModelDriver
+from lmkit.testing.steps import ModelDriver, Ranks
 from safetensors.torch import save_file
 
 TARGET = f"{__name__}:Toy"
@@ -286,52 +285,6 @@ def test_a_kernel_that_refuses_a_layer(tmp_path: Path) -> None:
     assert [w.partition(":")[0] for w in loaded.warnings] == ["layers.0.mlp.gate_up", "layers.1.mlp.gate_up"]
     assert loaded.model.layers[0].mlp.gate_up.kernel.name == "linear_reference"
     assert loaded.model.layers[0].attn.o.kernel.name == "fussy"
-
-
-class Ranks:
-    """Collectives of ranks that are threads of this process."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._barrier = threading.Barrier(size)
-        self._values: list[Any] = [None] * size
-
-    def rank(self, rank: int) -> Any:
-        shared = self
-
-        class Rank:
-            size = shared.size
-
-            def __init__(self) -> None:
-                self.rank = rank
-
-            def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-                shared._values[rank] = x
-                shared._barrier.wait(10)
-                total = torch.stack(shared._values).sum(0)
-                shared._barrier.wait(10)
-                return total
-
-        return Rank()
-
-
-def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    write(tmp_path, toy_tensors())
-    ids = list(range(3, 20))
-    expected = logits(tmp_path)
-    ranks, results = Ranks(2), [torch.empty(0)] * 2
-
-    def run(rank: int) -> None:
-        loaded = load_tiny(tmp_path, TARGET, "float32", collectives=ranks.rank(rank))
-        results[rank] = ModelDriver(loaded, "float32", tp_size=2).run(0, ids, 5)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    for result in results:
-        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_sizes_that_do_not_divide_are_refused() -> None:

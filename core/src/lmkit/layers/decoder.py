@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lmkit.api import BuildContext, LinearSpec, ModelInfo, StepInputs
+from lmkit.api import BuildContext, LinearSpec, ModelInfo, PluginError, StepInputs
 from lmkit.layers.activations import activation
 from lmkit.layers.describe import DecoderConfig, decoder_config
 from lmkit.layers.linear import Linear
@@ -21,6 +21,8 @@ class SelfAttention(nn.Module):
 
     def __init__(self, cfg: DecoderConfig, layer: int, specs: dict[str, LinearSpec], ctx: BuildContext) -> None:
         super().__init__()
+        if cfg.num_kv_heads % ctx.tp_size:
+            raise PluginError(f"{cfg.num_kv_heads} key-value heads cannot be split over {ctx.tp_size} ranks")
         self.num_q, self.num_kv = cfg.num_q_heads // ctx.tp_size, cfg.num_kv_heads // ctx.tp_size
         self.head_dim = cfg.head_dim
         self.qkv = ctx.linear(specs[f"layers.{layer}.attn.qkv"])

@@ -15,6 +15,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # What a download needs: never code, never pickles.
 PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+UNNEEDED = ["*/*", "consolidated*"]  # other layouts of the same weights
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 CONVERT = "convert it to safetensors first: load it with a library you trust and save it with safe serialization"
 
@@ -123,6 +124,7 @@ def download(ref: str, options: CheckpointOptions) -> Path:
                 cache_dir=options.cache_dir,
                 local_files_only=options.offline,
                 allow_patterns=PATTERNS,
+                ignore_patterns=UNNEEDED,
             )
         )
     except GatedRepoError as e:

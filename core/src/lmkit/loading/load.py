@@ -323,8 +323,8 @@ def weight_bytes(model: nn.Module) -> int:
     for module in model.modules():
         if isinstance(module, Linear) and module.packed is not None:
             tensor = getattr(module.packed, "weight", None)
-            plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided  # other layouts hide their storage
-            if plain and tensor.data_ptr() in seen:
+            # layouts other than strided hide their storage, and share it with nobody
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.data_ptr() in seen:
                 continue
             packed += module.packed.nbytes
     return sum(seen.values()) + packed

@@ -18,7 +18,10 @@ from lmkit.testing.dense import attend
 from lmkit.testing.specs import PluginConformance
 from lmkit.testing.steps import PagedRows, kv_memory, plain_platform
 
-TOLERANCE: Mapping[str, float] = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}  # relative to max |v|
+# Relative to the largest expected value; the looser of the two dtypes counts.
+TOLERANCE: Mapping[str, float] = {
+    "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3, "float8_e4m3fn": 0.2, "float8_e5m2": 0.4,
+}  # fmt: skip
 HEAD_DIMS = (16, 64, 80, 96, 128, 256)
 BLOCK_SIZES = (16, 1, 4, 32, 64, 7)
 RATIOS = (1, 2, 7)
@@ -37,6 +40,7 @@ class Case:
     """One point of the grid."""
 
     dtype: str
+    kv_dtype: str
     head_dim: int
     block_size: int
     ratio: int  # query heads per KV head
@@ -44,12 +48,13 @@ class Case:
 
     @property
     def need(self) -> AttnNeed:
+        kv_dtype = self.dtype if self.kv_dtype == "auto" else self.kv_dtype
         return AttnNeed(
-            self.head_dim, 2 * self.ratio, 2, self.dtype, self.dtype, self.block_size, **FEATURES[self.feature]
+            self.head_dim, 2 * self.ratio, 2, self.dtype, kv_dtype, self.block_size, **FEATURES[self.feature]
         )
 
     def __str__(self) -> str:
-        return f"{self.dtype}-d{self.head_dim}-b{self.block_size}-g{self.ratio}-{self.feature}"
+        return f"{self.dtype}-kv_{self.kv_dtype}-d{self.head_dim}-b{self.block_size}-g{self.ratio}-{self.feature}"
 
 
 def pairwise(axes: Sequence[Sequence[Any]], seed: int = 0) -> list[tuple[Any, ...]]:
@@ -133,6 +138,7 @@ class AttentionConformance(PluginConformance):
         """Pairwise sample of what is declared."""
         axes = (
             sorted(d for d in spec.dtypes if d in self.device_info.dtypes),
+            sorted(spec.kv_dtypes, key=lambda d: d != "auto"),
             [d for d in HEAD_DIMS if d in spec.head_dims] or sorted(spec.head_dims.values)[:2],
             [b for b in BLOCK_SIZES if b in spec.block_sizes] or sorted(spec.block_sizes.values)[:2],
             [r for r in RATIOS if r in spec.gqa_ratios] or sorted(spec.gqa_ratios.values)[:1],
@@ -141,6 +147,9 @@ class AttentionConformance(PluginConformance):
         cases = [Case(*point) for point in pairwise(axes)]
         return [c for c in cases if backend.can_run(c.need, self.device_info) is None]
 
+    def allowed(self, case: Case) -> float:
+        return max(self.tolerance[case.need.dtype], self.tolerance[case.need.kv_dtype])
+
     def check(self, got: Sequence[Tensor], expected: Sequence[Tensor], case: Case) -> None:
         for row, (g, e) in enumerate(zip(got, expected, strict=True)):
             assert torch.isfinite(g).all(), (
@@ -148,7 +157,7 @@ class AttentionConformance(PluginConformance):
             )
             if e.numel():
                 worst = float((g.double() - e).abs().max())
-                limit = self.tolerance[case.dtype] * max(1.0, float(e.abs().max()))
+                limit = self.allowed(case) * max(1.0, float(e.abs().max()))
                 assert worst <= limit, f"{case}: row {row} is off by {worst:.2e}, allowed {limit:.2e}"
 
     def test_declared_grid(self, spec: AttentionSpec, backend: Any) -> None:
@@ -201,9 +210,7 @@ class AttentionConformance(PluginConformance):
             results.append(dict(zip(order, got, strict=True)))
         for row in range(4):
             first, second = (result[row] for result in results)
-            assert (
-                torch.equal(first, second) if exact else torch.allclose(first, second, atol=self.tolerance[case.dtype])
-            )
+            assert torch.equal(first, second) if exact else torch.allclose(first, second, atol=self.allowed(case))
 
     def test_undeclared_is_refused(self, spec: AttentionSpec) -> None:
         """Selection refuses each feature, dtype and size that the spec does not declare, and accepts what it does."""

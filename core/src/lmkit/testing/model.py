@@ -15,11 +15,13 @@ from lmkit.api import (
     Checkpoint,
     CheckpointOptions,
     Choice,
+    Collectives,
     Derived,
     DeviceInfo,
     LoadedModel,
     ModelInfo,
     ModelSpec,
+    PluginError,
     ResolvedPlan,
     WeightMismatch,
 )
@@ -27,7 +29,7 @@ from lmkit.loading import load_model, open_checkpoint
 from lmkit.plugins import load_target
 from lmkit.testing.checkpoints import tiny_checkpoint
 from lmkit.testing.specs import PluginConformance
-from lmkit.testing.steps import ModelDriver, plain_platform
+from lmkit.testing.steps import ModelDriver, Ranks, plain_platform
 
 DENSE = "lmkit.testing.dense:DenseAttention"
 LENGTH = 29  # tokens of a test prompt: no multiple of block or chunk sizes
@@ -142,6 +144,24 @@ class ModelConformance(PluginConformance):
         for row, ids in enumerate(prompts):
             alone = ModelDriver(loaded, "float32", seed=2).run(0, ids, len(ids))
             assert deviation(got[row], alone) < self.tolerance
+
+    def test_two_ranks_equal_one(self, directory: Path, loaded: LoadedModel, spec: ModelSpec) -> None:
+        """Tensor parallel over two ranks: the same logits, or a refusal where the heads do not divide."""
+        if not spec.supports_tp:
+            pytest.skip("does not claim tensor parallelism")
+        ids = prompt(loaded.info.vocab_size)
+
+        def run(collectives: Collectives) -> Tensor:
+            mine = load_tiny(directory, spec.target, "float32", collectives=collectives)
+            return ModelDriver(mine, "float32", tp_size=2).run(0, ids, 9)
+
+        if any(layer.attn.num_kv_heads % 2 for layer in loaded.info.layers):
+            with pytest.raises(PluginError):
+                Ranks(2).run(run)
+            return
+        whole = ModelDriver(loaded, "float32").run(0, ids, 9)
+        for logits in Ranks(2).run(run):
+            assert deviation(logits, whole) < self.tolerance
 
     def test_bfloat16_logits(self, directory: Path, spec: ModelSpec, expected: Tensor) -> None:
         """As close to float32 as transformers is in bfloat16, with room for other roundings."""

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from lmkit.api import DeviceInfo, LinearSpec, OpSpec, ParamSpec, QuantFormat, QuantizationSpec, UnsupportedModel
+from lmkit.api import (
+    DeviceInfo,
+    LinearSpec,
+    OpSpec,
+    ParamSpec,
+    PluginError,
+    QuantFormat,
+    QuantizationSpec,
+    UnsupportedModel,
+)
+from lmkit.layers.linear import Linear, ReferenceLinear
+from lmkit.loading.load import places
 from lmkit.testing.specs import PluginConformance, find_plugin
+from lmkit.testing.steps import Ranks
 
 LAYERS = (
     LinearSpec("plain", 256, (384,), sources=("m.plain",)),
@@ -80,6 +93,28 @@ class QuantizationConformance(PluginConformance):
         assert weight.shape == (layer.total_out, layer.in_features)
         assert weight.dtype == torch.float32
         assert torch.isfinite(weight).all()
+
+    def test_shards_are_shards_of_the_weight(self, target: Any, config: str, layer: LinearSpec) -> None:
+        """What each of two ranks loads dequantizes to its part of the weight, or the split is refused."""
+        fmt = self.format(target, config, layer)
+        stored = self.stored(fmt, layer)
+        weight = fmt.dequantize(stored, torch.float32)
+        for axis in ("column", "row"):
+            spec = replace(layer, shard=axis, bias=False)
+            try:
+                ranks = [Linear(spec, fmt, ReferenceLinear(), torch.float32, Ranks(2).rank(r)) for r in range(2)]
+            except PluginError:
+                continue
+            for rank, module in enumerate(ranks):
+                for place in places(module).values():
+                    if place.attribute in stored:
+                        sizes = place.stored_sizes if layer.parts else (stored[place.attribute].shape[0],)
+                        for part, value in zip(place.parts, stored[place.attribute].split(sizes), strict=True):
+                            place.put(part, value, torch.device("cpu"))
+                mine = fmt.dequantize({key: getattr(module, key).data for key in stored}, torch.float32)
+                rows = weight.split(layer.out_features) if axis == "column" else (weight,)
+                expected = torch.cat([part.chunk(2, 0 if axis == "column" else 1)[rank] for part in rows])
+                assert torch.equal(mine, expected), f"{axis} shard of rank {rank}"
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_kernel_equals_dequantized_matmul(

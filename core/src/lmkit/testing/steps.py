@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lmkit.api import AttentionBackend, AttnBatch, AttnNeed, LoadedModel, StepInputs, StepLimits
+from lmkit.api import AttentionBackend, AttnBatch, AttnNeed, Collectives, LoadedModel, StepInputs, StepLimits
 
 
 class PlainBuffer:
@@ -148,6 +150,45 @@ class ModelDriver:
             for row, logits in enumerate(self.step([(row, tokens[-1:]) for row, tokens in enumerate(out)])):
                 out[row].append(int(logits[-1].argmax()))
         return out
+
+
+class Ranks:
+    """Collectives of `size` ranks that are threads of this process."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.barrier = threading.Barrier(size)
+        self.values: list[Any] = [None] * size
+
+    def rank(self, rank: int) -> Collectives:
+        return _Rank(self, rank)
+
+    def run(self, work: Callable[[Collectives], Any]) -> list[Any]:
+        """work(collectives) of every rank, at the same time; their results by rank, or the first error."""
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(lambda rank: work(self.rank(rank)), range(self.size)))
+
+
+class _Rank(Collectives):
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        self.ranks, self.rank, self.size = ranks, rank, ranks.size
+
+    def _exchange(self, x: Tensor) -> list[Tensor]:
+        """Everybody's tensor."""
+        self.ranks.values[self.rank] = x
+        self.ranks.barrier.wait(60)
+        values = list(self.ranks.values)
+        self.ranks.barrier.wait(60)
+        return values
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return torch.stack(self._exchange(x)).sum(0)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return torch.cat(self._exchange(x), dim)
+
+    def broadcast(self, x: Tensor, src: int) -> Tensor:
+        return self._exchange(x)[src]
 
 
 def kv_memory(backend: AttentionBackend, need: AttnNeed, num_blocks: int, device: torch.device | str = "cpu") -> Tensor:

@@ -76,7 +76,7 @@ def test_output_head_is_never_quantized() -> None:
 
 
 def test_tensor_scales_need_exactly_one_name() -> None:
-    fmt = Fp8Format(None, (4,))
+    fmt = Fp8Format(None, (4,), 4)
     weight = torch.ones(4, 4).to(torch.float8_e4m3fn)
     scale = torch.full((1,), 2.0)
     assert torch.equal(

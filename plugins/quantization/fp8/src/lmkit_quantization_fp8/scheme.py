@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmkit.api import CheckpointError, LinearSpec, ParamSpec, QuantFormat, QuantScheme, UnsupportedModel
+from lmkit.api import CheckpointError, LinearSpec, ParamSpec, PluginError, QuantFormat, QuantScheme, UnsupportedModel
 
 if TYPE_CHECKING:
     import torch
@@ -70,12 +70,17 @@ class Fp8Scheme(QuantScheme):
             raise UnsupportedModel(
                 "quantization_config.modules_to_not_convert", sources, "all or none of a merged layer"
             )
-        return None if kept.pop() else Fp8Format(self.block, layer.out_features)
+        return None if kept.pop() else Fp8Format(self.block, layer.out_features, layer.in_features)
 
 
 def _names(pattern: str, module: str) -> bool:
     """Whether a skip-list entry names this module: its full name, the start or the end of it, at a dot."""
     return f".{module}.".startswith(f".{pattern}.") or f".{module}.".endswith(f".{pattern}.")
+
+
+def _divides(whole: int, here: int, block: int) -> bool:
+    """Whether a rank's share `here` of a length `whole` holds whole blocks, or all lie in one block."""
+    return here == whole or here % block == 0 or whole <= block
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ class Fp8Format(QuantFormat):
 
     block: tuple[int, int] | None
     parts: tuple[int, ...]  # rows of each merged part of the whole layer
+    width: int  # columns of the whole layer
     name: str = "fp8"
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
@@ -94,6 +100,9 @@ class Fp8Format(QuantFormat):
         if self.block is None:  # either name is in use
             return {"weight": weight, "weight_scale": loose, "weight_scale_inv": loose, **unused}
         rows, columns = self.block
+        lengths = [*zip(self.parts, layer.out_features, strict=True)]
+        if not all(_divides(*pair, rows) for pair in lengths) or not _divides(self.width, layer.in_features, columns):
+            raise PluginError(f"{layer.name}: blocks of {rows} x {columns} would straddle two ranks")
         sizes = tuple(-(-n // rows) for n in layer.out_features)
         scale = ParamSpec((sum(sizes), -(-layer.in_features // columns)), "float32", part_sizes=sizes)
         return {"weight": weight, "weight_scale_inv": scale, **unused}
