@@ -241,6 +241,16 @@ def several(world: World) -> World:
     return world
 
 
+def test_the_environment_is_read(several: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMKIT_PLUGINS_DISABLE", "scheduler:one")
+    monkeypatch.setenv("LMKIT_STRICT_PLUGINS", "1")
+    monkeypatch.setenv("LMKIT_TRACE_PLUGINS", "0")
+    host = PluginHost(path=[str(several.path)])
+    assert (host.switches.strict, host.switches.trace) == (True, False)
+    with pytest.raises(PluginError, match="disabled by LMKIT_PLUGINS_DISABLE"):
+        host.load("scheduler", "one")
+
+
 def test_disable_patterns(several: World) -> None:
     assert switched(several, disable="scheduler:one")["scheduler:one"] == "disabled"
     assert switched(several, disable="toy-attention-*")["attention:fast"] == "disabled"

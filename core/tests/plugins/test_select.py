@@ -371,7 +371,6 @@ def test_order_of_auto() -> None:
 
     assert names() == ["torch", "alpha", "beta", "zeta"]  # tier, official first, name
     assert names(prefers=("zeta", "beta")) == ["zeta", "beta", "torch", "alpha"]
-    assert names(order=("alpha",), prefers=("zeta",)) == ["alpha", "zeta", "torch", "beta"]
     assert codes(consider(host, request())) == {"trial": {"experimental"}}
     assert select(host, request(), "trial").name == "trial"
 

@@ -153,16 +153,15 @@ def consider(
     request: SelectRequest | Sequence[SelectRequest],
     user: str = "auto",
     *,
-    order: Sequence[str] = (),
     prefers: Sequence[str] = (),
     only: Callable[[Spec], bool] | None = None,
     imports: bool = False,
 ) -> Outcome:
     """Evaluate every candidate and pick; raises only for a selection that cannot be parsed.
 
-    `order` is the user's order of names for `auto`, `prefers` the platform's. `only` drops entries of `auto` that are
-    of no concern (kernels of another op). With `imports`, stage 10 imports the implementation; without it only looks
-    whether its module exists, so that nothing heavy is loaded.
+    `auto` orders what passes by `prefers` (the platform's measured order of names), then tier, then official before
+    third-party, then name. `only` drops entries that are of no concern to it (kernels of another op). With `imports`,
+    stage 10 imports the implementation; without, it only looks whether its module exists: nothing heavy is loaded.
     """
     requests = (request,) if isinstance(request, SelectRequest) else tuple(request)
     first = requests[0]
@@ -186,15 +185,8 @@ def consider(
 
     def rank(c: Candidate) -> tuple[Any, ...]:
         tier = c.spec.tier if c.spec and c.ok else Tier.REFERENCE  # a refused one may not even be loaded
-        return (
-            not c.ok,
-            _position(c.name, order),
-            _position(c.name, prefers),
-            -tier,
-            not c.official,
-            c.name,
-            c.dist or "",
-        )
+        preference = prefers.index(c.name) if c.name in prefers else len(prefers)
+        return (not c.ok, preference, -tier, not c.official, c.name, c.dist or "")
 
     candidates.sort(key=rank)
     warnings: list[str] = []
@@ -286,7 +278,3 @@ def _build_in_order(candidates: list[Candidate]) -> tuple[list[Candidate], list[
         warnings.append(f"{candidate.name!r} cannot be imported ({reason.offered}); {instead}")
     result.sort(key=lambda c: not c.ok)
     return result, warnings
-
-
-def _position(name: str, order: Sequence[str]) -> int:
-    return order.index(name) if name in order else len(order)
