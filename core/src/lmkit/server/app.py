@@ -22,7 +22,7 @@ from lmkit.server.chat import Chat
 from lmkit.server.completions import Completions
 from lmkit.server.errors import HttpError, UnknownModel, error_response, info_of
 from lmkit.server.gate import Gate
-from lmkit.server.generate import Facts, Generation
+from lmkit.server.generate import Generation
 from lmkit.server.metrics import Metrics
 from lmkit.server.schema import ChatRequest, CompletionRequest, parse
 from lmkit.server.settings import ServerSettings
@@ -30,6 +30,7 @@ from lmkit.server.sse import ClientGone, EventResponse, while_connected
 
 if TYPE_CHECKING:
     from lmkit.engine.client import EngineClient
+    from lmkit.engine.messages import EngineFacts
     from lmkit.text.side import TextSide
 
 log = logging.getLogger("lmkit.server")
@@ -39,9 +40,12 @@ Kind = TypeVar("Kind", bound=BaseModel)
 class Served(Protocol):
     """What the server needs of an AsyncLLM."""
 
-    client: EngineClient
-    text: TextSide
-    facts: Facts
+    @property
+    def client(self) -> EngineClient: ...
+    @property
+    def text(self) -> TextSide: ...
+    @property
+    def facts(self) -> EngineFacts: ...
 
 
 @dataclass
@@ -50,7 +54,7 @@ class Backend:
 
     client: EngineClient
     text: TextSide
-    facts: Facts
+    facts: EngineFacts
     settings: ServerSettings
     metrics: Metrics
     plan: Any = None  # ResolvedPlan

@@ -29,9 +29,9 @@ class FunctionDelta(msgspec.Struct, omit_defaults=True):
 
 class CallDelta(msgspec.Struct, omit_defaults=True):
     index: int
+    function: FunctionDelta
     id: str | None = None
     type: str | None = None
-    function: FunctionDelta | None = None
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
@@ -247,27 +247,22 @@ class Chat:
         out: list[ChunkChoice] = []
         filled = False
         for e in events:
-            kind = type(e)
-            if kind is Text:
+            if isinstance(e, Text):
                 delta.content, filled = (delta.content or "") + e.text, True
-            elif kind is Reasoning:
+            elif isinstance(e, Reasoning):
                 if self._request.include_reasoning is not False:
                     delta.reasoning_content = (delta.reasoning_content or "") + e.text
                     delta.reasoning, filled = delta.reasoning_content, True
-            elif kind is ToolStart:
+            elif isinstance(e, ToolStart):
                 called[choice.index] = filled = True
-                call = CallDelta(e.index, e.id, "function", FunctionDelta(e.name, ""))
+                call = CallDelta(e.index, FunctionDelta(e.name, ""), e.id, "function")
                 delta.tool_calls = [*(delta.tool_calls or ()), call]
-            elif kind is ToolArgs:
+            elif isinstance(e, ToolArgs):
                 filled = True
-                last = delta.tool_calls[-1] if delta.tool_calls else None
-                if last is None or last.index != e.index or last.function is None:
-                    last = CallDelta(e.index, function=FunctionDelta(arguments=""))
-                    delta.tool_calls = [*(delta.tool_calls or ()), last]
-                last.function.arguments = (last.function.arguments or "") + e.json_fragment
-            elif kind is Logprobs:
+                _add_arguments(delta, e)
+            elif isinstance(e, Logprobs):
                 entries += content_logprobs(e.entries, self._backend.text.tokenizer, self._top)
-            elif kind is Finish and e.reason != "error":
+            elif isinstance(e, Finish) and e.reason != "error":
                 out.append(
                     FinalChunkChoice(choice.index, Delta(), _reason(e, called[choice.index]), stop_reason=e.stop)
                 )
@@ -275,6 +270,15 @@ class Chat:
             logprobs = LogprobsBody(entries) if entries else None
             out.insert(0, ChunkChoice(choice.index, delta, None, logprobs))
         return out
+
+
+def _add_arguments(delta: Delta, event: ToolArgs) -> None:
+    """Joins the fragment to the call that it belongs to, if this chunk has it already."""
+    calls = delta.tool_calls = delta.tool_calls or []
+    if not calls or calls[-1].index != event.index:
+        calls.append(CallDelta(event.index, FunctionDelta(arguments="")))
+    function = calls[-1].function
+    function.arguments = (function.arguments or "") + event.json_fragment
 
 
 def _reason(finish: Finish, called: bool) -> str:

@@ -73,7 +73,7 @@ class Completions:
         echo_only = r.max_tokens == 0
         if echo_only and not r.echo:
             raise UnsupportedField("max_tokens", "max_tokens=0 is only allowed with echo=true")
-        choices = []
+        choices: list[Choice] = []
         for prompt in prompts:
             if isinstance(prompt, str):
                 token_ids = text.encode_prompt(prompt, add_special=r.add_special_tokens is not False)
@@ -211,14 +211,13 @@ class Completions:
         r = self._request
         text, logprobs, out = "", None, []
         for e in events:
-            kind = type(e)
-            if kind is Text:
+            if isinstance(e, Text):
                 text += e.text
-            elif kind is Logprobs and r.logprobs is not None:
+            elif isinstance(e, Logprobs) and r.logprobs is not None:
                 logprobs = logprobs or LogprobsBody([], [], [], [])
                 shift = len(self._prompts[choice.index // self._n][0]) if r.echo else 0
                 self._add(logprobs, e.entries, e.offsets, shift)
-            elif kind is Finish and e.reason != "error":
+            elif isinstance(e, Finish) and e.reason != "error":
                 out.append(ChoiceBody(choice.index, "", None, e.reason, e.stop))
         if r.max_tokens == 0:
             return [ChoiceBody(choice.index, "", None, "length")] if out else []

@@ -7,26 +7,18 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lmkit.api import EngineRequest, ErrorInfo, InvalidParam, LmkitError, RequestTooLarge, SamplingParams, TokenEvent
 from lmkit.text.stream import Finish, OutputEvent, OutputStream
 
 if TYPE_CHECKING:
     from lmkit.engine.client import EngineClient
+    from lmkit.engine.messages import EngineFacts
     from lmkit.server.metrics import Metrics
 
 
 _ABORTED = ErrorInfo("aborted", "the request was aborted", status=503, retryable=True)
-
-
-class Facts(Protocol):
-    """What the server reads of EngineFacts."""
-
-    model: str
-    max_length: int
-    num_kv_tokens: int
-    vocab_size: int
 
 
 @dataclass(slots=True)
@@ -51,7 +43,9 @@ class GenerationFailed(LmkitError):
         return self._info
 
 
-def check_prompt(token_ids: Sequence[int], facts: Facts, max_tokens: int | None, default: int | None = None) -> int:
+def check_prompt(
+    token_ids: Sequence[int], facts: EngineFacts, max_tokens: int | None, default: int | None = None
+) -> int:
     """The number of tokens that may be generated. Raises RequestError: an over-long prompt is never truncated.
 
     `default`: for requests without max_tokens; None = all that fits.

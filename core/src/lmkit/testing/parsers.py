@@ -42,10 +42,14 @@ def parse(
     formats: Format | Sequence[Format], pieces: Iterable[str], prompt_tail: str = "", tools: Sequence[ToolDef] = TOOLS
 ) -> Message:
     """Feeds the pieces, flushes, and assembles; asserts that the events are well formed."""
-    chosen = formats if isinstance(formats, (list, tuple)) else [formats]
+    chosen: Sequence[Format] = formats if isinstance(formats, (list, tuple)) else [formats]  # type: ignore[list-item]
     parser = Chain(*(start_parser(f, prompt_tail, tools) for f in chosen))
     message = Message()
-    content, reasoning, arguments, ended, ids = [], [], [], set(), set()
+    content: list[str] = []
+    reasoning: list[str] = []
+    arguments: list[list[str]] = []
+    ended: set[int] = set()
+    ids: set[str] = set()
     events = [e for piece in pieces for e in parser.feed(piece)] + parser.flush()
     for e in [*events, *parser.flush()]:
         match e:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from lmkit.api import EngineDead, ErrorInfo, ParserFormat, SchedStats, TagFormat, TokenEvent, TokenLogprob
+from lmkit.api import EngineDead, ErrorInfo, FinishReason, ParserFormat, SchedStats, TagFormat, TokenEvent, TokenLogprob
 from lmkit.config import EngineConfig
 from lmkit.engine.client import BaseClient, EngineClient, InprocClient
 from lmkit.engine.messages import Abort, AskStats, Command, EngineFacts, EngineStats, Events, Stats, Submit
@@ -94,7 +94,7 @@ class ScriptedClient(BaseClient):
             tokens = script[at : at + self._per_event]
             last = at + self._per_event >= len(script)
             stop = END if last and tokens[-1] == END and not request.params.ignore_eos else None
-            finish = ("stop" if stop is not None else "length") if last else None
+            finish: FinishReason | None = ("stop" if stop is not None else "length") if last else None
             shown = self._logprobs(tokens, request.params.logprobs)
             before = self._logprobs(prompt, request.params.prompt_logprobs) if at == 0 else []
             event = TokenEvent(request.id, tokens, finish, stop, shown, before, 0 if at == 0 else None)

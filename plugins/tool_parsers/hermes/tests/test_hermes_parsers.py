@@ -23,7 +23,7 @@ SAMPLES = [
     '<tool_call>{"arguments": {"a": "\\"\\u00e9"}, "name": "f"}</tool_call>',
     '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
     '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call> after',
-    '<tool_call>not json</tool_call> after',
+    "<tool_call>not json</tool_call> after",
 ]
 
 
@@ -104,7 +104,7 @@ def test_without_a_marker_everything_is_content() -> None:
         '<tool_call>{"name": "f", "argu',
         "<tool_call>",
         "<tool_ca",
-        'text <tool_call></tool_call> more',
+        "text <tool_call></tool_call> more",
     ],
 )
 def test_a_malformed_head_is_content_and_complete(text: str) -> None:
@@ -162,9 +162,7 @@ def test_real_calls_survive_the_round_trip(name: str) -> None:
     for line in file.read_text(encoding="utf-8").splitlines()[:100]:
         truth = [next(iter(c.items())) for c in json.loads(line)["ground_truth"]]
         calls = [(n, {k: v[0] for k, v in a.items()}) for n, a in truth]
-        text = "\n".join(
-            "<tool_call>\n" + json.dumps({"name": n, "arguments": a}) + "\n</tool_call>" for n, a in calls
-        )
+        text = "\n".join("<tool_call>\n" + json.dumps({"name": n, "arguments": a}) + "\n</tool_call>" for n, a in calls)
         got = parse(HERMES, [text[i : i + 7] for i in range(0, len(text), 7)])
         assert [(n, json.loads(a)) for n, a in got.calls] == calls
         assert got.content == ""
