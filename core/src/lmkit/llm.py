@@ -35,8 +35,10 @@ from lmkit.api import (
     ToolStart,
 )
 from lmkit.config import EngineConfig, from_options
+from lmkit.config.environment import adopt_environment
 from lmkit.engine.client import EventStream, ProcessClient
 from lmkit.engine.observers import Observers, Watch
+from lmkit.engine.platform import platform_environment
 from lmkit.engine.supervisor import FACTORY
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
@@ -170,8 +172,10 @@ class LLM:
         config: EngineConfig | None = None,
         host: PluginHost | None = None,
         progress: Progress | None = None,
+        own_process: bool = False,
         **options: object,
     ) -> None:
+        """`own_process`: this process exists for the model, so the platform may set up its environment (threads)."""
         if config is not None and (options or model is not None):
             raise ConfigError("LLM: give either config= or a model and options", fix="put everything into config")
         if model is not None:
@@ -179,6 +183,8 @@ class LLM:
         self.config = config or from_options(options)
         host = host or PluginHost()
         self.resolved, self.checkpoint, self.info = resolve(self.config, host)
+        if own_process:
+            adopt_environment(platform_environment(self.config, self.resolved))
         from lmkit.engine.build import build_engine  # imports torch
 
         self.text = TextSide.open(self.checkpoint, self.resolved, self.config, host)

@@ -46,7 +46,7 @@ def command(
 
     console = Console(highlight=False)
     with StartBar() as bar:
-        llm = LLM(config=settings.config, host=plugin_host(settings), progress=bar)
+        llm = LLM(config=settings.config, host=plugin_host(settings), own_process=True, progress=bar)
     with llm:
         params = merge(dict(llm.text.default_params or {}), sampling)
         session = Session(llm, params, console, system, stats and console.is_terminal, think)

@@ -33,7 +33,7 @@ def command(
     from lmkit.llm import LLM
     from lmkit.text.stream import Finish
 
-    with LLM(config=settings.config, host=plugin_host(settings)) as llm:
+    with LLM(config=settings.config, host=plugin_host(settings), own_process=True) as llm:
         for event in llm.stream(text, merge(dict(llm.text.default_params or {}), sampling)):
             if isinstance(event, Text):
                 print(event.text, end="", flush=True)

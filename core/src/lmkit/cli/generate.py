@@ -59,7 +59,7 @@ def command(
     from lmkit.progress import StartBar, prompt_bar
 
     with StartBar() as bar:
-        llm = LLM(config=settings.config, host=plugin_host(settings), progress=bar)
+        llm = LLM(config=settings.config, host=plugin_host(settings), own_process=True, progress=bar)
     with llm, _open(output, append=resume) as out:
         defaults = dict(llm.text.default_params or {})
         params = {item.line: _params(item, defaults, sampling) for item in items}  # all of them, before any work

@@ -74,6 +74,11 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
+def adopt_environment(extra: Mapping[str, str]) -> None:
+    """Sets `extra` in this process, where it exists for the engine alone, as a command of ours does."""
+    os.environ.update(extra)
+
+
 def parse_scalar(text: str) -> object:
     """The value of an option whose type only its plugin knows: an integer, a number, true, false, or the text."""
     lowered = text.strip().lower()

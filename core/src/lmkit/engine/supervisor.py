@@ -17,12 +17,12 @@ from time import perf_counter
 
 import msgspec
 
-from lmkit.api import Checkpoint, EngineDead, EngineError, ErrorInfo, Platform, Progress, ResolvedPlan
+from lmkit.api import Checkpoint, EngineDead, EngineError, ErrorInfo, Progress, ResolvedPlan
 from lmkit.config import EngineConfig, to_dict
 from lmkit.config.environment import child_environment
 from lmkit.engine.messages import AskStats, Command, Report, Splitter, Start, Stop, decode_report, encode
+from lmkit.engine.platform import platform_environment
 from lmkit.engine.streams import BaseClient
-from lmkit.plugins import load_target
 
 FACTORY = "lmkit.engine.build:build_engine"
 CONNECT_SECONDS = 60.0  # for the child's interpreter to start and connect
@@ -69,7 +69,7 @@ class ProcessClient(BaseClient):
         self._heard = perf_counter()  # when the last report came
         self._watching: asyncio.Task[None] | None = None
         self._start_command = Start(factory, to_dict(config), resolved, checkpoint)
-        self._environment = worker_environment(config, resolved)
+        self._environment = child_environment(platform_environment(config, resolved))
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -196,15 +196,6 @@ class ProcessClient(BaseClient):
             self._transport.close()
         if self._watching is not None:
             self._watching.cancel()
-
-
-def worker_environment(config: EngineConfig, resolved: ResolvedPlan) -> dict[str, str]:
-    """The environment of the engine process: ours, and what the platform wants set before torch is imported."""
-    choice = resolved.choice("platform")
-    if choice is None:
-        return child_environment({})
-    platform: Platform = load_target(choice)(**choice.options)
-    return child_environment(platform.worker_env(config, 0))
 
 
 def _peer(connection: socket.socket) -> int | None:

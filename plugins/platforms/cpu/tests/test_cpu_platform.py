@@ -102,7 +102,13 @@ def test_bare_system_still_answers(tmp_path: Path) -> None:
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "physical_cores", lambda: 6)
     made = platform.CpuPlatform()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert made.worker_env(EngineConfig(), 0)["OMP_NUM_THREADS"] == "6"
+    assert made.worker_env(EngineConfig(), 0)["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert made.worker_env(EngineConfig(), 0)["OMP_NUM_THREADS"] == "4"
+    assert made.worker_env(EngineConfig(), 0)["OMP_WAIT_POLICY"] == "active"
     assert made.worker_env(EngineConfig(parallel=ParallelConfig(threads=3)), 0)["OMP_NUM_THREADS"] == "3"
     before = torch.get_num_threads()
     for text, expected in [("2", 2), ("2,1", 2), ("", 6), ("zero", 6)]:
