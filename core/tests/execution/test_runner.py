@@ -20,7 +20,7 @@ from lmkit.api import (
     StepPlan,
 )
 from lmkit.execution.runner import Runner
-from lmkit.testing.toy import TOY_VOCAB, ToyAttention, ToyModel, ToyPlatform, checksums, toy_model
+from lmkit.testing.toy import TOY_VOCAB, ToyAttention, ToyModel, ToyPlatform, checksum, toy_model, toy_tokens
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -35,14 +35,6 @@ def make_runner(
         loaded, KVConfig(specs, (num_blocks,)), sizes, [backend or ToyAttention()], ToyPlatform(), torch.device("cpu"),
         max_drafts=max_drafts, debug_kv=True,
     )  # fmt: skip
-
-
-def greedy_tokens(prompt: list[int], n: int) -> list[int]:
-    """What the toy model continues `prompt` with."""
-    tokens = list(prompt)
-    for _ in range(n):
-        tokens.append(int(checksums(tokens)[-1]))
-    return tokens[len(prompt) :]
 
 
 @dataclass
@@ -106,7 +98,7 @@ class Driver:
         sample = row.computed + n == len(row.tokens)
         drafts: list[int] = []
         if sample and draw(st.booleans()):
-            right = greedy_tokens(row.tokens, 3)
+            right = toy_tokens(row.tokens, 3)
             drafts = draw(st.sampled_from([right, right[:1], [*right[:2], 0], [1]]))
         new_blocks = []
         while (len(row.blocks) + len(new_blocks)) * self.block_size < row.computed + n + len(drafts):
@@ -123,7 +115,7 @@ class Driver:
         row.computed += n
         if not sample:
             return []
-        right = greedy_tokens(row.tokens, len(drafts) + 1)
+        right = toy_tokens(row.tokens, len(drafts) + 1)
         accepted = 0
         while accepted < len(drafts) and drafts[accepted] == right[accepted]:
             accepted += 1
@@ -234,13 +226,13 @@ def test_reading_what_nobody_wrote_is_a_fault_of_that_row() -> None:
     plan = merge(StepPlan(0, new=[lying], rows=[RowWork("bad", 0, 4, 1, [], True)]), start("good", [1, 2], [7]))
     runner.forward(plan)
     result = runner.sample(0)
-    assert result.tokens == [[], greedy_tokens([1, 2], 1)]
+    assert result.tokens == [[], toy_tokens([1, 2], 1)]
     assert [row for row, _ in result.faults] == [0]
     # A step that was in flight still runs, and the next one does without the row.
     runner.forward(StepPlan(1, rows=[RowWork("bad", 0, 5, 1, [], True), RowWork("good", 0, 2, 1, [], True)]))
-    assert runner.sample(1).tokens[1] == greedy_tokens([1, 2], 2)[1:]
+    assert runner.sample(1).tokens[1] == toy_tokens([1, 2], 2)[1:]
     runner.forward(StepPlan(2, gone=["bad"], rows=[RowWork("good", 0, 3, 1, [], True)]))
-    assert runner.sample(2).tokens == [greedy_tokens([1, 2], 3)[2:]]
+    assert runner.sample(2).tokens == [toy_tokens([1, 2], 3)[2:]]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +277,7 @@ def test_prompt_logprobs_in_chunks() -> None:
         assert [p.prompt_start for p in part] == [first + 1]
         found += part[0].prompt
     assert found == expected.prompt
-    logits = ToyModel(runner.model.info, ToyAttention()).logits(torch.tensor([[checksums(tokens[:1])[0]]]))
+    logits = ToyModel(runner.model.info, ToyAttention()).logits(torch.tensor([[checksum(tokens[:1])]]))
     assert found[0].logprob == pytest.approx(float(torch.log_softmax(logits, -1)[0, tokens[1]]), abs=1e-5)
 
 

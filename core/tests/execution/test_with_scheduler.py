@@ -27,23 +27,24 @@ from lmkit.engine.intake import Intake
 from lmkit.execution.runner import Runner
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit.testing.stepper import ArrivalOrder
-from lmkit.testing.toy import TOY_VOCAB, ToyAttention, ToyPlatform, checksums, toy_model
+from lmkit.testing.toy import TOY_VOCAB, ToyAttention, ToyPlatform, toy_model, toy_tokens
 
 MAX_LENGTH = 40
+Windows = tuple[int | None, ...]
 
 
 class RunnerExecutor:
     """A runner of the toy model as an executor. Fresh blocks hold NaN, so reading what nobody wrote is a fault."""
 
-    def __init__(self, kv: KVConfig, limits: SchedLimits, break_at: int) -> None:
+    def __init__(self, kv: KVConfig, limits: SchedLimits, windows: Windows, break_at: int) -> None:
         self.depth, self.break_at = limits.depth, break_at
         self.lookahead = limits.lookahead
         block_size = kv.specs[0].block_size
         length = limits.max_length + limits.lookahead
         sizes = StepLimits(limits.max_rows, limits.max_tokens, -(-length // block_size) + 1, limits.max_length)
         self.runner = Runner(
-            toy_model(block_size), kv, sizes, [ToyAttention()], ToyPlatform(), torch.device("cpu"),
-            eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead, debug_kv=True,
+            toy_model(block_size, windows), kv, sizes, [ToyAttention()] * len(kv.specs), ToyPlatform(),
+            torch.device("cpu"), eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead, debug_kv=True,
         )  # fmt: skip
         self.propose: Callable[[list[int]], list[int]] = lambda tokens: []
         self.preempted = 0
@@ -85,15 +86,6 @@ class RunnerExecutor:
         """Nothing to close."""
 
 
-def continued(tokens: list[int], n: int) -> list[int]:
-    """What the toy model adds to `tokens`."""
-    tokens = list(tokens)
-    first = len(tokens)
-    for _ in range(n):
-        tokens.append(int(checksums(tokens)[-1]))
-    return tokens[first:]
-
-
 def check_mirror(engine: EngineCore, runner: Runner) -> None:
     """W1: rows of the runner are the scheduler's, apart from those about to be forgotten."""
     runner.check()
@@ -102,8 +94,11 @@ def check_mirror(engine: EngineCore, runner: Runner) -> None:
         slot = runner.rows.slot_of[r.id]
         if runner.rows.epoch[slot] != r.epoch:
             continue
-        blocks = runner.rows.row_blocks(0, slot).tolist()
-        assert blocks == r.held.blocks[0][: len(blocks)]
+        for group, held in enumerate(r.held.blocks):
+            blocks = runner.rows.row_blocks(group, slot).tolist()
+            assert len(blocks) <= len(held)
+            kept = [pair for pair in zip(blocks, held, strict=False) if pair[1]]  # 0: dropped behind a window
+            assert all(mine == theirs for mine, theirs in kept)
         known = runner.rows.row_tokens(slot).tolist()
         assert known[: len(r.tokens)] == r.tokens
 
@@ -116,11 +111,18 @@ def test_every_token_is_right(seed: int) -> None:
         max_tokens=rng.choice([3, 8, 40]), max_rows=rng.choice([1, 3, 8]), max_length=MAX_LENGTH, eos_token_ids=(0,),
         prefix_cache=rng.random() < 0.7, lookahead=rng.choice([0, 3]) if depth == 1 else 0, depth=depth,
     )  # fmt: skip
-    specs = tuple(toy_model(block_size).info.kv_specs(block_size, "float32"))
+    layers: Windows = rng.choice([(None, None), (None, 5), (7,), (3, None, 9)])
+    specs = tuple(toy_model(block_size, layers).info.kv_specs(block_size, "float32"))
+    windows = tuple(spec.window for spec in specs)
     alone = -(-(MAX_LENGTH + limits.lookahead) // block_size)
-    kv = KVConfig(specs, (2 + int(alone * rng.choice([1.0, 1.5, 4.0])),))
-    executor = RunnerExecutor(kv, limits, break_at=rng.choice([-1, -1, 5]))
-    executor.propose = lambda tokens: rng.choice([[], continued(tokens, 3), [1, 2], [*continued(tokens, 1), 5]])
+    kv = KVConfig(specs, tuple(2 + int(alone * rng.choice([1.0, 1.5, 4.0])) for _ in specs))
+
+    def propose(tokens: list[int]) -> list[int]:
+        right = toy_tokens(tokens, 3, windows)
+        return rng.choice([[], right, [1, 2], [right[0], 5]])
+
+    executor = RunnerExecutor(kv, limits, layers, break_at=rng.choice([-1, -1, 5]))
+    executor.propose = propose
     engine = EngineCore(Scheduler(limits, kv, ArrivalOrder()), executor, Intake(TOY_VOCAB, MAX_LENGTH))
     stems = [[1, 2, 3, 4, 5, 6, 7, 8], [9, 9, 9]]
     requests = {}
@@ -141,7 +143,7 @@ def test_every_token_is_right(seed: int) -> None:
         check_mirror(engine, executor.runner)
     assert ended.keys() == requests.keys()
     for id, request in requests.items():
-        expected = continued(request.token_ids, request.params.max_tokens)
+        expected = toy_tokens(request.token_ids, request.params.max_tokens, windows)
         if ended[id] == "error":
             assert executor.break_at >= 0
             assert tokens[id] == expected[: len(tokens[id])]

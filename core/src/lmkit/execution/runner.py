@@ -29,7 +29,7 @@ from lmkit.sampling.noise import seed_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmkit.api import AttentionBackend, Platform
+    from lmkit.api import AttentionBackend, AttnNeed, Platform
 
 PROMPT_ROWS = 64  # rows of logits made at once for prompt log-probabilities
 
@@ -99,7 +99,7 @@ class Runner:
             if step.num_drafts is not None:
                 drafts = {self.rows.slot_of[w.id]: w.drafts for w in step.plan.rows if w.drafts}
             batch = SampleBatch(
-                step.logit_slots, step.positions, step.sample_rows, self.rows.row_tokens, step.num_drafts, drafts
+                step.logit_slots, step.positions, step.sample_rows, self._tokens, step.num_drafts, drafts
             )
             self._accept(step, self.sampler.sample(self.model.logits(hidden), batch, masks), result)
         for job in step.prompt_jobs:
@@ -119,6 +119,9 @@ class Runner:
         assert held == sorted(self.rows.slot_of.values()), "sampling state belongs to exactly the rows"
 
     # ------------------------------------------------------------------------------------------- details
+
+    def _tokens(self, slot: int) -> list[int]:
+        return self.rows.row_tokens(slot).tolist()
 
     def _added(self, slot: int, row: NewRow) -> None:
         seed = row.params.seed if row.params.seed is not None else seed_of(row.id, self.seed)
@@ -184,7 +187,7 @@ class Runner:
 
 
 def _allocate(
-    kv: KVConfig, needs: Sequence[object], backends: Sequence[AttentionBackend], device: torch.device
+    kv: KVConfig, needs: Sequence[AttnNeed], backends: Sequence[AttentionBackend], device: torch.device
 ) -> tuple[list[Tensor], list[list[Callable[[int], Tensor]]]]:
     """KV tensors by layer, and for each group and layer a function from block id to that block's part."""
     by_layer: dict[int, Tensor] = {}

@@ -21,7 +21,7 @@ come and go. When no row needs anything but the most likely token, sampling is o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -52,8 +52,8 @@ class Sampled:
     """One token for each row of logits."""
 
     tokens: np.ndarray  # [S] int64; 0 where there is a fault
-    logprobs: dict[int, TokenLogprob]  # row of logits -> of the token drawn; only rows that asked
     faults: dict[int, str]  # row of logits -> reason
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # row of logits -> of its token; only who asked
 
 
 class Sampler:
@@ -151,8 +151,7 @@ class Sampler:
             or self.processors.active["logits"]
         )  # fmt: skip
         if plain:
-            tokens, faults = _argmax(logits)
-            return Sampled(tokens, {}, faults)
+            return Sampled(*_argmax(logits))
 
         greedy = self.greedy[batch.slots]
         raw = self._raw_logprobs(logits, batch) if self.logprobs else None  # 1
@@ -174,7 +173,8 @@ class Sampler:
                 part = x if len(rows) == len(x) else x[torch.from_numpy(rows).to(x.device)]
                 tokens[rows], bad = pick(part, batch, rows)
                 faults.update((int(rows[i]), reason) for i, reason in bad.items())
-        return Sampled(tokens, self._gather(raw, tokens, batch, faults) if raw is not None else {}, faults)  # 13
+        logprobs = self._gather(raw, tokens, batch, faults) if raw is not None else {}  # 13
+        return Sampled(tokens, faults, logprobs)
 
     def _raw_logprobs(self, logits: Tensor, batch: SampleBatch) -> tuple[list[int], Tensor]:
         """Rows that asked, and their log-softmax [L, V]."""

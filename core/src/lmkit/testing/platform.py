@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -40,7 +41,7 @@ class PlatformConformance(PluginConformance):
         return load_ref(spec.probe)()
 
     @pytest.fixture
-    def bound(self, target: Any, probed: list[DeviceInfo] | Unavailable) -> tuple[Any, Any]:
+    def bound(self, target: Any, probed: list[DeviceInfo] | Unavailable) -> Iterator[tuple[Any, Any]]:
         """(platform, torch device); skips where there is no device. The number of threads is put back."""
         if isinstance(probed, Unavailable):
             pytest.skip(f"no device: {probed.reason}")

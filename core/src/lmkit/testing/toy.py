@@ -6,7 +6,8 @@ Any error in slots, tables, positions or row order changes the checksum, so toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -82,30 +83,28 @@ class ToyPlan:
     table: list[list[int]]
     query_start: list[int]
     seq_len: list[int]
-    block_size: int
+    need: AttnNeed
 
 
 class ToyPlanner:
-    capture = "none"
+    capture: Literal["none"] = "none"
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self.batches: list[AttnBatch] = []
+    def __init__(self, need: AttnNeed) -> None:
+        self.need = need
 
     def plan(self, batch: AttnBatch) -> ToyPlan:
         n = batch.num_rows
-        self.batches.append(batch)
         return ToyPlan(
             slots=batch.slots.push(batch.num_tokens).clone(),
             table=batch.table.push(n).tolist(),
             query_start=batch.query_start.push(n + 1).tolist(),
             seq_len=batch.seq_len.push(n).tolist(),
-            block_size=self.block_size,
+            need=self.need,
         )
 
 
 class ToyAttention:
-    """Stores token ids as keys; a query's output is the checksum of all ids up to and including its own."""
+    """Stores token ids as keys; a query's output is the checksum of the ids it may see, its own included."""
 
     name = "toy"
 
@@ -119,64 +118,76 @@ class ToyAttention:
         return (2, num_blocks * need.block_size, need.num_kv_heads, need.head_dim)
 
     def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> ToyPlanner:
-        return ToyPlanner(need.block_size)
+        return ToyPlanner(need)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
         kept = slots >= 0
         kv[0, slots[kept]], kv[1, slots[kept]] = k[kept], v[kept]
 
-    def forward(self, q: Tensor, kv: Tensor, plan: ToyPlan, scale: float, out: Tensor) -> None:
-        keys = kv[0, :, 0, 0].tolist()
+    def forward(self, q: Tensor, kv: Tensor, plan: Any, scale: float, out: Tensor) -> None:
+        keys, size = kv[0, :, 0, 0].tolist(), plan.need.block_size
         for row, (first, last) in enumerate(zip(plan.query_start, plan.query_start[1:], strict=False)):
-            length = plan.seq_len[row]
-            slots = [
-                plan.table[row][i // plan.block_size] * plan.block_size + i % plan.block_size for i in range(length)
-            ]
-            sums = checksums([keys[slot] for slot in slots])
-            out[first:last] = torch.tensor(sums[length - (last - first) :], dtype=out.dtype)[:, None, None]
+            start = plan.seq_len[row] - (last - first)
+            for i in range(last - first):
+                end = start + i + 1
+                places = [divmod(p, size) for p in range(max(0, end - (plan.need.window or end)), end)]
+                out[first + i] = checksum([keys[plan.table[row][block] * size + offset] for block, offset in places])
 
 
-def checksums(tokens: Sequence[float]) -> list[float]:
-    """The token that follows each prefix of `tokens`. NaN stays NaN."""
-    value, found = 7.0, []
+def checksum(tokens: Sequence[float]) -> float:
+    """A token that depends on each of `tokens` and their order. NaN stays NaN."""
+    value = 7.0
     for token in tokens:
         value = (value * 31 + token + 1) % TOY_VOCAB
-        found.append(value)
-    return found
+    return value
+
+
+def toy_next(tokens: Sequence[int], windows: Sequence[int | None] = (None,)) -> int:
+    """The token that follows."""
+    return int(sum(checksum(tokens[-(window or len(tokens)) :]) for window in windows) % TOY_VOCAB)
+
+
+def toy_tokens(prompt: Sequence[int], n: int, windows: Sequence[int | None] = (None,)) -> list[int]:
+    """The `n` tokens with which the toy model continues `prompt`."""
+    tokens = list(prompt)
+    for _ in range(n):
+        tokens.append(toy_next(tokens, windows))
+    return tokens[len(prompt) :]
 
 
 class ToyModel:
-    """Logits peak at the checksum of the row's tokens; NaN where the cache held NaN."""
+    """Logits peak at the sum of the checksums of the KV groups; NaN where a cache held NaN."""
 
     def __init__(self, info: ModelInfo, backend: ToyAttention) -> None:
         self.info, self.backend = info, backend
-        self.groups = {layer: g for g, (_, layers) in enumerate(info.kv_groups()) for layer in layers}
+        self.groups = [layers for _, layers in info.kv_groups()]
 
     def forward(self, x: StepInputs) -> Tensor:
         ids = x.token_ids.to(torch.float32)[:, None, None]
-        outs = []
-        for layer, group in sorted(self.groups.items()):
-            self.backend.write_kv(ids, ids, x.kv[layer], x.attn[group].slots)
-            out = torch.empty_like(ids)
-            self.backend.forward(ids, x.kv[layer], x.attn[group], 1.0, out)
-            outs.append(out[:, 0])
-        assert all(torch.equal(out.nan_to_num(), outs[0].nan_to_num()) for out in outs), "all layers read the same"
-        return outs[0]
+        total = torch.zeros(len(ids), 1)
+        for group, layers in enumerate(self.groups):
+            outs = []
+            for layer in layers:
+                self.backend.write_kv(ids, ids, x.kv[layer], x.attn[group].slots)
+                outs.append(torch.empty_like(ids))
+                self.backend.forward(ids, x.kv[layer], x.attn[group], 1.0, outs[-1])
+            assert all(torch.equal(out.nan_to_num(), outs[0].nan_to_num()) for out in outs), "layers of a group agree"
+            total += outs[0][:, 0]
+        return total % TOY_VOCAB
 
     def logits(self, hidden: Tensor) -> Tensor:
         distance = (torch.arange(self.info.vocab_size, device=hidden.device) - hidden).abs()
         return -torch.minimum(distance, TOY_VOCAB - distance)
 
 
-def toy_info(block_size: int = 4, num_layers: int = 2) -> ModelInfo:
-    need = AttnNeed(
-        head_dim=1, num_q_heads=1, num_kv_heads=1, dtype="float32", kv_dtype="float32", block_size=block_size
-    )
+def toy_info(block_size: int = 4, windows: Sequence[int | None] = (None, None)) -> ModelInfo:
+    """One layer per entry of `windows`."""
+    need = AttnNeed(1, 1, 1, dtype="float32", kv_dtype="float32", block_size=block_size)
     return ModelInfo(
         architecture="Toy",
         vocab_size=TOY_VOCAB,
         hidden_size=1,
-        layers=tuple(LayerInfo(i, need) for i in range(num_layers)),
+        layers=tuple(LayerInfo(i, replace(need, window=window)) for i, window in enumerate(windows)),
         max_length=512,
         dtype="float32",
         num_parameters=0,
@@ -184,6 +195,6 @@ def toy_info(block_size: int = 4, num_layers: int = 2) -> ModelInfo:
     )
 
 
-def toy_model(block_size: int = 4, num_layers: int = 2) -> LoadedModel:
-    info = toy_info(block_size, num_layers)
+def toy_model(block_size: int = 4, windows: Sequence[int | None] = (None, None)) -> LoadedModel:
+    info = toy_info(block_size, windows)
     return LoadedModel(ToyModel(info, ToyAttention()), info, 0)
