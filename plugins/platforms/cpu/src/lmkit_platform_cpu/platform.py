@@ -39,8 +39,8 @@ class CpuPlatform:
     def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
         """One compute thread per physical core, unless the user said otherwise.
 
-        Waiting threads sleep. Spinning ones, the default, make every operator wait for a time slice of the system as soon
-        as anything else (the server, another program) wants a core: 20 to 40 times slower on two busy cores.
+        Waiting threads sleep. Spinning ones, the default, make every operator wait for a time slice of the system as
+        soon as anything else (the server, another program) wants a core: 20 to 40 times slower on two busy cores.
         """
         threads = config.parallel.threads or _asked_threads() or max(1, physical_cores() // config.parallel.tp)
         wait = os.environ.get("OMP_WAIT_POLICY", "passive")
