@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lmkit.plugins.doctor import examine, import_budget
+from lmkit.plugins.doctor import examine, import_budgets
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Pattern
 from lmkit.testing.world import World
@@ -97,6 +97,6 @@ def test_checks_that_plugins_bring(world: World) -> None:
 
 
 def test_budget_is_measured_in_a_fresh_process() -> None:
-    heavy, seconds = import_budget("lmkit.builtin")
-    assert heavy == []
-    assert seconds < 0.5
+    budgets = import_budgets(["lmkit.builtin", "numpy", "no_such_module"])
+    assert [heavy for heavy, _ in budgets.values()] == [[], ["numpy"], []]
+    assert budgets["lmkit.builtin"][1] < 0.5

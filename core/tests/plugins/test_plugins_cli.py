@@ -1,103 +1,117 @@
-"""`lmkit plugins` and `lmkit explain` as commands, each in a process of its own."""
+"""`lmkit plugins` and `lmkit explain` as commands."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import lmkit.cli
 import pytest
 from lmkit.api import ConfigError, UnknownName
 from lmkit.plugins.scaffold import kinds, write_plugin
 from lmkit.testing.dists import write_dist
 
 
-def run(*arguments: str, path: Path | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run lmkit; prints the heavy and plugin modules that were imported as the last line of stderr."""
-    code = (
-        "import sys\n"
-        f"sys.path.insert(0, {str(path or '')!r})\n" + f"sys.argv = ['lmkit', *{list(arguments)!r}]\n"
-        "from lmkit.cli import main\n"
-        "try:\n    code = main()\nexcept SystemExit as e:\n    code = e.code\n"
-        "heavy = ('torch', 'numpy', 'transformers')\n"
-        "heavy = [m for m in sys.modules if m in heavy or m.startswith(('lmkit_', 'p_'))]\n"
-        "print('IMPORTED', heavy, file=sys.stderr)\n"
-        "sys.exit(code)"
-    )
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=cwd)
+@dataclass
+class Done:
+    code: int
+    stdout: str
+    stderr: str
 
 
 @pytest.fixture
-def extra(tmp_path: Path) -> Path:
-    """A folder with a broken plugin and one of another core."""
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """run("plugins", "list") -> Done, in this process."""
+
+    def call(*arguments: str) -> Done:
+        capsys.readouterr()
+        code = lmkit.cli.run(arguments)
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on sys.path with a broken plugin and one of another core."""
     folder = tmp_path / "extra"
     folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
     write_dist(folder, "p-broken", {"scheduler": {"broken": "p_broken.hooks"}}, {"p_broken.hooks": "1 / 0"})
     write_dist(folder, "p-old", {"scheduler": {"old": "p_old.hooks"}}, {}, requires=["lmkit-core<0.0.1"])
     return folder
 
 
 def test_list_imports_no_plugin(extra: Path) -> None:
-    done = run("plugins", "list", "--json", path=extra)
+    code = (
+        f"import sys\nsys.path.insert(0, {str(extra)!r})\nimport lmkit.cli\n"
+        "assert lmkit.cli.run(['plugins', 'list', '--json']) == 0\n"
+        "heavy = ('torch', 'numpy', 'transformers')\n"
+        "print([m for m in sys.modules if m in heavy or m.startswith(('lmkit_', 'p_'))], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == "IMPORTED []"
+    assert done.stderr.splitlines()[-1] == "[]"
     rows = {f"{r['kind']}:{r['name']}": r for r in json.loads(done.stdout)["plugins"]}
     assert rows["executor:uniproc"]["state"] == "ok"
     assert rows["scheduler:broken"]["state"] == "ok"  # nobody has tried
     assert (rows["scheduler:old"]["state"], rows["scheduler:old"]["code"]) == ("incompatible", "core-too-new")
 
 
-def test_list_with_load_and_kind(extra: Path) -> None:
-    done = run("plugins", "list", "--kind", "scheduler", "--load", "--json", path=extra)
+def test_list_with_load_and_kind(extra: Path, run: Callable[..., Done]) -> None:
+    done = run("plugins", "list", "--kind", "scheduler", "--load", "--json")
     rows = {r["name"]: r for r in json.loads(done.stdout)["plugins"]}
     assert {r["kind"] for r in rows.values()} == {"scheduler"}
     assert rows["broken"]["state"] == "broken"
     assert "ZeroDivisionError" in rows["broken"]["reason"]
     done = run("plugins", "list", "--kind", "scheduller")
-    assert done.returncode == 2
+    assert done.code == 2
     assert "scheduler" in done.stderr
 
 
-def test_list_available() -> None:
+def test_list_available(run: Callable[..., Done]) -> None:
     done = run("plugins", "list", "--available", "--json")
     rows = json.loads(done.stdout)["plugins"]
     assert {r["state"] for r in rows} <= {"ok", "not installed"}
     assert all(r["reason"].startswith("pip install ") for r in rows if r["state"] == "not installed")
 
 
-def test_show() -> None:
+def test_show(run: Callable[..., Done]) -> None:
     done = run("plugins", "show", "loader:safetensors", "--json")
     shown = json.loads(done.stdout)
     assert shown["spec"]["formats"] == ["safetensors"]
     assert shown["origin"]["dist"] == "lmkit-core"
     done = run("plugins", "show", "loader:safetensors")
     assert "Memory-mapped" in done.stdout
-    assert run("plugins", "show", "nonsense").returncode == 2
-    assert run("plugins", "show", "loader:nothing").returncode == 3
+    assert run("plugins", "show", "nonsense").code == 2
+    assert run("plugins", "show", "loader:nothing").code == 3
 
 
-def test_doctor(extra: Path) -> None:
-    done = run("plugins", "doctor", "--json", path=extra)
-    assert done.returncode == 1
+def test_doctor(extra: Path, run: Callable[..., Done]) -> None:
+    done = run("plugins", "doctor", "--json")
+    assert done.code == 1
     found = {(f["subject"], f["code"]) for f in json.loads(done.stdout)["findings"]}
     assert {("scheduler:broken", "broken"), ("scheduler:old", "core-too-new")} <= found
 
 
-def test_explain_without_a_model() -> None:
+def test_explain_without_a_model(run: Callable[..., Done]) -> None:
     done = run("explain", "attention", "--model", "./no-such-folder", "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     topic = json.loads(done.stdout)["topics"][0]
     assert (topic["kind"], topic["after"]) == ("attention", "checkpoint")
-    assert run("explain", "atention").returncode == 2
+    assert run("explain", "atention").code == 2
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_new_plugins_pass_their_own_tests(tmp_path: Path, kind: str) -> None:
+def test_new_plugins_pass_their_own_tests(tmp_path: Path, kind: str, run: Callable[..., Done]) -> None:
     """The written dist is put on the path with the metadata that pip would write, and its test is run."""
     root = tmp_path / "project"
     done = run("plugins", "new", kind, "my_own", "--folder", str(root))
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     module = f"lmkit_{kind}_my_own"
     write_dist(root / "src", f"lmkit-{kind}-my-own".replace("_", "-"), {kind: {"my_own": f"{module}.hooks"}})
     tests = next((root / "tests").glob("test_*.py"))
@@ -126,6 +140,8 @@ def test_new_refuses(tmp_path: Path) -> None:
 
 
 def test_test_runs_the_kit() -> None:
-    done = run("plugins", "test", "loader:safetensors", "--", "-k", "light or pure")
+    code = "import lmkit.cli, sys; sys.exit(lmkit.cli.run(sys.argv[1:]))"
+    command = ["plugins", "test", "loader:safetensors", "--", "-k", "light or pure"]
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -43,7 +43,7 @@ class Finding(msgspec.Struct, frozen=True):
 def examine(host: PluginHost, *, imports: bool = False) -> list[Finding]:
     """All findings, worst first. With `imports`, `target`, `check` and `options` are imported too (may load torch)."""
     findings = [Finding("warning", "switch", "plugins", text) for text in host.warnings]
-    budgets = _budgets({e.module for e in host.entries() if e.state == "ok"})
+    budgets = import_budgets(sorted({e.module for e in host.entries() if e.state == "ok"}))
     for entry in host.entries():
         findings += _state(entry, host)
         if entry.state == "ok":
@@ -96,11 +96,6 @@ def _loaded(entry: Entry, host: PluginHost, imports: bool) -> Iterator[Finding]:
                 options_type(spec)
         except PluginError as e:
             yield Finding("error", "target-import", entry.key, f"{name}: {e}", "reinstall the plugin")
-
-
-def _budgets(modules: Iterable[str]) -> dict[str, tuple[list[str], float]]:
-    """What importing each hooks module costs, each measured in a fresh process."""
-    return {module: import_budget(module) for module in sorted(modules)}
 
 
 def _budget(entry: Entry, budgets: dict[str, tuple[list[str], float]]) -> Iterator[Finding]:
@@ -178,25 +173,45 @@ def _own_checks(host: PluginHost) -> Iterator[Finding]:
             yield Finding("error", f"{module.split('.')[0]}.{check.name}", module, str(problem))
 
 
-def import_budget(module: str) -> tuple[list[str], float]:
-    """Import `module` in a fresh process: the heavy modules it pulled in, and the seconds it took beyond lmkit.api.
+# Run in a fresh interpreter: one fork per module, so that each starts with lmkit.api imported and nothing else.
+MEASURE = """
+import json, os, sys, time
+from importlib import import_module
+import lmkit.api
+
+heavy, *modules = sys.argv[1:]
+before = set(sys.modules)
+for module in modules:
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        continue
+    start = time.perf_counter()
+    try:
+        import_module(module)
+    except BaseException:
+        os._exit(1)
+    seconds = time.perf_counter() - start
+    found = [m for m in heavy.split(",") if m in sys.modules and m not in before]
+    os.write(1, f"BUDGET {json.dumps([module, found, seconds])}\\n".encode())
+    os._exit(0)
+"""
+
+
+def import_budgets(modules: Sequence[str]) -> dict[str, tuple[list[str], float]]:
+    """Per module, what importing it costs: the heavy modules it pulled in, and seconds beyond lmkit.api.
 
     A module that cannot be imported costs nothing here: it is `broken`, which is reported elsewhere.
     """
-    code = (
-        "import sys, time, json\nimport lmkit.api\nbefore = set(sys.modules)\nstart = time.perf_counter()\n"
-        f"import {module}\nseconds = time.perf_counter() - start\n"
-        f"print(json.dumps([[m for m in {HEAVY!r} if m in sys.modules and m not in before], seconds]))"
-    )
+    if not modules:
+        return {}
     environment = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=environment
-    )
-    printed = done.stdout.strip().splitlines()
-    if done.returncode or not printed:
-        return [], 0.0
-    heavy, seconds = json.loads(printed[-1])
-    return heavy, seconds
+        [sys.executable, "-c", MEASURE, ",".join(HEAVY), *modules],
+        capture_output=True, text=True, timeout=120, check=True, env=environment,
+    )  # fmt: skip
+    measured = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("BUDGET ")]
+    return dict.fromkeys(modules, ([], 0.0)) | {module: (heavy, seconds) for module, heavy, seconds in measured}
 
 
 def private_imports(module: str) -> list[str]:

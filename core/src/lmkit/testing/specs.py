@@ -18,7 +18,7 @@ import pytest
 
 from lmkit.api import ModelSpec, PluginError, Spec
 from lmkit.hookspecs import REGISTRATION
-from lmkit.plugins.doctor import IMPORT_SECONDS, import_budget, private_imports
+from lmkit.plugins.doctor import IMPORT_SECONDS, import_budgets, private_imports
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type, parse_options
 from lmkit.plugins.refs import load_ref
@@ -70,7 +70,7 @@ class ExtensionConformance:
         return loaded_entry(host, cls.plugin)
 
     def test_hooks_module_is_light(self, entry: Entry) -> None:
-        heavy, seconds = import_budget(entry.module)
+        heavy, seconds = import_budgets([entry.module])[entry.module]
         assert not heavy, f"importing {entry.module} imports {heavy}"
         assert seconds < IMPORT_SECONDS, f"importing {entry.module} takes {seconds:.2f} s"
 
@@ -136,7 +136,8 @@ class PluginConformance(ExtensionConformance):
     def test_target_is_torch_free(self, spec: Spec, target: Any) -> None:
         if not self.torch_free_target:
             pytest.skip("a target of this kind may import torch")
-        heavy, _ = import_budget(spec.target.partition(":")[0])
+        module = spec.target.partition(":")[0]
+        heavy, _ = import_budgets([module])[module]
         assert "torch" not in heavy
 
     def test_spec_is_plain_data(self, spec: Spec) -> None:
