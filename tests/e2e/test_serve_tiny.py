@@ -127,7 +127,8 @@ def test_sigterm_lets_running_requests_finish(tiny: Path) -> None:
         with ThreadPoolExecutor(1) as pool:
             body = {"model": "model", "prompt": "hello", "max_tokens": 200, "ignore_eos": True}
             job = pool.submit(lambda: httpx.post(url + "/v1/completions", json=body, timeout=60))
-            sleep(0.1)
+            while not httpx.get(url + "/health").json()["active"]:
+                sleep(0.01)
             status = server.stop()
             assert job.result().json()["usage"]["completion_tokens"] == 200
         assert status == 0

@@ -93,6 +93,21 @@ async def test_sizes(connect: Any) -> None:
     assert response.status_code == 413
 
 
+async def test_bodies_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmkit.server.body.BODY_SECONDS", 0.1)
+    async with listening(scripted("a")) as url:
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == b"408"
+        writer.close()
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.close()  # in the middle of the body
+        async with httpx.AsyncClient(base_url=url) as client:
+            assert (await client.get("/live")).status_code == 200
+
+
 async def test_on_a_real_socket() -> None:
     """Request lines that clients would clean up first."""
     async with listening(scripted("a"), KEYS) as url, httpx.AsyncClient(base_url=url) as client:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fastapi import FastAPI
 from pydantic import BaseModel
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -60,10 +60,11 @@ class Backend:
     plan: Any = None  # ResolvedPlan
     draining: bool = False
     running: set[Generation] = field(default_factory=set)  # being answered
+    num_preparing: int = 0  # accepted, not yet running
 
     @property
     def num_active(self) -> int:
-        return len(self.running)
+        return len(self.running) + self.num_preparing
 
     def abort_all(self) -> None:
         """Ends every running request with a typed error."""
@@ -164,14 +165,18 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
 
     async def handle(request: Request) -> Any:
         backend.check_open()
-        body = await read_body(request, backend.settings.max_body)
-        # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
-        parsed, answer, generation = await while_connected(
-            request.receive, asyncio.to_thread(_prepare, backend, kind, dialect, body)
-        )
+        backend.num_preparing += 1
+        try:
+            body = await read_body(request, backend.settings.max_body)
+            # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
+            parsed, answer, generation = await while_connected(
+                request.receive, asyncio.to_thread(_prepare, backend, kind, dialect, body)
+            )
+            backend.running.add(generation)
+        finally:
+            backend.num_preparing -= 1
         if parsed.stream:
             return _event_response(backend, route, generation, answer.stream(generation))
-        backend.running.add(generation)
         try:
             content = await while_connected(request.receive, answer.whole(generation))
         finally:
@@ -181,7 +186,7 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
     async def run(request: Request) -> Any:
         try:
             response = await handle(request)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             response = Response(status_code=499)
         except Exception as error:
             _log(error)
@@ -204,8 +209,6 @@ def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytes) -> tuple[An
 def _event_response(
     backend: Backend, route: str, generation: Generation, chunks: AsyncIterator[bytes]
 ) -> EventResponse:
-    backend.running.add(generation)
-
     def close() -> None:
         backend.running.discard(generation)
         generation.close()

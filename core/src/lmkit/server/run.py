@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("lmkit.server")
 
 
+_LINGER = 0.25  # seconds
+
+
 class PortInUse(ConfigError):
     code = "port-in-use"
 
@@ -166,15 +169,16 @@ class _Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
 
     async def _drain(self) -> None:
-        """Not ready and 503 at once; running requests get their time; then they end with a typed abort."""
+        """Not ready and 503 at once; accepted requests get their time; then they end with a typed abort."""
         backend = self._backend
         backend.draining = True
-        backend.client.drain()
         log.warning("draining: %d requests are running", backend.num_active)
         if not await backend.idle(backend.settings.drain_timeout):
             log.warning("draining took too long: %d requests are aborted", backend.num_active)
             backend.abort_all()
             await backend.idle(2.0)
+        await asyncio.sleep(_LINGER)  # requests that were on their way get their 503, not a closed connection
+        backend.client.drain()
         self.should_exit = True
 
 
