@@ -14,6 +14,7 @@ from typing import Any
 from lmkit.api import AttnNeed, LayerInfo, LinearSpec, ModelInfo, UnsupportedModel, WeightRule, canonical
 
 REQUIRED: Any = object()
+MAX_LAYERS = 10_000
 
 # rope_type -> (required numbers, optional numbers)
 ROPE_TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -50,12 +51,15 @@ class ConfigReader:
             raise UnsupportedModel(key, None, "a value is required")
         return default
 
-    def integer(self, key: str, default: Any = REQUIRED) -> int:
-        """A positive integer."""
+    def integer(self, key: str, default: Any = REQUIRED, maximum: int = 1 << 31) -> int:
+        """An integer from 1 to `maximum` (what a file says is not trusted to be sane)."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UnsupportedModel(key, value, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+            raise UnsupportedModel(key, value, f"an integer from 1 to {maximum}")
         return value
+
+    def layers(self, key: str = "num_hidden_layers") -> int:
+        return self.integer(key, maximum=MAX_LAYERS)
 
     def number(self, key: str, default: Any = REQUIRED) -> float:
         """A positive, finite number."""

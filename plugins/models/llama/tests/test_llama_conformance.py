@@ -69,6 +69,8 @@ def test_defaults_of_old_files() -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"hidden_size": "64"}, "hidden_size"),
         ({"hidden_size": None}, "hidden_size"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"vocab_size": 10**12}, "vocab_size"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
         ({"attention_bias": "yes"}, "attention_bias"),

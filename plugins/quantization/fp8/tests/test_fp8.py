@@ -11,7 +11,7 @@ from lmkit.testing import QuantizationConformance
 from lmkit.testing.checkpoints import tiny_checkpoint
 from lmkit.testing.model import choice, deviation, load_tiny, prompt, reference
 from lmkit.testing.steps import ModelDriver
-from lmkit_quantization_fp8.kernel import Fp8Weight
+from lmkit_quantization_fp8.kernel import SHIFT, Fp8Torch, Fp8Weight, widen
 from lmkit_quantization_fp8.scheme import Fp8Format, Fp8Scheme
 from safetensors.torch import load_file, save_file
 
@@ -85,6 +85,21 @@ def test_tensor_scales_need_exactly_one_name() -> None:
     for params in ({"weight": weight}, {"weight": weight, "weight_scale": scale, "weight_scale_inv": scale}):
         with pytest.raises(CheckpointError):
             fmt.dequantize(params, torch.float32)
+
+
+def test_widening_is_exact_for_every_number() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    numbers = codes[(codes & 0x7F) != 0x7F].view(torch.float8_e4m3fn)
+    assert torch.equal(widen(numbers) * SHIFT, numbers.float())
+    assert torch.equal(widen(numbers).signbit(), numbers.float().signbit())
+
+
+def test_weights_that_are_not_numbers_are_refused() -> None:
+    weight = torch.ones(4, 4)
+    weight[1, 2] = float("nan")
+    params = {"weight": weight.to(torch.float8_e4m3fn), "weight_scale": torch.ones(1)}
+    with pytest.raises(CheckpointError, match=r"layer\.x .*NaN"):
+        Fp8Torch().pack(Fp8Format(None, (4,), 4), params, LinearSpec("layer.x", 4, (4,)), torch.float32)
 
 
 SIZES = {

@@ -33,7 +33,7 @@ class LlamaArchitecture(Architecture):
             num_q_heads=heads,
             num_kv_heads=r.integer("num_key_value_heads", heads),
             head_dim=r.integer("head_dim", hidden // heads),
-            windows=(window,) * r.integer("num_hidden_layers"),
+            windows=(window,) * r.layers(),
             max_length=rope_length(r.integer("max_position_embeddings", 2048), rope),
             norm_eps=r.number("rms_norm_eps", 1e-6),
             activation=r.one_of("hidden_act", ("silu",), "silu"),

@@ -58,7 +58,7 @@ class QwenArchitecture(Architecture):
 
 def _windows(config: Mapping[str, object], r: ConfigReader) -> tuple[int | None, ...]:
     """Sliding window of each layer: `layer_types` where given, else layers from `max_window_layers` on."""
-    num_layers = r.integer("num_hidden_layers")
+    num_layers = r.layers()
     if not r.flag("use_sliding_window", False) or config.get("sliding_window") is None:
         window = None
     else:
