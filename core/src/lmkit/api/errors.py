@@ -59,7 +59,7 @@ class LmkitError(Exception):
         self.fix = fix
 
     @property
-    def __notes__(self) -> list[str]:
+    def __notes__(self) -> list[str]:  # type: ignore[override]
         """Python prints these below an uncaught exception: whoever calls from Python sees the fix too."""
         return [f"fix: {self.fix}"] if self.fix else []
 

@@ -99,6 +99,6 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
 
 
 def _number(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
-    ok = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
-    if not ok or not low <= value <= high or (open_low and value == low):
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    if not low <= number <= high or (open_low and number == low):  # no limit lets nan or an infinity through
         raise InvalidParam(name, value, f"a number {'above' if open_low else 'from'} {low} up to {high}")
