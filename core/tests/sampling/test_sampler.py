@@ -137,6 +137,18 @@ def test_argmax_in_blocks(vocab: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(largest, x.amax(-1), equal_nan=True)
 
 
+@pytest.mark.parametrize("vocab", [100, 3000, 3001])
+@pytest.mark.parametrize("k", [1, 5, 100])
+def test_topk_in_blocks(vocab: int, k: int) -> None:
+    x = torch.randn(20, vocab, generator=torch.Generator().manual_seed(k)).round(decimals=1)
+    x[1] = 0.0
+    x[2, ::7] = -torch.inf
+    values, positions = blocks.topk(x, k)
+    assert torch.equal(values, x.topk(k).values)
+    assert torch.equal(x.gather(1, positions), values)
+    assert all(len(set(row)) == k for row in positions.tolist())
+
+
 # ----------------------------------------------------------------------------------------------------- order
 
 

@@ -20,6 +20,7 @@ come and go. When no row needs anything but the most likely token, sampling is o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,8 @@ from lmkit.sampling.counts import TokenCounts
 from lmkit.sampling.logprobs import TokenChoice, gather_logprobs
 from lmkit.sampling.noise import uniform
 from lmkit.sampling.processors import Processors
+
+MIN_TEMPERATURE = 1e-30  # smaller ones are equal to it: only the most likely token is left, and float32 still holds it
 
 
 @dataclass(slots=True)
@@ -89,7 +92,7 @@ class Sampler:
         self.num_prompt[slot] = num_prompt
         self.seed[slot] = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)
         self.greedy[slot] = params.greedy
-        self.temperature[slot] = params.temperature
+        self.temperature[slot] = max(params.temperature, MIN_TEMPERATURE)
         self.min_p[slot], self.top_p[slot] = params.min_p, params.top_p
         self.top_k[slot] = params.top_k if params.top_k < self.vocab_size else 0
         self._count(slot, +1)
@@ -255,15 +258,17 @@ class Sampler:
         slots = batch.slots[rows]
         best = x.amax(-1, keepdim=True)
         faults = _faults(best[:, 0])
-        # The maximum is taken off first: the quotient stays finite for any temperature.
-        x = x.sub_(best).div_(torch.from_numpy(self.temperature[slots]).to(x.device)[:, None])  # 9
+        # The maximum is taken off first: the quotient stays finite for any temperature. Powers of 2, because torch's
+        # exp is up to a hundred times slower where the result vanishes, as it does for most of a vocabulary.
+        scale = torch.from_numpy(self.temperature[slots] * np.float32(math.log(2))).to(x.device)
+        x = x.sub_(best).div_(scale[:, None])  # 9
         if faults:
             x[torch.tensor(list(faults), device=x.device)] = 0.0
+        weights = x.exp2_()
         if self.num_min_p:
-            _on_rows(truncate.min_p_, x, self.min_p[slots], self.min_p[slots] > 0)  # 10
+            _on_rows(truncate.min_p_, weights, self.min_p[slots], self.min_p[slots] > 0)  # 10
         if self.num_top_k:
-            _on_rows(truncate.top_k_, x, self.top_k[slots], self.top_k[slots] > 0)
-        weights = x.exp_()
+            _on_rows(truncate.top_k_, weights, self.top_k[slots], self.top_k[slots] > 0)
         if self.num_top_p:
             _on_rows(truncate.top_p_, weights, self.top_p[slots], self.top_p[slots] < 1)
         if self.processors.active["probs"]:
