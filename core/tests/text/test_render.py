@@ -49,6 +49,22 @@ def test_real_templates(file: Path) -> None:
     assert renderer.render(HELLO, [TOOL])
 
 
+@pytest.mark.parametrize(
+    ("name", "tools", "tool_results", "system"),
+    [
+        ("Qwen-Qwen3-0.6B", True, True, True),
+        ("Qwen-Qwen2.5-7B-Instruct", True, True, True),
+        ("meta-llama-Llama-3.1-8B-Instruct", True, True, True),
+        ("mistralai-Mistral-Nemo-Instruct-2407", True, True, True),
+        ("google-gemma-2-2b-it", False, False, False),
+        ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", False, True, True),
+    ],
+)
+def test_what_templates_can_do(data: Path, name: str, tools: bool, tool_results: bool, system: bool) -> None:
+    renderer = Renderer((data / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8"), SPECIAL)
+    assert (renderer.takes_tools, renderer.takes_tool_results, renderer.takes_system) == (tools, tool_results, system)
+
+
 def test_special_tokens_and_prompt() -> None:
     assert render("{{ bos_token }}" + PLAIN) == "<s><|user|>Hello<|end|><|assistant|>"
     assert render(PLAIN, add_generation_prompt=False) == "<|user|>Hello<|end|>"
@@ -169,9 +185,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_templates_end_quickly(source: str) -> None:
+    renderer = Renderer("{% if messages[0].content == 'now' %}" + source + "{% endif %}", SPECIAL)
     begin = time.perf_counter()
     with pytest.raises(TemplateFailed):
-        Renderer("{% if messages[0].content == 'Hello' %}" + source + "{% endif %}", SPECIAL).render(HELLO)
+        renderer.render([{"role": "user", "content": "now"}])
     assert time.perf_counter() - begin < 1.0
 
 

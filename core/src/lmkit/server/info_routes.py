@@ -56,14 +56,17 @@ class _Routes:
 
     def _model(self) -> dict[str, Any]:
         b = self._backend
+        renderer = b.text.renderer
         return {
             "id": b.model, "object": "model", "created": self._created, "owned_by": "lmkit",
             "root": b.facts.model, "max_model_len": b.facts.max_length,
             "capabilities": {
-                "chat": b.text.renderer is not None,
-                "tools": b.text.tool_format is not None,
+                "chat": renderer is not None,
+                "tools": b.text.tool_format is not None and renderer is not None and renderer.takes_tools,
+                "tool_results": renderer is not None and renderer.takes_tool_results,
+                "system": renderer is not None and renderer.takes_system,
                 "reasoning": b.text.reasoning_format is not None,
-                "template_options": sorted(b.text.renderer.options) if b.text.renderer else [],
+                "template_options": sorted(renderer.options) if renderer else [],
             },
         }  # fmt: skip
 

@@ -176,8 +176,9 @@ class CallsParser:
             self._held = text[end:]
             return len(text)
         self._text(text[at : found[0]], events)
+        begin = (self._gap or "") + self._open  # the blanks are content after all if this turns out to be no call
         self._gap = ""
-        self._raw, self._call, self._num_raw = [self._open], CallScanner(), len(self._open)
+        self._raw, self._call, self._num_raw = [begin], CallScanner(), len(begin)
         self._state = self._in_call
         return found[0] + len(self._open)
 

@@ -22,6 +22,14 @@ from lmkit.text.budget import Budget, BudgetedEnvironment, BudgetSpent
 
 _NAME = "chat template"
 _END = "\u2061lmkit-end\u2061"  # marks the end of a message that is to be continued
+_PROBE = "lmkitprobe"
+_USER = [{"role": "user", "content": _PROBE}]
+_ANY = [{"role": "user", "content": "Hello"}]
+_CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "123456789", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
 RESERVED = frozenset({
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
     "bos_token", "eos_token", "unk_token", "pad_token", "return_dict", "return_tensors", "return_assistant_tokens_mask",
@@ -77,7 +85,15 @@ class Renderer:
         # what a request may set: variables that the template reads and that have no meaning of their own
         own = _assigned(tree) - _with_default(tree)
         self.options = frozenset(names) - RESERVED - own - set(env.globals) - set(self._special)
-        self.list_content = self._wants_lists()
+        self.list_content = False  # whether content is shown only as a list of parts
+        if not self._shows(_USER):
+            self.list_content = True
+            self.list_content = self._shows(_USER)
+        # what becomes of each kind of message, asked by rendering one
+        self.takes_system = self._shows([{"role": "system", "content": _PROBE}, *_ANY])
+        self.takes_tool_results = self._shows(
+            [*_ANY, _CALL, {"role": "tool", "tool_call_id": "123456789", "content": _PROBE}]
+        )
 
     def render(
         self,
@@ -136,17 +152,12 @@ class Renderer:
             shaped["tool_calls"] = [_shape_call(c) for c in message["tool_calls"]]
         return shaped
 
-    def _wants_lists(self) -> bool:
-        """Whether the template shows content only when it is a list of parts: asked by rendering both."""
-        for as_list in (False, True):
-            content = [{"type": "text", "text": "lmkitprobe"}] if as_list else "lmkitprobe"
-            try:
-                text = self._run([{"role": "user", "content": content}], (), {}, True)
-            except TemplateFailed:
-                continue
-            if "lmkitprobe" in text:
-                return as_list
-        return False
+    def _shows(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the template renders these messages, and the probe in them is seen."""
+        try:
+            return _PROBE in self._run([self._shape(m) for m in messages], (), {}, True)
+        except TemplateFailed:
+            return False
 
 
 def _assigned(tree: jinja2.nodes.Template) -> set[str]:

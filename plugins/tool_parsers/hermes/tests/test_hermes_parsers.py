@@ -104,6 +104,7 @@ def test_without_a_marker_everything_is_content() -> None:
         '<tool_call>{"name": "f", "argu',
         "<tool_call>",
         "<tool_ca",
+        " \n<tool_call>oops",
         "text <tool_call></tool_call> more",
     ],
 )
