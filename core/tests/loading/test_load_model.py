@@ -26,6 +26,7 @@ from lmkit.layers import DecoderConfig
 from lmkit.layers.describe import ConfigReader, decoder_info, decoder_weights
 from lmkit.layers.linear import PLAIN, Linear, PlainFormat, ReferenceLinear, shard
 from lmkit.loading import open_checkpoint
+from lmkit.loading.load import places
 from lmkit.loading.safetensors import SafetensorsLoader
 from lmkit.testing.model import choice, load_tiny
 from lmkit.testing.steps import ModelDriver, Ranks
@@ -148,6 +149,39 @@ def test_transform_is_checked_from_headers_and_applied(tmp_path: Path, monkeypat
     special = WeightRule("model.layers.0.mlp.down_proj.weight", "layers.0.mlp.down.weight", transform=torch.t)
     monkeypatch.setattr(Toy, "rules", staticmethod(lambda rules: [special, *rules]))
     assert torch.equal(logits(tmp_path), expected)
+
+
+def test_a_rule_that_cannot_transform_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    special = WeightRule("model.norm.weight", "norm.weight", transform=lambda t: t.reshape(3, 3))
+    monkeypatch.setattr(Toy, "rules", staticmethod(lambda rules: [special, *rules]))
+    assert "model.norm.weight has shape [16], which its rule cannot transform" in mismatch(
+        write(tmp_path, toy_tensors())
+    )
+
+
+def test_names_in_messages_are_cut(tmp_path: Path) -> None:
+    message = mismatch(write(tmp_path, toy_tensors() | {"x" * 5000: torch.zeros(1)}))
+    assert len(message) < 400
+
+
+def test_parts_that_share_a_value_must_agree() -> None:
+    class Shared(PlainFormat):
+        name = "shared"
+
+        def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
+            return {**super().params(layer, dtype), "order": ParamSpec((3,), "int32", part_axis=None)}
+
+    spec = LinearSpec("x", 3, (2, 1), parts=("a", "b"))
+    for second, fits in (((0, 2, 1), True), ((2, 1, 0), False)):
+        layer = Linear(spec, Shared(), ReferenceLinear(), torch.float32).to("meta")
+        place = places(layer)[".order"]
+        place.put("a", torch.tensor([0, 2, 1]), torch.device("cpu"))
+        if fits:
+            place.put("b", torch.tensor(second), torch.device("cpu"))
+            assert layer.order.tolist() == [0, 2, 1]
+        else:
+            with pytest.raises(CheckpointError, match="different values"):
+                place.put("b", torch.tensor(second), torch.device("cpu"))
 
 
 def test_floats_are_converted(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ a linear whose tensors are all there is packed at once                          
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from lmkit.api import (
     Architecture,
     Checkpoint,
+    CheckpointError,
     Choice,
     Collectives,
     LinearKernel,
@@ -142,8 +144,12 @@ class Place:
         return tuple(shape)
 
     def put(self, part: str | int | None, value: Tensor, device: torch.device) -> None:
-        """Copy `value` (the whole part) into its place; allocates the parameter at its first part."""
+        """Copy `value` (the whole part) into its place; allocates the parameter at its first part.
+
+        Parts that share one value (part_axis None) must agree; CheckpointError otherwise.
+        """
         parameter: nn.Parameter = getattr(self.module, self.attribute)
+        shared = self.local.part_axis is None and not parameter.is_meta
         if parameter.is_meta:
             data = torch.empty(self.local.shape, dtype=parameter.dtype, device=device)
             parameter = nn.Parameter(data, requires_grad=False)
@@ -156,6 +162,8 @@ class Place:
         for dim, (whole, here) in enumerate(zip(value.shape, target.shape, strict=True)):
             if whole != here:
                 value = value.narrow(dim, self.rank * here, here)
+        if shared and not torch.equal(target, value.to(target)):
+            raise CheckpointError(f"the merged parts of {self.name} store different values, and need the same")
         target.copy_(value)
 
 
@@ -238,7 +246,10 @@ def _mismatch(entry: TensorEntry, match: Match, place: Place) -> str | None:
     shape: tuple[int, ...] = entry.shape
     if match.rule.transform is not None:
         stored = torch.empty(shape, dtype=getattr(torch, entry.dtype), device="meta")
-        shape = tuple(match.rule.transform(stored).shape)
+        try:
+            shape = tuple(match.rule.transform(stored).shape)
+        except (RuntimeError, IndexError, ValueError) as e:
+            return f"has shape {list(shape)}, which its rule cannot transform ({e})"
     expected = place.part_shape(match.rule.part)
     scalar = shape == () and all(n == 1 for n in expected)
     if shape != expected and not scalar:
@@ -251,7 +262,7 @@ def _mismatch(entry: TensorEntry, match: Match, place: Place) -> str | None:
 
 
 def _some(kind: str, names: list[str]) -> str:
-    shown = ", ".join(names[:LISTED])
+    shown = ", ".join(name if len(name) <= 200 else f"{name[:200]}..." for name in names[:LISTED])
     rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return f"{kind} ({len(names)}): {shown}{rest}"
 
@@ -268,11 +279,10 @@ def fill_model(
     progress: Progress | None = None,
 ) -> list[str]:
     """Load every parameter of `model` (on meta) and pack its linears. Returns warnings."""
-    fills = plan_fills(loader.tensors(checkpoint), rules, places_by_name := places(model))
-    waiting: dict[nn.Module, int] = {}
-    for fill in fills:
-        waiting[fill.place.module] = waiting.get(fill.place.module, 0) + 1
-    for place in places_by_name.values():
+    where = places(model)
+    fills = plan_fills(loader.tensors(checkpoint), rules, where)
+    waiting = Counter(fill.place.module for fill in fills)  # tensors still to come
+    for place in where.values():
         if not place.claimed:
             _fill_default(place, device)
     total, done = sum(f.entry.nbytes for f in fills), 0

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lmkit.api import AttnNeed, DeviceInfo
 from lmkit.testing import AttentionConformance
 from lmkit.testing.attention import Rows
@@ -65,3 +67,26 @@ def test_reasons_for_refusal() -> None:
 def test_alibi_slopes_of_powers_of_two_are_geometric() -> None:
     assert torch.equal(alibi_slopes(8), torch.tensor([2.0**-i for i in range(1, 9)]))
     assert len(set(alibi_slopes(12).tolist())) == 12
+
+
+STEPS = st.lists(
+    st.dictionaries(st.integers(0, 3), st.integers(0, 20), min_size=1).map(lambda work: list(work.items())),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=STEPS,
+    block_size=st.integers(1, 20),
+    window=st.none() | st.integers(1, 30),
+    extras=st.fixed_dictionaries({"softcap": st.none() | st.just(4.0), "sinks": st.booleans(), "alibi": st.booleans()}),
+)
+def test_any_sequence_of_steps(steps: list, block_size: int, window: int | None, extras: dict) -> None:
+    """Rows that start, rest, decode and continue in any order, over memory that holds NaN where nothing was written."""
+    need = replace(NEED, head_dim=8, block_size=block_size, window=window, **extras)
+    rows = Rows(TorchAttention(), need, num_rows=4, length=130)
+    for work in steps:
+        for got, expected in zip(*rows.step(work), strict=True):
+            torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)
