@@ -30,6 +30,11 @@ def tool() -> ModuleType:
     return module
 
 
+def test_lock_is_current(tool: ModuleType) -> None:
+    found = json.loads(tool.render(tool.surface()))
+    assert json.loads(tool.LOCK.read_text()) == found, "run: python tools/api_lock.py --write"
+
+
 def add_field(s: Any) -> None:
     s["names"]["AttnNeed"]["fields"]["extra"] = "int = ..."
 
