@@ -186,10 +186,11 @@ HOSTILE = {
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_templates_end_quickly(source: str) -> None:
     renderer = Renderer("{% if messages[0].content == 'now' %}" + source + "{% endif %}", SPECIAL)
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.thread_time()
     with pytest.raises(TemplateFailed):
         renderer.render([{"role": "user", "content": "now"}])
-    assert time.perf_counter() - begin < 1.0
+    assert time.thread_time() - cpu < 0.6
+    assert time.perf_counter() - begin < 2.0  # it is less than 1 on a machine that is not shared
 
 
 @pytest.mark.parametrize(
