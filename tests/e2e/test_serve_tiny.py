@@ -118,6 +118,11 @@ def test_killed_engine_ends_streams_and_readiness(tiny: Path) -> None:
         assert httpx.get(url + "/live").status_code == 200
         refused = post(url, "/v1/completions", model="model", prompt="a")
         assert refused.status_code == 503
+        while httpx.get(url + "/ready").status_code != 200:  # a new engine takes over
+            assert perf_counter() - killed < 60.0
+            sleep(0.05)
+        assert post(url, "/v1/completions", model="model", prompt="a", max_tokens=3).status_code == 200
+        assert server.engine_pids() != [pid]
         assert server.stop() == 0
 
 

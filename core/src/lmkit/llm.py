@@ -39,7 +39,7 @@ from lmkit.config.environment import adopt_environment
 from lmkit.engine.client import EventStream, ProcessClient
 from lmkit.engine.observers import Observers, Watch
 from lmkit.engine.platform import platform_environment
-from lmkit.engine.supervisor import FACTORY
+from lmkit.engine.supervisor import FACTORY, RESTARTS, Supervised
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.text.side import TextSide
@@ -400,7 +400,7 @@ class AsyncLLM:
         config: EngineConfig,
         resolved: ResolvedPlan,
         checkpoint: Checkpoint,
-        client: ProcessClient,
+        client: Supervised,
         text: TextSide,
     ) -> None:
         self.config = config
@@ -418,14 +418,17 @@ class AsyncLLM:
         resolution: tuple[ResolvedPlan, Checkpoint, ModelInfo] | None = None,
         host: PluginHost | None = None,
         factory: str = FACTORY,
+        restarts: int = RESTARTS,
     ) -> AsyncLLM:
         """Returns when the engine is ready. The tokenizer loads here while the weights load there.
+
+        An engine that dies is replaced, see engine.supervisor.Supervised; `restarts` = 0: it is not.
 
         `resolution`: what `lmkit.plugins.resolve` said, when the caller has asked it already, with `host`.
         """
         host = host or PluginHost()
         resolved, checkpoint, _ = resolution or resolve(config, host)
-        client = ProcessClient(config, resolved, checkpoint, progress, factory=factory)
+        client = Supervised(lambda: ProcessClient(config, resolved, checkpoint, progress, factory=factory), restarts)
         starting = asyncio.ensure_future(client.start())
         await asyncio.sleep(0)  # the process is spawned before this one gets busy
         try:

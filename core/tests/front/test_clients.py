@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from lmkit.api import CheckpointError, EngineDead, EngineRequest, PluginError, S
 from lmkit.config import EngineConfig
 from lmkit.engine.client import BaseClient, InprocClient, ProcessClient
 from lmkit.engine.messages import Splitter, Submit, decode_command, encode
+from lmkit.engine.supervisor import Supervised
 from lmkit.testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
 from lmkit.testing.hash_model import HashModel, expected_tokens
 
@@ -279,3 +280,76 @@ def test_frames_survive_any_cut() -> None:
 
 def replace_id(r: EngineRequest, id: str) -> EngineRequest:
     return EngineRequest(id, r.token_ids, replace(r.params))
+
+
+def supervised(restarts: int, **options: object) -> Supervised:
+    return Supervised(lambda: make_client("process", hash_config(**options)), restarts, pause=0.05)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = perf_counter() + seconds
+    while not condition():
+        assert perf_counter() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_dead_engine_is_replaced() -> None:
+    client = supervised(2, delay=0.005)
+    await client.start()
+    try:
+        for _ in range(2):
+            stream = client.submit(request("a", 3000))
+            await anext(stream)
+            first = client.client
+            os.kill(first.pid, signal.SIGKILL)
+            assert (await collect(stream))[-1].error.code == EngineDead.code
+            assert client.state == "dead"
+            await until(lambda first=first: client.client is not first and client.state == "ready")
+            assert tokens_of(await collect(client.submit(request("b", 5)))) == expected_tokens(
+                HashModel(), [1, 2, 3], request("b", 5).params
+            )
+    finally:
+        await client.close()
+    assert client.state == "dead"
+
+
+async def test_engine_that_dies_again_and_again_stays_dead(caplog: pytest.LogCaptureFixture) -> None:
+    client = supervised(2, exit_at=2)
+    await client.start()
+    seen = set()
+    for _ in range(3):
+        await until(lambda: client.state == "ready" and client.client not in seen)
+        seen.add(client.client)
+        assert finishes(await collect(client.submit(request("a", 50)))) == ["error"]
+    await until(lambda: "too often" in caplog.text)
+    assert client.state == "dead"
+    assert len(seen) == 3
+    await client.close()
+
+
+async def test_draining_engine_is_not_replaced() -> None:
+    client = supervised(2, delay=0.005)
+    await client.start()
+    first = client.client
+    stream = client.submit(request("a", 3000))
+    await anext(stream)
+    client.drain()
+    os.kill(first.pid, signal.SIGKILL)
+    assert finishes(await collect(stream)) == ["error"]
+    await asyncio.sleep(0.3)
+    assert client.client is first
+    await client.close()
+
+
+async def test_start_can_be_cancelled() -> None:
+    client = make_client("process", hash_config(start_seconds=30.0))
+    starting = asyncio.ensure_future(client.start())
+    await until(lambda: client.pid is not None)
+    pid = client.pid
+    await asyncio.sleep(0.3)
+    began = perf_counter()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert perf_counter() - began < 2.0
+    assert not Path(f"/proc/{pid}").exists()

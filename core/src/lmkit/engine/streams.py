@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from lmkit.api import EngineBusy, EngineDead, EngineRequest, ErrorInfo, Progress, TokenEvent
@@ -77,6 +77,7 @@ class BaseClient(ABC):
         self.failure: ErrorInfo | None = None
         self.facts: EngineFacts = EngineFacts("", 0, 0, 0)
         self.observers: Observers | None = None  # set by whoever has the plugin host, once the engine is ready
+        self.on_death: Callable[[], None] | None = None  # called once, when the engine ended without being closed
         self._progress = progress
         self._streams: dict[str, EventStream] = {}
         self._asked: dict[int, asyncio.Future[EngineStats]] = {}
@@ -179,3 +180,5 @@ class BaseClient(ABC):
                 answer.set_exception(error_of(shown))
                 answer.exception()  # it need not be awaited by anybody
         self._asked.clear()
+        if error is not None and self.on_death is not None:
+            self.on_death()

@@ -1,4 +1,4 @@
-"""ProcessClient: spawns the engine process, watches it, and says in words why it ended.
+"""ProcessClient: spawns the engine process, watches it, and says in words why it ended. Supervised: replaces it then.
 
 Crash-only: a failed engine is never repaired, its streams end with EngineDead and its state is "dead".
 The socket lives in a 0700 directory, has mode 0600, and is unlinked as soon as the child has connected.
@@ -7,27 +7,55 @@ The socket lives in a 0700 directory, has mode 0600, and is unlinked as soon as 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
 
 import msgspec
 
-from lmkit.api import Checkpoint, EngineDead, EngineError, ErrorInfo, Progress, ResolvedPlan
+from lmkit.api import (
+    Checkpoint,
+    EngineDead,
+    EngineError,
+    EngineRequest,
+    ErrorInfo,
+    LmkitError,
+    Progress,
+    ResolvedPlan,
+)
 from lmkit.config import EngineConfig, to_dict
 from lmkit.config.environment import child_environment
-from lmkit.engine.messages import AskStats, Command, Report, Splitter, Start, Stop, decode_report, encode
+from lmkit.engine.messages import (
+    AskStats,
+    Command,
+    EngineFacts,
+    EngineStats,
+    Report,
+    Splitter,
+    Start,
+    Stop,
+    decode_report,
+    encode,
+)
+from lmkit.engine.observers import Observers
 from lmkit.engine.platform import platform_environment
-from lmkit.engine.streams import BaseClient
+from lmkit.engine.streams import BaseClient, EventStream, State
+
+log = logging.getLogger("lmkit.engine")
 
 FACTORY = "lmkit.engine.build:build_engine"
 CONNECT_SECONDS = 60.0  # for the child's interpreter to start and connect
 STOP_SECONDS = 5.0  # for a stopped engine to end by itself
 STALL_SECONDS = 300.0  # of silence while requests run: the engine hangs; longer than any single step
+RESTARTS = 5  # in a row
+FIRST_PAUSE, LAST_PAUSE = 0.5, 30.0  # seconds before a dead engine is replaced
+HEALTHY_SECONDS = 600.0  # an engine that lived so long was no failed try
 REAP_SECONDS = 0.5  # to learn the exit status of a child whose socket closed
 
 
@@ -49,6 +77,107 @@ class _Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.lost()
+
+
+class Supervised:
+    """An EngineClient that replaces a dead engine by a new one. The requests of the dead one have ended with errors.
+
+    A new engine starts after a pause that doubles from try to try; `restarts` tries without an engine that lives for
+    HEALTHY_SECONDS are the last. Every client that `make` returns is used once.
+    """
+
+    def __init__(self, make: Callable[[], BaseClient], restarts: int = RESTARTS, pause: float = FIRST_PAUSE) -> None:
+        self._make, self._restarts, self._pause = make, restarts, pause
+        self._client = make()
+        self._dead = asyncio.Event()
+        self._guard: asyncio.Task[None] | None = None
+        self._observers: Observers | None = None
+        self._first_facts: EngineFacts | None = None
+
+    @property
+    def client(self) -> BaseClient:
+        """The engine of the moment."""
+        return self._client
+
+    @property
+    def state(self) -> State:
+        return self._client.state
+
+    @property
+    def failure(self) -> ErrorInfo | None:
+        return self._client.failure
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Of the first engine: its successors are built from the same plan."""
+        return self._first_facts or self._client.facts
+
+    @property
+    def observers(self) -> Observers | None:
+        return self._observers
+
+    @observers.setter
+    def observers(self, value: Observers | None) -> None:
+        self._observers = self._client.observers = value
+
+    async def start(self) -> None:
+        """Raises what prevents the first engine from starting."""
+        self._client.on_death = self._dead.set
+        await self._client.start()
+        self._first_facts = self._client.facts
+        self._guard = asyncio.ensure_future(self._replace_the_dead())
+
+    async def _replace_the_dead(self) -> None:
+        left, pause, born = self._restarts, self._pause, perf_counter()
+        while True:
+            await self._dead.wait()
+            self._dead.clear()
+            if perf_counter() - born > HEALTHY_SECONDS:
+                left, pause = self._restarts, self._pause
+            if left == 0:
+                log.error("the engine died too often and is not started again: %s", self._reason())
+                return
+            log.warning("the engine is started again in %.1f s: %s", pause, self._reason())
+            await self._client.close()
+            await asyncio.sleep(pause)
+            left, pause = left - 1, min(2 * pause, LAST_PAUSE)
+            self._client = self._make()
+            self._client.observers = self._observers
+            try:
+                await self._client.start()
+            except LmkitError as error:
+                log.error("the engine did not start again: %s", error)
+                self._dead.set()
+                continue
+            born = perf_counter()
+            self._client.on_death = self._dead.set
+            if self._client.state == "dead":  # between its start and the line above
+                self._dead.set()
+
+    def _reason(self) -> str:
+        return self._client.failure.message if self._client.failure else "unknown"
+
+    def submit(self, request: EngineRequest) -> EventStream:
+        return self._client.submit(request)
+
+    def abort(self, ids: Iterable[str]) -> None:
+        self._client.abort(ids)
+
+    async def stats(self) -> EngineStats:
+        return await self._client.stats()
+
+    def drain(self) -> None:
+        """Also: a dead engine is not replaced any more."""
+        self._stop_guarding()
+        self._client.drain()
+
+    async def close(self) -> None:
+        self._stop_guarding()
+        await self._client.close()
+
+    def _stop_guarding(self) -> None:
+        if self._guard is not None:
+            self._guard.cancel()
 
 
 class ProcessClient(BaseClient):
@@ -186,6 +315,8 @@ class ProcessClient(BaseClient):
         self._die(None)
         if self._process is None:
             return
+        if not self._was_ready:
+            self._process.kill()  # it would load its weights to the end before it listens
         self._send(Stop())
         try:
             await asyncio.to_thread(self._process.wait, STOP_SECONDS)
