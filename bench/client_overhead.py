@@ -21,10 +21,17 @@ class Loopback(BaseClient):
         encode(command)  # type: ignore[arg-type]
 
 
+    async def start(self) -> None:
+        self._receive(Ready(EngineFacts("bench", 4096, 1 << 20, 1000)))
+
+    async def close(self) -> None:
+        self._die(None)
+
+
 async def measure(num_streams: int, num_steps: int) -> float:
     """Seconds of CPU per token, from bytes of the socket to the consumer's loop body."""
     client, splitter = Loopback(), Splitter()
-    client._receive(Ready(EngineFacts("bench", 4096, 1 << 20, 1000)))
+    await client.start()
     streams = [client.submit(EngineRequest(f"request-{i}", [1, 2, 3], SamplingParams())) for i in range(num_streams)]
 
     async def consume(stream: object) -> int:

@@ -129,14 +129,15 @@ def test_killed_engine_ends_streams_and_readiness(tiny: Path) -> None:
 def test_sigterm_lets_running_requests_finish(tiny: Path) -> None:
     with serving(str(tiny)) as server:
         url = server.url()
-        with ThreadPoolExecutor(1) as pool:
-            body = {"model": "model", "prompt": "hello", "max_tokens": 200, "ignore_eos": True}
-            job = pool.submit(lambda: httpx.post(url + "/v1/completions", json=body, timeout=60))
-            while not httpx.get(url + "/health").json()["active"]:
-                sleep(0.01)
-            status = server.stop()
-            assert job.result().json()["usage"]["completion_tokens"] == 200
-        assert status == 0
+        body = {"model": "model", "prompt": "hello", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        with httpx.stream("POST", url + "/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line.startswith("data: {")]
+        assert json.loads(rest[-1][6:])["usage"]["completion_tokens"] == 200
+        assert server.wait() == 0
         assert server.engine_pids() == []
 
 

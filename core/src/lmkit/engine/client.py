@@ -32,9 +32,18 @@ __all__ = ["BaseClient", "EngineClient", "EventStream", "InprocClient", "Process
 class EngineClient(Protocol):
     """What a front end may use. All methods are called from one event loop."""
 
-    state: State
-    failure: ErrorInfo | None  # why the state is "dead", unless it was closed
-    facts: EngineFacts  # from start() on
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def failure(self) -> ErrorInfo | None:
+        """Why the state is "dead", unless it was closed."""
+        ...
+
+    @property
+    def facts(self) -> EngineFacts:
+        """From start() on."""
+        ...
 
     async def start(self) -> None:
         """Returns when the engine is ready; raises what prevented that, typed."""

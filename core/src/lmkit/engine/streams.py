@@ -90,6 +90,14 @@ class BaseClient(ABC):
     def _send(self, command: Command) -> None:
         """Hands a command to the engine; never blocks, never raises."""
 
+    @abstractmethod
+    async def start(self) -> None:
+        """Returns when the engine is ready; raises what prevented that, typed."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Idempotent. Running requests end with an error event."""
+
     def submit(self, request: EngineRequest) -> EventStream:
         """Sends the request. The stream of one that cannot be taken has a single event, its error."""
         stream = EventStream(self, request.id, self.observers.watch(request) if self.observers else None)
