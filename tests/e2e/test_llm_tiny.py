@@ -7,18 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lmkit import LLM, SamplingParams
+from lmkit import LLM, AsyncLLM, SamplingParams
 from lmkit.api import (
     CapacityError,
     CheckpointError,
     ConfigError,
     EngineDead,
+    EngineRequest,
     InvalidParam,
     RequestError,
     SelectionError,
     Text,
     UnknownKey,
 )
+from lmkit.config import EngineConfig, ModelConfig
 from lmkit.text.stream import Finish
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -191,3 +193,14 @@ def test_start_errors_are_typed(tiny: Path, tmp_path: Path) -> None:
         LLM(str(tiny), attention="nothing")
     with pytest.raises(CapacityError):
         LLM(str(tiny), kv_memory="1KiB")
+
+
+async def test_async_llm_runs_in_its_own_process(tiny: Path) -> None:
+    async with await AsyncLLM.start(EngineConfig(model=ModelConfig(model=str(tiny)))) as llm:
+        ids = llm.text.encode_prompt("hello")
+        events = [event async for event in llm.submit(EngineRequest("a", ids, GREEDY))]
+        assert [e.finish for e in events if e.finish] == ["length"]
+        assert llm.facts.vocab_size == 259
+        assert llm.client.client.pid is not None
+    with LLM(str(tiny)) as same:
+        assert [t for e in events for t in e.tokens] == same.generate(ids, GREEDY)[0].token_ids

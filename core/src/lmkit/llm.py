@@ -458,6 +458,12 @@ class AsyncLLM:
             self.client.observers.stopping()
         await self.client.close()
 
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
 
 TAIL = 256  # characters of a prompt that parsers look at
 
