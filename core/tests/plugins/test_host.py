@@ -183,7 +183,7 @@ def test_duplicate_names_are_ambiguous_only_themselves(world: World) -> None:
     assert [e.state for e in host.entries("scheduler", "same")] == ["ambiguous", "ambiguous"]
     with pytest.raises(PluginError, match="name-conflict"):
         host.load("scheduler", "same")
-    assert host.load("scheduler", "same", "second").origin.dist == "second"  # type: ignore[union-attr]
+    assert host.load("scheduler", "same", "Second").origin.dist == "second"  # type: ignore[union-attr]
     assert host.load("scheduler", "good").name == "good"
 
 

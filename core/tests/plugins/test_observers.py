@@ -55,6 +55,14 @@ def test_a_request_is_reported_once(lmkit_host: PluginHost, seen: list[object]) 
     assert 0 <= stats.first_token <= stats.total
 
 
+def test_an_extension_added_late_takes_part(lmkit_host: PluginHost) -> None:
+    assert not lmkit_host.implements("lmkit_engine_started")
+    module = ModuleType("late")
+    module.lmkit_engine_started = hookimpl(lambda info: None, specname="lmkit_engine_started")  # type: ignore[attr-defined]
+    lmkit_host.add(module)
+    assert lmkit_host.implements("lmkit_engine_started")
+
+
 def test_nobody_watches_when_nobody_wants_to_know(lmkit_host: PluginHost) -> None:
     observers = Observers(lmkit_host, no_plan(), EngineFacts("toy", 10, 100, 5))
     assert observers.watch(EngineRequest("r1", [1], SamplingParams(max_tokens=4))) is None

@@ -142,6 +142,29 @@ def test_a_checkpoint_that_comes_with_a_plugin_gets_its_command(whole: World, mo
     assert caught.value.fix == "pip install lmkit-extension-shipped"
 
 
+def test_answers_of_plugins_are_checked(whole: World) -> None:
+    """A hook that answers nonsense, or code that raises, is named; nothing surfaces as a bare exception."""
+    source = "from lmkit.api import hookimpl\n@hookimpl\ndef lmkit_resolve_checkpoint(ref):\n    return {answer}\n"
+    whole.add("bad-store", {"extension": {"bad": "bad_store.hooks"}}, {"bad_store.hooks": source.format(answer="ref")})
+    with pytest.raises(PluginError, match="answered 'toy', not a Checkpoint"):
+        resolve(TOY, whole.host(), imports=False)
+
+
+def test_an_architecture_that_raises_is_named(whole: World) -> None:
+    file = whole.path / "toy_model" / "hooks.py"
+    file.write_text(file.read_text().replace('window = config.get("sliding_window")', 'window = config["absent"]'))
+    with pytest.raises(PluginError, match=r"toy_model\.hooks:Toy\.describe raised KeyError: 'absent'") as caught:
+        resolve(TOY, whole.host())
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_eos_ids_must_be_ids(whole: World) -> None:
+    file = whole.path / "toy_store" / "hooks.py"
+    file.write_text(file.read_text().replace("[2, 3]", "['2']"))
+    with pytest.raises(CheckpointError, match="eos_token_id"):
+        resolve(TOY, whole.host())
+
+
 def test_unknown_architecture(whole: World) -> None:
     whole.add(
         "other-store",

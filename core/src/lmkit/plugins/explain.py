@@ -179,14 +179,14 @@ def render(explanation: Explanation, console: Console) -> None:
             table.add_row(d.key, escape(str(d.value)), f"[dim]<- {escape(d.source)}[/]")
         console.print(Padding(table, (0, 0, 1, 2)))
     for warning in explanation.warnings:
-        console.print(f"[yellow]warning[/] {escape(warning)}")
+        console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
 
 
 def _render_topic(report: TopicReport, console: Console) -> None:
     facts = "  ".join(f"{key}={_value(value)}" for key, value in report.request.items())
     title = f"{report.kind} {report.component}".strip()
     wanted = f"  asked for: {', '.join(report.wanted)}" if report.wanted and report.kind != "model" else ""
-    console.print(f"[bold]{escape(title)}[/]  [dim]{escape(facts + wanted)}[/]")
+    console.print(f"[bold]{escape(title)}[/]  [dim]{escape(facts + wanted)}[/]", soft_wrap=True)
     rows = list(report.candidates)
     if rows or report.not_installed:
         _render_rows(report, rows, console)

@@ -133,9 +133,9 @@ class PluginHost(pluggy.PluginManager):
                     entry = Entry(kind, name, module.__name__, dist, version, "", None)
                     added.append(entry)
         if not added:
-            added.append(
-                Entry("extension", module.__name__.rsplit(".", 1)[-1], module.__name__, dist, version, "", None)
-            )
+            name = module.__name__.rsplit(".", 1)[-1]
+            added.append(Entry("extension", name, module.__name__, dist, version, "", None))
+            self.activate(module.__name__)
         entries.extend(added)
         for entry in added:
             self.open(entry)
@@ -151,6 +151,7 @@ class PluginHost(pluggy.PluginManager):
 
     def find(self, kind: str, name: str, dist: str | None = None) -> tuple[Entry | None, Refusal | None]:
         """Stages 1 to 3 for a name: its entry, and the refusal of these stages if there is one."""
+        dist = canonicalize_name(dist) if dist else None
         found = [e for e in self.entries(kind, name) if e.state != "shadowed" and dist in (None, e.dist)]
         if not found:
             return None, self._not_installed(kind, name, dist)
@@ -265,7 +266,7 @@ class PluginHost(pluggy.PluginManager):
         """Import the extensions (the only eager kind), at the first behaviour hook that is called."""
         if not self._extensions_loaded:
             self._extensions_loaded = True
-            for entry in self.entries("extension"):
+            for entry in reversed(self.entries("extension")):  # pluggy calls the last one first: now in order of names
                 if entry.state != "ok":
                     continue
                 if refusal := self.open(entry):

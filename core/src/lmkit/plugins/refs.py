@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
 
-from lmkit.api import Choice, PluginError, ResolvedPlan
+from lmkit.api import Choice, LmkitError, PluginError, ResolvedPlan
 from lmkit.compat import adapt
 
 
@@ -25,6 +26,16 @@ def load_ref(ref: str, owner: str = "") -> Any:
             f"{who}cannot import {ref!r}: {type(e).__name__}: {e}", fix="lmkit plugins doctor --imports"
         ) from e
     return found
+
+
+def call(owner: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a plugin's code. Its own typed errors pass; anything else it raises becomes a chained PluginError."""
+    try:
+        return function(*args)
+    except (KeyboardInterrupt, LmkitError):
+        raise
+    except BaseException as e:
+        raise PluginError(f"{owner} raised {type(e).__name__}: {e}", fix="lmkit plugins doctor") from e
 
 
 def missing_module(ref: str) -> str | None:

@@ -39,6 +39,7 @@ from lmkit.api import (
     ParserRequest,
     Platform,
     PlatformSpec,
+    PluginError,
     QuantizationRequest,
     QuantizationSpec,
     Refusal,
@@ -57,7 +58,7 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.platforms import choose_platform, consider_platforms
 from lmkit.plugins.proposals import PROPOSABLE, merge
-from lmkit.plugins.refs import load_target
+from lmkit.plugins.refs import call, load_target
 from lmkit.plugins.select import Candidate, Outcome, consider, failure, parse_selection
 
 log = logging.getLogger("lmkit.plugins")
@@ -152,6 +153,8 @@ class Resolver:
         except CheckpointError as e:
             e.fix = hint or e.fix
             raise
+        if not isinstance(self.checkpoint, Checkpoint | None):
+            raise PluginError(f"a lmkit_resolve_checkpoint hook answered {self.checkpoint!r}, not a Checkpoint")
         if self.checkpoint is None:
             raise CheckpointError(
                 f"no checkpoint {model.model!r}: neither a directory nor a name that an installed plugin knows",
@@ -166,8 +169,8 @@ class Resolver:
         request = ModelRequest(architecture=architecture, device=self.device, tp=parallel.tp, pp=parallel.pp)
         choice = self._pick(request, architecture, why=f"the checkpoint is a {architecture}")
         target: Architecture = load_target(choice)()
-        self.info = target.describe(checkpoint.config)
-        eos = [*self.info.eos_token_ids, *_ints(checkpoint.generation_config.get("eos_token_id"))]
+        self.info = call(f"{choice.target}.describe", target.describe, checkpoint.config)
+        eos = [*self.described_model.eos_token_ids, *_ints(checkpoint.generation_config.get("eos_token_id"))]
         self._derive("eos_token_ids", sorted(set(eos)), "config and generation_config")
 
     def _settle_dtypes(self) -> None:
@@ -319,6 +322,9 @@ class Resolver:
         }
         assert user.keys() == PROPOSABLE.keys()
         proposals = self.host.gather("lmkit_configure", config=config, plan=self.plan(), info=info)
+        for module, proposal in proposals:
+            if not isinstance(proposal, ConfigProposal):
+                raise PluginError(f"lmkit_configure of {module} returned {proposal!r}, not a ConfigProposal")
         proposals += self._platform_defaults()
         dims = attention[0].block_sizes if attention else Dims()
         proposals = [
@@ -345,7 +351,7 @@ class Resolver:
         """What the platform suggests; its module loads torch in the worker only."""
         choice = self._choices[0]
         platform: Platform = load_target(choice)()
-        suggested = platform.defaults(self.described_model, self.chosen_device)
+        suggested = call(f"{choice.target}.defaults", platform.defaults, self.described_model, self.chosen_device)
         return [(choice.name, ConfigProposal(key, value, "the platform's default")) for key, value in suggested.items()]
 
     # --------------------------------------------------------------------------------------------------- helpers
@@ -436,9 +442,12 @@ def describe(choice: Choice) -> str:
 
 
 def _ints(value: object) -> list[int]:
-    if isinstance(value, list):
-        return [int(v) for v in value]
-    return [int(value)] if isinstance(value, int) else []
+    """generation_config's eos_token_id: absent, one id or a list of them. Raises CheckpointError."""
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    ids = [v for v in found if isinstance(v, int) and not isinstance(v, bool)]
+    if len(ids) != len(found):
+        raise CheckpointError(f"generation_config.json: eos_token_id is {value!r}, needs a token id or a list of them")
+    return ids
 
 
 def _smallest(dims: Dims) -> int:
