@@ -238,9 +238,7 @@ class LLM:
 
         `tools` as in the OpenAI API: [{"type": "function", "function": {...}}]. Raises RequestError.
         """
-        if not messages:
-            raise InvalidParam("messages", [], "at least one message")
-        several: list[Messages] = [messages] if isinstance(messages[0], Mapping) else list(messages)  # type: ignore
+        several = _conversations(messages)
         jobs = [
             self._chat_jobs(number, conversation, one, n, tools, template_options, continue_final_message)
             for number, (conversation, one) in enumerate(zip(several, _per_prompt(params, len(several)), strict=True))
@@ -256,13 +254,17 @@ class LLM:
         template_options: Mapping[str, Any] | None = None,
     ) -> Iterator[OutputEvent]:
         """The answer as it is made: Text, Reasoning, Tool* events and a Finish. Leaving the iterator early aborts."""
-        params = params or SamplingParams()
-        (job,) = self._chat_jobs(0, messages, params, 1, tools, template_options, False)
+        (conversation,) = _conversations([messages])
+        (params,) = _per_prompt(params, 1)
+        (job,) = self._chat_jobs(0, conversation, params, 1, tools, template_options, False)
         yield from self._stream(job)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputEvent]:
         """The completion as it is made: Text events and a Finish. Leaving the iterator early aborts."""
-        params = params or SamplingParams()
+        if len(prompts := _as_list(prompt)) != 1:
+            raise InvalidParam("prompt", prompt, _PROMPT)
+        prompt = prompts[0]
+        (params,) = _per_prompt(params, 1)
         ids = self.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
         text = prompt if isinstance(prompt, str) else None
         (job,) = self._expand(
@@ -320,8 +322,8 @@ class LLM:
     def _expand(self, number: int, text: str | None, ids: list[int], params: SamplingParams, n: int,
                 stream: Any) -> list[_Job]:  # fmt: skip
         """The n requests of one prompt: independent, with seeds seed, seed + 1, ..."""
-        if n < 1:
-            raise InvalidParam("n", n, "at least 1")
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise InvalidParam("n", n, "an integer, at least 1")
         output = RequestOutput(text, ids, [], [] if params.prompt_logprobs is not None else None)
         jobs = []
         for i in range(n):
@@ -468,24 +470,51 @@ class AsyncLLM:
 TAIL = 256  # characters of a prompt that parsers look at
 
 
+_PROMPT = "a text or a list of token ids"
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single text or list of ids is one prompt."""
+    """A single text or list of ids is one prompt. Raises InvalidParam."""
     if isinstance(prompts, str):
         return [prompts]
+    if not _is_list(prompts):
+        raise InvalidParam("prompts", prompts, f"{_PROMPT}, or several of them")
     several: list[Any] = list(prompts)
     if several and all(isinstance(p, int) for p in several):
         return [several]
     for i, prompt in enumerate(several):
-        if isinstance(prompt, str):
-            continue
-        if not isinstance(prompt, Sequence) or not all(isinstance(t, int) for t in prompt):
-            raise InvalidParam(f"prompts[{i}]", prompt, "a text or a list of token ids")
+        if not isinstance(prompt, str) and not (_is_list(prompt) and all(isinstance(t, int) for t in prompt)):
+            raise InvalidParam(f"prompts[{i}]", prompt, _PROMPT)
+    return several
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """A single conversation is a list of one. Raises InvalidParam naming the message."""
+    need = "a list of messages like {'role': 'user', 'content': 'Hello'}"
+    if not _is_list(messages) or not messages:
+        raise InvalidParam("messages", messages, need)
+    several: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
+    for conversation in several:
+        if not _is_list(conversation) or not conversation:
+            raise InvalidParam("messages", conversation, need)
+        for i, message in enumerate(conversation):
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                raise InvalidParam(f"messages[{i}]", message, "a mapping with role and content")
+            content = message.get("content")
+            if not (isinstance(content, str) or _is_list(content) or (content is None and "tool_calls" in message)):
+                raise InvalidParam(f"messages[{i}].content", content, "a text")
     return several
 
 
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num
+    if not _is_list(params) or not all(isinstance(one, SamplingParams) for one in params):
+        raise InvalidParam("params", params, "SamplingParams, or a list of them")
     if len(params) != num:
         raise InvalidParam("params", len(params), f"one for all, or one per prompt ({num})")
     return list(params)

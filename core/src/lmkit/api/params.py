@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from lmkit.api.errors import InvalidParam
 
@@ -56,10 +56,12 @@ class SamplingParams:
         _set = object.__setattr__
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
-            _set(self, name, (value,) if isinstance(value, (str, int)) else tuple(value or ()))
-        bias = self.logit_bias
-        pairs = bias.items() if isinstance(bias, Mapping) else (bias or ())
-        _set(self, "logit_bias", tuple((int(t), float(b)) for t, b in pairs))
+            _set(self, name, (value,) if isinstance(value, (str, int)) else _tuple(name, value))
+        _set(self, "logit_bias", _pairs(self.logit_bias))
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidParam("ignore_eos", self.ignore_eos, "True or False")
+        if not isinstance(self.extra, Mapping):
+            raise InvalidParam("extra", self.extra, "a mapping")
 
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
@@ -91,6 +93,21 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def _tuple(name: str, value: object) -> tuple:
+    if value is not None and not isinstance(value, (Sequence, Set)):
+        raise InvalidParam(name, value, "a list")
+    return tuple(value or ())
+
+
+def _pairs(bias: Any) -> tuple[tuple[int, float], ...]:
+    """logit_bias as (token id, bias) pairs. As in JSON, ids may be texts of digits."""
+    try:
+        pairs = [(t, b) for t, b in (bias.items() if isinstance(bias, Mapping) else bias or ())]
+        return tuple((int(t) if isinstance(t, str) else t, b) for t, b in pairs)
+    except (TypeError, ValueError):
+        raise InvalidParam("logit_bias", bias, "a mapping of token ids to numbers") from None
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:

@@ -51,6 +51,7 @@ from lmkit.api import (
     Tier,
     UnknownKey,
     canonical,
+    nearest,
 )
 from lmkit.config import EngineConfig
 from lmkit.plugins.catalog import install_command
@@ -156,9 +157,12 @@ class Resolver:
         if not isinstance(self.checkpoint, Checkpoint | None):
             raise PluginError(f"a lmkit_resolve_checkpoint hook answered {self.checkpoint!r}, not a Checkpoint")
         if self.checkpoint is None:
+            like = nearest(model.model, self.host.names("extension"))
             raise CheckpointError(
                 f"no checkpoint {model.model!r}: neither a directory nor a name that an installed plugin knows",
-                fix=hint or "give a directory with config.json, or the id of a hub repository",
+                fix=hint
+                or (f"did you mean {like!r}?" if like else "")
+                or "give a directory with config.json, or the id of a hub repository",
             )
 
     def _choose_model(self) -> None:

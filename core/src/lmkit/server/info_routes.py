@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lmkit
-from lmkit.api import EngineDead, LmkitError
+from lmkit.api import EngineDead, InvalidParam, LmkitError
 from lmkit.server.body import read_body
 from lmkit.server.errors import HttpError, UnknownModel
 from lmkit.server.schema import ChatRequest, DetokenizeRequest, TokenizeRequest, parse
@@ -106,6 +106,9 @@ class _Routes:
         body = await read_body(request, self._backend.settings.max_body)
         r = parse(DetokenizeRequest, body)
         self._backend.check_model(r.model)
+        size = self._backend.facts.vocab_size
+        if size and max(r.tokens, default=0) >= size:
+            raise InvalidParam("tokens", max(r.tokens), f"token ids below {size}")
         text = await asyncio.to_thread(self._backend.text.tokenizer.decode, r.tokens, skip_special=False)
         return _json({"prompt": text})
 

@@ -181,6 +181,8 @@ class ChatRequest(Sampling):
                 f"response_format {self.response_format.type!r} needs a grammar backend, and none is installed",
                 fix="leave it out or install a grammar plugin",
             )
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise UnsupportedField("max_tokens", "max_tokens and max_completion_tokens exclude each other")
         for i, message in enumerate(self.messages):
             _check_message(message, f"messages.{i}")
         self._check_tools()
@@ -321,7 +323,7 @@ class InvalidBody(RequestError):
 
 def _most_specific(problems: list[Any]) -> Any:
     """Of the branches of a union, the one that got furthest, and whose type was right."""
-    return max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
+    return max(problems, key=lambda p: (not p["type"].endswith("_type"), len(p["loc"])))
 
 
 def _is_branch(name: str) -> bool:
@@ -330,6 +332,12 @@ def _is_branch(name: str) -> bool:
 
 
 def _needs(problem: Any) -> str:
+    limits = problem.get("ctx", {})
+    for name, words in (("min_length", "at least"), ("max_length", "at most")):
+        if name in limits:
+            unit = "character" if problem["type"].startswith("string") else "entry"
+            many = {"character": "characters", "entry": "entries"}[unit]
+            return f"{words} {limits[name]} {unit if limits[name] == 1 else many}"
     text: str = problem["msg"]
     for start in ("Input should be a valid ", "Input should be ", "Value error, "):
         text = text.removeprefix(start)
