@@ -341,6 +341,23 @@ async def test_draining_engine_is_not_replaced() -> None:
     await client.close()
 
 
+async def test_closed_while_a_new_engine_starts() -> None:
+    made: list[BaseClient] = []
+
+    def make() -> BaseClient:
+        made.append(make_client("process", hash_config(exit_at=2, start_seconds=30.0 if made else 0.0)))
+        return made[-1]
+
+    client = Supervised(make, 2, pause=0.01)
+    await client.start()
+    await collect(client.submit(request("a", 50)))
+    await until(lambda: len(made) == 2 and made[1].pid is not None)
+    began = perf_counter()
+    await client.close()
+    assert perf_counter() - began < 3.0
+    assert not Path(f"/proc/{made[1].pid}").exists()
+
+
 async def test_start_can_be_cancelled() -> None:
     client = make_client("process", hash_config(start_seconds=30.0))
     starting = asyncio.ensure_future(client.start())

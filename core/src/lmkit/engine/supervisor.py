@@ -173,6 +173,8 @@ class Supervised:
 
     async def close(self) -> None:
         self._stop_guarding()
+        if self._guard is not None:
+            await asyncio.gather(self._guard, return_exceptions=True)
         await self._client.close()
 
     def _stop_guarding(self) -> None:
