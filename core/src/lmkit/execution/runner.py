@@ -63,12 +63,13 @@ class Runner:
         planners = [b.planner(need, limits, platform) for b, need in zip(backends, needs, strict=True)]
         self.inputs = InputBuilder(self.rows, limits, kv.specs, planners, self.kv, platform)
         self.graphs = platform.graphs(limits)
+        self._prompt_slots: set[int] = set()  # slots whose rows want prompt log-probabilities
         self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         """Applies the diff, then computes hidden states of plan.rows."""
-        self.rows.apply(plan, self.sampler.remove, self._added)
+        self.rows.apply(plan, self._removed, self._added)
         if self.debug_kv:
             self._poison(plan)
         for group, source, target in plan.copies:
@@ -81,7 +82,7 @@ class Runner:
             self.pending[plan.step] = None
             return
         step = self.inputs.build(plan)
-        if any(row.params.prompt_logprobs is not None for row in plan.new) or self._prompt_slots:
+        if self._prompt_slots:
             step.prompt_jobs = self.inputs.prompt_jobs(step)
         self.pending[plan.step] = Pending(step, self.graphs.run(self.model.forward, step.inputs))
 
@@ -109,6 +110,7 @@ class Runner:
     def reset(self) -> None:
         """Forgets all rows and steps in flight, after a step that failed somewhere in the middle."""
         self.pending.clear()
+        self._prompt_slots.clear()
         self.sampler.clear()
         self.rows.clear()
 
@@ -126,10 +128,12 @@ class Runner:
     def _added(self, slot: int, row: NewRow) -> None:
         seed = row.params.seed if row.params.seed is not None else seed_of(row.id, self.seed)
         self.sampler.add(slot, row.params, self.rows.row_tokens(slot), row.num_prompt_tokens, seed)
+        if row.params.prompt_logprobs is not None:
+            self._prompt_slots.add(slot)
 
-    @property
-    def _prompt_slots(self) -> bool:
-        return any(p is not None and p.prompt_logprobs is not None for p in self.rows.params)
+    def _removed(self, slot: int) -> None:
+        self.sampler.remove(slot)
+        self._prompt_slots.discard(slot)
 
     def _accept(self, step: Step, sampled: Sampled, result: StepResult) -> None:
         """Verifies drafts, appends what is accepted to the rows, and fills tokens, logprobs and faults."""

@@ -32,7 +32,9 @@ class OneDnnLinear:
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
         if fmt.name != "plain":
             return f"runs unquantized weights, not {fmt.name}"
-        return None if torch.backends.mkldnn.is_available() else "this torch was built without oneDNN"
+        if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+            return "this torch was built without oneDNN, or without its prepacked linear"
+        return None
 
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> OneDnnWeight:
         weight = fmt.dequantize(params, dtype)
