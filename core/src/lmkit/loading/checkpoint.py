@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +105,8 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def download(ref: str, options: CheckpointOptions) -> Path:
-    """Directory of a hub checkpoint, from the cache or the network. Raises CheckpointError."""
+def download(ref: str, options: CheckpointOptions, patterns: Sequence[str] = PATTERNS) -> Path:
+    """Directory with those files of a hub checkpoint, from the cache or the network. Raises CheckpointError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -123,7 +123,7 @@ def download(ref: str, options: CheckpointOptions) -> Path:
                 revision=options.revision,
                 cache_dir=options.cache_dir,
                 local_files_only=options.offline,
-                allow_patterns=PATTERNS,
+                allow_patterns=list(patterns),
                 ignore_patterns=UNNEEDED,
             )
         )

@@ -99,7 +99,7 @@ class _Routes:
             ids = text.encode_prompt(r.prompt or "", add_special=r.add_special_tokens is not False)
         answer = {"count": len(ids), "max_model_len": self._backend.facts.max_length, "tokens": ids}
         if r.return_token_strs:
-            answer["token_strs"] = [text.tokenizer.token(i) for i in ids]
+            answer["token_strs"] = [text.tokenizer.piece(i).decode(errors="replace") for i in ids]
         return answer
 
     async def detokenize(self, request: Request) -> Response:

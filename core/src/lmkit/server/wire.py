@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from lmkit.api import TokenLogprob
+from lmkit.api import Tokenizer, TokenLogprob
 
 if TYPE_CHECKING:
     from lmkit.text.stream import Usage
-    from lmkit.text.tokenizer import JsonTokenizer
 
 
 class PromptDetails(msgspec.Struct):
@@ -55,7 +54,7 @@ class ContentLogprob(msgspec.Struct):
     top_logprobs: list[TopLogprob]
 
 
-def content_logprobs(entries: list[TokenLogprob], tokenizer: JsonTokenizer, num_top: int) -> list[ContentLogprob]:
+def content_logprobs(entries: list[TokenLogprob], tokenizer: Tokenizer, num_top: int) -> list[ContentLogprob]:
     """As chat answers show them."""
     shown = []
     for e in entries:
@@ -79,7 +78,7 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: str
 
 
-def prompt_logprobs(entries: list[TokenLogprob], tokenizer: JsonTokenizer) -> list[dict[str, PromptLogprob] | None]:
+def prompt_logprobs(entries: list[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, PromptLogprob] | None]:
     """One entry per prompt position: null for the first, then token id -> logprob (the prompt's own token first)."""
     shown: list[dict[str, PromptLogprob] | None] = [None]
     for e in entries:

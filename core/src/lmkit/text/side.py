@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmkit.api import (
     Checkpoint,
+    CheckpointOptions,
     ConfigError,
     ParserFormat,
     ResolvedPlan,
@@ -19,6 +20,7 @@ from lmkit.api import (
     ToolDef,
 )
 from lmkit.plugins import load_target
+from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
 from lmkit.text.parsing import Chain, start_parser
 from lmkit.text.render import Renderer
 from lmkit.text.stops import Stops
@@ -27,10 +29,11 @@ from lmkit.text.tokenizer import JsonTokenizer, open_tokenizer
 
 if TYPE_CHECKING:
     from lmkit.api import Tokenizer
-    from lmkit.config.engine import EngineConfig
+    from lmkit.config.engine import EngineConfig, ModelConfig
     from lmkit.plugins.host import PluginHost
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
+_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")
 TAIL = 256  # characters of the prompt that parsers look at
 
 
@@ -38,7 +41,7 @@ TAIL = 256  # characters of the prompt that parsers look at
 class TextSide:
     """Immutable and thread-safe; made once per process."""
 
-    tokenizer: JsonTokenizer
+    tokenizer: Tokenizer
     renderer: Renderer | None = None
     tool_format: TagFormat | ParserFormat | None = None
     reasoning_format: TagFormat | ParserFormat | None = None
@@ -53,7 +56,7 @@ class TextSide:
         Plugins of `host` may supply the tokenizer and the template, unless the user names another tokenizer.
         """
         eos = resolved.value("eos_token_ids") or _eos_ids(checkpoint)
-        path = Path(config.model.tokenizer) if config.model.tokenizer else checkpoint.path
+        path = _directory(checkpoint, config.model)
         template, tokenizer = _template_file(config.model.chat_template), None
         if host is not None and not config.model.tokenizer:
             template = template or host.first("lmkit_chat_template", checkpoint=checkpoint)
@@ -129,7 +132,7 @@ class TextSide:
             keep |= self.tool_format.keep_special
         return OutputStream(
             params,
-            self.tokenizer.detokenizer(skip_special=skip_special, keep=keep, context=context),
+            self._detokenizer(skip_special, keep, context),
             Stops(params.stop, include=include_stop),
             Chain(*stages) if stages else None,
             reasoning,
@@ -137,6 +140,28 @@ class TextSide:
             show_stop=include_stop,
             single_call=single_call,
         )
+
+    def _detokenizer(self, skip_special: bool, keep: frozenset[str], context: Sequence[int]) -> Detokenizer:
+        """The tokenizer's own, or for tokenizers of plugins one made of their pieces."""
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, JsonTokenizer):
+            return tokenizer.detokenizer(skip_special=skip_special, keep=keep, context=context)
+        shown = {tokenizer.id_of(text) for text in keep}
+        hidden = {i for i in tokenizer.special_ids if i not in shown} if skip_special else set()
+        return BytesDetokenizer(lambda token: b"" if token in hidden else tokenizer.piece(token))
+
+
+def _directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:
+    """Where the tokenizer's files are: with the checkpoint, or in a directory or hub id of their own."""
+    if model.tokenizer is None:
+        return checkpoint.path
+    path = Path(model.tokenizer)
+    if path.is_dir() or model.tokenizer.count("/") != 1 or model.tokenizer.startswith((".", "/", "~")):
+        return path.expanduser()
+    from lmkit.loading.checkpoint import download
+
+    options = CheckpointOptions(cache_dir=model.cache_dir, offline=model.offline)
+    return download(model.tokenizer, options, _TOKENIZER_FILES)
 
 
 def _format(resolved: ResolvedPlan, kind: str) -> TagFormat | ParserFormat | None:

@@ -1,0 +1,105 @@
+"""TextSide.open: where tokenizer, template, defaults and parsers come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lmkit.api import (
+    Checkpoint,
+    CheckpointError,
+    Choice,
+    ConfigError,
+    Derived,
+    SamplingParams,
+    TemplateFailed,
+    Text,
+    TokenEvent,
+    ToolDef,
+    ToolStart,
+)
+from lmkit.config import EngineConfig
+from lmkit.testing.engines import no_plan
+from lmkit.testing.serving import CALLS, byte_tokenizer
+from lmkit.text.side import TextSide
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    byte_tokenizer()._raw.save(str(tmp_path / "tokenizer.json"))
+    config = {"eos_token": "<|end|>", "chat_template": "{{ messages[0].content }}!"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    generation = {"temperature": 0.6, "top_k": 20, "eos_token_id": [5, 6], "do_sample": True}
+    return Checkpoint("x", tmp_path, "safetensors", {"eos_token_id": 7}, generation)
+
+
+def test_open(checkpoint: Checkpoint) -> None:
+    side = TextSide.open(checkpoint, no_plan(), EngineConfig())
+    assert side.tokenizer.eos_token_ids == (5, 6)
+    assert side.default_params == {"temperature": 0.6, "top_k": 20}
+    assert side.render_chat([{"role": "user", "content": "hi"}]) == "hi!"
+    assert side.tool_format is None
+    assert side.output_stream(SamplingParams(), "", [ToolDef("f")]).parser is None
+
+
+def test_the_plan_decides(checkpoint: Checkpoint) -> None:
+    choice = Choice("tool_parser", "", "calls", "lmkit.testing.serving:CALLS", "lmkit-core", "0.1.0", "x")
+    plan = no_plan()
+    plan = type(plan)(plan.device, (choice,), (Derived("eos_token_ids", [9], "test"),))
+    side = TextSide.open(checkpoint, plan, EngineConfig())
+    assert side.tool_format == CALLS
+    assert side.tokenizer.eos_token_ids == (9,)
+
+
+def test_overrides(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    template = tmp_path / "mine.jinja"
+    template.write_text("mine")
+    config = EngineConfig()
+    chosen = replace(config, model=replace(config.model, chat_template=str(template)))
+    assert TextSide.open(checkpoint, no_plan(), chosen).render_chat([{"role": "user", "content": "hi"}]) == "mine"
+    missing = replace(config, model=replace(config.model, chat_template=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match="cannot read the chat template"):
+        TextSide.open(checkpoint, no_plan(), missing)
+    other = replace(config, model=replace(config.model, tokenizer=str(tmp_path / "none")))
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        TextSide.open(checkpoint, no_plan(), other)
+    offline = replace(config, model=replace(config.model, tokenizer="org/name", offline=True, cache_dir=str(tmp_path)))
+    with pytest.raises(CheckpointError, match="org/name is not in the cache"):
+        TextSide.open(checkpoint, no_plan(), offline)
+
+
+def test_a_tokenizer_of_a_plugin() -> None:
+    """It needs no more than the protocol."""
+
+    class Letters:
+        vocab_size, eos_token_ids, bos_token, eos_token = 128, (0,), None, None
+        special_ids, chat_template = frozenset({0, 1}), None
+
+        def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+            return list(text.encode())
+
+        def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+            return bytes(ids).decode()
+
+        def piece(self, token: int) -> bytes:
+            return {0: b"<end>", 1: b"<tool_call>"}.get(token, bytes([token]))
+
+        def id_of(self, text: str) -> int | None:
+            return {"<end>": 0, "<tool_call>": 1}.get(text)
+
+    side = TextSide(Letters(), None, CALLS, None, {})  # type: ignore[arg-type]
+    ids = [*b"a", 1, *b'{"name": "f"}</tool_call>', 0]
+    events = side.output_stream(SamplingParams(), "", [ToolDef("f")]).feed(TokenEvent("r", ids, "stop", 0))
+    assert events[0] == Text("a")
+    assert [e.name for e in events if isinstance(e, ToolStart)] == ["f"]
+    assert side.output_stream(SamplingParams(), parse=False).feed(TokenEvent("r", [97, 0]))[0] == Text("a")
+
+
+def test_without_a_template(checkpoint: Checkpoint) -> None:
+    (checkpoint.path / "tokenizer_config.json").write_text("{}")
+    side = TextSide.open(checkpoint, no_plan(), EngineConfig())
+    with pytest.raises(TemplateFailed, match="no chat template"):
+        side.render_chat([{"role": "user", "content": "hi"}])
