@@ -324,3 +324,25 @@ def test_slots_are_reused_lowest_first() -> None:
     runner.forward(StepPlan(1, gone=["b", "a"], new=start("d", [1], [9]).new, rows=[work("d", 0)]))
     assert runner.rows.slot_of == {"c": 2, "d": 0}
     assert np.count_nonzero(runner.rows.num_tokens) == 2
+
+
+def test_host_buffers_wait_for_their_copies() -> None:
+    """On a device with a queue, a step of which nothing is sampled is not waited for otherwise."""
+    runner = make_runner()
+    calls: list[str] = []
+
+    class Event:
+        def wait(self) -> None:
+            calls.append("wait")
+            assert calls[:-1] == [] or runner.inputs.token_ids.array[0] == 5, "written before the copy was done"
+
+        def record(self) -> None:
+            calls.append("record")
+
+    runner.inputs.uploaded = Event()
+    new = [NewRow("a", 0, [5, 6, 7], 3, [[1]], 0, GREEDY)]
+    runner.forward(StepPlan(0, new=new, rows=[RowWork("a", 0, 0, 1, [], False)]))
+    runner.forward(StepPlan(1, rows=[RowWork("a", 0, 1, 2, [], True)]))
+    assert calls == ["wait", "record"] * 2
+    assert runner.sample(0).tokens == [[]]
+    assert runner.sample(1).tokens == [toy_tokens([5, 6, 7], 1)]

@@ -68,6 +68,7 @@ class InputBuilder:
         self.tables = [buffer((max_rows, table.shape[1]), torch.int32) for table in rows.table]
         self.slots = [buffer((tokens,), torch.int64) for _ in specs]
         self.arange = np.arange(max(tokens, max_rows) + 1)
+        self.uploaded = platform.event()  # behind the copies of the last step: its host buffers may be written again
         self.batches = [
             AttnBatch(
                 query_start=self.query_start.buffer, seq_len=self.seq_len.buffer, table=table.buffer,
@@ -102,6 +103,7 @@ class InputBuilder:
             row_of = np.repeat(self.arange[:n], lengths)
             positions = self.arange[:num_tokens] + (starts - query_start[:-1])[row_of]
         token_slots = slots if decode_only else slots[row_of]
+        self.uploaded.wait()
         self.token_ids.array[:num_tokens] = rows.tokens[token_slots, positions]
         self.positions.array[:num_tokens] = positions
         self.query_start.array[: n + 1] = query_start
@@ -136,6 +138,7 @@ class InputBuilder:
             kv=self.kv,
             logits_rows=self.logits_rows.push(len(last)),
         )
+        self.uploaded.record()
         return Step(plan, inputs, slots, sample_rows, logit_slots, next_positions, num_drafts, decode_only)
 
     def prompt_jobs(self, step: Step) -> list[PromptJob]:
