@@ -41,12 +41,15 @@ class Server:
             env={**os.environ, "COLUMNS": "160", **env},
         )
         self.lines: list[str] = []
+        self.ready_after = 0.0  # seconds
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if line.startswith("ready in"):
+                self.ready_after = perf_counter() - self.began
             self.lines.append(line)
 
     @property

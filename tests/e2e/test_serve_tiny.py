@@ -42,6 +42,7 @@ def test_start_up_phases_sum_to_the_wall_time(tiny_server: Server) -> None:
     total = float(line.split()[2])
     phases = [float(part.split()[-1]) for part in line.partition("(")[2].split(",")]
     assert sum(phases) == pytest.approx(total, abs=0.05)
+    assert tiny_server.ready_after == pytest.approx(total, abs=0.3, rel=0.05)
 
 
 def test_the_curl_line_works(tiny_server: Server) -> None:

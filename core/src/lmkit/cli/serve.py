@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +48,8 @@ def command(
     if explain:
         _explain(settings)
         return
-    began = perf_counter()
+    python = _process_age()
+    began = perf_counter() - python
     from lmkit.server.settings import ServerSettings
 
     key = read_environment().switch("LMKIT_API_KEY")
@@ -58,7 +62,7 @@ def command(
         drain_timeout=drain_timeout,
         served_name=settings.config.model.served_name,
     )
-    _serve(settings, server, began)
+    _serve(settings, server, began, python)
 
 
 command.examples = """[bold]Examples[/]
@@ -79,7 +83,7 @@ def _explain(settings: Sourced) -> None:
     render(explain(settings.config, plugin_host(settings)), Console(highlight=False))
 
 
-def _serve(settings: Sourced, server: ServerSettings, began: float) -> None:
+def _serve(settings: Sourced, server: ServerSettings, began: float, python: float) -> None:
     """Resolve, start the engine process, then import the web framework beside it."""
     from lmkit.plugins.resolve import resolve
     from lmkit.progress import StartBar
@@ -93,11 +97,20 @@ def _serve(settings: Sourced, server: ServerSettings, began: float) -> None:
 
     def ready(llm: Any, url: str) -> None:  # an AsyncLLM
         bar.__exit__()
-        phases = [("resolve", resolved_at - began), *llm.facts.phases]
+        phases = [("python", python), ("resolve", resolved_at - began - python), *llm.facts.phases]
         first_screen(console, resolution, llm.facts, server, url, phases, perf_counter() - began)
 
     with bar:
         serve(settings.config, server, resolution=resolution, host=host, progress=bar, on_ready=ready)
+
+
+def _process_age() -> float:
+    """Seconds since this process was started, so that the interpreter's own start-up is counted; 0 if unknown."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
 
 
 def first_screen(
@@ -118,7 +131,7 @@ def first_screen(
     console.print(screen.choices(resolved, checkpoint, info))
     console.print(screen.facts_budget(facts))
     screen.warnings(console, (*getattr(resolved, "warnings", ()), *facts.warnings))
-    console.print(screen.phases([*phases, ("other", max(0.0, rest))], seconds))
+    console.print(screen.phases([*phases, ("http server", max(0.0, rest))], seconds), soft_wrap=True)
     console.print(f"[bold]{url}/v1[/]  try it:")
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_keys else ""
     body = f'{{"model": "{facts.model}", "messages": [{{"role": "user", "content": "What is 2 + 3?"}}]}}'
