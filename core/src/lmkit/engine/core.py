@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -20,6 +21,8 @@ from lmkit.api import (
     TokenEvent,
 )
 from lmkit.engine.intake import Grammars, Intake, NoGrammars
+
+log = logging.getLogger("lmkit.engine")
 
 CHECK_INTERVAL = 1000  # steps between full checks of the invariants, made when the engine falls idle
 
@@ -88,15 +91,17 @@ class EngineCore:
         self._pending.clear()
         if self.failure is not None:
             raise EngineDead(f"rank {self.failure.rank}: {self.failure.message}") from error
-        info = EngineError(f"a step failed on the device: {error}").info()
+        log.error("a step failed; its requests end, the others go on", exc_info=error)
+        what = type(error).__name__  # its text may hold paths and addresses: that is for the log, not for clients
+        info = EngineError(f"a step failed ({what})", fix="the engine's log has the cause; send it again").info()
         events = self.scheduler.fail_running(info)
         try:
             replies = self.executor.control(ResetCache())
         except Exception as e:
-            raise EngineDead(f"workers did not recover from a failed step ({error}): {e}") from error
-        bad = [reply.message for reply in replies if not reply.ok]
-        if bad:
-            raise EngineDead(f"workers did not recover from a failed step ({error}): {bad[0]}") from error
+            raise EngineDead(f"workers did not recover from a failed step ({what})") from e
+        if not all(reply.ok for reply in replies):
+            log.error("reset refused: %s", [reply.message for reply in replies if not reply.ok])
+            raise EngineDead(f"workers did not recover from a failed step ({what})") from error
         return events
 
     def _on_idle(self) -> None:

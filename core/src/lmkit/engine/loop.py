@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import Protocol
 
-from lmkit.api import EngineRequest, LmkitError, SchedStats, TokenEvent
+from lmkit.api import EngineDead, EngineRequest, ErrorInfo, LmkitError, SchedStats, TokenEvent
 from lmkit.engine.messages import (
     Abort,
     AskStats,
@@ -86,7 +86,7 @@ class EngineLoop:
                     emit(Events(events))
         except Exception as error:  # crash-only: nothing is known about the state any more
             _log_crash(error)
-            emit(Failed(info_of(error)))
+            emit(Failed(_told(error)))
             return False
         return True
 
@@ -116,6 +116,13 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         return EngineStats(self._core.stats(), uptime=monotonic() - self._ready, busy=self._busy)
+
+
+def _told(error: Exception) -> ErrorInfo:
+    """What clients hear. The text of an untyped error may hold paths and addresses."""
+    if isinstance(error, (LmkitError, MemoryError)):
+        return info_of(error)
+    return EngineDead(f"{type(error).__name__} in the engine", fix="its log has the cause; start it again").info()
 
 
 def _log_crash(error: Exception) -> None:
