@@ -142,6 +142,19 @@ def test_sigterm_lets_running_requests_finish(tiny: Path) -> None:
         assert server.engine_pids() == []
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_stopped_while_it_starts(tiny: Path, tmp_path: Path, number: signal.Signals, status: int) -> None:
+    with serving(str(tiny), TMPDIR=str(tmp_path)) as server:
+        while not server.engine_pids():
+            sleep(0.005)
+        (pid,) = server.engine_pids()
+        server.process.send_signal(number)
+        assert server.wait(10) == status
+        assert "Traceback" not in server.output
+        assert not Path(f"/proc/{pid}").exists()
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_port_in_use(tiny: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -10,7 +10,10 @@ from lmkit.api import LmkitError
 
 def main() -> None:
     """Entry point of the `lmkit` script."""
-    sys.exit(run())
+    try:
+        sys.exit(run())
+    except KeyboardInterrupt:  # while modules are imported
+        sys.exit(130)
 
 
 def run(args: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from time import perf_counter
@@ -89,6 +90,7 @@ def _serve(settings: Sourced, server: ServerSettings, began: float, python: floa
     from lmkit.progress import StartBar
     from lmkit.server.run import serve
 
+    signal.signal(signal.SIGTERM, _terminated)  # until the server is ready; then it drains
     console = Console(highlight=False, stderr=True)
     host = plugin_host(settings)
     resolution = resolve(settings.config, host)
@@ -102,6 +104,11 @@ def _serve(settings: Sourced, server: ServerSettings, began: float, python: floa
 
     with bar:
         serve(settings.config, server, resolution=resolution, host=host, progress=bar, on_ready=ready)
+
+
+def _terminated(number: int, frame: object) -> None:
+    """SIGTERM during start-up: leave through every cleanup, so that no engine process and no file stays."""
+    raise SystemExit(128 + number)
 
 
 def _process_age() -> float:

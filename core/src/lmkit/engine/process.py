@@ -168,7 +168,10 @@ def main(path: str) -> int:
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.connect(path)
+        try:
+            sock.connect(path)
+        except OSError:  # the parent is gone already
+            return 1
         return serve(sock)
 
 
