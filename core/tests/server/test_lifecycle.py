@@ -190,6 +190,37 @@ async def test_a_slow_reader_delays_nobody() -> None:
         await until(lambda: not llm.client._streams)  # type: ignore[attr-defined]
 
 
+class BrokenParser:
+    """A plugin with a bug."""
+
+    name, keep_special = "broken", frozenset()
+
+    def start(self, prompt_tail: str, tools: Any) -> Any:
+        return self
+
+    def feed(self, text: str, ids: Any = ()) -> list[Any]:
+        raise ZeroDivisionError("secret detail")
+
+    def flush(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_broken_parser_fails_its_request_only(stream: bool, n: int, caplog: pytest.LogCaptureFixture) -> None:
+    llm = scripted("abc")
+    broken = replace(llm.text, reasoning_format=BrokenParser())  # type: ignore[arg-type]
+    app_text = lambda app: setattr(app.state.backend, "text", broken)  # noqa: E731
+    async with listening(llm, on_app=app_text) as url, httpx.AsyncClient(base_url=url) as client:
+        response = await client.post("/v1/chat/completions", json=HELLO | {"stream": stream, "n": n})
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "internal"
+        assert "secret" not in response.text
+        assert "secret detail" in caplog.text
+        assert (await client.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+        await until(lambda: not llm.client._streams)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("hostile", [True, False])
 async def test_slow_preparation_does_not_stall_the_loop(hostile: bool) -> None:
     """A long prompt, or a template that never ends."""
@@ -211,4 +242,4 @@ async def test_slow_preparation_does_not_stall_the_loop(hostile: bool) -> None:
         response = await client.post("/v1/chat/completions", json={"messages": [message] * 2}, timeout=30)
         watcher.cancel()
         assert response.status_code == (400 if hostile else 200)
-        assert sorted(lags)[-2] < 0.1  # one hiccup of the machine is not ours
+        assert sorted(lags)[-2] < 0.35  # on the loop it would be half a second or more; one hiccup is not ours

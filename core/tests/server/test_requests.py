@@ -41,6 +41,7 @@ def refusal(kind: type[BaseModel], body: dict[str, Any]) -> RequestError:
         ({"max_tokens": -1}, "max_tokens", "0"),
         ({"seed": 2**64}, "seed", ""),
         ({"top_p": 0}, "top_p", ""),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "exclude"),
         ({"stop": [""]}, "stop.0", ""),
         ({"stop": ["a"] * 17}, "stop", "16"),
         ({"stop": ["a" * 1025]}, "stop.0", "1024"),

@@ -147,16 +147,22 @@ class Generation:
             yield choice, choice.stream.fail(ErrorInfo("engine", "the engine ended the stream without a reason"))
 
     async def _several(self) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
-        ready: asyncio.Queue[tuple[Choice, list[OutputEvent]]] = asyncio.Queue()
+        ready: asyncio.Queue[tuple[Choice, list[OutputEvent]] | Exception] = asyncio.Queue()
 
         async def pump(choice: Choice) -> None:
-            async for item in self._one(choice):
-                ready.put_nowait(item)
+            try:
+                async for item in self._one(choice):
+                    ready.put_nowait(item)
+            except Exception as error:  # raised below, where the request is answered
+                ready.put_nowait(error)
 
         self._pumps = [asyncio.create_task(pump(c)) for c in self.choices]
         left = len(self.choices)
         while left:
-            choice, events = await ready.get()
+            item = await ready.get()
+            if isinstance(item, Exception):
+                raise item
+            choice, events = item
             left -= isinstance(events[-1], Finish)
             yield choice, events
 
