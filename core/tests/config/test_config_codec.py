@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import ConfigError, UnknownKey
 from lmkit.config import EngineConfig, from_dict, from_options, to_dict
@@ -44,12 +44,14 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     return from_flat(flat)
 
 
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # busy machines are no fault
 @given(configs())
 def test_dict_round_trip_is_identity(config: EngineConfig) -> None:
     assert from_dict(to_dict(config)) == config
     assert from_flat(flatten(to_dict(config))) == config
 
 
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # busy machines are no fault
 @given(configs())
 def test_command_line_and_python_give_equal_configurations(config: EngineConfig) -> None:
     from lmkit.cli.options import name_of
