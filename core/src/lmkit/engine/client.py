@@ -41,6 +41,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def ended(self) -> bool:
+        """The state is "dead" and will stay so."""
+        ...
+
+    @property
     def facts(self) -> EngineFacts:
         """From start() on."""
         ...

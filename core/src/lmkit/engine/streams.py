@@ -129,6 +129,10 @@ class BaseClient(ABC):
         self._send(Abort(known))
 
     @property
+    def ended(self) -> bool:
+        return self.state == "dead"
+
+    @property
     def num_streams(self) -> int:
         """Requests that have not finished."""
         return len(self._streams)

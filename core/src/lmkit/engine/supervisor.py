@@ -108,6 +108,10 @@ class Supervised:
         return self._client.failure
 
     @property
+    def ended(self) -> bool:
+        return self.state == "dead" and self._guard is not None and self._guard.done()
+
+    @property
     def facts(self) -> EngineFacts:
         """Of the first engine: its successors are built from the same plan."""
         return self._first_facts or self._client.facts

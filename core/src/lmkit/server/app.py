@@ -154,6 +154,8 @@ def _guarded(
 
 
 def _log(error: BaseException) -> None:
+    if isinstance(error, (EngineBusy, EngineDead)):
+        return  # a state, reported once where it began; probes would repeat it for ever
     if isinstance(error, EngineError):
         log.warning("%s: %s", type(error).__name__, error)
     elif not isinstance(error, LmkitError):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from lmkit.api import ConfigError
+from lmkit.api import ConfigError, EngineDead
 from lmkit.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("lmkit.server")
 
 
+_WATCH = 0.25  # seconds between looks at the engine's state
+_LAST_WORDS = 5.0  # seconds that a server without an engine says so
 _LINGER = 0.25  # seconds
 
 
@@ -147,6 +149,7 @@ class _Server(uvicorn.Server):
         self._stopping: asyncio.Task[None] | None = None
 
     async def run_until_signal(self, sock: socket.socket, ready: Callable[[], None] | None) -> None:
+        """Raises what the engine died of, when no signal came first."""
         loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT)
         for s in signals:
@@ -157,10 +160,26 @@ class _Server(uvicorn.Server):
                 await asyncio.sleep(0.005)
             if ready is not None and not serving.done():
                 ready()
+            watching = asyncio.ensure_future(self._watch())
             await serving
+            watching.cancel()
         finally:
             for s in signals:
                 loop.remove_signal_handler(s)
+        if self._stopping is None and (failure := self._backend.client.failure) is not None:
+            raise EngineDead(failure.message, fix=failure.fix)
+
+    async def _watch(self) -> None:
+        """Without an engine there is nothing to serve: after a while in which clients learn it, the server ends.
+
+        Whoever started the server sees its exit status, and may know better what to do.
+        """
+        while not self._backend.client.ended:
+            await asyncio.sleep(_WATCH)
+        log.error("there is no engine any more; the server ends in %g s", _LAST_WORDS)
+        await asyncio.sleep(_LAST_WORDS)
+        if self._stopping is None:
+            self.should_exit = True
 
     def _on_signal(self) -> None:
         if self._stopping is None:
