@@ -321,7 +321,7 @@ def test_slots_are_reused_lowest_first() -> None:
     runner = make_runner()
     runner.forward(merge(*(start(id, [1], [i + 1]) for i, id in enumerate("abc"))))
     runner.sample(0)
-    runner.forward(StepPlan(1, gone=["b", "a"], new=start("d", [1], [9]).new, rows=[work("d", 0)]))
+    runner.forward(StepPlan(1, gone=["a", "b"], new=start("d", [1], [9]).new, rows=[work("d", 0)]))
     assert runner.rows.slot_of == {"c": 2, "d": 0}
     assert np.count_nonzero(runner.rows.num_tokens) == 2
 
@@ -346,3 +346,14 @@ def test_host_buffers_wait_for_their_copies() -> None:
     assert calls == ["wait", "record"] * 2
     assert runner.sample(0).tokens == [[]]
     assert runner.sample(1).tokens == [toy_tokens([5, 6, 7], 1)]
+
+
+def test_every_accepted_token_has_its_logprob() -> None:
+    runner = make_runner(max_drafts=3)
+    runner.forward(start("a", [1, 2, 3], [1, 2, 3], SamplingParams(temperature=0, logprobs=0)))
+    runner.sample(0)
+    right = toy_tokens([1, 2, 3], 4)
+    runner.forward(StepPlan(1, rows=[work("a", 3, drafts=(right[1], right[2], 0 if right[3] else 1))]))
+    result = runner.sample(1)
+    assert result.tokens == [right[1:]]
+    assert [entry.token for entry in result.logprobs[0].tokens] == right[1:]

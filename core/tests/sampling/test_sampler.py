@@ -385,6 +385,24 @@ def test_draw_at_the_ends() -> None:
     assert blocks.draw(weights, np.array([0.0, np.nextafter(1.0, 0.0)])).tolist() == [3, 700]
 
 
+def test_draw_gives_only_tokens_with_a_weight() -> None:
+    """Sums of blocks are rounded, so a target may lie behind all weights of its block, or of the row."""
+    weights = torch.rand(300, 1500, generator=torch.Generator().manual_seed(2))
+    weights[:, 1100:] = 0.0
+    drawn = blocks.draw(weights, np.full(300, np.nextafter(1.0, 0.0)))
+    assert int(drawn.max()) < 1500
+    assert bool((weights.gather(1, drawn[:, None]) > 0).all())
+
+
+def test_streams_of_seeds_are_not_shifted_copies() -> None:
+    """Position and seed enter separately: no seed continues the stream of another."""
+    positions = np.arange(50)
+    step = np.uint64(0x9E3779B97F4A7C15)
+    for seed in (np.uint64(1), np.uint64(77)):
+        shifted = uniform(np.full(50, seed) + step, positions)
+        assert not np.isin(shifted, uniform(np.full(51, seed), np.arange(51))).any()
+
+
 def test_noise_is_uniform_and_independent_along_seeds_and_positions() -> None:
     along_positions = uniform(np.full(20000, 9, np.uint64), np.arange(20000))
     along_seeds = uniform(np.arange(20000, dtype=np.uint64), np.full(20000, 9))
