@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from train import words
 from train.skills import PLAIN_SKILLS, Exchange
-from train.tools import Tool, definitions, tool_exchange, toolbox, without_tool
+from train.tools import ARITHMETIC_USES, Tool, definitions, tool_exchange, toolbox, without_tool
 
 TEMPLATE_PATH = Path(__file__).parent / "chat_template.jinja"
 PROMPT_WEIGHT = 0.02  # of the loss on a prompt's tokens: predicting them helps copying
@@ -35,20 +35,20 @@ MAX_BACKGROUND_WORDS = 90  # of the meaningless text that some system prompts co
 class Mix:
     """How often each kind of chat and exchange is made; the weights need not add up to anything."""
 
-    tools: float = 0.2  # share of chats with tools
-    thinking: float = 0.3  # share of chats whose last reply thinks
-    more_exchanges: float = 1.4  # mean length of a chat, roughly, after its first exchange
-    more_when_thinking: float = 0.5  # likewise, if the last reply thinks
+    tools: float = 0.25  # share of chats with tools
+    thinking: float = 0.35  # share of chats whose last reply thinks
+    more_exchanges: float = 2.0  # mean length of a chat, roughly, after its first exchange
+    more_when_thinking: float = 0.4  # likewise, if the last reply thinks
     plain: dict[str, float] = field(
         default_factory=lambda: {
-            "arithmetic": 10.0,
-            "lists": 7.0,
-            "echo": 1.0,
-            "counting": 0.6,
-            "json": 3.5,
-            "lmkit": 4.0,
-            "unknown": 0.8,
-            "no_tool": 0.4,
+            "arithmetic": 12.0,
+            "lists": 14.0,
+            "echo": 1.5,
+            "counting": 1.0,
+            "json": 4.0,
+            "lmkit": 6.0,
+            "unknown": 1.5,
+            "no_tool": 0.3,
         }
     )
 
@@ -120,13 +120,19 @@ def make_chat(rng: Random, held_out: bool, mix: Mix) -> Chat:
 def exchange_near_tools(rng: Random, held_out: bool, mix: Mix, present: list[Tool]) -> Exchange:
     """Mostly a request for a tool; sometimes one that needs none, or one that would need an absent tool."""
     roll = rng.random()
-    if roll < 0.85:
+    if roll < 0.75:
         return tool_exchange(rng, held_out, present)
-    if roll < 0.89:
+    if roll < 0.8:
         return without_tool(rng, held_out, present)
-    while (exchange := plain_exchange(rng, held_out, mix)).skill in ("arithmetic", "no_tool"):
-        pass  # a tool at hand might be meant
+    while might_need_tool(exchange := plain_exchange(rng, held_out, mix), present):
+        pass
     return exchange
+
+
+def might_need_tool(exchange: Exchange, present: list[Tool]) -> bool:
+    """Whether an exchange that is meant to need no tool could be a request for one at hand."""
+    calculates = any(tool.use in ARITHMETIC_USES for tool in present)
+    return exchange.skill == "no_tool" or (exchange.skill == "arithmetic" and calculates)
 
 
 class Renderer:

@@ -20,6 +20,7 @@ from train.skills import PLAIN_SKILLS, Exchange
 from train.tools import without_tool
 
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+SKILLS = ["tools", "no_tool", *PLAIN_SKILLS]
 MAX_NEW_TOKENS = 192
 
 
@@ -110,21 +111,23 @@ def items_of(chat: Chat, renderer: Renderer) -> list[Item]:
     return [item(exchange.skill, asked, exchange.answer, accepted)]
 
 
-def make_items(num_chats: int, seed: int) -> list[Item]:
-    """Held-out items: `num_chats` chats of each plain skill and of tools, half of them with thinking on."""
-    rng, renderer, items = Random(seed), Renderer(), []
-    mix = Mix(tools=1.0, thinking=0.5)
-    for _ in range(num_chats):
-        items += items_of(make_chat(rng, True, mix), renderer)
-    for skill in PLAIN_SKILLS:
+def plain_chat(skill: str, rng: Random, thinking: bool) -> Chat:
+    """A chat whose last exchange is of one skill; half of the chats have others before it."""
+    if skill == "no_tool":
+        return Chat((without_tool(rng, True, []),), (), rng.choice(SYSTEM_PROMPTS[:3]), thinking)
+    context = make_chat(rng, True, Mix(tools=0.0)).exchanges[1:] if rng.random() < 0.5 else ()
+    return Chat((*context, PLAIN_SKILLS[skill](rng, True)), (), system_prompt(rng, True), thinking)
+
+
+def make_items(skills: list[str], num_chats: int, seed: int) -> list[Item]:
+    """Held-out items of `num_chats` chats per skill, about half of them with thinking on."""
+    renderer, items = Renderer(), []
+    tools = Mix(tools=1.0, thinking=0.5, more_when_thinking=Mix().more_exchanges)
+    for skill in skills:
+        rng = Random(f"{seed} {skill}")
         for index in range(num_chats):
-            context = make_chat(rng, True, Mix(tools=0.0)).exchanges[1:] if rng.random() < 0.5 else ()
-            exchange = PLAIN_SKILLS[skill](rng, True)
-            chat = Chat((*context, exchange), (), system_prompt(rng, True), thinking=index % 2 == 1)
+            chat = make_chat(rng, True, tools) if skill == "tools" else plain_chat(skill, rng, index % 2 == 1)
             items += items_of(chat, renderer)
-    for index in range(num_chats // 2):
-        chat = Chat((without_tool(rng, True, []),), (), rng.choice(SYSTEM_PROMPTS[:3]), thinking=index % 2 == 1)
-        items += items_of(chat, renderer)
     return items
 
 
@@ -147,6 +150,7 @@ def generate(model: AutoModelForCausalLM, tokenizer: AutoTokenizer, prompts: lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("checkpoint", type=Path, help="checkpoint directory")
+    parser.add_argument("--skills", nargs="+", choices=SKILLS, default=SKILLS, help="skills to measure")
     parser.add_argument("--chats", type=int, default=400, help="chats per skill")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="type to compute in")
@@ -155,7 +159,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(arguments.checkpoint)
     model = AutoModelForCausalLM.from_pretrained(arguments.checkpoint, dtype=getattr(torch, arguments.dtype)).eval()
-    items = make_items(arguments.chats, arguments.seed)
+    items = make_items(arguments.skills, arguments.chats, arguments.seed)
     replies = generate(model, tokenizer, [item.prompt for item in items], arguments.batch_size)
     results: dict[str, list[bool]] = {}
     shown: dict[str, int] = {}

@@ -314,4 +314,9 @@ UNKNOWN_QUESTIONS = (
     "{when|where} {was|is} the %s {built|born|made|sold|found}",
     "{what is|define|explain} {a|the|} %s",
     "{summarize|review|recommend} {a|the} %s",
+    "{i like|i have|i want|i need|i see|i lost} {a|my|the} %s",
+    "{sing|draw|cook|dance|play|paint|build} {a|the|me a} %s",
+    "{where can i|how do i|how can i} {buy|find|build|cook|learn} {a|the|} %s",
+    "{write|tell me|give me} a {haiku|rhyme|recipe|riddle|poem} {about|with|for} {the|a|} %s",
+    "%s",
 )

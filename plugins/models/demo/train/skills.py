@@ -44,6 +44,12 @@ SUMS = (
     "{a} plus {b}",
     "what is {a} plus {b}",
     "what's {a} + {b}",
+    "what's {a} plus {b}",
+    "whats {a}+{b}",
+    "what is {a}+{b}",
+    "calculate {a} + {b}",
+    "{a}+{b}=?",
+    "{a} + {b} = ?",
     "how much is {a} + {b}",
     "how much is {a} and {b}",
     "what is the sum of {a} and {b}",
@@ -66,6 +72,12 @@ DIFFERENCES = (
     "{a} minus {b}",
     "what is {a} minus {b}",
     "what's {a} - {b}",
+    "what's {a} minus {b}",
+    "whats {a}-{b}",
+    "what is {a}-{b}",
+    "calculate {a} - {b}",
+    "{a}-{b}=?",
+    "{a} - {b} = ?",
     "how much is {a} - {b}",
     "what is the difference of {a} and {b}",
     "difference of {a} and {b}",
@@ -106,7 +118,7 @@ def arithmetic(rng: Random, held_out: bool) -> Exchange:
     a, b = words.draw(pair, held_out, key=lambda p: f"{p[0]} {sign} {p[1]}")
     pattern = rng.choice(SUMS if sign == "+" else DIFFERENCES)
     user = pattern.format(a=a, b=b)
-    if not user.endswith("="):
+    if "=" not in user:
         user = words.casual(words.politely(user, rng), rng)
     result = a + b if sign == "+" else a - b
     thought = add_by_column(a, b) if sign == "+" else subtract_by_column(a, b)

@@ -118,6 +118,14 @@ WEATHER = (
     "is it cold in {x}",
     "show me the weather for {x}",
     "forecast for {x}",
+    "what is the weather like in {x}",
+    "what is the weather like in {x} today",
+    "what's the weather in {x} today",
+    "what is the weather in {x} right now",
+    "how is the weather in {x} now",
+    "i want to know the weather in {x}",
+    "current weather in {x}",
+    "what's the temperature in {x}",
 )
 SKIES = ["sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "stormy", "clear"]
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 HELD_OUT_ONE_IN = 10
+SPLICED = 0.3  # share of the invented words that are made of two real ones
 
 
 def listed(text: str) -> list[str]:
@@ -28,7 +29,8 @@ CITIES = listed(
     Santiago Sydney Melbourne Perth Auckland Istanbul Moscow Kiev Riga Tallinn Vilnius
     """
 )
-TWO_WORD_CITIES = ["New York", "San Francisco", "Los Angeles", "Hong Kong", "Mexico City", "Cape Town", "Tel Aviv"]
+LONG_CITIES = ["New York", "San Francisco", "Los Angeles", "Hong Kong", "Mexico City", "Cape Town", "Tel Aviv"]
+REGIONS = listed("MA CA NY TX WA UK US France Germany Spain Italy Japan Brazil Canada India China Mexico Poland")
 NAMES = listed(
     """
     Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo Maria Noah Olga Paul Rita Sam Tina Victor Wendy Adam
@@ -93,7 +95,10 @@ def draw(make: Callable[[], T], held_out: bool, key: Callable[[T], str] = str) -
 
 
 def made_up_word(rng: Random, min_syllables: int = 2, max_syllables: int = 3) -> str:
-    """A pronounceable lower-case word that means nothing."""
+    """A lower-case word that means nothing: syllables, or the beginning of one real word and the end of another."""
+    if rng.random() < SPLICED:
+        first, second = (word.lower() for word in rng.sample(CITIES + NAMES + NOUNS + JOBS, 2))
+        return first[: rng.randint(1, len(first))] + second[rng.randrange(len(second)) :]
     syllables = range(rng.randint(min_syllables, max_syllables))
     return "".join(rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in syllables)
 
@@ -106,12 +111,15 @@ def city(rng: Random, held_out: bool) -> str:
         if roll < 0.35:
             return rng.choice(CITIES)
         if roll < 0.42:
-            return rng.choice(TWO_WORD_CITIES)
+            return rng.choice(LONG_CITIES)
         word = made_up_word(rng, 1, 3).capitalize()
         return f"{rng.choice(['New', 'Port', 'San', 'Saint', 'North'])} {word}" if rng.random() < 0.15 else word
 
     value = draw(make, held_out)
-    return value.lower() if rng.random() < 0.1 else value
+    roll = rng.random()
+    if roll < 0.1:
+        return value.lower()
+    return f"{value}, {rng.choice(REGIONS)}" if roll < 0.15 else value
 
 
 def name(rng: Random, held_out: bool) -> str:
@@ -172,9 +180,15 @@ def casual(text: str, rng: Random) -> str:
     return text + rng.choice(["", "", "?", "?", ".", "!", " ?", "??"])
 
 
+OPENINGS = ["", "", "", "", "please ", "hey, ", "hi, ", "hello, ", "ok, ", "now ", "and ", "can you ", "could you "]
+ENDINGS = ["", "", "", "", " please", ", please", " thanks", " now"]
+
+
 def politely(text: str, rng: Random) -> str:
     """Sometimes wrap a request in small talk; never touches the request itself, whose values must be copied."""
-    before = rng.choice(["", "", "", "", "please ", "hey, ", "hi, ", "ok, ", "now ", "and ", "can you ", "could you "])
+    before = rng.choice(
+        ["", "", "", "", "please ", "hey, ", "hi, ", "hello, ", "ok, ", "now ", "and ", "can you ", "could you "]
+    )
     after = rng.choice(["", "", "", "", " please", ", please", " thanks", " now"])
     text = before + text + after
     return text if rng.random() < 0.4 else text[:1].upper() + text[1:]
