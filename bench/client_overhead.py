@@ -20,7 +20,6 @@ class Loopback(BaseClient):
     def _send(self, command: object) -> None:
         encode(command)  # type: ignore[arg-type]
 
-
     async def start(self) -> None:
         self._receive(Ready(EngineFacts("bench", 4096, 1 << 20, 1000)))
 
