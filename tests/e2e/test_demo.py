@@ -51,7 +51,7 @@ def test_sums_are_right(llm: LLM) -> None:
     pairs = [(a, b) for a in (3, 17, 28, 46, 59) for b in (2, 14, 35, 40)]
     outputs = llm.chat([ask(f"What is {a} + {b}?") for a, b in pairs], GREEDY)
     right = [str(a + b) in o.text.partition("=")[2] for (a, b), o in zip(pairs, outputs, strict=True)]
-    assert sum(right) >= 0.3 * len(pairs), [o.text for o in outputs]
+    assert sum(right) >= 0.95 * len(pairs), [o.text for o in outputs]
 
 
 def test_answers_do_not_depend_on_the_batch(llm: LLM) -> None:
