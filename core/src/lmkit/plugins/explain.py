@@ -69,7 +69,8 @@ class Explanation(msgspec.Struct, frozen=True):
 def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None, why: str | None = None) -> Explanation:
     """Resolve as far as possible and tell the story; of one kind with `topic`, of one candidate with `why`.
 
-    Raises UnknownName for a topic that is no kind. Everything that fails on the way is part of the answer.
+    Raises UnknownName for a topic that is no kind, and for a candidate that no topic has. Everything that fails on
+    the way is part of the answer.
     """
     if topic is not None and topic not in TOPICS:
         raise UnknownName("topic", topic, TOPICS)
@@ -82,7 +83,13 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
         error, root = resolver.errors.get(step), resolver.roots.get(step, "")
         if not reports and (error is not None or topic is not None):
             reports = [_undecided(kind, host, error, root)]
-        topics += [_narrow(r, why) for r in reports] if why else reports
+        topics += reports
+    if why is not None:
+        known = {name for r in topics for c in r.candidates for name in (c.name, f"{c.dist}/{c.name}")}
+        known |= {name for r in topics for name in r.not_installed}
+        if why not in known:
+            raise UnknownName("candidate", why, {name for name in known if "/" not in name})
+        topics = [_narrow(r, why) for r in topics]
     device = resolver.device
     derived = resolver.plan().derived if device else ()
     warnings = resolver.plan().warnings if device else tuple(host.warnings)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmkit.api import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Limits are per request unless they say otherwise."""
+    """Limits are per request unless they say otherwise. Raises ConfigError for a key that would open to anyone."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -19,6 +21,12 @@ class ServerSettings:
     max_choices: int = 128  # prompts x n
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
     served_name: str | None = None
+
+    def __post_init__(self) -> None:
+        for key in self.api_keys:
+            if not key or not key.isascii() or not key.isprintable() or " " in key:
+                what = "empty" if not key.strip() else "not plain text without blanks"
+                raise ConfigError(f"an API key is {what}", fix="check the variable it comes from; nothing is served")
 
     def __repr__(self) -> str:
         keys = f"{len(self.api_keys)} hidden" if self.api_keys else "none"
