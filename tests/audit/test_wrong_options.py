@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
-from lmkit.api import ConfigError, UnknownName
+from lmkit.api import CheckpointError, ConfigError, UnknownName
 from lmkit.config import from_options
 from lmkit.plugins.explain import explain
 from lmkit.plugins.host import PluginHost
+from lmkit.plugins.resolve import resolve
 from lmkit.server.settings import ServerSettings
+from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit.text.side import TextSide
 
 
 @pytest.mark.parametrize("key", ["", " ", "\t", "a b", " secret", "s\u00e9cret", "x\n"])
@@ -15,6 +22,19 @@ def test_a_key_that_anyone_could_send_or_nobody_can(key: str) -> None:
     """`--api-key "$UNSET" --host 0.0.0.0` must not open the server to everyone."""
     with pytest.raises(ConfigError, match="API key"):
         ServerSettings(host="0.0.0.0", api_keys=("good", key))
+
+
+@pytest.mark.parametrize("line", [{"temperature": -3}, {"top_p": 7}, {"top_k": "many"}])
+def test_wrong_defaults_of_a_checkpoint_are_its_fault(line: dict[str, Any], tmp_path: Path) -> None:
+    """Not of each request, which sent no such field."""
+    path = tiny_checkpoint("llama", tmp_path / "model", vocab_size=259)
+    byte_tokenizer(path)
+    (path / "generation_config.json").write_text(json.dumps(line))
+    config = from_options({"model": str(path)})
+    resolved, checkpoint, _ = resolve(config)
+    with pytest.raises(CheckpointError, match="generation_config") as caught:
+        TextSide.open(checkpoint, resolved, config)
+    assert next(iter(line)) in caught.value.message
 
 
 def test_why_of_an_unknown_name() -> None:

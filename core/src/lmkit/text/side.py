@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from lmkit.api import (
     Checkpoint,
+    CheckpointError,
     CheckpointOptions,
     ConfigError,
+    InvalidParam,
     ParserFormat,
     ResolvedPlan,
     SamplingParams,
@@ -64,13 +66,12 @@ class TextSide:
         tokenizer = tokenizer or open_tokenizer(path, eos_token_ids=eos, chat_template=template)
         template = template or tokenizer.chat_template
         variables = getattr(tokenizer, "special_tokens", None) or _special_tokens(tokenizer)
-        defaults = {k: checkpoint.generation_config.get(k) for k in _DEFAULTS}
         return cls(
             tokenizer,
             Renderer(template, variables) if template else None,
             _format(resolved, "tool_parser"),
             _format(resolved, "reasoning_parser"),
-            {k: v for k, v in defaults.items() if v is not None},
+            _defaults(checkpoint),
         )
 
     def render_chat(
@@ -172,6 +173,16 @@ def _format(resolved: ResolvedPlan, kind: str) -> TagFormat | ParserFormat | Non
     return target(**choice.options) if isinstance(target, type) else target
 
 
+def _defaults(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the checkpoint recommends. A bad value is its fault, so it must not look like one of each request."""
+    given: dict[str, Any] = {k: v for k in _DEFAULTS if (v := checkpoint.generation_config.get(k)) is not None}
+    try:
+        SamplingParams(**given)
+    except InvalidParam as e:
+        raise CheckpointError(f"generation_config.json: {e.message}", fix="correct or remove that line") from e
+    return given
+
+
 def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
     for source in (checkpoint.generation_config, checkpoint.config):
         value = source.get("eos_token_id")
@@ -189,6 +200,8 @@ def _template_file(name: str | None) -> str | None:
         return Path(name).read_text(encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"cannot read the chat template {name}: {e.strerror}", fix="check the path") from e
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"the chat template {name} is not text: {e.reason}", fix="give a UTF-8 text file") from e
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
