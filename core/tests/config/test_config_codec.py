@@ -13,7 +13,9 @@ from lmkit.config.codec import flatten, from_flat
 from lmkit.config.marks import Budget, Limits, OneOf
 from lmkit.config.schema import Leaf, leaves, sections
 
-NAMES = st.text(st.characters(whitelist_categories=("Ll",), max_codepoint=127), min_size=1, max_size=8)
+NAMES = st.text(st.characters(whitelist_categories=("Ll",), max_codepoint=127), min_size=1, max_size=8).filter(
+    lambda name: name != "none"  # on the command line: not set
+)
 
 
 def value_of(leaf: Leaf) -> st.SearchStrategy:
