@@ -102,7 +102,7 @@ def _share(specs: Sequence[KVSpec], budget: int, length: int, max_tokens: int, r
 def _too_little(needed: int, available: int, what: str) -> CapacityError:
     return CapacityError(
         f"{what} needs {format_size(needed)} of KV cache, {format_size(max(available, 0))} are available",
-        fix="use a smaller --max-length, --max-step-tokens or model, raise --kv-memory, or free memory",
+        fix="use a smaller --max-length, --max-step-tokens or model, raise --kv-memory or --num-blocks, or free memory",
     )
 
 
