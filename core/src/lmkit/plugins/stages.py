@@ -118,14 +118,14 @@ def loader(spec: LoaderSpec, request: LoaderRequest) -> Refusals:
 
 def model(spec: ModelSpec, request: ModelRequest) -> Refusals:
     if request.tp > 1 and not spec.supports_tp:
-        yield Refusal("ranks", "tensor-parallel size 1", str(request.tp))
+        yield Refusal("ranks", "tensor-parallel size 1", str(request.tp), "--tp 1")
     if request.pp > 1 and not spec.supports_pp:
-        yield Refusal("ranks", "pipeline-parallel size 1", str(request.pp))
+        yield Refusal("ranks", "pipeline-parallel size 1", str(request.pp), "--pp 1")
 
 
 def executor(spec: ExecutorSpec, request: ExecutorRequest) -> Refusals:
     if request.num_ranks > spec.max_ranks:
-        yield Refusal("ranks", f"at most {spec.max_ranks}", str(request.num_ranks))
+        yield Refusal("ranks", f"at most {spec.max_ranks}", str(request.num_ranks), "--tp 1 --pp 1")
 
 
 def parser_claims(spec: ToolParserSpec | ReasoningParserSpec, request: ParserRequest) -> Refusals:
