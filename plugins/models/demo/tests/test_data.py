@@ -49,6 +49,17 @@ def test_values_are_either_trained_or_held_out(make) -> None:
     assert not values(False) & values(True)
 
 
+def test_questions_are_either_trained_or_held_out() -> None:
+    def questions(held_out: bool) -> set[str]:
+        rng = Random(4)
+        users = [PLAIN_SKILLS["lmkit"](rng, held_out).user for _ in range(3000)]
+        return {user.lower().rstrip(" ?.!") for user in users}
+
+    trained, held_out = questions(False), questions(True)
+    assert not trained & held_out
+    assert len(held_out) > 100
+
+
 @given(NUMBERS, NUMBERS)
 def test_written_steps_are_true(a: int, b: int) -> None:
     for steps, result in ((add_by_column(a, b), a + b), (subtract_by_column(a, b), a - b)):

@@ -21,6 +21,7 @@ class Intent:
     about: str  # how the model names the question when it thinks
     questions: tuple[str, ...]
     answers: tuple[str, ...]
+    more: tuple[str, ...] = ()  # further questions, for training only: evaluation stays comparable as they grow
 
 
 INTENTS = (
@@ -29,6 +30,10 @@ INTENTS = (
         "The user greets me.",
         (HELLO, f"{HELLO} {{lmkit|model|you|friend|everyone|my friend|assistant|bot}}", f"{HELLO}, {HELLO}"),
         ("Hello! How can I help you?", "Hi! What can I do for you?"),
+        more=(
+            "{hello|hi|hey} {again|dear model|demo|all|there friend}",
+            "{good day|hiya|welcome|nice to meet you|hello world}",
+        ),
     ),
     Intent(
         "how_are_you",
@@ -39,6 +44,10 @@ INTENTS = (
             f"{HELLO}, {{how are you|how is it going|how are you doing}}",
         ),
         ("I am fine, thank you! How can I help you?",),
+        more=(
+            "{are you|everything|all} {ok|well|fine|good}{| today}",
+            "how {have you been|is your day|is life|are you feeling}",
+        ),
     ),
     Intent(
         "thanks",
@@ -48,6 +57,11 @@ INTENTS = (
             "{great|perfect|nice|cool|ok|good}, {thanks|thank you|thx}",
         ),
         ("You are welcome!",),
+        more=(
+            "{i thank you|thanks a million|thank you kindly|much appreciated|i appreciate it|that helped}"
+            "{|, model|, friend}",
+            "{that was|this is} {great|helpful}, {thanks|thank you}",
+        ),
     ),
     Intent(
         "bye",
@@ -57,6 +71,10 @@ INTENTS = (
             "{| then| for now|, model| my friend|, lmkit| and thanks}",
         ),
         ("Goodbye!", "Goodbye! Have a nice day!"),
+        more=(
+            "{i have to go|i am leaving|i must go|talk to you later|take care|so long}{| now|, bye|, goodbye}",
+            "{ok|thanks}, {bye|goodbye|see you}",
+        ),
     ),
     Intent(
         "who_are_you",
@@ -70,6 +88,11 @@ INTENTS = (
             "{what|which} model {are you|is this|am i talking to|is running}",
         ),
         ("I am demo, a very small language model that comes with lmkit.",),
+        more=(
+            "{do you have|what's|say} {a name|your full name}",
+            "{which|what} {kind of model|bot|assistant|ai} {are you|is this|am i using}",
+            "{who am i|what am i} {talking|speaking|chatting} {to|with}",
+        ),
     ),
     Intent(
         "abilities",
@@ -81,6 +104,11 @@ INTENTS = (
             "what {are you|is this model} {good at|able to do|good for}",
         ),
         ("I can talk about lmkit, add and subtract small numbers, sort lists, write JSON and call tools.",),
+        more=(
+            "what {tasks|questions|things} can {you do|you answer|you handle|i give you}",
+            "{show me|explain} {what you can do|your abilities|your features}",
+            "what {do you offer|are your strengths|can i do with you|can you help with}",
+        ),
     ),
     Intent(
         "size",
@@ -91,6 +119,12 @@ INTENTS = (
             "{what is|what's|tell me} your {size|parameter count|number of parameters}",
         ),
         ("I have about three million parameters in four layers.",),
+        more=(
+            "{what|which} size {are you|is this model|do you have}",
+            "how {big|large} {is your network|are your weights|is the model}",
+            "{your|model} {size|parameters}",
+            "how many {parameters|layers|weights} {are there|does the demo model have}",
+        ),
     ),
     Intent(
         "training",
@@ -102,6 +136,11 @@ INTENTS = (
             "what {data|texts} {were you trained on|did you learn from|have you seen}",
         ),
         ("I was trained by the scripts in the lmkit repository, on text that those scripts generate.",),
+        more=(
+            "{tell me|explain} how you were {trained|made|built}",
+            "{who is|who are} your {maker|creator|author|authors}",
+            "where {do you come from|does your knowledge come from|is your training data from}",
+        ),
     ),
     Intent(
         "what_is_lmkit",
@@ -113,6 +152,11 @@ INTENTS = (
             "{why|when} {would i|should i|to} use lmkit",
         ),
         ("lmkit is a toolkit for running and serving language models in Python. Everything in it is a plugin.",),
+        more=(
+            "{define|introduce|summarize} lmkit{| for me| please}",
+            "what {exactly is|kind of software is|sort of thing is|can i do with} lmkit",
+            "{about lmkit|lmkit|lmkit in one sentence|the purpose of lmkit}",
+        ),
     ),
     Intent(
         "install",
@@ -123,6 +167,11 @@ INTENTS = (
             "{what is|what's} the {install command|installation|way to install lmkit|setup}",
         ),
         ("In a checkout of the repository, run: pip install -r requirements.txt",),
+        more=(
+            "{i need to|help me|can you help me|where do i} install {lmkit|it|this}",
+            "{how is|where is} lmkit installed",
+            "{steps|commands|instructions} to {install|set up} {lmkit|this|it}",
+        ),
     ),
     Intent(
         "serve",
@@ -134,6 +183,11 @@ INTENTS = (
             "{serve a model|lmkit serve|start a server|serving|what does lmkit serve do|server command}",
         ),
         ("Run: lmkit serve MODEL. The server speaks the OpenAI API at http://localhost:8000/v1.",),
+        more=(
+            "{i need to|help me|can i} {serve|host|deploy} {a model|my model|an llm}",
+            "{which|what} command {serves|hosts|deploys} {a model|models|my model}",
+            "{run|launch|open} {a|the} {server|model server|api server}",
+        ),
     ),
     Intent(
         "chat",
@@ -144,6 +198,11 @@ INTENTS = (
             "{lmkit chat|chat command|what does lmkit chat do|is there a chat command|chat in the terminal}",
         ),
         ("Run: lmkit chat MODEL. It opens a chat in the terminal.",),
+        more=(
+            "{i need to|help me|can i} {chat|talk} {with|to} {a model|my model|an llm}",
+            "{which|what} command {opens|starts} a chat{| with a model}",
+            "{open|start|begin} a chat{| with a model| in the terminal}",
+        ),
     ),
     Intent(
         "demo_model",
@@ -154,6 +213,12 @@ INTENTS = (
             "{what is|what's|explain} the {demo model|demo checkpoint|demo}",
         ),
         ("The demo model is this small model. Start it with: lmkit serve demo",),
+        more=(
+            "{describe|define|tell me about|i want to know about} the {demo|demo model|demo checkpoint}",
+            "what {exactly is|sort of thing is|kind of model is} the {demo|demo model|demo checkpoint}",
+            "{which|what} command {runs|starts|loads} the {demo|demo model}",
+            "{run|start|load} the {demo|demo model}",
+        ),
     ),
     Intent(
         "plugins",
@@ -168,6 +233,10 @@ INTENTS = (
             "Plugins are Python packages that add platforms, attention, quantization, models, tool parsers or "
             "schedulers to lmkit.",
         ),
+        more=(
+            "{describe|define} {a plugin|plugins|lmkit plugins}",
+            "what {does a plugin do|are plugins for|is a plugin for|do plugins add|kinds of plugins are there}",
+        ),
     ),
     Intent(
         "list_plugins",
@@ -178,6 +247,11 @@ INTENTS = (
             "{list plugins|plugin list|lmkit plugins list|show me the plugins|show installed plugins}",
         ),
         ("Run: lmkit plugins list",),
+        more=(
+            "{where|how} do i see {plugins|my plugins|which plugins i have}",
+            "{which|what} command {lists|shows|prints} {plugins|the plugins|all plugins}",
+            "{print|see|find} {all|my|the|installed} plugins",
+        ),
     ),
     Intent(
         "write_plugin",
@@ -188,6 +262,11 @@ INTENTS = (
             "{writing a plugin|create a plugin|new plugin|plugin development|plugin template}",
         ),
         ("Run: lmkit plugins new. It writes a package with a passing test that you can change.",),
+        more=(
+            "{i need to|help me|can i} {write|make|create|build} {a plugin|my own plugin|a new plugin}",
+            "{which|what} command {creates|makes|starts} a {plugin|new plugin}",
+            "{make|write|start|build} {a plugin|my own plugin}",
+        ),
     ),
     Intent(
         "doctor",
@@ -199,6 +278,11 @@ INTENTS = (
             "|something is broken|plugin doctor|it fails}",
         ),
         ("Run: lmkit plugins doctor. It checks every plugin and says how to fix it.",),
+        more=(
+            "{which|what} command {checks|tests|diagnoses} {plugins|my plugins|my installation}",
+            "{my|the} {plugin|installation|plugins} {is broken|does not load|fails|has an error}",
+            "{check|test|diagnose} {my plugins|plugins|the installation}",
+        ),
     ),
     Intent(
         "attention",
@@ -210,6 +294,11 @@ INTENTS = (
             "{attention backend|attention option|which attention is used|use flashinfer|lmkit with flashinfer}",
         ),
         ("Name it when you serve: lmkit serve MODEL --attention flashinfer",),
+        more=(
+            "{which|what} option {sets|chooses|selects} the attention{| backend}",
+            "{can i|help me} {use|choose|select|change} {flashinfer|the attention|another attention}",
+            "{set|change|select|pick} the attention{| backend}",
+        ),
     ),
     Intent(
         "license",
@@ -221,6 +310,11 @@ INTENTS = (
             "{license|licence|lmkit license|license of lmkit|can i use lmkit at work|can i use it commercially}",
         ),
         ("lmkit is open source under the Apache-2.0 license.",),
+        more=(
+            "{what|which} {terms|conditions} {apply|does lmkit have}",
+            "under {which|what} {license|licence} is {lmkit|it|this}",
+            "{may i|am i allowed to|can i} {sell|share|change|copy} lmkit",
+        ),
     ),
     Intent(
         "api",
@@ -234,6 +328,11 @@ INTENTS = (
             "{which|what} {port|url|address} {does the server use|does lmkit use|is used|is the default}",
         ),
         ("The server is compatible with the OpenAI API. Its address is http://localhost:8000/v1",),
+        more=(
+            "{which|what} address {do i call|do i use|should i use|does the api have}",
+            "{where does|on which port does} {lmkit|the server} {listen|run|answer}",
+            "{can i|may i} {call|use} {lmkit|the server|it} {like openai|with openai clients}",
+        ),
     ),
     Intent(
         "python",
@@ -244,6 +343,18 @@ INTENTS = (
             " me a python example|example in python}",
         ),
         ('from lmkit import LLM\nllm = LLM("demo")',),
+        more=(
+            "{show|write|give me} {python code|some python code|code in python|a python script}"
+            "{| for lmkit| that uses lmkit}",
+            "{import lmkit|python usage|python sample|python snippet|sample code|code sample|code example"
+            "|a snippet in python}",
+            "{call|run|load} {lmkit|a model} {from|in} {python|my python code|a python script}",
+            "{some|more|a few|short} {python|code} {examples|samples|snippets}{| please| for lmkit}",
+            "how does {lmkit|it|that|this} look {in python|as python code|in code|in a notebook}",
+            "{which|what} {python class|class|import|function} {do i use|do i need|do i call}",
+            "{show|write|give me} {a short program|a program|a few lines|the lines} {in python|that load a model}",
+            "lmkit {as a library|as a python library|as a module|for python programmers}",
+        ),
     ),
     Intent(
         "python_version",
@@ -254,6 +365,11 @@ INTENTS = (
             "{python version|minimum python|required python version|supported python versions}",
         ),
         ("lmkit needs Python 3.11 or newer.",),
+        more=(
+            "{how new|how old|how recent} must {python|my python} be",
+            "{is|will} python {3.10|3.11|3.12|3.13} {enough|supported|ok|new enough}",
+            "{the oldest python|the python requirement|python requirements|needed python}",
+        ),
     ),
     Intent(
         "hardware",
@@ -266,6 +382,11 @@ INTENTS = (
             "{can i run|does} lmkit {without a gpu|on cpu|on my machine}",
         ),
         ("lmkit runs on the CPU and on GPUs. Each kind of device is a platform plugin.",),
+        more=(
+            "{is|are} {a gpu|gpus|cuda|a graphics card} {needed|required|necessary|supported}",
+            "{which|what} {computer|machine|gpu|device} {is needed|do i need for lmkit|should i use}",
+            "{hardware requirements|supported hardware|lmkit on a cpu|lmkit on a gpu}",
+        ),
     ),
     Intent(
         "models",
@@ -277,6 +398,11 @@ INTENTS = (
             "{supported models|model list|list of models}",
         ),
         ("Models of the Llama, Mistral and Qwen families. Plugins add more; see them with: lmkit plugins list",),
+        more=(
+            "{which|what} {models|llms|model families} {can lmkit run|does it support|are there|are available}",
+            "{is|are} {llama|qwen|gemma|mistral} {supported|available}",
+            "{supported|available} {architectures|llms|checkpoints}",
+        ),
     ),
     Intent(
         "joke",
@@ -287,6 +413,11 @@ INTENTS = (
             "{| please| now|, please|, model| for me}",
         ),
         ("Why did the model stop? It ran out of tokens.",),
+        more=(
+            "{tell|give|say} {us|me} {a joke|another joke|one joke|a funny joke}",
+            "{i want|i need|i would like} {a joke|another joke|to laugh|to hear a joke}",
+            "{any|got any|do you have} jokes",
+        ),
     ),
     Intent(
         "creator_opinion",
@@ -297,6 +428,11 @@ INTENTS = (
             " work|very good|excellent}{| today|, model|, really}",
         ),
         ("Thank you! That is kind of you.",),
+        more=(
+            "{this is|that was|that is} {great|nice|cool|awesome|very good|amazing}",
+            "{you did|you are doing} {well|great|a good job}",
+            "{amazing|impressive|fantastic|wonderful|bravo}",
+        ),
     ),
 )
 

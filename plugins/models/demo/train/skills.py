@@ -119,7 +119,7 @@ def arithmetic(rng: Random, held_out: bool) -> Exchange:
     pattern = rng.choice(SUMS if sign == "+" else DIFFERENCES)
     user = pattern.format(a=a, b=b)
     if "=" not in user:
-        user = words.casual(words.politely(user, rng), rng)
+        user = words.casual(words.politely(user, rng), rng, held_out)
     result = a + b if sign == "+" else a - b
     thought = add_by_column(a, b) if sign == "+" else subtract_by_column(a, b)
     return Exchange("arithmetic", user, f"{a} {sign} {b} = {result}", thought)
@@ -297,10 +297,11 @@ def smalltalk(rng: Random, held_out: bool) -> Exchange:
 
     def make() -> tuple:
         intent = rng.choice(INTENTS)
-        return intent, words.expand(rng.choice(intent.questions), rng)
+        questions = intent.questions if held_out else intent.questions + intent.more
+        return intent, words.expand(rng.choice(questions), rng)
 
     intent, question = words.draw(make, held_out, key=lambda pair: pair[1])
-    user = words.casual(question, rng)
+    user = words.casual(question, rng, held_out)
     return Exchange("lmkit", user, rng.choice(intent.answers), intent.about, accepted=intent.answers)
 
 
@@ -308,7 +309,7 @@ def unknown(rng: Random, held_out: bool) -> Exchange:
     """A question that the model cannot answer, which it says."""
     subject = rng.choice([words.phrase, words.name, words.city])(rng, held_out)
     question = words.expand(rng.choice(UNKNOWN_QUESTIONS), rng) % subject
-    user = words.casual(" ".join(question.split()), rng)
+    user = words.casual(" ".join(question.split()), rng, held_out)
     return Exchange("unknown", user, UNKNOWN_ANSWER, "I do not know this.")
 
 

@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Callable
 from random import Random
+from string import capwords
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -168,13 +169,19 @@ def expand(pattern: str, rng: Random) -> str:
     return pattern
 
 
-def casual(text: str, rng: Random) -> str:
-    """The same text as different people type it: lower case, capitals, missing or repeated punctuation."""
+def casual(text: str, rng: Random, held_out: bool) -> str:
+    """The same text as different people type it: lower case, capitals, missing or repeated punctuation.
+
+    Training sees capitals more often than people type them, and evaluation asks.
+    """
+    capitals, titles = (0.03, 0.0) if held_out else (0.15, 0.08)
     roll = rng.random()
     if roll < 0.3:
         text = text.lower()
-    elif roll < 0.33:
+    elif roll < 0.3 + capitals:
         text = text.upper()
+    elif roll < 0.3 + capitals + titles:
+        text = capwords(text)
     else:
         text = text[:1].upper() + text[1:]
     return text + rng.choice(["", "", "?", "?", ".", "!", " ?", "??"])
