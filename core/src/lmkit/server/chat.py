@@ -13,7 +13,7 @@ from lmkit.api import Reasoning, Text, ToolArgs, ToolStart
 from lmkit.server.errors import UnsupportedField
 from lmkit.server.generate import Choice, Generation, GenerationFailed, check_prompt, expand, make_request, new_id
 from lmkit.server.schema import ChatRequest
-from lmkit.server.wire import ContentLogprob, UsageBody, content_logprobs, prompt_logprobs, usage_of
+from lmkit.server.wire import ContentLogprob, UsageBody, chunk_frame, content_logprobs, prompt_logprobs, usage_of
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
 
 if TYPE_CHECKING:
@@ -218,11 +218,7 @@ class Chat:
     async def stream(self, generation: Generation) -> AsyncIterator[bytes]:
         r = self._request
         with_usage = bool(r.stream_options and r.stream_options.include_usage)
-        head = (
-            b'data: {"id":' + _encode(self._id) + b',"object":"chat.completion.chunk","created":%d' % self._created
-            + b',"model":' + _encode(self._backend.model) + b',"choices":['
-        )  # fmt: skip
-        tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
+        head, tail = chunk_frame(self._id, "chat.completion.chunk", self._created, self._backend.model, with_usage)
         begun = [False] * len(generation.choices)
         called = [False] * len(generation.choices)
         async for choice, events in generation.events():

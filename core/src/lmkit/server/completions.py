@@ -15,7 +15,7 @@ from lmkit.server.chat import _raise_error
 from lmkit.server.errors import UnsupportedField
 from lmkit.server.generate import Choice, Generation, check_prompt, expand, make_request, new_id
 from lmkit.server.schema import CompletionRequest
-from lmkit.server.wire import UsageBody, finite, prompt_logprobs, usage_of
+from lmkit.server.wire import UsageBody, chunk_frame, finite, prompt_logprobs, usage_of
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
 
 if TYPE_CHECKING:
@@ -180,11 +180,7 @@ class Completions:
     async def stream(self, generation: Generation) -> AsyncIterator[bytes]:
         r = self._request
         with_usage = bool(r.stream_options and r.stream_options.include_usage)
-        head = (
-            b'data: {"id":' + _encode(self._id) + b',"object":"text_completion","created":%d' % self._created
-            + b',"model":' + _encode(self._backend.model) + b',"choices":['
-        )  # fmt: skip
-        tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
+        head, tail = chunk_frame(self._id, "text_completion", self._created, self._backend.model, with_usage)
         begun = [False] * len(generation.choices)
         async for choice, events in generation.events():
             out = []

@@ -89,3 +89,12 @@ def prompt_logprobs(entries: list[TokenLogprob], tokenizer: Tokenizer) -> list[d
             row.setdefault(str(token), PromptLogprob(finite(logprob), rank, text))
         shown.append(row)
     return shown
+
+
+def chunk_frame(id: str, kind: str, created: int, model: str, with_usage: bool) -> tuple[bytes, bytes]:
+    """What stands before and after the encoded choice in every chunk of a stream: built once, not per token."""
+    encode = msgspec.json.encode
+    head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
+        encode(id), encode(kind), created, encode(model),
+    )  # fmt: skip
+    return head, b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
