@@ -31,7 +31,6 @@ from lmkit.api import (
     TokenEvent,
     TokenLogprob,
     ToolArgs,
-    ToolDef,
     ToolStart,
 )
 from lmkit.config import EngineConfig, from_options
@@ -44,6 +43,7 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.text.side import TextSide
 from lmkit.text.stream import Finish, OutputEvent, OutputStream
+from lmkit.text.tools import tool_def
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
@@ -305,7 +305,7 @@ class LLM:
             continue_final_message=continue_final_message,
         )
         ids = self.text.encode_prompt(text, add_special=False)
-        definitions = [_tool(tool) for tool in tools]
+        definitions = [tool_def(tool) for tool in tools]
         return self._expand(
             number,
             text,
@@ -518,13 +518,6 @@ def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num: i
     if len(params) != num:
         raise InvalidParam("params", len(params), f"one for all, or one per prompt ({num})")
     return list(params)
-
-
-def _tool(tool: Mapping[str, Any]) -> ToolDef:
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, Mapping) or "name" not in function:
-        raise InvalidParam("tools", tool, '{"type": "function", "function": {"name": ..., "parameters": ...}}')
-    return ToolDef(str(function["name"]), str(function.get("description") or ""), function.get("parameters") or {})
 
 
 @contextmanager

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "generate": ("lmkit.cli.generate:command", "Generate for a file of prompts, offline: JSONL out.", RUN),
     "plan": ("lmkit.cli.plan:command", "Show the memory budget of a model before loading it.", LOOK),
     "explain": ("lmkit.cli.explain:command", "Show what would be chosen, and why not the others.", LOOK),
+    "parse": ("lmkit.cli.parse:command", "Show what a tool or reasoning parser makes of an output.", LOOK),
     "show-config": ("lmkit.cli.show_config:command", "Show every configuration value and who set it.", LOOK),
     "doctor": ("lmkit.cli.doctor:command", "Check this installation.", MANAGE),
     "plugins": ("lmkit.cli.plugins:app", "List, show, check and create plugins.", MANAGE),
