@@ -106,14 +106,7 @@ def test_arguments_that_are_no_json_stay_text_with_a_warning(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        ["--tool-parser", "nope"],
-        ["--tools", "nowhere.json"],
-        ["--chunks", "-1"],
-        ["--template-kwargs", "3"],
-        ["nowhere"],
-    ],
+    "options", ["--tool-parser nope", "--tools nowhere.json", "--chunks -1", "--template-kwargs 3", "nowhere"]
 )
 def test_wrong_options(options: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))

@@ -83,14 +83,15 @@ def command(
     return 0
 
 
-command.examples = """[bold]Examples[/]
+EXAMPLES = """[bold]Examples[/]
 
 lmkit parse output.txt --tool-parser hermes --reasoning-parser think
 
 lmkit parse - --tool-parser hermes --tools tools.json --chunks random:7 < output.txt
 
 lmkit parse cases.jsonl --jsonl > results.jsonl
-"""  # type: ignore[attr-defined]
+"""
+command.examples = EXAMPLES  # type: ignore[attr-defined]
 
 
 class Parsers:
