@@ -48,6 +48,14 @@ def lmkit_ops() -> Iterable[OpSpec]:
         stability="stable",
         op="linear",
     )
+    yield OpSpec(
+        name="rowwise_torch",
+        summary="Norms, activations and rotary positions in plain torch; the oracle of row-wise operators",
+        target="lmkit.layers.rowwise:TorchRowOps",
+        tier=Tier.REFERENCE,
+        stability="stable",
+        op="rowwise",
+    )
 
 
 @hookimpl(trylast=True)

@@ -12,28 +12,32 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lmkit.api import AttnNeed, DeviceInfo, LinearSpec, ModelInfo, SelectionError, UnsupportedModel
-from lmkit.layers import Builder, ConfigReader, DecoderConfig, RMSNorm, Rotary, activation, rotate
+from lmkit.layers import Builder, ConfigReader, DecoderConfig, RMSNorm, Rotary, TorchRowOps, activation
 from lmkit.layers.describe import decoder_config, decoder_info, decoder_weights, rope_length
 from lmkit.layers.rotary import frequencies
 
+ROWS = TorchRowOps()
 PLAIN = {"rope_type": "default", "theta": 100.0, "partial": 1.0}
 
 
-@given(st.integers(0, 500), st.sampled_from([2, 8, 10]), st.sampled_from([1.0, 0.5]))
-def test_rotation_is_multiplication_by_a_unit_complex_number(position: int, dim: int, partial: float) -> None:
-    """Entry j and entry j + half of the rotated part form one number, turned by position / theta^(2j/dim)."""
+@given(st.integers(0, 500), st.sampled_from([2, 8, 10]), st.sampled_from([1.0, 0.5]), st.booleans())
+def test_rotation_is_multiplication_by_a_unit_complex_number(
+    position: int, dim: int, partial: float, interleaved: bool
+) -> None:
+    """Entry j and its partner form one number, turned by position / theta^(2j/dim)."""
     turned = int(dim * partial) // 2 * 2
     if turned != int(dim * partial) or not turned:
         return
     x = torch.randn(1, 3, dim, generator=torch.Generator().manual_seed(position))
-    cos, sin = Rotary(dim, {**PLAIN, "partial": partial}, torch.float32)(torch.tensor([position]))
-    got = rotate(x, cos, sin)
-    half = turned // 2
-    for j in range(half):
+    cos, sin = Rotary(dim, {**PLAIN, "partial": partial}, ROWS)(torch.tensor([position]))
+    got = x.clone()
+    ROWS.rotate(got, cos, sin, interleaved)
+    for j in range(turned // 2):
+        a, b = (2 * j, 2 * j + 1) if interleaved else (j, j + turned // 2)
         turn = cmath.exp(1j * position * 100.0 ** (-2 * j / turned))
         for head in range(3):
-            value = complex(x[0, head, j], x[0, head, j + half]) * turn
-            assert abs(complex(got[0, head, j], got[0, head, j + half]) - value) < 2e-3
+            value = complex(x[0, head, a], x[0, head, b]) * turn
+            assert abs(complex(got[0, head, a], got[0, head, b]) - value) < 2e-3
     assert torch.equal(got[..., turned:], x[..., turned:])
 
 
@@ -69,12 +73,34 @@ def test_yarn_extends_the_length() -> None:
 
 
 def test_norm_is_computed_in_float32() -> None:
-    norm = RMSNorm(64, 1e-5, torch.bfloat16)
+    norm = RMSNorm(64, 1e-5, torch.bfloat16, ROWS)
     norm.weight.data = torch.rand(64).bfloat16()
     x = (torch.randn(3, 64) * 100).bfloat16()
     wide = x.double()
     expected = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
     torch.testing.assert_close(norm(x).double(), expected, atol=1e-2, rtol=2**-7)
+
+
+def test_norm_adds_to_the_residual_stream_first() -> None:
+    norm = RMSNorm(16, 1e-5, torch.float32, ROWS)
+    norm.weight.data = torch.rand(16)
+    h, delta = torch.randn(3, 16), torch.randn(3, 16)
+    total = h + delta
+    assert torch.equal(norm.add(h, delta), norm(total))
+    assert torch.equal(h, total)
+    assert torch.equal(norm.add(h, None), norm(total))
+
+
+def test_norm_into_its_own_operand() -> None:
+    """Heads of a merged projection are normed where they lie, also with a weight of another precision."""
+    norm = RMSNorm(8, 1e-5, torch.float32, ROWS)
+    norm.weight.data = torch.rand(8)
+    merged = torch.randn(3, 5, 8).bfloat16()
+    before, heads = merged.clone(), merged[:, 1:3]
+    norm(heads, out=heads)
+    assert torch.equal(merged[:, 1:3], norm(before[:, 1:3].contiguous()))
+    assert torch.equal(merged[:, 0], before[:, 0])
+    assert torch.equal(merged[:, 3:], before[:, 3:])
 
 
 def test_unknown_activation() -> None:

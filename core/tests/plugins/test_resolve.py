@@ -42,6 +42,7 @@ def test_everything_is_chosen(whole: World) -> None:
         ("model", ""): "ToyForCausalLM",
         ("attention", "text"): "ref",
         ("op", "linear:plain"): "matmul",
+        ("op", "rowwise"): "rows",
         ("loader", ""): "files",
         ("scheduler", ""): "order",
         ("executor", ""): "one",
@@ -307,6 +308,7 @@ def test_quantization_follows_the_checkpoint(whole: World) -> None:
         ("linear:plain", "matmul", "auto"),
         ("linear:packed4", "fast4", "auto"),
         ("linear:packed4", "matmul", "fallback 1"),
+        ("rowwise", "rows", "only candidate"),
     ]
     with pytest.raises(ConfigError, match="stored as 'toy4'"):
         resolve(with_model(model="toy-quantized", quantization="none"), whole.host())

@@ -59,6 +59,7 @@ from lmkit.api.execution import (
     QuantScheme,
     Reply,
     ResetCache,
+    RowOps,
     SampleContext,
     StepInputs,
     StepLimits,

@@ -229,6 +229,58 @@ class LinearKernel(Protocol):
         ...
 
 
+class RowOps(Protocol):
+    """What a model does between its linears and attention: operators that treat each row (token) by itself.
+
+    Arithmetic is float32, rounded once to the dtype of the result. `x` may have gaps between rows and heads, not within
+    the last axis. Results are new tensors where no operand is said to change. `lmkit.layers.TorchRowOps` is the
+    reference; an implementation may subclass it and replace what it does better.
+    """
+
+    name: str
+
+    def can_run(self, dtype: str, device: DeviceInfo) -> str | None: ...
+
+    def embed(self, ids: Tensor, weight: Tensor) -> Tensor:
+        """ids [T] int64, weight [V, D] -> [T, D]."""
+        ...
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """x / rms(x) * weight over the last axis: [..., D] -> [..., D], into `out` (which may be `x`) if given.
+
+        With `residual` [T, D]: first `residual += x` in place, then its norm.
+        `weight` [D] has the dtype of x, or is float32.
+        """
+        ...
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """(x - mean) / std * weight + bias over the last axis; `residual` as in `rms_norm`."""
+        ...
+
+    def activate(self, x: Tensor, name: str) -> Tensor:
+        """An activation by its name in configurations ("silu", "gelu", ...): [T, M] -> [T, M]."""
+        ...
+
+    def gate(self, x: Tensor, name: str) -> Tensor:
+        """activation(first half) * second half: [T, 2 M] -> [T, M]."""
+        ...
+
+    def angles(self, positions: Tensor, inv_freq: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
+        """positions [T] int64, inv_freq [P] float32 -> cos, sin of their products times magnitude: [T, P] float32."""
+        ...
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
+        """Turns the first 2 P entries of each head of x [T, H, D] in place.
+
+        The pair of entry i is i + P, or its neighbour when interleaved.
+        """
+        ...
+
+
 # ------------------------------------------------------------------------------------------------------ models
 
 
@@ -262,13 +314,17 @@ class BuildContext(Protocol):
     dtype: torch.dtype
     tp_rank: int
     tp_size: int
+    rows: RowOps
 
     def linear(self, spec: LinearSpec) -> nn.Module: ...
     def attention(self, layer: int, scale: float) -> nn.Module:
         """A module called as attn(q, k, v, x: StepInputs) with q [T, Hq, D], k and v [T, Hkv, D]."""
         ...
 
-    def norm(self, size: int, eps: float) -> nn.Module: ...
+    def norm(self, size: int, eps: float) -> nn.Module:
+        """An RMS norm: norm(x), or norm.add(h, delta) for `h += delta` in place and the norm of the sum."""
+        ...
+
     def embedding(self, num: int, size: int) -> nn.Module: ...
     def rotary(self, head_dim: int, rope: Mapping[str, object]) -> nn.Module: ...
 

@@ -24,7 +24,7 @@ _HOME = {
     "Embedding": "embedding",
     "RMSNorm": "norm",
     "Rotary": "rotary",
-    "rotate": "rotary",
+    "TorchRowOps": "rowwise",
     "activation": "activations",
     "Decoder": "decoder",
     "DecoderLayer": "decoder",

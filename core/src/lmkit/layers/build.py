@@ -14,6 +14,7 @@ from lmkit.api import (
     LinearSpec,
     ModelInfo,
     QuantScheme,
+    RowOps,
     SelectionError,
 )
 from lmkit.layers.attention import Attention
@@ -21,6 +22,7 @@ from lmkit.layers.embedding import Embedding
 from lmkit.layers.linear import PLAIN, Linear
 from lmkit.layers.norm import RMSNorm
 from lmkit.layers.rotary import Rotary
+from lmkit.layers.rowwise import TorchRowOps
 
 
 class Builder:
@@ -42,11 +44,13 @@ class Builder:
         scheme: QuantScheme | None = None,
         strict: frozenset[str] = frozenset(),
         collectives: Collectives | None = None,
+        rows: RowOps | None = None,
     ) -> None:
         self.info, self.dtype, self.device = info, dtype, device
         self.kernels, self.scheme, self.strict = kernels, scheme, strict
         self.collectives = collectives
         self.tp_rank, self.tp_size = (collectives.rank, collectives.size) if collectives else (0, 1)
+        self.rows = rows or TorchRowOps()
         self.warnings: list[str] = []
         self.backend = attention
         self._quantizable = {spec.name for spec in info.linears}
@@ -74,10 +78,10 @@ class Builder:
         return Attention(self.backend, need, layer, group, scale)
 
     def norm(self, size: int, eps: float) -> RMSNorm:
-        return RMSNorm(size, eps, self.dtype)
+        return RMSNorm(size, eps, self.dtype, self.rows)
 
     def embedding(self, num: int, size: int) -> Embedding:
-        return Embedding(num, size, self.dtype)
+        return Embedding(num, size, self.dtype, self.rows)
 
     def rotary(self, head_dim: int, rope: Mapping[str, object]) -> Rotary:
-        return Rotary(head_dim, rope, self.dtype)
+        return Rotary(head_dim, rope, self.rows)

@@ -11,7 +11,7 @@ from lmkit.api import BuildContext, LinearSpec, ModelInfo, PluginError, StepInpu
 from lmkit.layers.activations import activation
 from lmkit.layers.describe import DecoderConfig, decoder_config
 from lmkit.layers.linear import Linear
-from lmkit.layers.rotary import rotate
+from lmkit.layers.norm import RMSNorm
 
 Angles = tuple[Tensor, Tensor]
 
@@ -28,16 +28,18 @@ class SelfAttention(nn.Module):
         self.qkv = ctx.linear(specs[f"layers.{layer}.attn.qkv"])
         self.o = ctx.linear(specs[f"layers.{layer}.attn.o"])
         self.attn = ctx.attention(layer, scale=cfg.head_dim**-0.5)
+        self.rows = ctx.rows
 
     def forward(self, h: Tensor, angles: Angles, x: StepInputs) -> Tensor:
         qkv = self.qkv(h).view(h.shape[0], -1, self.head_dim)
         qk, v = qkv.split((self.num_q + self.num_kv, self.num_kv), dim=1)
-        q, k = self.turn(qk, angles).split((self.num_q, self.num_kv), dim=1)
+        self.turn(qk, angles)
+        q, k = qk.split((self.num_q, self.num_kv), dim=1)
         return self.o(self.attn(q, k, v, x))
 
-    def turn(self, qk: Tensor, angles: Angles) -> Tensor:
-        """Queries and keys [T, Hq + Hkv, D] as they enter attention."""
-        return rotate(qk, *angles)
+    def turn(self, qk: Tensor, angles: Angles) -> None:
+        """Makes queries and keys [T, Hq + Hkv, D] in place what they are when they enter attention."""
+        self.rows.rotate(qk, *angles)
 
 
 class GatedMLP(nn.Module):
@@ -47,29 +49,33 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_up = ctx.linear(specs[f"layers.{layer}.mlp.gate_up"])
         self.down = ctx.linear(specs[f"layers.{layer}.mlp.down"])
-        self.act = activation(cfg.activation)
+        activation(cfg.activation)  # an unknown one is refused here
+        self.act, self.rows = cfg.activation, ctx.rows
 
     def forward(self, h: Tensor) -> Tensor:
-        gate, up = self.gate_up(h).chunk(2, dim=-1)
-        return self.down(self.act(gate) * up)
+        return self.down(self.rows.gate(self.gate_up(h), self.act))
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each after a norm and around a residual."""
+    """Attention and MLP, each after a norm and around the residual stream `h` [T, D].
+
+    What a block computes is added to `h` by the norm that comes next, in one operator: a layer takes the `delta` that
+    the layer before left (None: nothing) and returns its own.
+    """
 
     attention: type[SelfAttention] = SelfAttention
     feed_forward: type[GatedMLP] = GatedMLP
 
     def __init__(self, cfg: DecoderConfig, layer: int, specs: dict[str, LinearSpec], ctx: BuildContext) -> None:
         super().__init__()
-        self.attn_norm = ctx.norm(cfg.hidden_size, cfg.norm_eps)
+        self.attn_norm = cast("RMSNorm", ctx.norm(cfg.hidden_size, cfg.norm_eps))
         self.attn = self.attention(cfg, layer, specs, ctx)
-        self.mlp_norm = ctx.norm(cfg.hidden_size, cfg.norm_eps)
+        self.mlp_norm = cast("RMSNorm", ctx.norm(cfg.hidden_size, cfg.norm_eps))
         self.mlp = self.feed_forward(cfg, layer, specs, ctx)
 
-    def forward(self, h: Tensor, angles: Angles, x: StepInputs) -> Tensor:
-        h = h + self.attn(self.attn_norm(h), angles, x)
-        return h + self.mlp(self.mlp_norm(h))
+    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles, x: StepInputs) -> Tensor:
+        delta = self.attn(self.attn_norm.add(h, delta), angles, x)
+        return self.mlp(self.mlp_norm.add(h, delta))
 
 
 class Decoder(nn.Module):
@@ -85,7 +91,7 @@ class Decoder(nn.Module):
         self.embed = ctx.embedding(cfg.vocab_size, cfg.hidden_size)
         self.rotary = ctx.rotary(cfg.head_dim, cfg.rope)
         self.layers = nn.ModuleList(self.layer(cfg, i, specs, ctx) for i in range(len(cfg.windows)))
-        self.norm = ctx.norm(cfg.hidden_size, cfg.norm_eps)
+        self.norm = cast("RMSNorm", ctx.norm(cfg.hidden_size, cfg.norm_eps))
         head = specs.get("lm_head") or LinearSpec("lm_head", cfg.hidden_size, (cfg.vocab_size,))
         self.lm_head = cast("Linear", ctx.linear(head))
         if info.tie_embeddings:
@@ -93,11 +99,11 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def forward(self, x: StepInputs) -> Tensor:
-        h = self.embed(x.token_ids) if x.embeds is None else x.embeds
-        angles = self.rotary(x.positions)
+        h = self.embed(x.token_ids) if x.embeds is None else x.embeds.clone()
+        angles, delta = self.rotary(x.positions), None
         for layer in self.layers:
-            h = layer(h, angles, x)
-        return self.norm(h)
+            delta = layer(h, delta, angles, x)
+        return self.norm.add(h, delta)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from lmkit.api import RowOps
 
 
 class Embedding(nn.Module):
     """token ids [T] -> [T, size]."""
 
-    def __init__(self, num: int, size: int, dtype: torch.dtype) -> None:
+    def __init__(self, num: int, size: int, dtype: torch.dtype, rows: RowOps) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num, size, dtype=dtype), requires_grad=False)
+        self.rows = rows
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        return F.embedding(token_ids, self.weight)
+        return self.rows.embed(token_ids, self.weight)

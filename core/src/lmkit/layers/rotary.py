@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmkit.api import UnsupportedModel
+from lmkit.api import RowOps, UnsupportedModel
 
 
 class Rotary(nn.Module):
-    """positions [T] -> (cos, sin), each [T, 1, rotary_dim] in `dtype`; `sin` has its first half negated for `rotate`.
+    """positions [T] -> (cos, sin), each [T, rotary_dim / 2] float32, for RowOps.rotate.
 
     `rope` comes from ConfigReader.rope. "dynamic" equals "default" here: it changes angles only beyond
     max_position_embeddings, and a model's max_length ends there.
@@ -21,25 +21,14 @@ class Rotary(nn.Module):
 
     inv_freq: Tensor  # [rotary_dim / 2] float32
 
-    def __init__(self, head_dim: int, rope: Mapping[str, Any], dtype: torch.dtype) -> None:
+    def __init__(self, head_dim: int, rope: Mapping[str, Any], rows: RowOps) -> None:
         super().__init__()
-        dim = int(head_dim * rope["partial"])
-        inv_freq, self.magnitude = frequencies(dim, rope)
+        inv_freq, self.magnitude = frequencies(int(head_dim * rope["partial"]), rope)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
-        self.dtype = dtype
+        self.rows = rows
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angles = (positions[:, None].float() * self.inv_freq).unsqueeze(1)
-        cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
-        return torch.cat((cos, cos), -1).to(self.dtype), torch.cat((-sin, sin), -1).to(self.dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, H, D] with the first rotary_dim entries of each head rotated; a new contiguous tensor."""
-    dim = cos.shape[-1]
-    head = x[..., :dim]
-    turned = torch.addcmul(head * cos, head.roll(dim // 2, -1), sin)
-    return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), -1)
+        return self.rows.angles(positions, self.inv_freq, self.magnitude)
 
 
 def frequencies(dim: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:

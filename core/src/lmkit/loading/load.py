@@ -30,6 +30,7 @@ from lmkit.api import (
     PluginError,
     Progress,
     ResolvedPlan,
+    RowOps,
     TensorEntry,
     UnsupportedModel,
     WeightMismatch,
@@ -93,17 +94,24 @@ def make_builder(
     kernels: dict[str, list[LinearKernel]] = {}
     for c in ops:  # in order of preference
         kernels.setdefault(c.component.partition(":")[2], []).append(make(c))
-    attention = _choice(resolved, "attention")
+    attention, dtype = _choice(resolved, "attention"), resolved.value("dtype") or info.dtype
     return Builder(
         info,
-        getattr(torch, resolved.value("dtype") or info.dtype),
+        getattr(torch, dtype),
         resolved.device,
         make(attention),
         kernels,
         scheme=scheme,
         strict=frozenset(c.component.partition(":")[2] for c in ops if c.why == "explicit"),
         collectives=collectives,
+        rows=_row_ops(resolved, dtype),
     )
+
+
+def _row_ops(resolved: ResolvedPlan, dtype: str) -> RowOps | None:
+    """The first of the chosen row-wise operators that runs here."""
+    found = (make(c) for c in resolved.choices if c.kind == "op" and c.component == "rowwise")
+    return next((rows for rows in found if rows.can_run(dtype, resolved.device) is None), None)
 
 
 def make(choice: Choice) -> Any:

@@ -244,11 +244,12 @@ class Resolver:
                 fix="--quantization auto",
             )
         for fmt in formats:
-            self._choose_op("linear", fmt)
+            self._choose_op("linear", f"linear:{fmt}", fmt)
+        self._choose_op("rowwise", "rowwise")
 
-    def _choose_op(self, op: str, fmt: str) -> None:
+    def _choose_op(self, op: str, component: str, fmt: str = "plain") -> None:
         """All survivors, best first: a kernel may still refuse single layers, which then go to the next."""
-        request = OpRequest(op=op, format=fmt, component=f"{op}:{fmt}", device=self.device, dtype=self.dtype)
+        request = OpRequest(op=op, format=fmt, component=component, device=self.device, dtype=self.dtype)
         outcome = self._consider(request, "auto", only=lambda spec: isinstance(spec, OpSpec) and spec.op == op)
         for i, candidate in enumerate(outcome.survivors):
             self._keep(outcome, outcome.choice(candidate, f"fallback {i}" if i else ""), candidate)

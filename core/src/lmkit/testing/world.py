@@ -100,6 +100,7 @@ def lmkit_loaders():
 @hookimpl
 def lmkit_ops():
     yield OpSpec(name="matmul", summary="Any format", target="toy_core.hooks:lmkit_ops", op="linear")
+    yield OpSpec(name="rows", summary="Row-wise operators", target="toy_core.hooks:lmkit_ops", op="rowwise")
 """
 
 DEVICE = 'DeviceInfo(platform="{name}", device_type="cpu", dtypes=("bfloat16", "float32"), capability={cc})'
@@ -139,5 +140,5 @@ class World(DistDir):
         self.add("toy-store", {"extension": {"toy_store": "toy_store.hooks"}}, {"toy_store.hooks": CHECKPOINT})
         self.add("toy-scheduler", {"scheduler": {"order": "toy_scheduler.hooks"}}, {"toy_scheduler.hooks": SCHEDULER})
         core = "toy_core.hooks"
-        points = {"executor": {"one": core}, "loader": {"files": core}, "op": {"matmul": core}}
+        points = {"executor": {"one": core}, "loader": {"files": core}, "op": {"matmul": core, "rows": core}}
         self.add("toy-core", points, {core: CORE})

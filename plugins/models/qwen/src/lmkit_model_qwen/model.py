@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from lmkit.api import BuildContext, LinearSpec
 from lmkit.layers import Decoder, DecoderConfig, DecoderLayer, SelfAttention
 from torch import Tensor
@@ -20,9 +19,11 @@ class Qwen3Attention(SelfAttention):
         self.q_norm = ctx.norm(cfg.head_dim, cfg.norm_eps)
         self.k_norm = ctx.norm(cfg.head_dim, cfg.norm_eps)
 
-    def turn(self, qk: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    def turn(self, qk: Tensor, angles: tuple[Tensor, Tensor]) -> None:
         q, k = qk.split((self.num_q, self.num_kv), dim=1)
-        return super().turn(torch.cat((self.q_norm(q), self.k_norm(k)), dim=1), angles)
+        self.q_norm(q, out=q)
+        self.k_norm(k, out=k)
+        super().turn(qk, angles)
 
 
 class Qwen3Layer(DecoderLayer):
