@@ -62,7 +62,7 @@ def parity(session: nox.Session) -> None:
 def mix(session: nox.Session) -> None:
     """Random subsets of plugins in clean environments: what is missing is explained, what is there works."""
     install(session)
-    session.install("-q", "flit_core>=3.11,<4")
+    session.install("-q", "flit_core>=3.11,<4", "setuptools>=77")
     session.run("pytest", "-q", "tests/mix", *session.posargs)
 
 

@@ -84,8 +84,8 @@ class Platform(Protocol):
         """Environment of a worker process; set by the parent at spawn, only there (thread counts, affinity)."""
         ...
 
-    def bind(self, rank: int) -> torch.device:
-        """In the worker: select the device, memory policy and thread pool."""
+    def bind(self, rank: int, threads: int | None = None) -> torch.device:
+        """In the worker: select the device, memory policy and thread pool. `threads`: how many the user wants."""
         ...
 
     def free_memory(self) -> int:
@@ -293,6 +293,7 @@ class StepInputs:
     attn: Sequence[AttnPlan]  # per KV group
     kv: Sequence[Tensor]  # per layer
     logits_rows: Tensor  # [S] int64 rows of hidden states that need logits
+    capture: bool = False  # one token per row, and every planner allows it: may run as a captured graph
     adapters: Any = None
     embeds: Tensor | None = None
 

@@ -260,6 +260,7 @@ class DoctorCheck:
     name: str
     summary: str
     target: Ref
+    level: Literal["warning", "error"] = "error"  # warning: it works, but not as well as it could
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class InputBuilder:
         self.tables = [buffer((max_rows, table.shape[1]), torch.int32) for table in rows.table]
         self.slots = [buffer((tokens,), torch.int64) for _ in specs]
         self.arange = np.arange(max(tokens, max_rows) + 1)
+        self.capturable = all(planner.capture != "none" for planner in planners)
         self.uploaded = platform.event()  # behind the copies of the last step: its host buffers may be written again
         self.batches = [
             AttnBatch(
@@ -137,6 +138,7 @@ class InputBuilder:
             attn=[planner.plan(batch) for planner, batch in zip(self.planners, self.batches, strict=True)],
             kv=self.kv,
             logits_rows=self.logits_rows.push(len(last)),
+            capture=decode_only and self.capturable,
         )
         self.uploaded.record()
         return Step(plan, inputs, slots, sample_rows, logit_slots, next_positions, num_drafts, decode_only)

@@ -54,8 +54,9 @@ class Worker:
         from lmkit.loading import load_model
 
         started = time.monotonic()
-        self.device = self.platform.bind(self.rank)
-        if threads := self.config.parallel.threads:
+        threads = self.config.parallel.threads
+        self.device = self.platform.bind(self.rank, threads)
+        if threads:
             torch.set_num_threads(threads)
         self.loaded = load_model(
             self.resolved, self.checkpoint, self.info, self.platform, self.device,

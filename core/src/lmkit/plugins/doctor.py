@@ -163,14 +163,16 @@ def _own_checks(host: PluginHost) -> Iterator[Finding]:
         if not isinstance(check, DoctorCheck):
             yield Finding("error", "broken", module, f"lmkit_doctor_checks returned {check!r}")
             continue
+        level: Level = check.level
         try:
             problem = load_ref(check.target, module)()
         except KeyboardInterrupt:
             raise
         except BaseException as e:
+            level = "error"
             problem = f"the check raised {type(e).__name__}: {e}"
         if problem:
-            yield Finding("error", f"{module.split('.')[0]}.{check.name}", module, str(problem))
+            yield Finding(level, f"{module.split('.')[0]}.{check.name}", module, str(problem))
 
 
 # Run in a fresh interpreter: one fork per module, so that each starts with lmkit.api imported and nothing else.

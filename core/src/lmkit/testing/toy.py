@@ -53,7 +53,7 @@ class ToyPlatform:
     def worker_env(self, config: object, rank: int) -> dict[str, str]:
         return {}
 
-    def bind(self, rank: int) -> torch.device:
+    def bind(self, rank: int, threads: int | None = None) -> torch.device:
         return torch.device("cpu")
 
     def free_memory(self) -> int:

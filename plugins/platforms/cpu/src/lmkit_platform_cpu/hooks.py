@@ -1,15 +1,24 @@
-"""Registers the CPU platform and its linear kernel."""
+"""Registers the CPU platform and its linear kernels."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from lmkit.api import OpSpec, PlatformSpec, Tier, hookimpl
+from lmkit.api import DoctorCheck, OpSpec, PlatformSpec, Tier, hookimpl
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of platform.cpu."""
+
+    isa: str = "auto"  # instruction set of the native kernels: portable, avx2, avx512, avx512_vnni, avx512_bf16
 
 
 @hookimpl
 def lmkit_platforms() -> Iterable[PlatformSpec]:
     yield PlatformSpec(
         name="cpu",
-        summary="host processors, through torch",
+        summary="host processors, with native kernels where they are built",
+        options="lmkit_platform_cpu.hooks:Options",
         target="lmkit_platform_cpu.platform:CpuPlatform",
         probe="lmkit_platform_cpu.probe:probe",
         device_type="cpu",
@@ -31,4 +40,14 @@ def lmkit_ops() -> Iterable[OpSpec]:
         formats=frozenset({"plain"}),
         dtypes=frozenset({"bfloat16"}),
         check="lmkit_platform_cpu.check:bfloat16",
+    )
+
+
+@hookimpl
+def lmkit_doctor_checks() -> Iterable[DoctorCheck]:
+    yield DoctorCheck(
+        name="native",
+        summary="The native kernels are built",
+        target="lmkit_platform_cpu.native:doctor",
+        level="warning",
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
-from lmkit.api import DeviceInfo, ModelInfo, NullCollectives, NullEvent, NullGraphs, StepLimits
+from lmkit.api import ConfigError, DeviceInfo, Graphs, ModelInfo, NullCollectives, NullEvent, NullGraphs, StepLimits
 
+from lmkit_platform_cpu.native import FIX, MISSING, Native, cores, load
 from lmkit_platform_cpu.probe import memory, physical_cores, reserve
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from lmkit.api.execution import EngineConfig
     from torch import Tensor
 
+
+log = logging.getLogger("lmkit.platform.cpu")
 
 OWN_PROCESS = "_LMKIT_CPU_OWN_PROCESS"  # set by worker_env: the process exists for the engine alone
 
@@ -36,6 +40,14 @@ class CpuPlatform:
     name = "cpu"
     device_type = "cpu"
 
+    def __init__(self, isa: str = "auto") -> None:
+        self._isa = isa
+
+    @property
+    def native(self) -> Native | None:
+        """The library of native kernels, None where it was not built."""
+        return load()
+
     def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
         """One compute thread per physical core, unless the user said otherwise.
 
@@ -51,15 +63,24 @@ class CpuPlatform:
             OWN_PROCESS: "1",
         }
 
-    def bind(self, rank: int) -> torch.device:
-        """Threads as the environment says, else one per physical core.
+    def bind(self, rank: int, threads: int | None = None) -> torch.device:
+        """Threads as the user or the environment says, else one per physical core: torch's pool and our own, of which
+        only one works at a time.
 
         In a process of its own denormals count as zero: they are slow. A process that belongs to the user keeps its
         arithmetic.
         """
         import torch
 
-        torch.set_num_threads(_asked_threads() or physical_cores())
+        threads = threads or _asked_threads() or physical_cores()
+        torch.set_num_threads(threads)
+        if self.native is not None:
+            self.native.set_isa(self._isa)
+            self.native.start(threads, cores())
+        elif self._isa != "auto":
+            raise ConfigError(f"instruction set {self._isa!r} was asked for, and {MISSING}", fix=FIX)
+        else:
+            log.warning("%s. %s", MISSING, FIX)
         if os.environ.get(OWN_PROCESS):
             torch.set_flush_denormal(True)
         return torch.device("cpu")
@@ -79,8 +100,12 @@ class CpuPlatform:
     def event(self) -> NullEvent:
         return NullEvent()
 
-    def graphs(self, limits: StepLimits) -> NullGraphs:
-        return NullGraphs()
+    def graphs(self, limits: StepLimits) -> Graphs:
+        if self.native is None:
+            return NullGraphs()
+        from lmkit_platform_cpu.graphs import CpuGraphs
+
+        return CpuGraphs(self.native, limits.max_rows)
 
     def collectives(self, rank: int, size: int) -> NullCollectives:
         if size != 1:

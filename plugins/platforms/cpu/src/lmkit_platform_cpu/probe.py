@@ -11,6 +11,8 @@ from pathlib import Path
 
 from lmkit.api import DeviceInfo, Unavailable
 
+from lmkit_platform_cpu.native import own_processor_flags
+
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # any of them multiplies bfloat16 in hardware
 FLAGS = (
     "sse4_2", "avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
@@ -33,7 +35,7 @@ def probe(root: Path = Path("/")) -> list[DeviceInfo] | Unavailable:
             free_memory=max(0, free - reserve(total)),
             num_cores=physical_cores(root),
             dtypes=("bfloat16", "float32", "float16") if fast else ("float32", "bfloat16", "float16"),
-            flags=flags,
+            flags=(*flags, *(own_processor_flags() if root == Path("/") else ())),
         )
     ]
 

@@ -58,7 +58,7 @@ class CudaPlatform:
         """One host thread is enough: the work is on the device."""
         return {"OMP_NUM_THREADS": str(config.parallel.threads or 1), "TOKENIZERS_PARALLELISM": "false"}
 
-    def bind(self, rank: int) -> torch.device:
+    def bind(self, rank: int, threads: int | None = None) -> torch.device:
         import torch
 
         device = torch.device("cuda", rank)

@@ -1,0 +1,88 @@
+// Compiles one family of operators for every instruction set. A family's .cpp file is
+//
+//     #define LK_FAMILY "basic.inc"
+//     #define LK_FAMILY_NAME lk_family_basic
+//     #include "each_isa.h"
+//
+// and its .inc file, which is included once per namespace, ends with `static const lk_op ops[] = {...};`.
+//
+// Whatever a .inc file needs from the standard library must be included here, before the instruction set changes, and
+// be used as plain functions on plain types: a template of the library that is instantiated under a wide instruction
+// set can become the one copy that every processor runs. For the same reason all functions in .inc files are static.
+#pragma once
+
+#include "lk.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+struct bf16 { uint16_t bits; };
+struct fp16 { uint16_t bits; };
+
+#define LK_PRAGMA(x) _Pragma(#x)
+#if defined(__clang__)
+#define LK_TARGET(features) LK_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define LK_TARGET_END _Pragma("clang attribute pop")
+#else
+#define LK_TARGET(features) _Pragma("GCC push_options") LK_PRAGMA(GCC target(features))
+#define LK_TARGET_END _Pragma("GCC pop_options")
+#endif
+
+#define LK_ISA 0
+namespace portable {
+#include "vec.inc"
+#include LK_FAMILY
+}
+#undef LK_ISA
+
+#if defined(__x86_64__)
+#define LK_ISA 1
+LK_TARGET("avx2,fma,f16c")
+namespace avx2 {
+#include "vec.inc"
+#include LK_FAMILY
+}
+LK_TARGET_END
+#undef LK_ISA
+
+#define LK_ISA 2
+LK_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+namespace avx512 {
+#include "vec.inc"
+#include LK_FAMILY
+}
+LK_TARGET_END
+#undef LK_ISA
+
+#define LK_ISA 3
+LK_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prefer-vector-width=512")
+namespace avx512_vnni {
+#include "vec.inc"
+#include LK_FAMILY
+}
+LK_TARGET_END
+#undef LK_ISA
+
+#define LK_ISA 4
+LK_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,prefer-vector-width=512")
+namespace avx512_bf16 {
+#include "vec.inc"
+#include LK_FAMILY
+}
+LK_TARGET_END
+#undef LK_ISA
+
+extern const lk_family LK_FAMILY_NAME;
+const lk_family LK_FAMILY_NAME = {
+    {portable::ops, avx2::ops, avx512::ops, avx512_vnni::ops, avx512_bf16::ops},
+    sizeof portable::ops / sizeof portable::ops[0],
+};
+#else
+extern const lk_family LK_FAMILY_NAME;
+const lk_family LK_FAMILY_NAME = {{portable::ops}, sizeof portable::ops / sizeof portable::ops[0]};
+#endif

@@ -1,0 +1,120 @@
+"""Decode steps without Python: the forward pass recorded once per number of rows, then replayed in one native call."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lmkit.api import StepInputs
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lmkit_platform_cpu.native import Native, Tape
+
+log = logging.getLogger("lmkit.platform.cpu")
+
+MAX_ROWS = 64  # larger steps spend their time in kernels, not between them
+ALIGNMENT = 64
+
+aten = torch.ops.aten
+ALLOCATIONS = {
+    aten.empty.memory_format, aten.empty_strided.default, aten.new_empty.default, aten.new_empty_strided.default,
+    aten.empty_like.default,
+}  # fmt: skip
+
+
+class NotCapturable(Exception):
+    """The forward pass does something that a tape cannot hold."""
+
+
+class Memory:
+    """Memory of the tensors made within a capture: given back when the last of their views is gone, never freed.
+
+    So tensors of one tape share memory exactly as they did when it was recorded, and nobody else gets it.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = {}
+
+    def empty(self, shape: Any, dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor with arbitrary content."""
+        size = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        free = self._free.setdefault(-(-size // ALIGNMENT) * ALIGNMENT, [])
+        block = free.pop() if free else _aligned(-(-size // ALIGNMENT) * ALIGNMENT)
+        lent = block[:size]  # torch holds this object as long as the storage lives
+        weakref.finalize(lent, free.append, block)
+        return torch.from_numpy(lent).view(dtype)[: int(np.prod(shape, dtype=np.int64))].view(*shape)
+
+
+def _aligned(size: int) -> np.ndarray:
+    whole = np.empty(size + ALIGNMENT, np.uint8)
+    start = -whole.ctypes.data % ALIGNMENT
+    return whole[start : start + size]
+
+
+class Recorder(TorchDispatchMode):
+    """Lets views and allocations through; anything that would compute ends the capture."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.is_view:
+            return func(*args, **kwargs)
+        if func in ALLOCATIONS:
+            like = func(*args, **{**kwargs, "device": "meta"})
+            if like.is_contiguous():
+                return self.memory.empty(like.shape, like.dtype)
+        raise NotCapturable(f"{func} has no native kernel")
+
+
+@dataclass(slots=True)
+class Graph:
+    """A tape with what it returns and the tensors that it reads."""
+
+    tape: Tape
+    output: Tensor
+    memory: Memory
+    inputs: list[Any]
+
+
+class CpuGraphs:
+    """Captures steps that StepInputs declares as capturable; all others run directly.
+
+    Every tensor that a step's inputs hold has the same address in each step of the same number of rows: the buffers
+    of the input builder and of the planners, and the KV cache. What differs is in them.
+    """
+
+    def __init__(self, native: Native, max_rows: int) -> None:
+        self.native, self.max_rows = native, min(max_rows, MAX_ROWS)
+        self.graphs: dict[tuple[int, ...], Graph] = {}
+        self.refused: str | None = None  # why the model cannot be captured, once that is known
+
+    def run(self, forward: Callable[[StepInputs], Tensor], x: StepInputs) -> Tensor:
+        num_rows = x.token_ids.shape[0]
+        if not x.capture or x.embeds is not None or num_rows > self.max_rows or self.refused is not None:
+            return forward(x)
+        key = (x.token_ids.data_ptr(), x.positions.data_ptr(), *(plan.slots.data_ptr() for plan in x.attn), num_rows)
+        graph = self.graphs.get(key)
+        if graph is None:
+            try:
+                graph = self.graphs[key] = self._capture(forward, x)
+            except NotCapturable as e:
+                self.refused = str(e)
+                log.info("decode steps run operator by operator: %s", e)
+                return forward(x)
+        graph.tape.run()
+        return graph.output
+
+    def _capture(self, forward: Callable[[StepInputs], Tensor], x: StepInputs) -> Graph:
+        memory = Memory()
+        with self.native.capture() as tape, Recorder(memory):
+            output = forward(x)
+        return Graph(tape, output, memory, [x.token_ids, x.positions, *x.attn, *x.kv])
