@@ -93,7 +93,7 @@ def test_options_are_defaults_of_the_lines() -> None:
     assert results[1]["content"] == "x"
 
 
-def test_arguments_that_are_no_json_stay_text_with_a_warning(
+def test_arguments_that_are_no_json_are_content_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deep = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
@@ -101,8 +101,11 @@ def test_arguments_that_are_no_json_stay_text_with_a_warning(
         got = parse_file(
             tmp_path / "o", f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>', capsys, *NAMES
         )
-        assert got["tool_calls"] == [{"name": "f", "arguments": arguments}]
-        assert got["warnings"] == ["the arguments of f are not JSON"]
+        (call,) = got["tool_calls"]
+        assert call["name"] == "f"
+        assert isinstance(call["arguments"], dict)
+        assert got["content"].endswith(arguments[-2:] + "}")
+        assert got["warnings"] == ["a tool call is malformed"]
 
 
 @pytest.mark.parametrize(

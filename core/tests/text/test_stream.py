@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lmkit.api import ErrorInfo, Reasoning, SamplingParams, TagFormat, Text, TokenEvent, TokenLogprob, ToolArgs, ToolDef
+from lmkit.api import ErrorInfo, Reasoning, SamplingParams, Text, TokenEvent, TokenLogprob, ToolArgs, ToolDef
+from lmkit.testing.serving import CALLS, THINK
 from lmkit.text.side import TextSide
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
 from lmkit.text.tokenizer import JsonTokenizer
 
-CALLS = TagFormat("calls", "<tool_call>", "</tool_call>", "json_calls")
-THINK = TagFormat("think", "<think>", "</think>", "reasoning")
 CALM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
 
 

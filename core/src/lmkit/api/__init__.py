@@ -128,17 +128,24 @@ from lmkit.api.specs import (
     one_of,
 )
 from lmkit.api.text import (
+    CallBody,
+    JsonCalls,
+    NamedJson,
+    Params,
     ParseEvent,
     ParserFormat,
+    ParseWarning,
+    PyCalls,
     Reasoning,
+    ReasoningFormat,
     StreamParser,
-    TagFormat,
     Text,
     Tokenizer,
     ToolArgs,
     ToolChoice,
     ToolDef,
     ToolEnd,
+    ToolFormat,
     ToolStart,
 )
 from lmkit.api.wire import (

@@ -16,7 +16,7 @@ from lmkit.api.errors import PluginError
 
 Ref = str  # "package.module:Attr"
 REF = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
-NAME = re.compile(r"^[a-z0-9][a-z0-9_]*$")
+NAME = re.compile(r"^[a-z0-9][a-z0-9_-]*$")
 
 INTERFACES: Mapping[str, int] = {
     "platform": 1, "attention": 1, "quantization": 1, "model": 1, "tool_parser": 1, "reasoning_parser": 1,
@@ -176,7 +176,7 @@ class ModelSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolParserSpec(Spec):
-    """target: a TagFormat, or a ParserFormat instance or class.
+    """target: a ToolFormat, or a ParserFormat instance or class.
 
     `models` are globs matched against architecture and model name.
     """
@@ -188,7 +188,7 @@ class ToolParserSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningParserSpec(Spec):
-    """target: a TagFormat, or a ParserFormat instance or class."""
+    """target: a ReasoningFormat, or a ParserFormat instance or class."""
 
     models: tuple[str, ...] = ()
     streaming: bool = True

@@ -74,7 +74,15 @@ class ToolEnd:
     index: int
 
 
-ParseEvent = Text | Reasoning | ToolStart | ToolArgs | ToolEnd
+@dataclass(frozen=True, slots=True)
+class ParseWarning:
+    """The output broke its format. `text`: what was written there and is shown nowhere else."""
+
+    message: str
+    text: str = ""
+
+
+ParseEvent = Text | Reasoning | ToolStart | ToolArgs | ToolEnd | ParseWarning
 
 
 class StreamParser(Protocol):
@@ -86,24 +94,121 @@ class StreamParser(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class TagFormat:
-    """A format that is a table: what stands between `open` and `close` is the body. The core runs all of them with
-    one generic machine, so a plugin ships data and no code.
+# What a family writes is declared with the types below, and the core derives from one declaration the parser (whole and
+# streamed are the same machine), the decoding grammar, and texts for tests. Blanks between the parts of a call are
+# always accepted. A field that takes several texts lists what is accepted; the first is what is written.
 
-    body "reasoning": at most one body, at the start of the output; the prompt may have opened it already.
-    body "json_calls": any number of calls, each one JSON object {"name": ..., "arguments": {...}}.
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """{"name": ..., "arguments": {...}}, keys in any order."""
+
+    name: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    id: tuple[str, ...] = ()  # keys whose value is the id of the call
+    many: Literal["one", "list", "any"] = "one"  # an object; an array of objects; either
+    keyed: bool = False  # {NAME: {...}} instead of named fields
+    required: bool = False  # a call without arguments is none
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJson:
+    """The name, a separator, the arguments as a JSON object: get_time<sep>{"zone": "UTC"}."""
+
+    ends: tuple[str, ...]  # what ends the name; "{" is not consumed
+    prefix: tuple[str, ...] = ()  # constant texts before the name
+    id_mark: str = ""  # comes between the name and its end, followed by the id of the call
+    pattern: str = r"(?P<name>[^\s<>\[\]{}|]+)"  # of what stands for the name; groups "name" and perhaps "id"
+    written: str = "{name}"  # how a name is written; may use {index}
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """The name, then one element per argument: <parameter=city>Paris</parameter>, typed by the tool's JSON schema."""
+
+    name_ends: tuple[str, ...]  # what ends the name; a text that is also `open` or `foot` is not consumed
+    open: str  # before a key
+    key_ends: tuple[str, ...]  # after a key
+    close: str  # after a value
+    foot: str = ""  # after the last value, when the format has one besides the close of the call
+    prefix: tuple[str, ...] = ()  # constant texts before the name
+    value_open: str = ""  # before a value, when a key is closed of its own
+    typed: tuple[str, ...] = ()  # "string" or "json" for each of `key_ends`, when the element says its type
+    untyped: Literal["string", "json"] = "string"  # how a value is read that the schema says nothing of
+    strip: Literal["", "newline", "blank"] = ""  # taken off both ends of a value; "newline": one at each end
+    verbatim: bool = False  # all values are strings
+
+
+@dataclass(frozen=True, slots=True)
+class PyCalls:
+    """Python calls with literal arguments: [f(a=1, b="x"), g()], or with `lines` one call per line."""
+
+    lines: bool = False
+
+
+CallBody = JsonCalls | NamedJson | Params | PyCalls
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a family writes tool calls. The core runs all of them with one machine: a plugin ships data and no code.
+
+    `open` and `close` stand around one body, `section` around all of them. A body of JsonCalls with a list, or of
+    PyCalls, holds any number of calls. Of several bodies the JSON one is used where "{" or "[" follows. A bracket at
+    the end of `open` belongs to the body.
     """
 
     name: str
-    open: str
-    close: str
-    body: Literal["reasoning", "json_calls"]
-    until: tuple[str, ...] = ()  # texts that end a reasoning body although `close` is missing; they are not consumed
+    body: CallBody | tuple[CallBody, ...]
+    open: tuple[str, ...] = ()
+    close: tuple[str, ...] = ()
+    section: tuple[str, ...] = ()  # what begins a section; `section_close` ends it
+    section_close: tuple[str, ...] = ()
+    loose: bool = False  # a call may come without its section
+    bare: Literal["", "start", "anywhere"] = ""  # where a body may come without `open`
+    rearm: tuple[str, ...] = ()  # content after which a bare body may come again
+    separators: str = ""  # characters that may stand between calls, besides blanks
+    noise: Literal["content", "drop"] = "content"  # text in a section and outside of its calls; dropped with a warning
+    drop: tuple[str, ...] = ()  # texts that the family writes around calls or content, and nobody wants to see
+    opaque: tuple[str, ...] = ()  # two texts: content between them holds no calls
+    trim: bool = False  # blanks between content and a call belong to the call
+    id_length: int = 0  # call ids are this many letters and digits; 0 = "call_" and 24 hex digits
 
     @property
     def keep_special(self) -> frozenset[str]:
-        return frozenset((self.open, self.close))
+        texts = [*self.open, *self.close, *self.section, *self.section_close, *self.drop, *self.rearm]
+        for body in self.body if isinstance(self.body, tuple) else (self.body,):
+            if isinstance(body, NamedJson):
+                texts += [*body.ends, *body.prefix, body.id_mark]
+            elif isinstance(body, Params):
+                texts += [*body.name_ends, body.open, *body.key_ends, body.close, body.foot, *body.prefix]
+                texts.append(body.value_open)
+        return frozenset(t for t in texts if t)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a family writes its reasoning. Without a marker in the prompt or the output everything is content.
+
+    A template may open the reasoning in the prompt, or open and close it at once when thinking is off: the end of the
+    prompt says so. Where no prompt is known, `prompt_opens` and the template switch do.
+    """
+
+    name: str
+    open: tuple[str, ...]
+    close: tuple[str, ...]
+    until: tuple[str, ...] = ()  # texts that end the reasoning although `close` is missing; they are not consumed
+    prompt_opens: bool = False  # the template opens the reasoning, unless thinking is switched off
+    switch: tuple[str, ...] = ()  # template variables that turn thinking on or off
+    off: tuple[object, ...] = (False,)  # their values that turn it off
+    default_on: bool = True  # thinking when no switch is given
+    anywhere: bool = False  # reasoning may begin again after content
+    stray_close: bool = False  # a `close` at the start of the output, without reasoning, is not content
+    drop: tuple[str, ...] = ()  # wrappers around the answer that nobody wants to see
+
+    @property
+    def keep_special(self) -> frozenset[str]:
+        return frozenset((*self.open, *self.close, *self.until, *self.drop))
 
 
 class ParserFormat(Protocol):

@@ -23,11 +23,13 @@ from lmkit.api import (
     InvalidParam,
     LmkitError,
     ParserFormat,
+    ParseWarning,
     Reasoning,
-    TagFormat,
+    ReasoningFormat,
     Text,
     ToolArgs,
     ToolDef,
+    ToolFormat,
     ToolStart,
     UnknownKey,
     UnknownName,
@@ -38,7 +40,7 @@ from lmkit.text.tools import tool_def
 if TYPE_CHECKING:
     from lmkit.plugins.host import PluginHost
 
-Format = TagFormat | ParserFormat
+Format = ToolFormat | ReasoningFormat | ParserFormat
 KEYS = ("text", "tool_parser", "reasoning_parser", "tools", "template_kwargs", "chunks")
 MAX_CUT = 20  # characters of a random piece, at most
 
@@ -137,11 +139,12 @@ class Parsers:
 
 def parse(stages: Sequence[Format], case: Case) -> dict[str, Any]:
     """Feeds the text and gathers the events."""
-    parser = Chain(*(start_parser(fmt, "", case.tools) for fmt in stages))
+    parser = Chain(*(start_parser(fmt, None, case.tools, case.template_kwargs) for fmt in stages))
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[str, list[str]]] = []
     events = [event for piece in split(case.text, case.chunks) for event in parser.feed(piece)] + parser.flush()
+    warnings: list[str] = []
     for event in events:
         match event:
             case Text(text):
@@ -152,7 +155,8 @@ def parse(stages: Sequence[Format], case: Case) -> dict[str, Any]:
                 calls.append((name, []))
             case ToolArgs(index, fragment):
                 calls[index][1].append(fragment)
-    warnings: list[str] = []
+            case ParseWarning(message, text):
+                warnings.append(f"{message}: {text}" if text else message)
     return {
         "content": "".join(content) or None,
         "reasoning": "".join(reasoning) or None,

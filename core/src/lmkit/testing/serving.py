@@ -16,7 +16,18 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from lmkit.api import EngineDead, ErrorInfo, FinishReason, ParserFormat, SchedStats, TagFormat, TokenEvent, TokenLogprob
+from lmkit.api import (
+    EngineDead,
+    ErrorInfo,
+    FinishReason,
+    JsonCalls,
+    ParserFormat,
+    ReasoningFormat,
+    SchedStats,
+    TokenEvent,
+    TokenLogprob,
+    ToolFormat,
+)
 from lmkit.config import EngineConfig
 from lmkit.engine.client import BaseClient, EngineClient, InprocClient
 from lmkit.engine.messages import Abort, AskStats, Command, EngineFacts, EngineStats, Events, Stats, Submit
@@ -26,8 +37,8 @@ from lmkit.text.render import Renderer
 from lmkit.text.side import TextSide
 from lmkit.text.tokenizer import JsonTokenizer
 
-CALLS = TagFormat("calls", "<tool_call>", "</tool_call>", "json_calls")
-THINK = TagFormat("think", "<think>", "</think>", "reasoning")
+CALLS = ToolFormat("calls", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",))
+THINK = ReasoningFormat("think", ("<think>",), ("</think>",))
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
     "{{ c.function | tojson }}{% endfor %}<|end|>{% endfor %}"
@@ -47,7 +58,7 @@ def byte_tokenizer(chat_template: str | None = TEMPLATE) -> JsonTokenizer:
 
 
 def text_side(
-    tools: TagFormat | ParserFormat | None = CALLS, reasoning: TagFormat | ParserFormat | None = THINK
+    tools: ToolFormat | ParserFormat | None = CALLS, reasoning: ReasoningFormat | ParserFormat | None = THINK
 ) -> TextSide:
     tokenizer = byte_tokenizer()
     return TextSide(tokenizer, Renderer(tokenizer.chat_template or "", {}), tools, reasoning, {})

@@ -1,189 +1,369 @@
-"""The scanner for one JSON call, {"name": ..., "arguments": {...}}: gives the arguments as they are written.
+"""Readers of call bodies: the part of a tool format between its markers. One class per kind of body.
 
-It follows the top-level object strictly and the value of the arguments only as far as needed to know where it ends
-(strings and nesting), so that the fragments join to exactly what the model wrote. Keys may come in any order.
+A reader is fed text and reports calls to a CallSink. It stops at the end of each call (`state` "more", no call open),
+of the body ("done"), or at the first character that does not belong to it ("bad", that character is left unread).
+What it consumed of a call that never began is kept by its caller; of a call that began, `leftover` says what of it is
+not in the arguments.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Literal
+import secrets
+import string
+from typing import Literal, Protocol
 
-_IN_STRING = re.compile(r'["\\]')
-_IN_VALUE = re.compile(r'["{}\[\]<]')
-_BLANK = " \t\r\n"
-_SCALAR_END = re.compile(r"[\s,}<]")
-_ARGUMENTS = ("arguments", "parameters")
+from lmkit.api import JsonCalls, NamedJson, ParseEvent, ToolArgs, ToolEnd, ToolStart
+from lmkit.text.jsonread import JsonReader
+from lmkit.text.markers import markers, skip_blanks
+
+State = Literal["more", "done", "bad"]
+MAX_NAME = 256  # characters of a tool's name or a key
+_ALPHANUMERIC = string.ascii_letters + string.digits
 
 
-class CallScanner:
-    """feed(text, at) -> (where it stopped, argument fragments). `started`: the name is known, announce the call."""
+class CallSink:
+    """Turns calls into events. The arguments of a call join to JSON: `end` closes what is still open."""
 
-    __slots__ = ("_depth", "_escaped", "_finished", "_in_string", "_key", "_kind", "_late", "_parts", "name", "started",
-                 "state")  # fmt: skip
+    def __init__(self, id_length: int = 0) -> None:
+        self.events: list[ParseEvent] = []
+        self.num_calls = 0
+        self.open = False  # a call began and has not ended
+        self._id_length = id_length
+        self._ids: set[str] = set()
 
-    def __init__(self) -> None:
-        self.name = ""
-        self.started = False
-        self.state: Literal["object", "first", "key", "colon", "value", "string", "scalar", "nested", "next", "done",
-                            "bad"] = "object"  # fmt: skip
-        self._key: str | None = None  # None while a key is being read
-        self._parts: list[str] = []  # of the key or value being read
-        self._in_string = self._escaped = self._finished = False
-        self._depth = 0
-        self._late: str | None = None  # arguments that came before the name
+    def start(self, name: str, id: str = "") -> None:
+        if not id or id in self._ids:
+            id = self._new_id()
+        self._ids.add(id)
+        self.events.append(ToolStart(self.num_calls, id, name))
+        self.num_calls += 1
+        self.open = True
 
-    def feed(self, text: str, at: int) -> tuple[int, list[str]]:
-        """Reads until the text ends or the state is "done" or "bad"."""
-        fragments: list[str] = []
-        while at < len(text) and self.state not in ("done", "bad"):
-            if self.state == "string":
-                at = self._string(text, at, fragments)
-            elif self.state == "nested":
-                at = self._nested(text, at, fragments)
-            elif self.state == "scalar":
-                at = self._scalar(text, at)
-            elif text[at] in _BLANK:
-                at += 1
+    def args(self, fragment: str) -> None:
+        if fragment:
+            self.events.append(ToolArgs(self.num_calls - 1, fragment))
+
+    def end(self, closing: str = "") -> None:
+        self.args(closing)
+        self.events.append(ToolEnd(self.num_calls - 1))
+        self.open = False
+
+    def _new_id(self) -> str:
+        if not self._id_length:
+            return f"call_{secrets.token_hex(12)}"
+        return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(self._id_length))
+
+
+class BodyReader(Protocol):
+    state: State
+
+    def feed(self, text: str, at: int, final: bool) -> int:
+        """Where it stopped. What it leaves unread in state "more", with no call ended, is fed again with more text."""
+        ...
+
+    def closing(self) -> str:
+        """What completes the arguments of the open call."""
+        ...
+
+    def leftover(self) -> str:
+        """What was consumed of the open call and is not in its arguments."""
+        ...
+
+
+class ArgumentsReader:
+    """A JSON object that is the arguments of a call: announced when it has begun well, then streamed."""
+
+    def __init__(self, sink: CallSink, name: str, id: str = "") -> None:
+        self._sink, self._name, self._id = sink, name, id
+        self._json = JsonReader()
+        self._begun = False
+        self._started = False
+        self.state: State = "more"
+
+    def feed(self, text: str, at: int) -> int:
+        if not self._begun:
+            at = skip_blanks(text, at)
+            if at == len(text):
+                return at
+            if text[at] != "{":
+                self.state = "bad"
+                return at
+            self._begun = True
+        end = self._json.feed(text, at)
+        if not self._started and self._json.begun:
+            self._sink.start(self._name, self._id)
+            self._started = True
+        if self._started and self._json.out:
+            self._sink.args("".join(self._json.out))
+            self._json.out.clear()
+        self.state = self._json.state  # type: ignore[assignment]
+        return end
+
+    def closing(self) -> str:
+        return self._json.closing()
+
+    def leftover(self) -> str:
+        return self._json.leftover()
+
+
+class JsonCallReader:
+    """JsonCalls: one object, or an array of them. Keys may come in any order; a missing outer end is forgiven."""
+
+    def __init__(self, body: JsonCalls, sink: CallSink, *, strict_keys: bool = False) -> None:
+        self._body, self._sink = body, sink
+        self._strict_keys = strict_keys
+        self.state: State = "more"
+        self._in_list = False
+        self._place: Literal["begin", "element", "next", "first", "key", "colon", "value", "member"] = "begin"
+        self._value: JsonReader | None = None
+        self._arguments: ArgumentsReader | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._name = self._id = self._key = ""
+        self._early: str | None = None  # arguments that came before the name
+        self._finished = False  # the arguments of this call are complete
+
+    def feed(self, text: str, at: int, final: bool) -> int:
+        num_calls, was_open = self._sink.num_calls, self._sink.open
+        while at < len(text) and self.state == "more":
+            if self._arguments is not None:
+                at = self._feed_arguments(text, at)
+            elif self._value is not None:
+                at = self._feed_value(text, at)
             else:
-                at = self._structure(text, at, fragments)
-        return at, fragments
+                at = skip_blanks(text, at)
+                if at < len(text):
+                    at = self._structure(text, at)
+            if not self._sink.open and (was_open or self._sink.num_calls > num_calls):
+                break  # a call ended
+        return at
 
-    def _structure(self, text: str, at: int, fragments: list[str]) -> int:
-        """One character of the top-level object. A wrong one is left unread."""
-        char, state = text[at], self.state
-        if state == "object" and char == "{":
-            self.state = "first"
-        elif state in ("first", "key") and char == '"':
-            self._key, self._parts, self.state = None, [], "string"
+    def closing(self) -> str:
+        return self._arguments.closing() if self._arguments else ""
+
+    def leftover(self) -> str:
+        return self._arguments.leftover() if self._arguments else ""
+
+    def _structure(self, text: str, at: int) -> int:
+        """One character of the array or of the outer object. A wrong one is left unread."""
+        c, place, many = text[at], self._place, self._body.many
+        if place == "begin" and c == "[" and many != "one" and not self._in_list:
+            self._in_list, self._place = True, "element"
+        elif c == "{" and (place == "element" or (place == "begin" and many != "list")):
+            self._reset()
+            self._place = "first"
+        elif (place == "element" and c == "]") or (place == "next" and c == "]"):
+            self.state = "done"
+        elif place == "next" and c == ",":
+            self._place = "element"
+        elif place in ("first", "key") and c == '"':
+            self._value, self._key = JsonReader(), ""
             return at
-        elif state == "colon" and char == ":":
-            self.state = "value"
-        elif state == "value" and char not in ",}]:<":
-            return self._begin_value(char, at)
-        elif state == "next" and char == ",":
-            self.state = "key"
-        elif state in ("first", "next") and char == "}":
-            self._finish(fragments)
+        elif place == "colon" and c == ":":
+            self._place = "value"
+        elif place == "value":
+            self._begin_value(c)
+            return at
+        elif place == "member" and c == "," and not self._body.keyed:
+            self._place = "key"
+        elif place == "member" and c == "}":
+            self._end_object()
+        elif place == "member" and self._finished:
+            self.state = "done"  # the call stands although its object has no end
+            return at
         else:
-            # once the arguments are complete the call stands; what follows is not part of it
-            self.state = "done" if self._finished else "bad"
+            self.state = "bad"
             return at
         return at + 1 if self.state != "bad" else at
 
-    def _begin_value(self, char: str, at: int) -> int:
-        self._parts = []
-        self.state = "string" if char == '"' else "nested" if char in "{[" else "scalar"
-        if char == "{" and self._key in _ARGUMENTS and self.name and not self.started:
-            self.started = True
-        elif self._key in _ARGUMENTS and char not in '{"n':
+    def _begin_value(self, c: str) -> None:
+        is_arguments = self._body.keyed or self._key in self._body.arguments
+        if is_arguments and c == "{" and self._name and not self._finished:
+            self._arguments = ArgumentsReader(self._sink, self._name, self._id)
+        elif is_arguments and c not in '{"n':
             self.state = "bad"
-        self._depth, self._in_string = 0, False
-        return at
-
-    def _string(self, text: str, at: int, fragments: list[str]) -> int:
-        """A key, or a value that is a string."""
-        end = self._skip_string(text, at)
-        self._parts.append(text[at:end])
-        if self._in_string:
-            return end
-        try:
-            value = json.loads("".join(self._parts), strict=False)
-        except ValueError:
-            self.state = "bad"
-            return end
-        if self._key is None:
-            self._key, self.state = value, "colon"
-            return end
-        self.state = "next"
-        if self._key == "name":
-            if self.name or not value:
-                self.state = "bad"
-                return end
-            self.name = value
-            if self._late is not None:
-                self._give(self._late, fragments)
-        elif self._key in _ARGUMENTS:
-            self._give(value, fragments)
-        return end
-
-    def _skip_string(self, text: str, at: int) -> int:
-        """Moves past the string that begins or goes on at `at`, or to the end of the text."""
-        if not self._in_string:
-            self._in_string, at = True, at + 1
-        while at < len(text):
-            if self._escaped:
-                self._escaped, at = False, at + 1
-                continue
-            found = _IN_STRING.search(text, at)
-            if found is None:
-                return len(text)
-            at = found.end()
-            if found.group() == '"':
-                self._in_string = False
-                return at
-            self._escaped = True
-        return at
-
-    def _nested(self, text: str, at: int, fragments: list[str]) -> int:
-        """An object or array; streamed when it is the arguments of a started call."""
-        begin = at
-        while at < len(text):
-            if self._in_string:
-                at = self._skip_string(text, at)
-                continue
-            found = _IN_VALUE.search(text, at)
-            if found is None:
-                at = len(text)
-                break
-            at, char = found.end(), found.group()
-            if char == '"':
-                at = self._skip_string(text, at - 1)
-            elif char == "<":
-                self.state, at = "bad", at - 1
-                break
-            else:
-                self._depth += 1 if char in "{[" else -1
-                if self._depth == 0:
-                    self.state = "next"
-                    break
-        streamed = self.started and not self._finished and self._key in _ARGUMENTS
-        if streamed:
-            fragments.append(text[begin:at])
-            self._finished = self.state == "next"
         else:
-            self._parts.append(text[begin:at])
-            if self.state == "next" and self._key in _ARGUMENTS and not self._finished:
-                self._give("".join(self._parts), fragments)
-            elif self.state == "next" and self._key == "name":
-                self.state = "bad"
-        return at
+            self._value = JsonReader()
 
-    def _scalar(self, text: str, at: int) -> int:
-        found = _SCALAR_END.search(text, at)
-        end = found.start() if found else len(text)
-        self._parts.append(text[at:end])
-        if found:
-            value = "".join(self._parts)
-            wrong = self._key == "name" or (self._key in _ARGUMENTS and value != "null")
-            self.state = "bad" if wrong else "next"
+    def _feed_arguments(self, text: str, at: int) -> int:
+        reader = self._arguments
+        assert reader is not None
+        end = reader.feed(text, at)
+        if reader.state == "done":
+            self._sink.end()
+            self._arguments, self._finished, self._place = None, True, "member"
+        elif reader.state == "bad":
+            self.state = "bad"
         return end
 
-    def _give(self, arguments: str, fragments: list[str]) -> None:
-        """Complete arguments: emitted when the name is known, kept otherwise."""
-        if self._finished:
-            return
-        if not self.name:
-            self._late = arguments
-            return
-        self.started = self._finished = True
-        fragments.append(arguments)
-
-    def _finish(self, fragments: list[str]) -> None:
-        if not self.name:
+    def _feed_value(self, text: str, at: int) -> int:
+        """A key, or a value that is not streamed."""
+        reader = self._value
+        assert reader is not None
+        end = reader.feed(text, at)
+        if reader.state == "bad":
             self.state = "bad"
+        elif reader.state == "done":
+            self._value = None
+            written = "".join(reader.out)
+            if self._place in ("first", "key"):
+                self._take_key(json.loads(written))
+            else:
+                self._place = "member"
+                self._take_value(written)
+        return end
+
+    def _take_key(self, key: str) -> None:
+        body = self._body
+        self._key, self._place = key, "colon"
+        if body.keyed:
+            self._name = key
+        elif self._strict_keys and key not in (*body.name, *body.arguments, *body.id, "type"):
+            self.state = "bad"
+        if body.keyed and not is_name(key):
+            self.state = "bad"
+
+    def _take_value(self, written: str) -> None:
+        body, key = self._body, self._key
+        if body.keyed or key in body.arguments:
+            self._take_arguments(written)
+        elif key in body.name:
+            name = json.loads(written)
+            if self._name or not is_name(name):
+                self.state = "bad"
+                return
+            self._name = name
+            if self._early is not None:
+                self._give(self._early)
+        elif key in body.id and not self._finished:
+            id = json.loads(written)
+            self._id = id if is_name(id) else ""
+
+    def _take_arguments(self, written: str) -> None:
+        """Arguments that were not streamed: before the name, null, or JSON inside a string."""
+        if self._finished or self._early is not None:
             return
+        if written == "null":
+            written = "{}"
+        elif written.startswith('"'):
+            written = json.loads(written).strip()
+            inner = JsonReader()
+            end = inner.feed(written, 0)
+            if not written.startswith("{") or inner.state != "done" or end < len(written) or not _is_text(written):
+                self.state = "bad"
+                return
+            written = "".join(inner.out)
+        self._give(written)
+
+    def _give(self, arguments: str) -> None:
+        """Complete arguments: a call when the name is known, kept otherwise."""
+        if not self._name:
+            self._early = arguments
+            return
+        self._sink.start(self._name, self._id)
+        self._sink.args(arguments)
+        self._sink.end()
+        self._finished = True
+
+    def _end_object(self) -> None:
         if not self._finished:
-            self._give("{}", fragments)
-        self.state = "done"
+            if not self._name or self._early is not None or self._body.required or self._body.keyed:
+                self.state = "bad"
+                return
+            self._give("{}")
+        self._place = "next"
+        if not self._in_list:
+            self.state = "done"
+
+
+class NamedJsonReader:
+    """NamedJson: the name up to its end, then the arguments."""
+
+    def __init__(self, body: NamedJson, sink: CallSink) -> None:
+        self._body, self._sink = body, sink
+        self.state: State = "more"
+        self._prefix = list(body.prefix)
+        self._ends = markers(*body.ends, body.id_mark)
+        self._head: list[str] = []
+        self._num_head = 0
+        self._id: str | None = None  # what was read after the name, when the id has its own place
+        self._name = ""
+        self._pattern = re.compile(body.pattern)
+        self._arguments: ArgumentsReader | None = None
+
+    def feed(self, text: str, at: int, final: bool) -> int:
+        while at < len(text) and self.state == "more":
+            if self._arguments is not None:
+                at = self._arguments.feed(text, at)
+                self.state = self._arguments.state
+                if self.state == "done":
+                    self._sink.end()
+                return at
+            at, good = read_prefix(self._prefix, text, at, final)
+            if not good:
+                self.state = "bad"
+            if not good or self._prefix:
+                return at
+            at = self._read_head(text, at, final)
+            if self._arguments is None:
+                return at
+        return at
+
+    def closing(self) -> str:
+        return self._arguments.closing() if self._arguments else ""
+
+    def leftover(self) -> str:
+        return self._arguments.leftover() if self._arguments else ""
+
+    def _read_head(self, text: str, at: int, final: bool) -> int:
+        begin, end, marker = self._ends.find(text, at, final)
+        self._head.append(text[at:begin])
+        self._num_head += begin - at
+        if self._num_head > MAX_NAME:
+            self.state = "bad"
+            return begin
+        if marker is None:
+            return begin
+        head, self._head, self._num_head = "".join(self._head).strip(), [], 0
+        if self._name:
+            self._id = head
+        elif not self._take_name(head):
+            self.state = "bad"
+            return begin
+        if marker != self._body.id_mark:
+            self._arguments = ArgumentsReader(self._sink, self._name, self._id or "")
+        return begin if marker == "{" else end
+
+    def _take_name(self, head: str) -> bool:
+        match = self._pattern.fullmatch(head)
+        groups = match.groupdict() if match else {}
+        if not is_name(groups.get("name")):
+            return False
+        self._name, self._id = groups["name"], groups.get("id")
+        return True
+
+
+def read_prefix(prefix: list[str], text: str, at: int, final: bool) -> tuple[int, bool]:
+    """Consumes the constant texts of `prefix`, with blanks before each: (where it stopped, False if they are wrong)."""
+    while prefix:
+        found = markers(prefix[0]).at(text, at, final)
+        if found is None:
+            return at, False
+        if found.marker is None:
+            return at, True
+        at = found.end
+        prefix.pop(0)
+    return at, True
+
+
+def is_name(name: object) -> bool:
+    """Whether this can be the name of a tool, a key or an id: printable, hence without lone surrogates."""
+    return isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be sent: lone surrogates cannot."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)

@@ -1,256 +1,383 @@
-"""Stream parsers for formats that are a table (TagFormat): one machine per body kind, all with `feed` and `flush`.
+"""The channel machine: the text of one choice becomes reasoning, content and tool calls. `feed` and `flush`, no torch.
 
-Text that may begin a marker is held back, at most one marker's length; nothing is scanned twice, so the work is linear
-in the text. What does not parse is returned as text with nothing lost.
+    reasoning --close--> content --open--> tool --close--> content ...
+
+One `ReasoningParser` and one `ToolParser` run every format that is declared (lmkit.api.ReasoningFormat, ToolFormat);
+bodies of calls are read by lmkit.text.calls, params and pycalls. Text that may begin a marker is held back, at most one
+marker's length; nothing is scanned twice, so the work is linear in the text.
+
+What breaks its format is handled by one rule. A call that was not announced is content, with its markers. A call that
+was announced keeps the arguments it has, completed to valid JSON; the rest of it is content. A call that is cut off at
+the end of the output counts as broken at that place; if there is nothing of it but its marker, that is dropped. Each
+time a ParseWarning says so.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lmkit.api import (
+    JsonCalls,
+    NamedJson,
+    Params,
     ParseEvent,
     ParserFormat,
+    ParseWarning,
     Reasoning,
+    ReasoningFormat,
     StreamParser,
-    TagFormat,
     Text,
-    ToolArgs,
     ToolDef,
-    ToolEnd,
-    ToolStart,
+    ToolFormat,
 )
-from lmkit.text.calls import CallScanner
+from lmkit.text.calls import BodyReader, CallSink, JsonCallReader, NamedJsonReader
+from lmkit.text.markers import BLANKS, MAX_GAP, Found, markers, skip_blanks
+from lmkit.text.params import ParamsReader
+from lmkit.text.pycalls import PyCallsReader
 
-_MAX_GAP = 64  # blanks that are held back while it is open what follows them
-
-
-class Markers:
-    """Finds the first of several literal markers, and how much of the end of a text may begin one."""
-
-    __slots__ = ("_pattern", "_prefixes", "_reach")
-
-    def __init__(self, *markers: str) -> None:
-        self._pattern = re.compile("|".join(re.escape(m) for m in sorted(markers, key=len, reverse=True)))
-        self._prefixes = frozenset(m[:k] for m in markers for k in range(1, len(m)))
-        self._reach = max(map(len, markers)) - 1
-
-    def find(self, text: str, start: int) -> tuple[int, str] | None:
-        """(position, marker) of the first marker at or after `start`."""
-        found = self._pattern.search(text, start)
-        return (found.start(), found.group()) if found else None
-
-    def undecided(self, text: str, start: int) -> int:
-        """Position from which the end of `text` may begin a marker; len(text) when it cannot."""
-        for at in range(max(start, len(text) - self._reach), len(text)):
-            if text[at:] in self._prefixes:
-                return at
-        return len(text)
+_CLOSERS = BLANKS + ",]})"  # what may follow a finished call when the output ends early
 
 
-def start_parser(fmt: TagFormat | ParserFormat, prompt_tail: str, tools: Sequence[ToolDef] = ()) -> StreamParser:
-    """A parser for one choice. `prompt_tail`: the end of the rendered prompt."""
-    if not isinstance(fmt, TagFormat):
-        return fmt.start(prompt_tail, tools)
-    if fmt.body == "reasoning":
-        return ReasoningParser(fmt, inside=prompt_tail.rstrip().endswith(fmt.open))
-    return CallsParser(fmt)
+def start_parser(
+    fmt: ToolFormat | ReasoningFormat | ParserFormat,
+    prompt_tail: str | None,
+    tools: Sequence[ToolDef] = (),
+    template_kwargs: Mapping[str, object] | None = None,
+) -> StreamParser:
+    """A parser for one choice. `prompt_tail`: the end of the rendered prompt; None when no prompt is known."""
+    if isinstance(fmt, ReasoningFormat):
+        return ReasoningParser(fmt, inside=begins_inside(fmt, prompt_tail, template_kwargs or {}))
+    if isinstance(fmt, ToolFormat):
+        return ToolParser(fmt, tools)
+    return fmt.start(prompt_tail or "", tools)
+
+
+def thinking(fmt: ReasoningFormat, template_kwargs: Mapping[str, object]) -> bool:
+    """Whether the template switches of a request leave thinking on."""
+    given = [template_kwargs[name] for name in fmt.switch if template_kwargs.get(name) is not None]
+    return given[0] not in fmt.off if given else fmt.default_on
+
+
+def begins_inside(fmt: ReasoningFormat, prompt_tail: str | None, template_kwargs: Mapping[str, object]) -> bool:
+    """Whether the output begins inside the reasoning: the prompt tells, or else the family's habit."""
+    if prompt_tail is None:
+        return fmt.prompt_opens and thinking(fmt, template_kwargs)
+    tail = prompt_tail.rstrip()
+    return any(tail.endswith(text.rstrip()) for text in fmt.open)
 
 
 class ReasoningParser:
-    """One body at the start of the output. Without `open` (in the prompt or the output) everything is text."""
+    """Reasoning at the start of the output, or with `anywhere` wherever its marker is."""
 
-    def __init__(self, fmt: TagFormat, *, inside: bool) -> None:
+    def __init__(self, fmt: ReasoningFormat, *, inside: bool) -> None:
         self.inside = inside
-        self._open, self._close = fmt.open, fmt.close
-        self._ends = Markers(fmt.close, *fmt.until)
+        self._fmt = fmt
+        self._opens, self._ends = markers(*fmt.open), markers(*fmt.close, *fmt.until)
+        self._begins = markers(*fmt.open, *(fmt.close if fmt.stray_close else ()))
+        in_text = (*fmt.drop, *(fmt.open if fmt.anywhere else ()))
+        self._in_text = markers(*in_text) if in_text else None
         self._state = "start"  # "start" (blanks, perhaps `open`), "body", "text"
         self._held = ""
-
-    def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
-        if self._state == "text":
-            return [Text(text)] if text else []
-        text, self._held = self._held + text, ""
-        at = 0
-        if self._state == "start":
-            at = self._begin(text)
-            if self._state == "start":
-                self._held = text
-                return []
-            if self._state == "text":
-                return [Text(text)] if text else []
-        return self._body(text, at)
 
     @property
     def pending(self) -> int:
         """Characters that were fed and are not decided yet."""
         return len(self._held)
 
-    def flush(self) -> list[ParseEvent]:
-        held, self._held = self._held, ""
-        if not held:
-            return []
-        return [Reasoning(held) if self.inside else Text(held)]
-
-    def _begin(self, text: str) -> int:
-        """Decides whether the output starts with `open`; returns where the body begins."""
-        rest = text.lstrip()
-        blank = len(text) - len(rest)
-        if blank <= _MAX_GAP:
-            if rest.startswith(self._open):
-                self.inside, self._state = True, "body"
-                return blank + len(self._open)
-            if self._open.startswith(rest):
-                return 0  # still open
-        self._state = "body" if self.inside else "text"
-        return 0
-
-    def _body(self, text: str, at: int) -> list[ParseEvent]:
-        found = self._ends.find(text, at)
-        if found is None:
-            end = self._ends.undecided(text, at)
-            self._held = text[end:]
-            return [Reasoning(text[at:end])] if end > at else []
-        end, marker = found
-        self.inside, self._state = False, "text"
-        events: list[ParseEvent] = [Reasoning(text[at:end])] if end > at else []
-        rest = text[end + len(marker) :] if marker == self._close else text[end:]
-        if rest:
-            events.append(Text(rest))
-        return events
-
-
-class CallsParser:
-    """Any number of calls between `open` and `close`, text around them. Blanks next to a call are not content."""
-
-    def __init__(self, fmt: TagFormat) -> None:
-        self._open, self._close = fmt.open, fmt.close
-        self._opens, self._closes = Markers(fmt.open), Markers(fmt.close)
-        self._state = self._in_text
-        self._held = ""
-        self._gap: str | None = ""  # blanks since the start or the last call; None once there was text
-        self._num_calls = 0
-        self._raw: list[str] = []  # the call as written, until it has been started
-        self._num_raw = 0  # its characters
-        self._call: CallScanner | None = None
-
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
+        return self._run(text, final=False)
+
+    def flush(self) -> list[ParseEvent]:
+        return self._run("", final=True)
+
+    def _run(self, text: str, final: bool) -> list[ParseEvent]:
         text, self._held = self._held + text, ""
         events: list[ParseEvent] = []
         at = 0
         while at < len(text):
-            at = self._state(text, at, events)
+            if self._state == "start":
+                at = self._start(text, at, final)
+            elif self._state == "body":
+                at = self._body(text, at, final, events)
+            else:
+                at = self._text(text, at, final, events)
         return events
+
+    def _start(self, text: str, at: int, final: bool) -> int:
+        found = self._begins.at(text, at, final)
+        if found is not None and found.marker is None:
+            return self._hold(text, at)
+        if found is None:
+            self._state = "body" if self.inside else "text"
+            return at
+        self.inside = found.marker in self._fmt.open
+        self._state = "body" if self.inside else "text"
+        return found.end
+
+    def _body(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
+        begin, end, marker = self._ends.find(text, at, final)
+        if begin > at:
+            events.append(Reasoning(text[at:begin]))
+        if marker is None:
+            return self._hold(text, begin)
+        self.inside, self._state = False, "text"
+        return end if marker in self._fmt.close else begin
+
+    def _text(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
+        found = self._in_text.find(text, at, final) if self._in_text else Found(len(text), len(text), None)
+        if found.begin > at:
+            events.append(Text(text[at : found.begin]))
+        if found.marker is None:
+            return self._hold(text, found.begin)
+        if found.marker not in self._fmt.drop:
+            self.inside, self._state = True, "body"
+        return found.end
+
+    def _hold(self, text: str, at: int) -> int:
+        self._held = text[at:]
+        return len(text)
+
+
+class ToolParser:
+    """Content, and calls as `fmt` declares them. Blanks next to a call are not content."""
+
+    def __init__(self, fmt: ToolFormat, tools: Sequence[ToolDef] = ()) -> None:
+        self._fmt, self._tools = fmt, tools
+        self._bodies = fmt.body if isinstance(fmt.body, tuple) else (fmt.body,)
+        self._sink = CallSink(fmt.id_length)
+        self._bare = "".join(_first_chars(b) for b in self._bodies) if fmt.bare else ""
+        opens = fmt.open if fmt.loose or not fmt.section else ()
+        bare = tuple(self._bare) if fmt.bare == "anywhere" else ()
+        self._openers = markers(*opens, *fmt.section, *fmt.drop, *fmt.rearm, *fmt.opaque[:1], *bare)
+        self._opaque_end = markers(*fmt.opaque[1:])
+        self._inner = markers(*fmt.open, *fmt.section, *fmt.section_close)
+        self._closes = markers(*fmt.close)
+        self._state: Callable[[str, int, bool], int] = self._in_text
+        self._in_a_section = False
+        self._at_start = fmt.bare == "start"  # nothing but blanks so far: a bare body may come
+        self._held = ""
+        self._gap: str | None = ""  # blanks since the start or the last call; None once there was text
+        self._raw: list[str] = []  # the call as written, until it is announced
+        self._num_raw = 0  # its characters
+        self._noise: list[str] = []  # text between the calls of a section, where it is dropped
+        self._noisy = False  # there was such text since the last call
+        self._marked = False  # the call began with a marker
+        self._keep_close = False  # the close of a broken call is content
+        self._body: BodyReader | None = None
 
     @property
     def pending(self) -> int:
         """Characters that were fed and are not decided yet."""
         return len(self._held) + len(self._gap or "") + self._num_raw
 
+    def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
+        return self._run(text, final=False)
+
     def flush(self) -> list[ParseEvent]:
-        events: list[ParseEvent] = []
-        held, self._held = self._held, ""
-        if self._state == self._in_call and self._call is not None and not self._call.started:
-            self._text("".join(self._raw) + held, events)
-        elif self._state in (self._in_call, self._in_broken):
-            if held:
-                events.append(ToolArgs(self._num_calls - 1, held))
-            events.append(ToolEnd(self._num_calls - 1))
-        elif held:
-            self._text(held, events)
-        if self._gap and not self._num_calls:
-            events.append(Text(self._gap))
-        self._gap, self._state, self._num_raw = None, self._in_text, 0
+        self._run("", final=True, take=False)
+        if self._state == self._in_call:
+            self._break("the output ended inside a tool call", ended=True)
+        self._end_noise()
+        if self._gap and not self._sink.num_calls:
+            self._sink.events.append(Text(self._gap))
+        self._gap = None
+        return self._take()
+
+    def _run(self, text: str, final: bool, take: bool = True) -> list[ParseEvent]:
+        text, self._held = self._held + text, ""
+        at = 0
+        while at < len(text):
+            at = self._state(text, at, final)
+        return self._take() if take else []
+
+    def _take(self) -> list[ParseEvent]:
+        events, self._sink.events = self._sink.events, []
         return events
 
-    # Each state reads `text` from `at`, appends events and returns where the next state goes on.
+    # Each state reads `text` from `at` and returns where the next state goes on.
 
-    def _in_text(self, text: str, at: int, events: list[ParseEvent]) -> int:
-        found = self._opens.find(text, at)
-        if found is None:
-            end = self._opens.undecided(text, at)
-            self._text(text[at:end], events)
-            self._held = text[end:]
-            return len(text)
-        self._text(text[at : found[0]], events)
-        begin = (self._gap or "") + self._open  # the blanks are content after all if this turns out to be no call
-        self._gap = ""
-        self._raw, self._call, self._num_raw = [begin], CallScanner(), len(begin)
-        self._state = self._in_call
-        return found[0] + len(self._open)
-
-    def _in_call(self, text: str, at: int, events: list[ParseEvent]) -> int:
-        call = self._call
-        assert call is not None
-        was_started = call.started
-        end, fragments = call.feed(text, at)
-        if not call.started:
-            self._raw.append(text[at:end])
-            self._num_raw += end - at
-        elif not was_started:
-            events.append(ToolStart(self._num_calls, f"call_{uuid.uuid4().hex[:24]}", call.name))
-            self._num_calls += 1
-            self._raw, self._num_raw = [], 0
-        events += [ToolArgs(self._num_calls - 1, f) for f in fragments if f]
-        if call.state == "done":
-            events.append(ToolEnd(self._num_calls - 1))
-            self._state = self._after_call
-        elif call.state == "bad":
-            if not call.started:
-                self._text("".join(self._raw), events)
-                self._state, self._num_raw = self._in_raw, 0
-            else:
-                self._state = self._in_broken
+    def _in_text(self, text: str, at: int, final: bool) -> int:
+        if self._at_start:
+            first = skip_blanks(text, at)
+            found = self._openers.at(text, at, final)
+            if found is not None and found.marker is None:
+                return self._hold(text, at)
+            if found is None and first < len(text) and text[first] in self._bare:
+                self._text(text[at:first])
+                return self._begin("", first)
+            self._at_start = False
+        begin, end, marker = self._openers.find(text, at, final)
+        if marker is None and self._fmt.trim and not final:
+            begin = max(at, len(text[:begin].rstrip(BLANKS)), begin - MAX_GAP)
+        content = text[at:begin]
+        if marker is not None and self._fmt.trim and marker not in self._fmt.drop:
+            content = content.rstrip(BLANKS)
+        self._text(content)
+        if marker is None:
+            return self._hold(text, begin)
+        if marker in self._fmt.rearm:
+            self._text(marker)
+            self._at_start = True
+        elif marker in self._fmt.section:
+            self._in_a_section, self._state = True, self._in_section
+        elif marker in self._fmt.open:
+            return self._begin(marker, end)
+        elif marker in self._fmt.opaque:
+            self._text(marker)
+            self._state = self._in_opaque
+        elif marker not in self._fmt.drop:  # a bare body
+            return self._begin("", begin)
         return end
 
-    def _after_call(self, text: str, at: int, events: list[ParseEvent]) -> int:
-        """Blanks and `close`; anything else is text."""
-        rest = text[at : at + _MAX_GAP + len(self._close)].lstrip()
-        if rest.startswith(self._close):
-            self._state = self._in_text
-            return text.index(self._close, at) + len(self._close)
-        if self._close.startswith(rest) and len(text) - at < _MAX_GAP + len(self._close):
-            self._held = text[at:]
-            return len(text)
+    def _in_opaque(self, text: str, at: int, final: bool) -> int:
+        begin, end, marker = self._opaque_end.find(text, at, final)
+        self._text(text[at : begin if marker is None else end])
+        if marker is None:
+            return self._hold(text, begin)
         self._state = self._in_text
+        return end
+
+    def _in_section(self, text: str, at: int, final: bool) -> int:
+        """Between the calls of a section."""
+        if not self._fmt.open:  # bodies follow each other directly
+            found = self._inner.at(text, at, final)
+            if found is None:
+                return self._begin("", skip_blanks(text, at))
+            begin, end, marker = found
+        else:
+            begin, end, marker = self._inner.find(text, at, final)
+            self._between(text[at:begin])
+        if marker is None:
+            return self._hold(text, begin)
+        self._end_noise()
+        if marker in self._fmt.open:
+            return self._begin(marker, end)
+        if marker in self._fmt.section_close:
+            self._in_a_section, self._state = False, self._in_text
+        return end
+
+    def _between(self, text: str) -> None:
+        """Text in a section, outside of its calls. Blanks before it belong to the section."""
+        if not self._noisy:
+            text = text.lstrip(BLANKS + self._fmt.separators)
+            self._noisy = bool(text)
+        if self._fmt.noise == "drop":
+            self._noise.append(text)
+        else:
+            self._text(text)
+
+    def _end_noise(self) -> None:
+        if noise := "".join(self._noise):
+            self._sink.events.append(ParseWarning("text between tool calls was dropped", noise))
+        self._noise, self._noisy = [], False
+
+    def _begin(self, marker: str, at: int) -> int:
+        if marker.endswith(("{", "[")):
+            marker, at = marker[:-1], at - 1
+        # the blanks before it are content after all if this turns out to be no call
+        self._raw, self._gap = [self._gap or "", marker], ""
+        self._num_raw = len(self._raw[0]) + len(marker)
+        self._marked = bool(marker) or self._in_a_section
+        self._body = None
+        self._at_start = False
+        self._state = self._in_call
         return at
 
-    def _in_raw(self, text: str, at: int, events: list[ParseEvent]) -> int:
-        """A malformed call: everything to the end of `close` is content."""
-        found = self._closes.find(text, at)
-        end = self._closes.undecided(text, at) if found is None else found[0] + len(self._close)
-        self._text(text[at:end], events)
-        if found is not None:
-            self._state = self._in_text
-            return end
-        self._held = text[end:]
-        return len(text)
+    def _in_call(self, text: str, at: int, final: bool) -> int:
+        body = self._body
+        if body is None:
+            first = skip_blanks(text, at)
+            if first == len(text) and not final and first - at <= MAX_GAP:
+                return self._hold(text, at)
+            body = self._body = self._reader(text[first : first + 1])
+        num_calls, was_open = self._sink.num_calls, self._sink.open
+        end = body.feed(text, at, final)
+        if self._sink.num_calls > num_calls or was_open:
+            self._raw, self._num_raw = [], 0
+        else:
+            self._raw.append(text[at:end])
+            self._num_raw += end - at
+        if body.state == "done":
+            self._raw, self._num_raw, self._body = [], 0, None
+            self._state = self._after_call
+        elif body.state == "bad":
+            self._break("a tool call is malformed")
+        elif end == at:
+            if final:
+                self._raw.append(text[at:])
+                self._num_raw += len(text) - at
+                return len(text)
+            return self._hold(text, at)
+        return end
 
-    def _in_broken(self, text: str, at: int, events: list[ParseEvent]) -> int:
-        """A call that went wrong after it was announced: the rest stays in its arguments, as the model wrote it."""
-        found = self._closes.find(text, at)
-        end = self._closes.undecided(text, at) if found is None else found[0]
-        if end > at:
-            events.append(ToolArgs(self._num_calls - 1, text[at:end]))
-        if found is not None:
-            events.append(ToolEnd(self._num_calls - 1))
-            self._state = self._in_text
-            return end + len(self._close)
-        self._held = text[end:]
-        return len(text)
+    def _reader(self, first: str) -> BodyReader:
+        """The reader for the body that begins with this character."""
+        json_body = first in ("{", "[")
+        body = next((b for b in self._bodies if isinstance(b, JsonCalls) == json_body), self._bodies[0])
+        if isinstance(body, JsonCalls):
+            return JsonCallReader(body, self._sink, strict_keys=self._fmt.bare == "anywhere" and not self._marked)
+        if isinstance(body, NamedJson):
+            return NamedJsonReader(body, self._sink)
+        if isinstance(body, Params):
+            return ParamsReader(body, self._sink, self._tools, (*self._fmt.close, *self._fmt.section_close))
+        return PyCallsReader(body, self._sink)
 
-    def _text(self, text: str, events: list[ParseEvent]) -> None:
+    def _break(self, message: str, ended: bool = False) -> None:
+        """The one rule for broken calls, see above."""
+        body, raw = self._body, "".join(self._raw)
+        announced = self._sink.open
+        if announced and body is not None:
+            raw = body.leftover()
+            self._sink.end(body.closing())
+        only_marker = ended and self._marked and not announced and not "".join(self._raw[2:]).strip()
+        self._body, self._raw, self._num_raw = None, [], 0
+        if announced or self._marked:
+            self._sink.events.append(ParseWarning(message, raw if only_marker else ""))
+        if announced or not (only_marker or (self._sink.num_calls and not raw.strip(_CLOSERS))):
+            self._text(raw)
+        self._keep_close = not announced
+        self._state = self._in_raw if self._marked and self._fmt.close else self._leave()
+
+    def _leave(self) -> Callable[[str, int, bool], int]:
+        return self._in_section if self._in_a_section else self._in_text
+
+    def _after_call(self, text: str, at: int, final: bool) -> int:
+        """Blanks and `close`; anything else belongs to the next state."""
+        found = self._closes.at(text, at, final) if self._fmt.close else None
+        if found is not None and found.marker is None:
+            return self._hold(text, at)
+        self._state = self._leave()
+        return found.end if found else at
+
+    def _in_raw(self, text: str, at: int, final: bool) -> int:
+        """The rest of a broken call: content up to its close, which is shown if all of the call is."""
+        begin, end, marker = self._closes.find(text, at, final)
+        self._text(text[at : end if marker and self._keep_close else begin])
+        if marker is None:
+            return self._hold(text, begin)
+        self._state = self._leave()
+        return end
+
+    def _text(self, text: str) -> None:
         if self._gap is not None:
             gap = self._gap + text
-            if len(gap) <= _MAX_GAP and not gap.strip():
+            blank = BLANKS + self._fmt.separators if self._sink.num_calls else BLANKS
+            if len(gap) <= MAX_GAP and not gap.strip(blank):
                 self._gap = gap
                 return
             self._gap, text = None, gap
         if text:
-            events.append(Text(text))
+            self._sink.events.append(Text(text))
+
+    def _hold(self, text: str, at: int) -> int:
+        self._held = text[at:]
+        return len(text)
+
+
+def _first_chars(body: object) -> str:
+    if isinstance(body, JsonCalls):
+        return {"one": "{", "list": "[", "any": "{["}[body.many]
+    return "["
 
 
 class Chain:
@@ -277,11 +404,3 @@ class Chain:
         for stage in self._stages[i + 1 :]:
             events = [out for e in events for out in (stage.feed(e.text) if isinstance(e, Text) else [e])]
         return events
-
-
-def loads_arguments(text: str) -> object:
-    """The arguments of a call as a value, or the text itself when it is not JSON."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

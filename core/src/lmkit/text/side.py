@@ -14,12 +14,13 @@ from lmkit.api import (
     ConfigError,
     InvalidParam,
     ParserFormat,
+    ReasoningFormat,
     ResolvedPlan,
     SamplingParams,
     StreamParser,
-    TagFormat,
     TemplateFailed,
     ToolDef,
+    ToolFormat,
 )
 from lmkit.plugins import load_target
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
@@ -45,8 +46,8 @@ class TextSide:
 
     tokenizer: Tokenizer
     renderer: Renderer | None = None
-    tool_format: TagFormat | ParserFormat | None = None
-    reasoning_format: TagFormat | ParserFormat | None = None
+    tool_format: ToolFormat | ParserFormat | None = None
+    reasoning_format: ReasoningFormat | ParserFormat | None = None
     default_params: Mapping[str, Any] | None = None
 
     @classmethod
@@ -100,8 +101,10 @@ class TextSide:
     def prompt_tail(self, prompt: str, continued: str = "") -> str:
         """What `output_stream` needs to know of a rendered prompt. `continued`: the message it ends in, if it does."""
         fmt = self.reasoning_format
-        if continued and isinstance(fmt, TagFormat) and continued.rfind(fmt.open) > continued.rfind(fmt.close):
-            return fmt.open  # the answer goes on inside the reasoning
+        if continued and isinstance(fmt, ReasoningFormat):
+            opened, closed = (max(map(continued.rfind, texts)) for texts in (fmt.open, fmt.close))
+            if opened > closed:
+                return fmt.open[0]  # the answer goes on inside the reasoning
         return prompt[-TAIL:]
 
     def output_stream(
@@ -165,7 +168,7 @@ def _directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:
     return download(model.tokenizer, options, _TOKENIZER_FILES)
 
 
-def _format(resolved: ResolvedPlan, kind: str) -> TagFormat | ParserFormat | None:
+def _format(resolved: ResolvedPlan, kind: str) -> Any:
     choice = resolved.choice(kind)
     if choice is None:
         return None

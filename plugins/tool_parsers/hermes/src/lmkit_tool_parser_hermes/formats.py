@@ -1,8 +1,8 @@
 """The two formats as data."""
 
-from lmkit.api import TagFormat
+from lmkit.api import JsonCalls, ReasoningFormat, ToolFormat
 
-HERMES = TagFormat("hermes", "<tool_call>", "</tool_call>", "json_calls")
+HERMES = ToolFormat("hermes", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",))
 
 # Qwen models sometimes call a tool without closing their reasoning: the call ends it.
-THINK = TagFormat("think", "<think>", "</think>", "reasoning", until=("<tool_call>",))
+THINK = ReasoningFormat("think", ("<think>",), ("</think>",), until=("<tool_call>",))

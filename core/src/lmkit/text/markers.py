@@ -1,0 +1,64 @@
+"""Finds literal markers in a text that is still arriving."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+BLANKS = " \t\r\n"
+MAX_GAP = 64  # blanks that are held back while it is open what follows them
+_BLANKS = re.compile(r"[ \t\r\n]*")
+
+
+class Found(NamedTuple):
+    """text[:begin] holds no marker. `marker` None: the rest is undecided, or empty."""
+
+    begin: int
+    end: int
+    marker: str | None
+
+
+class Markers:
+    """The longest of several literal markers at the first place where there is one."""
+
+    __slots__ = ("_pattern", "_prefixes", "_reach")
+
+    def __init__(self, markers: Iterable[str]) -> None:
+        ordered = sorted(set(markers), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        self._prefixes = frozenset(m[:k] for m in ordered for k in range(1, len(m)))
+        self._reach = max(map(len, ordered), default=1) - 1
+
+    def find(self, text: str, at: int, final: bool = False) -> Found:
+        """The first marker at or after `at`; with `final` no more text comes."""
+        match = self._pattern.search(text, at)
+        begin = len(text) if final else self._undecided(text, at)
+        if match is None or begin <= match.start():  # what began there may become an earlier or longer marker
+            return Found(begin, len(text), None)
+        return Found(match.start(), match.end(), match.group())
+
+    def at(self, text: str, at: int, final: bool = False) -> Found | None:
+        """The marker that stands at `at`, maybe after blanks. None: none does; `marker` None: undecided."""
+        begin = skip_blanks(text, at)
+        if not final and begin - at <= MAX_GAP and (begin == len(text) or text[begin:] in self._prefixes):
+            return Found(begin, len(text), None)
+        match = self._pattern.match(text, begin)
+        return Found(begin, match.end(), match.group()) if match else None
+
+    def _undecided(self, text: str, at: int) -> int:
+        for begin in range(max(at, len(text) - self._reach), len(text)):
+            if text[begin:] in self._prefixes:
+                return begin
+        return len(text)
+
+
+@lru_cache(maxsize=1024)
+def markers(*texts: str) -> Markers:
+    """Compiled once per set of markers."""
+    return Markers(t for t in texts if t)
+
+
+def skip_blanks(text: str, at: int) -> int:
+    return _BLANKS.match(text, at).end()  # type: ignore[union-attr]

@@ -1,0 +1,230 @@
+"""Bodies with one element per argument (lmkit.api.Params), typed by the tool's JSON schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmkit.api import Params, ToolDef
+from lmkit.text.calls import MAX_NAME, CallSink, State, is_name, read_prefix
+from lmkit.text.jsonread import JsonReader
+from lmkit.text.markers import Found, markers
+
+_MAX_SCHEMA_DEPTH = 8  # of $ref and anyOf that are looked into for a type
+_KINDS: dict[str, tuple[type, ...]] = {
+    "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
+    "object": (dict,), "array": (list,),
+}  # fmt: skip
+
+
+class ParamsReader:
+    """The call is announced when its name is known; each argument is given away when its element ends."""
+
+    def __init__(self, body: Params, sink: CallSink, tools: Sequence[ToolDef], ends: Sequence[str]) -> None:
+        """`ends`: the closing markers of the call, which the reader leaves unread."""
+        self._body, self._sink, self._ends = body, sink, tuple(ends)
+        self.state: State = "more"
+        self._tools = tools
+        self._schema: Mapping[str, Any] = {}
+        self._prefix = list(body.prefix)
+        self._step = self._in_name
+        self._parts: list[str] = []  # of the name, key or value that is being read
+        self._num_parts = 0
+        self._raw: list[str] = []  # the element that is being read, as written
+        self._key = ""
+        self._kind = ""  # "string" or "json", where the element says so
+        self._written = False  # an argument was given away
+        self._keys: set[str] = set()
+        stops = (body.open, body.foot, *ends)
+        self._name_ends = markers(*body.name_ends, *ends)
+        self._kept = frozenset(stops)  # ends of names and values that are left unread
+        self._next = markers(*stops)
+        # a value whose end is missing goes on to the next element, or to the end of the call
+        self._value_ends = markers(body.close, *(() if body.value_open else stops))
+
+    def feed(self, text: str, at: int, final: bool) -> int:
+        at, good = read_prefix(self._prefix, text, at, final)
+        if not good:
+            self.state = "bad"
+        if self._prefix:
+            return at
+        while at < len(text) and self.state == "more":
+            step, began = self._step, at
+            at = step(text, at, final)
+            if self._sink.open and self._step != self._between:
+                self._raw.append(text[began:at])
+            if at == began and self._step == step:
+                break  # undecided
+        return at
+
+    def closing(self) -> str:
+        return "}" if self._written else "{}"
+
+    def leftover(self) -> str:
+        return "".join(self._raw)
+
+    def _in_name(self, text: str, at: int, final: bool) -> int:
+        found = self._collect(self._name_ends.find(text, at, final), text, at, MAX_NAME)
+        if found.marker is None:
+            return found.begin
+        name = self._take()
+        if not is_name(name):
+            self.state = "bad"
+            return found.begin
+        tool = next((t for t in self._tools if t.name == name), None)
+        properties = tool.parameters.get("properties") if tool else None
+        self._schema = properties if isinstance(properties, Mapping) else {}
+        self._root: Mapping[str, Any] = tool.parameters if tool else {}
+        self._sink.start(name)
+        self._step = self._between
+        return found.begin if found.marker in self._kept else found.end
+
+    def _between(self, text: str, at: int, final: bool) -> int:
+        found = self._next.at(text, at, final)
+        if found is None:
+            self.state = "bad"
+            return at
+        if found.marker is None:
+            return at
+        if found.marker == self._body.open:
+            self._raw, self._step = [text[at : found.end]], self._in_key
+            return found.end
+        self._sink.end(self.closing())
+        self.state = "done"
+        return found.end if found.marker == self._body.foot else found.begin
+
+    def _in_key(self, text: str, at: int, final: bool) -> int:
+        body = self._body
+        found = self._collect(markers(*body.key_ends).find(text, at, final), text, at, MAX_NAME)
+        if found.marker is None:
+            return found.begin
+        self._key = self._take()
+        if not is_name(self._key):
+            self.state = "bad"
+        self._kind = body.typed[body.key_ends.index(found.marker)] if body.typed else ""
+        self._step = self._before_value if body.value_open else self._in_value
+        return found.end
+
+    def _before_value(self, text: str, at: int, final: bool) -> int:
+        found = markers(self._body.value_open).at(text, at, final)
+        if found is None:
+            self.state = "bad"
+            return at
+        if found.marker is None:
+            return at
+        self._step = self._in_value
+        return found.end
+
+    def _in_value(self, text: str, at: int, final: bool) -> int:
+        found = self._collect(self._value_ends.find(text, at, final), text, at, None)
+        if found.marker is None:
+            return found.begin
+        self._give("".join(self._parts))
+        self._parts.clear()
+        self._step = self._between
+        return found.begin if found.marker in self._kept else found.end
+
+    def _collect(self, found: Found, text: str, at: int, limit: int | None) -> Found:
+        self._parts.append(text[at : found.begin])
+        self._num_parts += found.begin - at
+        if limit is not None and self._num_parts > limit:
+            self.state = "bad"
+            return Found(found.begin, found.begin, None)
+        return found
+
+    def _take(self) -> str:
+        text = "".join(self._parts).strip()
+        self._parts.clear()
+        self._num_parts = 0
+        return text
+
+    def _give(self, value: str) -> None:
+        """One argument. A key that comes again keeps its first value."""
+        self._num_parts = 0
+        self._raw.clear()
+        if self._key in self._keys:
+            return
+        self._keys.add(self._key)
+        head = ", " if self._written else "{"
+        self._written = True
+        self._sink.args(f"{head}{json.dumps(self._key, ensure_ascii=False)}: {self._json(value)}")
+
+    def _json(self, value: str) -> str:
+        body = self._body
+        if body.strip == "newline":
+            value = value.removeprefix("\n").removesuffix("\n")
+        elif body.strip == "blank":
+            value = value.strip()
+        if body.verbatim or self._kind == "string":
+            return json.dumps(value, ensure_ascii=False)
+        schema = self._schema.get(self._key)
+        kinds = None if self._kind == "json" else kinds_of(schema, self._root)
+        if kinds is None and self._kind != "json" and body.untyped == "string":
+            return json.dumps(value, ensure_ascii=False)
+        return typed(value, kinds)
+
+
+def kinds_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str] | None:
+    """The JSON types that a schema allows, as far as it says so; None = it does not."""
+    if not isinstance(schema, Mapping) or depth > _MAX_SCHEMA_DEPTH:
+        return None
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return frozenset((kind,))
+    if isinstance(kind, Sequence):
+        return frozenset(k for k in kind if isinstance(k, str))
+    if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#/"):
+        return kinds_of(_resolve(ref, root), root, depth + 1)
+    found: set[str] = set()
+    for option in [o for key in ("anyOf", "oneOf", "allOf") for o in _list(schema.get(key))]:
+        found |= kinds_of(option, root, depth + 1) or frozenset()
+    values = [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+    found |= {_kind_of(v) for v in values}
+    if not found and "properties" in schema:
+        return frozenset(("object",))
+    if not found and "items" in schema:
+        return frozenset(("array",))
+    return frozenset(found) or None
+
+
+def _list(value: object) -> Sequence[Any]:
+    return value[:64] if isinstance(value, (list, tuple)) else ()
+
+
+def _resolve(ref: str, root: Mapping[str, Any]) -> object:
+    node: Any = root
+    for part in ref[2:].split("/"):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    return next((k for k, types in _KINDS.items() if isinstance(value, types)), "string")
+
+
+def typed(value: str, kinds: frozenset[str] | None) -> str:
+    """The value as JSON text: as JSON where it is JSON of an allowed kind, as a string otherwise. None = any kind."""
+    as_string = json.dumps(value, ensure_ascii=False)
+    if kinds == {"string"}:
+        return as_string
+    text = value.strip()
+    if text in ("True", "False", "None"):
+        text = {"True": "true", "False": "false", "None": "null"}[text]
+    reader = JsonReader()
+    end = reader.feed(text, 0)
+    reader.end()
+    if not text or reader.state != "done" or end < len(text):
+        return as_string
+    written = "".join(reader.out)
+    if kinds is None:
+        return written
+    kind = _kind_of(json.loads(written)) if written[0] not in "{[" else {"{": "object", "[": "array"}[written[0]]
+    allowed = kind in kinds or (kind == "integer" and "number" in kinds)
+    if kind == "string" and "string" in kinds:
+        return as_string  # the quotes are part of it
+    if kind == "number" and "integer" in kinds and float(written).is_integer():
+        return str(int(float(written)))
+    return written if allowed else as_string

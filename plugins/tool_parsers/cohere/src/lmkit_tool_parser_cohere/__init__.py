@@ -1,0 +1,1 @@
+"""Cohere Command tool calls and reasoning for lmkit."""

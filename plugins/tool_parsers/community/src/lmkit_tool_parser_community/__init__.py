@@ -1,0 +1,1 @@
+"""Tool calls and reasoning of families with one format each for lmkit."""

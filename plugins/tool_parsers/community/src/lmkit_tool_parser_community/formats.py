@@ -1,0 +1,60 @@
+"""The formats as data."""
+
+from lmkit.api import JsonCalls, Params, ReasoningFormat, ToolFormat
+
+LONGCAT = ToolFormat("longcat", JsonCalls(), open=("<longcat_tool_call>",), close=("</longcat_tool_call>",))
+INTERNLM = ToolFormat(
+    "internlm",
+    JsonCalls(arguments=("parameters", "arguments")),
+    open=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
+    close=("<|action_end|>",),
+)
+JAMBA = ToolFormat("jamba", JsonCalls(many="list"), open=("<tool_calls>",), close=("</tool_calls>",))
+PHI4_MINI_JSON = ToolFormat(
+    "phi4_mini_json", JsonCalls(many="list"), open=("functools[", "functools [", "functools\n[")
+)
+XLAM = ToolFormat(
+    "xlam",
+    JsonCalls(many="list"),
+    open=("```json", "```", "[TOOL_CALLS]", "<tool_call>"),
+    close=("```", "</tool_call>"),
+    bare="start",
+    rearm=("</think>",),
+)
+ERNIE45 = ToolFormat(
+    "ernie45",
+    JsonCalls(),
+    open=("<tool_call>",),
+    close=("</tool_call>",),
+    drop=("<response>\n", "<response>", "\n</response>", "</response>"),
+    trim=True,
+)
+GIGACHAT3 = ToolFormat(
+    "gigachat3",
+    JsonCalls(),
+    open=(
+        "<|function_call|>",
+        "<|message_sep|>\n\nfunction call<|role_sep|>\n",
+        "function call<|role_sep|>\n",
+        "function call{",
+    ),
+    drop=("<|message_sep|>", "</s>"),
+)
+APERTUS = ToolFormat(
+    "apertus", JsonCalls(keyed=True, many="list"), open=("<|tools_prefix|>",), close=("<|tools_suffix|>",)
+)
+MINICPM5 = ToolFormat(
+    "minicpm5",
+    Params(name_ends=('">',), open='<param name="', key_ends=('">',), close="</param>", foot="</function>"),
+    open=('<function name="',),
+)
+
+ERNIE45_REASONING = ReasoningFormat(
+    "ernie45",
+    ("<think>",),
+    ("</think>\n\n<response>\n", "</think>\n<response>\n", "</think>"),
+    prompt_opens=True,
+    switch=("enable_thinking",),
+    drop=("<response>\n", "<response>", "\n</response>\n", "\n</response>", "</response>"),
+)
+IDENTITY = ReasoningFormat("identity", (), ())

@@ -1,0 +1,1 @@
+"""DeepSeek tool calls and reasoning for lmkit."""

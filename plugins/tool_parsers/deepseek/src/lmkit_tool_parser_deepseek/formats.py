@@ -1,0 +1,52 @@
+"""The formats as data."""
+
+from lmkit.api import NamedJson, Params, ReasoningFormat, ToolFormat
+
+_SECTION = {
+    "open": ("<｜tool▁call▁begin｜>",),
+    "section": ("<｜tool▁calls▁begin｜>",),
+    "section_close": ("<｜tool▁calls▁end｜>",),
+    "drop": ("<｜end▁of▁sentence｜>",),
+}
+V3 = ToolFormat(
+    "deepseek_v3",
+    NamedJson(prefix=("function<｜tool▁sep｜>",), ends=("\n```json\n", "\n```json", "```json")),
+    close=("\n```<｜tool▁call▁end｜>", "```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"),
+    **_SECTION,
+)
+V31 = ToolFormat("deepseek_v31", NamedJson(ends=("<｜tool▁sep｜>",)), close=("<｜tool▁call▁end｜>",), **_SECTION)
+
+
+def _dsml(name: str, section: str, tag: str = "｜DSML｜") -> ToolFormat:
+    """Elements whose names begin with `tag`; a parameter says whether its value is a string or JSON."""
+    return ToolFormat(
+        name,
+        Params(
+            name_ends=('">',),
+            open=f'<{tag}parameter name="',
+            key_ends=('" string="true">', '" string="false">', '">'),
+            typed=("string", "json", ""),
+            close=f"</{tag}parameter>",
+            foot=f"</{tag}invoke>",
+        ),
+        open=(f'<{tag}invoke name="',),
+        section=(f"<{tag}{section}>",),
+        section_close=(f"</{tag}{section}>",),
+        drop=("<｜end▁of▁sentence｜>",),
+    )
+
+
+V32 = _dsml("deepseek_v32", "function_calls")
+V4 = _dsml("deepseek_v4", "tool_calls")
+V41 = _dsml("deepseek_v41", "calls", "｜DSML｜ ")
+
+R1 = ReasoningFormat("deepseek_r1", ("<think>",), ("</think>",), prompt_opens=True)
+# hybrid models think when their template is told to
+REASONING_V3 = ReasoningFormat(
+    "deepseek_v3",
+    ("<think>",),
+    ("</think>",),
+    prompt_opens=True,
+    switch=("thinking", "enable_thinking"),
+    default_on=False,
+)

@@ -1,0 +1,1 @@
+"""Granite tool calls and reasoning for lmkit."""

@@ -1,0 +1,18 @@
+"""The formats as data."""
+
+from lmkit.api import JsonCalls, ReasoningFormat, ToolFormat
+
+GRANITE = ToolFormat(
+    "granite",
+    JsonCalls(many="list"),
+    open=("<|tool_call|>", "<tool_call>"),
+    close=("</tool_call>",),
+    bare="start",
+)
+GRANITE4 = ToolFormat("granite4", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",))
+GRANITE_20B_FC = ToolFormat("granite-20b-fc", JsonCalls(), open=("<function_call>",))
+REASONING = ReasoningFormat(
+    "granite",
+    ("Here is my thought process:", "Here's my thought process:"),
+    ("Here is my response:", "Here's my response:"),
+)

@@ -1,0 +1,1 @@
+"""Hunyuan tool calls and reasoning for lmkit."""

@@ -1,0 +1,1 @@
+"""Kimi tool calls and reasoning for lmkit."""

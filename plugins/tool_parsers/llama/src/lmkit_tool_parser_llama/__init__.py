@@ -1,0 +1,1 @@
+"""Llama tool calls for lmkit."""

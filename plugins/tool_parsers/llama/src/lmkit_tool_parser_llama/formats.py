@@ -1,0 +1,15 @@
+"""The formats as data."""
+
+from dataclasses import replace
+
+from lmkit.api import JsonCalls, ToolFormat
+
+LLAMA3_JSON = ToolFormat(
+    "llama3_json",
+    JsonCalls(arguments=("parameters", "arguments"), required=True),
+    open=("<|python_tag|>",),
+    bare="anywhere",
+    separators=";",
+    drop=("<|eom_id|>", "<|eot_id|>"),
+)
+LLAMA4_JSON = replace(LLAMA3_JSON, name="llama4_json", drop=("<|eom|>", "<|eot|>"))

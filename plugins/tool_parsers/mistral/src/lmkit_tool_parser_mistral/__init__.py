@@ -1,0 +1,1 @@
+"""Mistral tool calls and reasoning for lmkit."""

@@ -1,0 +1,11 @@
+"""The formats as data."""
+
+from lmkit.api import JsonCalls, NamedJson, ReasoningFormat, ToolFormat
+
+MISTRAL = ToolFormat(
+    "mistral",
+    (NamedJson(ends=("[ARGS]", "{"), id_mark="[CALL_ID]"), JsonCalls(id=("id",), many="any")),
+    section=("[TOOL_CALLS]",),
+    id_length=9,
+)
+REASONING = ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",), stray_close=True)

@@ -1,0 +1,1 @@
+"""Qwen tool calls and reasoning for lmkit."""

@@ -1,0 +1,26 @@
+"""Registers the formats."""
+
+from lmkit.api import ReasoningParserSpec, ToolParserSpec, hookimpl
+
+
+@hookimpl
+def lmkit_tool_parsers() -> list[ToolParserSpec]:
+    return [
+        ToolParserSpec(
+            name="qwen3_json",
+            summary='<tool_call>{"name": ..., "arguments": {...}}</tool_call> (Qwen 3)',
+            target="lmkit_tool_parser_qwen.formats:QWEN3_JSON",
+        ),
+    ]
+
+
+@hookimpl
+def lmkit_reasoning_parsers() -> list[ReasoningParserSpec]:
+    return [
+        ReasoningParserSpec(
+            name="qwen3",
+            summary="<think>...</think>; a tool call ends it (Qwen 3, QwQ)",
+            target="lmkit_tool_parser_qwen.formats:QWEN3",
+            models=("Qwen3*", "QwQ*"),
+        ),
+    ]
