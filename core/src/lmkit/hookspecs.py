@@ -16,6 +16,7 @@ from pluggy import HookspecMarker
 if TYPE_CHECKING:
     from lmkit.api import (
         AttentionSpec,
+        BenchmarkSpec,
         Checkpoint,
         CheckpointOptions,
         CommandSpec,
@@ -444,6 +445,25 @@ class LmkitSpecs(Protocol):
             @hookimpl
             def lmkit_commands():
                 yield CommandSpec(name="toy", summary="Plays with toys", target="toy_cli.commands:app")
+        """
+
+    @hookspec
+    def lmkit_benchmarks(self) -> Iterable[BenchmarkSpec]:
+        """Kernels that `lmkit bench kernels` measures beside the registered linear and attention kernels.
+
+        Example, entry point `[project.entry-points."lmkit.extension"] toy_speed = "toy_speed.hooks"`::
+
+            from lmkit.api import BenchmarkCase, BenchmarkSpec, hookimpl
+
+
+            def cases():
+                data = bytes(1 << 20)
+                yield BenchmarkCase(name="count zeros", run=lambda: data.count(0), bytes=len(data))
+
+
+            @hookimpl
+            def lmkit_benchmarks():
+                yield BenchmarkSpec(name="toy", summary="Counting", target=f"{__name__}:cases")
         """
 
     @hookspec

@@ -31,6 +31,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "lmkit_request_finished": {"stats": RequestStats("r1", "stop", num_output_tokens=3)},
     "lmkit_commands": {},
     "lmkit_doctor_checks": {},
+    "lmkit_benchmarks": {},
 }
 
 

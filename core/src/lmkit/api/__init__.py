@@ -103,6 +103,8 @@ from lmkit.api.specs import (
     INTERFACES,
     KIND_OF,
     AttentionSpec,
+    BenchmarkCase,
+    BenchmarkSpec,
     CommandSpec,
     ConfigProposal,
     Dims,

@@ -7,7 +7,7 @@ it is imported only when the implementation is chosen.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
@@ -261,6 +261,27 @@ class DoctorCheck:
     summary: str
     target: Ref
     level: Literal["warning", "error"] = "error"  # warning: it works, but not as well as it could
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkSpec:
+    """Kernels that `lmkit bench kernels` measures: `target` is () -> Iterable[BenchmarkCase], imported only there."""
+
+    name: str
+    summary: str
+    target: Ref
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkCase:
+    """One kernel on one shape. Made when its turn comes, so that cases do not hold memory at the same time."""
+
+    name: str  # "rms_norm 1x896"
+    run: Callable[[], object]  # does the work once
+    bytes: int  # that have to be read or written at least once
+    flops: int = 0  # a multiply-add is two
+    dtype: str = "float32"  # of the multiplications: which limit of the machine applies
+    limit: Literal["", "read", "flops"] = ""  # reads, or multiplies, and nothing else: its rate is the machine's limit
 
 
 @dataclass(frozen=True, slots=True)

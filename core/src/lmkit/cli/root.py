@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "explain": ("lmkit.cli.explain:command", "Show what would be chosen, and why not the others.", LOOK),
     "parse": ("lmkit.cli.parse:command", "Show what a tool or reasoning parser makes of an output.", LOOK),
     "show-config": ("lmkit.cli.show_config:command", "Show every configuration value and who set it.", LOOK),
+    "bench": ("lmkit.cli.bench:app", "Measure engine, server, start-up and kernels; compare results.", LOOK),
     "doctor": ("lmkit.cli.doctor:command", "Check this installation.", MANAGE),
     "plugins": ("lmkit.cli.plugins:app", "List, show, check and create plugins.", MANAGE),
 }

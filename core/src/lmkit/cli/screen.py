@@ -47,8 +47,9 @@ def facts_budget(facts: EngineFacts) -> Table:
     return budget(facts.weight_bytes, facts.activation_bytes, facts.kv_bytes, facts.num_kv_tokens, facts.max_length)
 
 
-def phases(seconds: Sequence[tuple[str, float]], total: float) -> Text:
+def phases(seconds: Sequence[tuple[str, float]]) -> Text:
     """Start-up in one line; the parts sum to the total."""
+    total = sum(value for _, value in seconds)
     parts = ", ".join(f"{name} {value:.2f}" for name, value in seconds if value >= 0.005)
     return Text(f"ready in {total:.2f} s ({parts})", style="dim")
 

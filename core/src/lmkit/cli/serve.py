@@ -93,14 +93,24 @@ def _serve(settings: Sourced, server: ServerSettings, began: float, python: floa
     signal.signal(signal.SIGTERM, _terminated)  # until the server is ready; then it drains
     console = Console(highlight=False, stderr=True)
     host = plugin_host(settings)
+    host.scan()
+    scanned_at = perf_counter()
     resolution = resolve(settings.config, host)
     resolved_at = perf_counter()
     bar = StartBar()
 
-    def ready(llm: Any, url: str) -> None:  # an AsyncLLM
+    def ready(llm: Any, url: str) -> list[tuple[str, float]]:  # an AsyncLLM
         bar.__exit__()
-        phases = [("python", python), ("resolve", resolved_at - began - python), *llm.facts.phases]
-        first_screen(console, resolution, llm.facts, server, url, phases, perf_counter() - began)
+        seconds = perf_counter() - began
+        phases = [
+            ("python", python),
+            ("plugins", scanned_at - began - python),
+            ("resolve", resolved_at - scanned_at),
+            *llm.facts.phases,
+        ]
+        phases.append(("http server", max(0.0, seconds - sum(value for _, value in phases))))
+        first_screen(console, resolution, llm.facts, server, url, phases)
+        return phases
 
     with bar:
         serve(settings.config, server, resolution=resolution, host=host, progress=bar, on_ready=ready)
@@ -127,18 +137,16 @@ def first_screen(
     server: ServerSettings,
     url: str,
     phases: list[tuple[str, float]],
-    seconds: float,
 ) -> None:
     """What was chosen and why, the memory budget, the address, and one line to try."""
     from lmkit.cli import screen
 
     resolved, checkpoint, info = resolution
-    rest = seconds - sum(value for _, value in phases)
     screen.heading(console, f"lmkit serves {facts.model}")
     console.print(screen.choices(resolved, checkpoint, info))
     console.print(screen.facts_budget(facts))
     screen.warnings(console, (*getattr(resolved, "warnings", ()), *facts.warnings))
-    console.print(screen.phases([*phases, ("http server", max(0.0, rest))], seconds), soft_wrap=True)
+    console.print(screen.phases(phases), soft_wrap=True)
     console.print(f"[bold]{url}/v1[/]  try it:")
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_keys else ""
     body = f'{{"model": "{facts.model}", "messages": [{{"role": "user", "content": "What is 2 + 3?"}}]}}'

@@ -61,6 +61,7 @@ class Backend:
     draining: bool = False
     running: set[Generation] = field(default_factory=set)  # being answered
     num_preparing: int = 0  # accepted, not yet running
+    startup: tuple[tuple[str, float], ...] = ()  # phase, seconds; from the start of the process until ready
 
     @property
     def num_active(self) -> int:

@@ -41,6 +41,7 @@ def routes(backend: Backend) -> list[tuple[str, list[str], Handler]]:
         ("/version", ["GET"], r.version),
         ("/metrics", ["GET"], r.metrics),
         ("/debug/plan", ["GET"], r.plan),
+        ("/debug/startup", ["GET"], r.startup),
         ("/", ["GET"], r.page),
     ]
 
@@ -139,6 +140,10 @@ class _Routes:
         if self._backend.plan is None:
             raise HttpError(404, "not-found", "this server was built without a resolved plan")
         return Response(self._backend.plan.to_json(), media_type="application/json")
+
+    async def startup(self, request: Request) -> Response:
+        """How long each phase of the start-up took, in seconds; they sum to the time until ready."""
+        return _json({"phases": self._backend.startup})
 
     async def page(self, request: Request) -> Response:
         """A small chat page, all in one file."""

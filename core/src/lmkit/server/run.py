@@ -17,10 +17,12 @@ from lmkit.api import ConfigError, EngineDead
 from lmkit.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from lmkit.config.engine import EngineConfig
     from lmkit.server.app import Backend, Served
+
+    OnReady = Callable[[Served, str], Iterable[tuple[str, float]] | None]
 
 log = logging.getLogger("lmkit.server")
 
@@ -72,12 +74,13 @@ def bind(settings: ServerSettings) -> socket.socket:
 def serve(
     config: EngineConfig,
     settings: ServerSettings,
-    on_ready: Callable[[Served, str], None] | None = None,
+    on_ready: OnReady | None = None,
     **start: Any,
 ) -> None:
     """Blocks until the server has drained after SIGTERM or SIGINT. Raises typed errors of start-up.
 
-    `on_ready(llm, url)` is called when the first request would be answered. `start`: options of AsyncLLM.start.
+    `on_ready(llm, url)` is called when the first request would be answered, and may return the phases of the start-up
+    for /debug/startup. `start`: options of AsyncLLM.start.
     """
     sock = bind(settings)
     try:
@@ -91,7 +94,7 @@ async def _serve(
     config: EngineConfig,
     settings: ServerSettings,
     sock: socket.socket,
-    on_ready: Callable[[Served, str], None] | None,
+    on_ready: OnReady | None,
     start: Mapping[str, Any],
 ) -> None:
     from lmkit.llm import AsyncLLM
@@ -110,7 +113,7 @@ async def run_app(
     llm: Served,
     settings: ServerSettings,
     sock: socket.socket,
-    on_ready: Callable[[Served, str], None] | None = None,
+    on_ready: OnReady | None = None,
 ) -> None:
     """Serves on a bound socket until a signal; then drains."""
     from lmkit.server.app import build_app
@@ -129,7 +132,12 @@ async def run_app(
     )  # fmt: skip
     host, port = sock.getsockname()[:2]
     url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
-    await server.run_until_signal(sock, (lambda: on_ready(llm, url)) if on_ready else None)
+
+    def ready() -> None:
+        if on_ready is not None:
+            app.state.backend.startup = tuple(on_ready(llm, url) or ())
+
+    await server.run_until_signal(sock, ready)
 
 
 def _with_hosts(settings: ServerSettings) -> ServerSettings:
@@ -148,7 +156,7 @@ class _Server(uvicorn.Server):
         self._backend = backend
         self._stopping: asyncio.Task[None] | None = None
 
-    async def run_until_signal(self, sock: socket.socket, ready: Callable[[], None] | None) -> None:
+    async def run_until_signal(self, sock: socket.socket, ready: Callable[[], None]) -> None:
         """Raises what the engine died of, when no signal came first."""
         loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT)
@@ -158,7 +166,7 @@ class _Server(uvicorn.Server):
             serving = asyncio.ensure_future(self._serve([sock]))
             while not (self.started or serving.done()):
                 await asyncio.sleep(0.005)
-            if ready is not None and not serving.done():
+            if not serving.done():
                 ready()
             watching = asyncio.ensure_future(self._watch())
             await serving

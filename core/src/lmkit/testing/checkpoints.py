@@ -36,6 +36,14 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "rope_theta": 1000000.0, "tie_word_embeddings": True, "bos_token_id": 151643, "eos_token_id": 151645,
         },
     ),
+    "llama-1b": (
+        "llama",
+        {
+            "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
+            "rope_theta": 500000.0, "tie_word_embeddings": True, "bos_token_id": 128000, "eos_token_id": 128009,
+        },
+    ),
     "llama-160m": (
         "llama",
         {
@@ -96,17 +104,19 @@ CHATML = (
 SPECIAL = ("<pad>", "<|im_start|>", "<|im_end|>")
 
 
-def byte_tokenizer(directory: Path | str, chat_template: str = CHATML) -> int:
+def byte_tokenizer(directory: Path | str, chat_template: str = CHATML, vocab_size: int = 0) -> int:
     """Writes a tokenizer of single bytes and three special tokens beside a checkpoint; returns its vocabulary size.
 
-    Id 1 begins a message and id 2 ends it, as in the tiny checkpoints.
+    Id 1 begins a message and id 2 ends it, as in the tiny checkpoints. Ids up to `vocab_size` are numbered words, so
+    that each token a model of that size can draw has a text.
     """
     import json
 
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
+    words = [f"\u0120t{i}" for i in range(len(SPECIAL) + len(alphabet), vocab_size)]  # U+0120 is the blank
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet, *words])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

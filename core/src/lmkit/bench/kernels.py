@@ -1,0 +1,219 @@
+"""Every kernel that could run a model, measured on the shapes of that model against the limits of the machine.
+
+The cases follow from the seams: each linear kernel that passes selection, on each distinct linear of the model, with 1,
+16 and 512 rows; each attention backend that passes, in decode and prefill. Plugins add more (`lmkit_benchmarks`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from lmkit.api import (
+    AttnNeed,
+    BenchmarkCase,
+    BenchmarkSpec,
+    LinearKernel,
+    LinearSpec,
+    PackedWeight,
+    PluginError,
+    QuantFormat,
+    StepLimits,
+)
+from lmkit.bench.limits import Limits, limit_cases, measure
+from lmkit.config import EngineConfig
+from lmkit.config.environment import adopt_environment
+from lmkit.engine.platform import platform_environment
+from lmkit.layers.linear import PLAIN
+from lmkit.loading.load import make_builder
+from lmkit.plugins import load_ref, load_target
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.resolve import Resolver
+from lmkit.testing.steps import PagedRows, plain_platform
+
+Item = TypeVar("Item")
+ROWS = (1, 16, 512)
+ROTATED_BYTES = 256 << 20  # one-row kernels go round through this much, so that no cache holds what they read
+MAX_COPIES = 64
+DECODE = ((1, 1024), (1, 8192), (16, 1024))  # rows, tokens of each
+PREFILL = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One case, and the seconds of each run."""
+
+    case: BenchmarkCase
+    samples: list[float]
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.samples)
+
+
+def run_cases(
+    cases: Iterator[BenchmarkCase], limits: Limits, seen: Callable[[str], None] = lambda name: None
+) -> list[Measured]:
+    """Measures each in turn, and takes in the limits among them. What the cases hold is let go."""
+    found = []
+    for case in cases:
+        seen(case.name)
+        samples = measure(case)
+        limits.learn(case, min(samples))
+        found.append(Measured(replace(case, run=_nothing), samples))
+    return found
+
+
+def _nothing() -> None:
+    pass
+
+
+def all_cases(config: EngineConfig, host: PluginHost, only: str = "*") -> Iterator[BenchmarkCase]:
+    """Limits first, then plugins' own cases (theirs may raise a limit), then linear and attention kernels.
+
+    `only`: a glob over the names of the cases that are no limits. Raises what prevents a resolution.
+    """
+    resolver = Resolver(config, host)
+    resolver.run()
+    plan, info = resolver.plan(), resolver.described_model
+    adopt_environment(platform_environment(config, plan))
+    platform = load_target(_choice(plan, "platform"))()
+    platform.bind(0)
+    if config.parallel.threads:
+        torch.set_num_threads(config.parallel.threads)
+    builder = make_builder(plan, resolver.found_checkpoint, info, None)
+    specs = {(s.in_features, s.total_out): s for s in reversed(info.linears)}.values()
+    attention = next(o for o in resolver.outcomes if o.request.kind == "attention")
+    need = replace(info.layers[0].attn, dtype=str(plan.value("dtype", info.dtype)))
+    need = replace(need, kv_dtype=str(plan.value("kv_dtype", need.dtype)), block_size=int(plan.value("block_size")))
+    with torch.inference_mode():
+        yield from limit_cases()
+        found = itertools.chain(
+            plugin_cases(host),
+            (
+                case
+                for spec in reversed(specs)
+                for kernel, fmt in _kernels_for(builder, spec)
+                for case in linear_cases(kernel, fmt, spec, builder.dtype)
+            ),
+            (
+                case
+                for candidate in attention.survivors
+                for case in attention_cases(load_target(candidate.spec.target)(), need)  # type: ignore[union-attr]
+            ),
+        )
+        yield from (case for case in found if case.limit or fnmatch(case.name, only))
+
+
+def _choice(plan: Any, kind: str) -> Any:
+    choice = plan.choice(kind)
+    if choice is None:
+        raise PluginError(f"no {kind} was chosen", fix=f"lmkit explain {kind}")
+    return choice
+
+
+def plugin_cases(host: PluginHost) -> Iterator[BenchmarkCase]:
+    """What `lmkit_benchmarks` yields. Raises PluginError naming the plugin."""
+    for module, spec in host.gather("lmkit_benchmarks"):
+        if not isinstance(spec, BenchmarkSpec):
+            raise PluginError(f"lmkit_benchmarks of {module} returned {spec!r}, not a BenchmarkSpec")
+        yield from load_ref(spec.target, module)()
+
+
+# ------------------------------------------------------------------------------------------------------- linear
+
+
+def _kernels_for(builder: Any, spec: LinearSpec) -> Iterator[tuple[LinearKernel, QuantFormat]]:
+    """The kernels that can run a layer in the format the model stores it in."""
+    fmt = (builder.scheme.for_layer(spec) if builder.scheme else None) or PLAIN
+    for kernel in builder.kernels.get(fmt.name, ()):
+        if kernel.can_run(fmt, spec, builder.device) is None:
+            yield kernel, fmt
+
+
+def linear_cases(
+    kernel: LinearKernel, fmt: QuantFormat, spec: LinearSpec, dtype: torch.dtype
+) -> Iterator[BenchmarkCase]:
+    """One layer with ROWS rows of activations. Bytes are those of the packed weight and of what goes in and out."""
+    first = kernel.pack(fmt, random_params(fmt, spec, dtype), spec, dtype)
+    copies = min(MAX_COPIES, max(1, ROTATED_BYTES // max(1, first.nbytes)))
+    weights = [first, *(kernel.pack(fmt, random_params(fmt, spec, dtype), spec, dtype) for _ in range(copies - 1))]
+    for rows in ROWS:
+        x = torch.randn(rows, spec.in_features).to(dtype)
+        yield BenchmarkCase(
+            name=f"{kernel.name} {fmt.name} {rows}x{spec.in_features}->{spec.total_out}",
+            run=rotating(weights, partial(_apply, kernel, x)),
+            bytes=first.nbytes + x.element_size() * rows * (spec.in_features + spec.total_out),
+            flops=2 * rows * spec.in_features * spec.total_out,
+            dtype=str(dtype).removeprefix("torch."),
+        )
+
+
+def _apply(kernel: LinearKernel, x: Tensor, weight: PackedWeight) -> Tensor:
+    return kernel.apply(x, weight, None)
+
+
+def rotating(items: Sequence[Item], run: Callable[[Item], object]) -> Callable[[], object]:
+    """Calls `run` with the next item each time."""
+    turn = itertools.cycle(items)
+    return lambda: run(next(turn))
+
+
+def random_params(fmt: QuantFormat, spec: LinearSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Stored tensors of a format with random contents: small numbers, positive where they are scales."""
+    params = {}
+    for name, p in fmt.params(spec, str(dtype).removeprefix("torch.")).items():
+        stored = getattr(torch, p.dtype)
+        if stored.is_floating_point:
+            value = torch.rand(p.shape) if "scale" in name else torch.randn(p.shape)
+            params[name] = (value * 0.02).to(stored)
+        else:
+            params[name] = torch.randint(0, 127, p.shape).to(stored)
+    return params
+
+
+# ---------------------------------------------------------------------------------------------------- attention
+
+
+def attention_cases(backend: Any, need: AttnNeed) -> Iterator[BenchmarkCase]:
+    """Decode steps over contexts of several lengths, and one prompt. Bytes are those of the KV that is read."""
+    for rows, length in DECODE:
+        yield _attention_case(backend, need, rows, length, 1)
+    yield _attention_case(backend, need, 1, PREFILL, PREFILL)
+
+
+def _attention_case(backend: Any, need: AttnNeed, rows: int, length: int, fresh: int) -> BenchmarkCase:
+    """`rows` rows of `length` tokens, of which the last `fresh` are new."""
+    num_blocks = rows * -(-length // need.block_size) + 1
+    limits = StepLimits(rows, max(rows * fresh, rows), num_blocks, length)
+    paged = PagedRows(rows, num_blocks, need.block_size)
+    if length > fresh:
+        paged.grow([(row, length - fresh) for row in range(rows)])
+    plan = backend.planner(need, limits, plain_platform()).plan(paged.grow([(row, fresh) for row in range(rows)]))
+    dtype = getattr(torch, need.dtype)
+    kv_dtype = getattr(torch, need.kv_dtype)
+    v_dim = need.v_head_dim or need.head_dim
+    shape = backend.kv_shape(need, num_blocks)
+    size = rows * length * need.num_kv_heads * (need.head_dim + v_dim) * kv_dtype.itemsize
+    copies = min(MAX_COPIES, max(1, ROTATED_BYTES // size))
+    memories = [torch.randn(shape).to(kv_dtype) for _ in range(copies)]
+    q = torch.randn(rows * fresh, need.num_q_heads, need.head_dim).to(dtype)
+    out = torch.empty(rows * fresh, need.num_q_heads, v_dim, dtype=dtype)
+    scale = need.head_dim**-0.5
+    pairs = rows * sum(range(length - fresh + 1, length + 1))  # of a query and a position it sees
+    return BenchmarkCase(
+        name=f"attention {backend.name} {'prefill' if fresh > 1 else 'decode'} {rows}x{length} d{need.head_dim} "
+        f"{need.num_q_heads}/{need.num_kv_heads} {need.kv_dtype}",
+        run=rotating(memories, lambda kv: backend.forward(q, kv, plan, scale, out)),
+        bytes=size + q.nbytes + out.nbytes,
+        flops=2 * pairs * need.num_q_heads * (need.head_dim + v_dim),
+        dtype=need.dtype,
+    )
