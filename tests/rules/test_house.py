@@ -190,6 +190,7 @@ def test_heavy_dependencies_have_floors_only(pyproject: Path) -> None:
             "models": "model",
             "tool_parsers": "tool-parser",
             "schedulers": "scheduler",
+            "grammars": "grammar",
         }
         assert project["name"] == f"lmkit-{singular.get(kind, kind)}-{name.replace('_', '-')}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lmkit.api import EngineDead, EngineRequest, Reply, SamplingParams, SchedLimits, TokenEvent
 from lmkit.engine.core import EngineCore
-from lmkit.engine.intake import Intake
+from lmkit.engine.intake import Intake, NoGrammars
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit.testing.hash_model import HashExecutor, expected_tokens, hash_kv
 from lmkit.testing.stepper import ArrivalOrder
@@ -136,10 +136,7 @@ def test_the_pipe_is_kept_full():
 def test_masks_are_filled_between_forward_and_sample():
     log = []
 
-    class Grammars:
-        def gate(self, r):
-            raise AssertionError("no request has a grammar")
-
+    class Grammars(NoGrammars):
         def fill(self, plan):
             log.append("fill")
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
-from lmkit.api import EngineRequest, Grammar, InvalidParam, MediaItem, RequestTooLarge, SamplingParams
-from lmkit.engine.intake import Intake
+from lmkit.api import EngineRequest, Grammar, InvalidParam, MediaItem, RequestTooLarge, SamplingParams, Thinking
+from lmkit.engine.intake import Intake, NoGrammars
+from lmkit.scheduling.request import Request
 from lmkit.testing.strategies import engine_requests
 
 
@@ -127,11 +128,11 @@ def test_media_that_the_model_reads():
 def test_a_grammar_backend_gives_the_gate():
     gate = Open()
 
-    class Grammars:
-        def gate(self, r: EngineRequest) -> Open:
+    class Grammars(NoGrammars):
+        def gate(self, r: Request) -> Open:
             return gate
 
-        def fill(self, plan) -> None:
-            return None
-
-    assert Intake(100, 20, grammars=Grammars()).admit(request(grammar=Grammar("regex", "a+"))).gates == [gate]
+    intake = Intake(100, 20, grammars=Grammars())
+    assert intake.admit(request(grammar=Grammar("regex", "a+"))).gates == [gate]
+    assert intake.admit(request(thinking=Thinking(("</think>",), budget=3))).gates == [gate]
+    assert intake.admit(request(thinking=Thinking(("</think>",)))).gates == []

@@ -207,7 +207,7 @@ def test_order_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     run(
         logits_of(2),
         [Row(everything), Row(SamplingParams(temperature=0))],
-        GrammarMasks([0], [[-1] * words]),
+        GrammarMasks([0], b"\xff" * 4 * words),
         eos_token_ids=(0,),
         processors={"a": Staged("logits"), "b": Staged("probs")},
     )
@@ -332,16 +332,22 @@ def test_logit_bias_and_unknown_ids() -> None:
     assert run(logits, rows).tokens.tolist() == [8, int(logits[1].argmax())]
 
 
+def bits(*allowed: int) -> bytes:
+    return sum(1 << token for token in allowed).to_bytes(4 * -(-V // 32), "little")
+
+
+def test_grammar_masks_of_all_rows_and_of_some() -> None:
+    rows = [Row(SamplingParams(temperature=0)), Row(SamplingParams(temperature=0))]
+    logits = torch.zeros(2, V)
+    logits[:, 9] = 1.0
+    assert run(logits.clone(), rows, GrammarMasks([0, 1], bits(3) + bits(40))).tokens.tolist() == [3, 40]
+    assert run(logits.clone(), rows, GrammarMasks([1], bits(40))).tokens.tolist() == [9, 40]
+
+
 def test_grammar_masks_of_rows_with_drafts() -> None:
     rows = [Row(SamplingParams(temperature=0)), Row(SamplingParams(temperature=0), drafts=[4])]
 
-    def bits(*allowed: int) -> list[int]:
-        words = [0] * -(-V // 32)
-        for token in allowed:
-            words[token // 32] |= 1 << token % 32
-        return [w - (1 << 32) if w >= 1 << 31 else w for w in words]
-
-    masks = GrammarMasks([1, 1], [bits(31, 4), bits(40)])
+    masks = GrammarMasks([1, 1], bits(31, 4) + bits(40))
     logits = torch.zeros(3, V)
     logits[:, 31], logits[0, 9] = 1.0, 5.0
     assert run(logits, rows, masks).tokens.tolist() == [9, 31, 40]

@@ -15,6 +15,7 @@ from lmkit.api.errors import (
     EngineDead,
     EngineError,
     ErrorInfo,
+    GrammarError,
     InvalidParam,
     LmkitError,
     PluginError,
@@ -68,9 +69,10 @@ from lmkit.api.execution import (
     WorkerFacts,
 )
 from lmkit.api.hooks import hookimpl
+from lmkit.api.json_schema import keywords, subschemas
 from lmkit.api.model import AttnNeed, KVSpec, LayerInfo, LinearSpec, ModelInfo, ParamSpec, WeightRule
 from lmkit.api.null import NullCollectives, NullEvent, NullGraphs
-from lmkit.api.params import Grammar, SamplingParams
+from lmkit.api.params import Grammar, SamplingParams, Thinking
 from lmkit.api.refusal import Refusal, Refused
 from lmkit.api.requests import (
     AttentionRequest,
@@ -97,6 +99,7 @@ from lmkit.api.scheduling import (
     RequestView,
     SchedLimits,
     Scheduler,
+    Vocabulary,
 )
 from lmkit.api.specs import (
     ANY,

@@ -175,6 +175,13 @@ class TemplateFailed(RequestError):
     code = "chat-template"
 
 
+class GrammarError(RequestError):
+    """A constraint that is malformed, not supported, too large, or too much work. It is never left out instead."""
+
+    code = "grammar"
+    field = "grammar"
+
+
 class EngineError(LmkitError):
     code = "engine"
     exit_code = 6

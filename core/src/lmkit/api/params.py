@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lmkit.api.errors import InvalidParam
 
@@ -14,15 +14,64 @@ MAX_STOP_IDS = 128
 MAX_LOGPROBS = 20  # as in the OpenAI API
 MAX_BIAS = 1024
 MAX_TOKENS = 1 << 24
+MAX_GRAMMAR = 1 << 19  # characters
+
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag"]
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A constraint on the output. `kind` names how `source` is written; a grammar backend may refuse it."""
+    """A constraint on the output. Raises InvalidParam(field, value, limit) on construction.
 
-    kind: Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag"]
+    `kind` says how `source` is written; a grammar backend may refuse it.
+
+    json_schema      a JSON schema, draft 2020-12
+    json_object      ""; any JSON object
+    regex            a regular expression that the whole output matches
+    choice           a JSON list of texts, one of which is the output
+    ebnf             GBNF rules (`root ::= ...`)
+    lark             Lark rules (`start: ...`)
+    structural_tag   {"type": "structural_tag", "format": FORMAT} or {..., "structures": [...], "triggers": [...]}; a
+                     FORMAT is {"type": T, ...} with T one of const_string (value), json_schema (json_schema),
+                     regex (pattern), grammar (grammar), any_text, sequence (elements), or (elements),
+                     tag (begin, content, end), tags_with_separator (tags, separator, at_least_one, stop_after_first),
+                     triggered_tags (triggers, tags, at_least_one, stop_after_first). Texts that are control tokens of
+                     the vocabulary stand for these tokens.
+    """
+
+    kind: GrammarKind
     source: str
-    backend: str | None = None
+    backend: str | None = None  # a grammar plugin's name; None = the first that takes it
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(GrammarKind):
+            raise InvalidParam("grammar.kind", self.kind, f"one of {', '.join(get_args(GrammarKind))}")
+        if not isinstance(self.source, str) or len(self.source) > MAX_GRAMMAR:
+            raise InvalidParam("grammar.source", self.source, f"a text of at most {MAX_GRAMMAR} characters")
+        if self.backend is not None and (not isinstance(self.backend, str) or len(self.backend) > 64):
+            raise InvalidParam("grammar.backend", self.backend, "the name of a grammar plugin")
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Free text at the start of an output, before a grammar holds. Raises InvalidParam on construction.
+
+    Set by the front end from the model's reasoning format; read by the engine, which follows it by token ids.
+    """
+
+    close: tuple[str, ...]  # any of them ends it; the first is what follows when the budget is spent
+    open: tuple[str, ...] = ()  # with which an output may open it by itself
+    inside: bool = False  # the prompt has opened it already
+    until: tuple[str, ...] = ()  # texts that would end it without `close`: they cannot be generated inside
+    budget: int | None = None  # tokens
+
+    def __post_init__(self) -> None:
+        if self.budget is not None:
+            _integer("thinking_token_budget", self.budget, 0, MAX_TOKENS)
+        texts = (*self.open, *self.close, *self.until)
+        if not self.close or len(texts) > 64 or not all(isinstance(t, str) and 0 < len(t) <= 256 for t in texts):
+            raise InvalidParam("thinking", texts, "markers of at most 256 characters, and at least one to close with")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +99,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None
+    thinking: Thinking | None = None  # where the grammar begins to hold, and how long thinking may last
     extra: Mapping[str, object] = field(default_factory=dict)  # claimed by logits-processor plugins
 
     def __post_init__(self) -> None:
@@ -89,6 +139,10 @@ class SamplingParams:
         for token, value in self.logit_bias:
             _integer("logit_bias", token, 0, (1 << 31) - 1)
             _number("logit_bias", value, -100.0, 100.0)
+
+        if self.grammar is not None and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise InvalidParam(name, getattr(self, name), "left out when there is a grammar: it decides about the end")
 
     @property
     def greedy(self) -> bool:

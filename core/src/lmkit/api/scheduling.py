@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -10,6 +10,8 @@ from lmkit.api.params import Grammar
 from lmkit.api.wire import SchedStats, StepPlan, StepResult, TokenEvent
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from lmkit.api.errors import ErrorInfo
     from lmkit.api.model import KVSpec
     from lmkit.scheduling.request import Request
@@ -154,29 +156,69 @@ class KVConnectorWorker(Protocol):
     def close(self) -> None: ...
 
 
-class Matcher(Protocol):
-    """The state of one constrained request."""
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a model as bytes. Set by engine assembly; read by grammar backends."""
 
-    done: bool
+    pieces: Sequence[bytes]  # of each id; control tokens as their text, b"" for ids without text
+    special_ids: frozenset[int]  # control tokens: a grammar never takes them for text
+    eos_token_ids: tuple[int, ...]
+    size: int  # columns of the model's logits, >= len(pieces)
+    encode: Callable[[str], list[int]] | None = None  # as the model would write it; None where it is not known
+
+
+class Matcher(Protocol):
+    """The state of one constrained text. Not thread-safe. End tokens are none of its business."""
 
     def accept(self, ids: Sequence[int]) -> int:
         """Number accepted; the state moves by exactly that many."""
         ...
 
-    def rollback(self, n: int) -> None: ...
-    def fill(self, row: object) -> None:
-        """`row`: numpy int32 [ceil(V / 32)], bit 1 = allowed."""
+    def rollback(self, n: int) -> None:
+        """Takes back the last `n` accepted tokens."""
         ...
 
-    def forced(self) -> list[int]: ...
+    def fill(self, row: np.ndarray) -> None:
+        """`row`: int32 [ceil(size / 32)], contiguous; bit t % 32 of word t // 32 becomes 1 where token t may follow.
+
+        Bits of end tokens are left as chance will have it. Raises GrammarError when the work for it is too much.
+        """
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """The text so far is a whole sentence: it may end here."""
+        ...
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing may follow but the end."""
+        ...
 
 
 class CompiledGrammar(Protocol):
-    def matcher(self) -> Matcher: ...
+    @property
+    def nbytes(self) -> int:
+        """What it keeps in memory, roughly."""
+        ...
+
+    def matcher(self) -> Matcher:
+        """A new text; quick."""
+        ...
 
 
 class GrammarBackend(Protocol):
-    name: str
+    """Compiles constraints. Constructed as target(vocabulary, **options), in the engine and in a process for compiling.
 
-    def can_compile(self, grammar: Grammar) -> str | None: ...
-    def compile(self, grammar: Grammar) -> CompiledGrammar: ...
+    `compile` runs in that process, under limits of time and memory; `load` in the engine, with what `compile` returned.
+    """
+
+    kinds: frozenset[str]  # Grammar.kind values it compiles; as in the spec
+
+    def compile(self, grammar: Grammar) -> bytes:
+        """Raises GrammarError with the reason. What cannot be enforced to the letter is refused, never ignored."""
+        ...
+
+    def load(self, compiled: bytes) -> CompiledGrammar:
+        """Quick, and thread-safe."""
+        ...

@@ -6,7 +6,6 @@ StepPlan        scheduler -> executor        StepResult   executor -> scheduler
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -121,10 +120,14 @@ class TokenEvent(msgspec.Struct):
 
 
 class GrammarMasks(msgspec.Struct):
-    """Allowed-token bit masks: `bits[i]` (ceil(V / 32) int32 words) belongs to row `rows[i]` of plan.rows."""
+    """Allowed-token bit masks: mask i belongs to row `rows[i]` of plan.rows; a row with k drafts has k + 1, in order.
+
+    `bits` holds the masks one after the other, ceil(V / 32) little-endian int32 words each; bit t % 32 of word t // 32
+    is 1 when token t is allowed.
+    """
 
     rows: list[int]
-    bits: Sequence[Sequence[int]]
+    bits: bytes
 
 
 class SchedStats(msgspec.Struct):

@@ -18,15 +18,19 @@ from lmkit.api import (
     ResolvedPlan,
     SchedLimits,
     Scheduler,
+    Vocabulary,
     WorkerFacts,
 )
 from lmkit.config import EngineConfig
+from lmkit.engine.compiler import Compiler
 from lmkit.engine.core import EngineCore
+from lmkit.engine.grammars import ConstrainedOutput
 from lmkit.engine.intake import Intake
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
 from lmkit.execution import memory
 from lmkit.plugins import load_target, verify
+from lmkit.plugins.host import PluginHost
 
 
 class Phases:
@@ -72,12 +76,19 @@ def build_engine(
         with phase("scheduler"):
             length = memory.fit_length(info, kv, resolved.value("max_length") or config.model.max_length)
             limits = _limits(config, resolved, info, length, tokens, executor.depth)
-            core = EngineCore(_scheduler(resolved, limits, kv), executor, _intake(resolved, checkpoint, info, length))
+            constrained = _constrained_output(config, resolved, checkpoint, info, limits)
+            intake = _intake(resolved, checkpoint, info, length, constrained)
+            core = EngineCore(_scheduler(resolved, limits, kv), executor, intake)
     except BaseException:
         executor.close()
         raise
     shown = _facts(config, resolved, checkpoint, info, facts, kv, limits, tuple(phase.seconds))
-    return Engine(core, shown, executor.close)
+
+    def close() -> None:
+        constrained.close()
+        executor.close()
+
+    return Engine(core, shown, close)
 
 
 def _chosen(resolved: ResolvedPlan, kind: str) -> Any:
@@ -119,12 +130,29 @@ def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig) -> Sch
     return DefaultScheduler(limits, kv, target(**choice.options))
 
 
-def _intake(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, length: int) -> Intake:
+def _constrained_output(
+    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, limits: SchedLimits
+) -> ConstrainedOutput:
+    """Loads nothing before the first constraint comes."""
+
+    def open_vocabulary() -> Vocabulary:
+        from lmkit.text.side import load_tokenizer, vocabulary
+
+        tokenizer = load_tokenizer(checkpoint, resolved, config, PluginHost())
+        return vocabulary(tokenizer, limits.eos_token_ids, info.vocab_size)
+
+    return ConstrainedOutput(Compiler([c for c in resolved.choices if c.kind == "grammar"], open_vocabulary))
+
+
+def _intake(
+    resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, length: int, grammars: ConstrainedOutput
+) -> Intake:
     return Intake(
         vocab_size=info.vocab_size,
         max_length=length,
         fingerprint=f"{checkpoint.path}@{checkpoint.revision}:{resolved.hash}",
         kv_dtype=str(resolved.value("kv_dtype", "")),
+        grammars=grammars,
     )
 
 

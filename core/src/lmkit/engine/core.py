@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 from lmkit.api import (
     EngineDead,
@@ -25,6 +26,23 @@ from lmkit.engine.intake import Grammars, Intake, NoGrammars
 log = logging.getLogger("lmkit.engine")
 
 CHECK_INTERVAL = 1000  # steps between full checks of the invariants, made when the engine falls idle
+
+
+class _StepFailed(Exception):
+    """The executor did not do a step; `error` says why."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def _faults_of_executor() -> Iterator[None]:
+    """What goes wrong there ends the running requests; what goes wrong here ends the engine."""
+    try:
+        yield
+    except Exception as e:
+        raise _StepFailed(e) from e
 
 
 class EngineCore:
@@ -67,24 +85,43 @@ class EngineCore:
             raise EngineDead(f"rank {self.failure.rank}: {self.failure.message}")
         plan = self.scheduler.schedule()
         self.blocked = False
+        events: list[TokenEvent] = []
         try:
             if plan.rows or plan.gone:
-                self.executor.forward(plan)
+                with _faults_of_executor():
+                    self.executor.forward(plan)
+                while self._pending and self.grammars.concerns(plan):  # masks follow from tokens still in flight
+                    events += self._take()
                 masks = self.grammars.fill(plan)  # overlaps the forward pass
-                self._pending.append((plan, self.executor.sample(plan.step, masks)))
+                events += self._end_broken()
+                with _faults_of_executor():
+                    self._pending.append((plan, self.executor.sample(plan.step, masks)))
                 if len(self._pending) < self.executor.depth and self.scheduler.has_work():
-                    return []  # keep the pipe full
+                    return events  # keep the pipe full
             elif not self._pending:
                 self.blocked = True
                 return self.scheduler.update(plan, StepResult(plan.step, []))
-            plan, future = self._pending.popleft()
-            result = future.result()
-        except Exception as e:
-            return self._step_failed(e)
-        events = self.scheduler.update(plan, result)
+            events += self._take()
+        except _StepFailed as e:
+            return events + self._step_failed(e.error)
         if not self.has_work():
             self._on_idle()
         return events
+
+    def _take(self) -> list[TokenEvent]:
+        """The events of the oldest step in flight."""
+        plan, future = self._pending.popleft()
+        with _faults_of_executor():
+            result = future.result()
+        return self.scheduler.update(plan, result)
+
+    def _end_broken(self) -> list[TokenEvent]:
+        """Requests whose constraint cannot be followed any further."""
+        if not self.grammars.broken:
+            return []
+        broken, self.grammars.broken = self.grammars.broken, []
+        self.scheduler.abort([id for id, _ in broken])
+        return [TokenEvent(id, finish="error", error=error) for id, error in broken]
 
     def _step_failed(self, error: Exception) -> list[TokenEvent]:
         """What the workers hold is unknown: they forget it, and so do we. Raises EngineDead when they cannot."""

@@ -5,12 +5,13 @@ The front end validates too, and says it in its own dialect; this is the gate th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from lmkit.api import (
     EngineRequest,
+    ErrorInfo,
     Gate,
     GrammarMasks,
     InvalidParam,
@@ -25,8 +26,14 @@ from lmkit.scheduling.request import Request
 class Grammars(Protocol):
     """Constrained output of all requests of an engine: compiles at intake, fills masks while the forward pass runs."""
 
-    def gate(self, request: EngineRequest) -> Gate:
-        """Opens when the grammar is compiled. Raises InvalidParam when no backend takes it."""
+    broken: Sequence[tuple[str, ErrorInfo]]  # requests that `fill` found to be beyond help, until the core takes them
+
+    def gate(self, request: Request) -> Gate:
+        """Opens when the grammar is compiled; fails with the reason when it cannot be. Raises EngineBusy."""
+        ...
+
+    def concerns(self, plan: StepPlan) -> bool:
+        """Whether `fill` must know all tokens before this step."""
         ...
 
     def fill(self, plan: StepPlan) -> GrammarMasks | None: ...
@@ -35,7 +42,9 @@ class Grammars(Protocol):
 class NoGrammars:
     """The null object: an engine without a grammar backend."""
 
-    def gate(self, request: EngineRequest) -> Gate:
+    broken: Sequence[tuple[str, ErrorInfo]] = ()
+
+    def gate(self, request: Request) -> Gate:
         grammar = request.params.grammar
         raise InvalidParam(
             "grammar",
@@ -43,6 +52,9 @@ class NoGrammars:
             "an engine with a grammar backend, and none is installed",
             fix="leave out the constraint, or install a grammar plugin",
         )
+
+    def concerns(self, plan: StepPlan) -> bool:
+        return False
 
     def fill(self, plan: StepPlan) -> GrammarMasks | None:
         return None
@@ -81,9 +93,7 @@ class Intake:
                 )
         if request.transfer is not None:
             raise InvalidParam("transfer", request.transfer, "an engine with a KV connector, and none is configured")
-        if params.grammar is not None:
-            gates.append(self.grammars.gate(request))
-        return Request(
+        admitted = Request(
             id=request.id,
             params=params,
             num_prompt_tokens=len(request.token_ids),
@@ -95,6 +105,9 @@ class Intake:
             media=tuple(request.media),
             gates=[gate for gate in gates if gate is not None],
         )
+        if params.grammar is not None or (params.thinking is not None and params.thinking.budget is not None):
+            admitted.gates.append(self.grammars.gate(admitted))
+        return admitted
 
     def _fit(self, request: EngineRequest) -> SamplingParams:
         """Prompt and output within max_length. A missing max_tokens becomes what is left."""

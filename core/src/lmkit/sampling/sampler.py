@@ -204,10 +204,14 @@ class Sampler:
         for row in masks.rows:
             rows.append(start_of[row] + seen[row])
             seen[row] += 1
-        words = np.ascontiguousarray(np.array(masks.bits, dtype=np.int64).astype(np.uint32).astype("<u4"))
-        allowed = np.unpackbits(words.view(np.uint8), axis=1, count=x.shape[1], bitorder="little")
-        index = torch.tensor(rows, device=x.device)
-        x[index] = x[index].masked_fill_(torch.from_numpy(allowed == 0).to(x.device), -torch.inf)
+        packed = np.frombuffer(masks.bits, np.uint8).reshape(len(rows), -1)
+        allowed = np.unpackbits(packed, axis=1, count=x.shape[1], bitorder="little").view(np.bool_)
+        banned = torch.from_numpy(allowed).to(x.device).logical_not_()
+        if rows == list(range(len(x))):
+            x.masked_fill_(banned, -torch.inf)
+        else:
+            index = torch.tensor(rows, device=x.device)
+            x[index] = x[index].masked_fill_(banned, -torch.inf)
 
     def _min_tokens(self, x: Tensor, batch: SampleBatch) -> None:
         output = batch.positions - self.num_prompt[batch.slots]  # number of output tokens before this one

@@ -22,6 +22,7 @@ _LAZY = {
     "ModelConformance": "lmkit.testing.model",
     "ToolParserConformance": "lmkit.testing.parsers",
     "ReasoningParserConformance": "lmkit.testing.parsers",
+    "GrammarConformance": "lmkit.testing.grammars",
     "SchedulerConformance": "lmkit.testing.scheduler",
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from zlib import crc32
@@ -168,7 +168,7 @@ class HashExecutor:
         self.num_steps = 0
         self.max_rows_seen = 0
         self.closed = False
-        self._results: dict[int, StepResult] = {}
+        self._plans: dict[int, StepPlan] = {}  # between forward and sample
         self._callbacks: list[Callable[[Failure], None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hash-model") if delay else None
         if kv is not None:
@@ -193,11 +193,11 @@ class HashExecutor:
             self.fail(plan)
         self._apply(plan)
         self._write(plan)
-        self._results[plan.step] = self._read(plan)
+        self._plans[plan.step] = plan
         self.num_steps += 1
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
-        result = self._results.pop(step)
+        result = self._read(self._plans.pop(step), _allowed(masks))
         if self._thread is not None:
             return self._thread.submit(self._later, result)
         future: Future[StepResult] = Future()
@@ -227,7 +227,7 @@ class HashExecutor:
 
     def _clear(self) -> None:
         self.rows.clear()
-        self._results.clear()
+        self._plans.clear()
         self.low = [[EMPTY] * (n * self.block_size) for n in self.kv.num_blocks]
         self.high = [[EMPTY] * (n * self.block_size) for n in self.kv.num_blocks]
 
@@ -298,7 +298,7 @@ class HashExecutor:
             found.append(entries[offset : offset + length - first])
         return found
 
-    def _read(self, plan: StepPlan) -> StepResult:
+    def _read(self, plan: StepPlan, allowed: Mapping[int, list[int]]) -> StepResult:
         result = StepResult(plan.step, [])
         for i, work in enumerate(plan.rows):
             row = self.rows[work.id]
@@ -306,7 +306,7 @@ class HashExecutor:
             if reason is not None:
                 result.faults.append((i, reason))
                 self._poison(row, work)
-            tokens = self._draw(row, work) if work.sample else []
+            tokens = self._draw(row, work, allowed.get(i, ())) if work.sample else []
             result.tokens.append(tokens)
             if row.params.logprobs is not None or row.params.prompt_logprobs is not None:
                 result.logprobs.append(self._logprobs(i, row, work, tokens))
@@ -327,13 +327,16 @@ class HashExecutor:
             for position in range(work.start, work.start + work.num_tokens):
                 high[self._slot(row, g, position)] = NAN
 
-    def _draw(self, row: _Row, work: RowWork) -> list[int]:
-        """One token, and one more for each draft that was right."""
+    def _draw(self, row: _Row, work: RowWork, allowed: Sequence[int]) -> list[int]:
+        """One token, and one more for each draft that was right; not the one drawn but the next that is allowed."""
         first = work.start + work.num_tokens - len(work.drafts)
         tokens: list[int] = []
         for j in range(len(work.drafts) + 1):
             num_output = len(row.tokens) - row.num_prompt_tokens + j
-            tokens.append(self.model.draw(self._seen(row, first + j), row.params, num_output))
+            token = self.model.draw(self._seen(row, first + j), row.params, num_output)
+            while allowed and not allowed[j] >> token & 1:
+                token = (token + 1) % self.vocab_size
+            tokens.append(token)
             if j < len(work.drafts) and work.drafts[j] != tokens[j]:
                 break
         return tokens
@@ -349,6 +352,18 @@ class HashExecutor:
             for position in range(work.start + 1, min(work.start + work.num_tokens + 1, row.num_prompt_tokens)):
                 found.prompt.append(self.model.logprob(row.tokens[position], position, row.params.prompt_logprobs))
         return found
+
+
+def _allowed(masks: GrammarMasks | None) -> dict[int, list[int]]:
+    """Masks by row, as integers; one more than the row has drafts."""
+    found: dict[int, list[int]] = {}
+    if masks is not None:
+        width = len(masks.bits) // len(masks.rows)
+        for i, row in enumerate(masks.rows):
+            bits = int.from_bytes(masks.bits[i * width : (i + 1) * width], "little")
+            assert bits, "a mask that allows nothing"
+            found.setdefault(row, []).append(bits)
+    return found
 
 
 def echo_proposer(model_next: Callable[[list[int]], int]) -> Callable[[list[int], int], list[int]]:

@@ -21,6 +21,7 @@ from lmkit.api import (
     TemplateFailed,
     ToolDef,
     ToolFormat,
+    Vocabulary,
 )
 from lmkit.plugins import load_target
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
@@ -58,13 +59,10 @@ class TextSide:
 
         Plugins of `host` may supply the tokenizer and the template, unless the user names another tokenizer.
         """
-        eos = resolved.value("eos_token_ids") or _eos_ids(checkpoint)
-        path = _directory(checkpoint, config.model)
-        template, tokenizer = _template_file(config.model.chat_template), None
+        template = _template_file(config.model.chat_template)
         if host is not None and not config.model.tokenizer:
             template = template or host.first("lmkit_chat_template", checkpoint=checkpoint)
-            tokenizer = host.first("lmkit_load_tokenizer", checkpoint=checkpoint)
-        tokenizer = tokenizer or open_tokenizer(path, eos_token_ids=eos, chat_template=template)
+        tokenizer = load_tokenizer(checkpoint, resolved, config, host)
         template = template or tokenizer.chat_template
         variables = getattr(tokenizer, "special_tokens", None) or _special_tokens(tokenizer)
         return cls(
@@ -153,6 +151,25 @@ class TextSide:
         shown = {tokenizer.id_of(text) for text in keep}
         hidden = {i for i in tokenizer.special_ids if i not in shown} if skip_special else set()
         return BytesDetokenizer(lambda token: b"" if token in hidden else tokenizer.piece(token))
+
+
+def load_tokenizer(
+    checkpoint: Checkpoint, resolved: ResolvedPlan, config: EngineConfig, host: PluginHost | None = None
+) -> Tokenizer:
+    """A plugin's of `host`, unless the user names another one; else tokenizer.json. Raises CheckpointError."""
+    if host is not None and not config.model.tokenizer:
+        tokenizer = host.first("lmkit_load_tokenizer", checkpoint=checkpoint)
+        if tokenizer is not None:
+            return tokenizer
+    eos = resolved.value("eos_token_ids") or _eos_ids(checkpoint)
+    return open_tokenizer(_directory(checkpoint, config.model), eos_token_ids=eos)
+
+
+def vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int], size: int) -> Vocabulary:
+    """For grammar backends. `size`: columns of the model's logits."""
+    pieces = [tokenizer.piece(token) for token in range(min(tokenizer.vocab_size, size))]
+    encode = tokenizer.encode_inner if isinstance(tokenizer, JsonTokenizer) else None
+    return Vocabulary(pieces, frozenset(tokenizer.special_ids), tuple(eos_token_ids), size, encode)
 
 
 def _directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:

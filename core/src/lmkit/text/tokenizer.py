@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,11 @@ class JsonTokenizer:
         else:
             ids = self._raw.encode(text, add_special_tokens=add_special).ids
         return self._prefix + ids if add_special and self._prefix else ids
+
+    @property
+    def encode_inner(self) -> Callable[[str], list[int]] | None:
+        """Encodes text from the middle of another, where the vocabulary allows that."""
+        return (lambda text: self.encode(text, add_special=False)) if self._byte_level else None
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self._raw.decode(list(ids), skip_special_tokens=skip_special)

@@ -1,0 +1,87 @@
+"""Constrained output of all requests of an engine: gates while grammars are compiled, masks in every step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lmkit.api import ErrorInfo, GrammarError, GrammarMasks, PluginError, StepPlan
+from lmkit.engine.channel import Channel
+from lmkit.engine.compiler import Compilation, Compiler, Wanted
+from lmkit.engine.constraint import Constraint
+from lmkit.scheduling.request import Request
+
+log = logging.getLogger("lmkit.engine")
+
+
+class GrammarGate:
+    """Opens when the grammar is compiled, and then hands the request's constraint to `live`."""
+
+    name = "grammar"
+
+    def __init__(self, request: Request, compilation: Compilation, live: dict[str, Constraint]) -> None:
+        self._request, self._compilation, self._live = request, compilation, live
+
+    def ready(self) -> bool:
+        found, request = self._compilation, self._request
+        if not found.done or found.error is not None:
+            return False
+        channel = None
+        if found.markers is not None and request.params.thinking is not None:
+            channel = Channel(found.markers, request.params.thinking)
+        matcher = found.compiled.matcher() if found.compiled is not None else None
+        self._live[request.id] = Constraint(request, matcher, channel, found.ends, found.size)
+        return True
+
+    def error(self) -> ErrorInfo | None:
+        return self._compilation.error if self._compilation.done else None
+
+
+class ConstrainedOutput:
+    """Implements engine.intake.Grammars."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._live: dict[str, Constraint] = {}
+        self.broken: Sequence[tuple[str, ErrorInfo]] = ()
+
+    def gate(self, request: Request) -> GrammarGate:
+        params = request.params
+        thinking = params.thinking and replace(params.thinking, inside=False, budget=None)
+        wanted = Wanted(params.grammar, thinking, params.stop_token_ids)
+        return GrammarGate(request, self._compiler.submit(wanted), self._live)
+
+    def concerns(self, plan: StepPlan) -> bool:
+        return bool(self._live) and any(row.id in self._live for row in plan.rows)
+
+    def fill(self, plan: StepPlan) -> GrammarMasks | None:
+        for id in [id for id, c in self._live.items() if c.request.finish is not None]:
+            del self._live[id]
+        if not self._live:
+            return None
+        rows: list[int] = []
+        masks: list[np.ndarray] = []
+        for i, work in enumerate(plan.rows):
+            constraint = self._live.get(work.id)
+            if constraint is None or not work.sample:
+                continue
+            try:
+                found = constraint.masks(work.drafts)
+            except Exception as error:  # of a plugin, for this text: the other requests are not concerned
+                if not isinstance(error, GrammarError):
+                    log.error("request %s: the grammar backend failed", work.id, exc_info=error)
+                    error = PluginError(f"the grammar backend failed ({type(error).__name__})")
+                self.broken = [*self.broken, (work.id, error.info())]
+                del self._live[work.id]
+                continue
+            if any(mask is not None for mask in found):
+                rows += [i] * len(found)
+                masks += [constraint.anything if mask is None else mask for mask in found]
+        return GrammarMasks(rows, np.concatenate(masks).tobytes()) if rows else None
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._compiler.close()

@@ -1,0 +1,212 @@
+"""The grammar backend over llguidance: a lexer of derivatives and an Earley parser, masks in microseconds.
+
+What the library enforces it enforces to the letter (its JSON schemas are conjunctions of all keywords), and it refuses
+keywords that it does not know how to enforce. This module adds the refusals it lacks: old keywords, options smuggled in
+through a schema, nesting that is too deep, and grammars without any sentence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import llguidance
+import numpy as np
+from lmkit.api import Grammar, GrammarError, Vocabulary, keywords
+
+from lmkit_grammar_llguidance.lark import MAX_DEPTH as MAX_TAG_DEPTH
+from lmkit_grammar_llguidance.lark import OPTIONS, TagGrammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+MAX_DEPTH = 64  # of a schema
+MAX_CHOICES = 10_000
+UNKNOWN_KEYWORDS = frozenset({"disallow", "divisibleBy", "extends"})  # of old drafts: llguidance passes over them
+LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+
+
+class LlGuidance:
+    """Implements lmkit.api.GrammarBackend."""
+
+    kinds = frozenset({"json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag"})
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        ends = list(vocabulary.eos_token_ids) or [0]  # the engine decides about ends; the library wants one
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokens(vocabulary, ends[0])), n_vocab=vocabulary.size, eos_token=ends
+        )
+
+    def compile(self, grammar: Grammar) -> bytes:
+        source = self._source(grammar)
+        matcher = self._matcher(source)
+        if not any(matcher.compute_bitmask()) and not matcher.is_accepting():
+            raise GrammarError("nothing satisfies it")
+        _check(matcher)
+        return source.encode()
+
+    def load(self, compiled: bytes) -> LoadedGrammar:
+        return LoadedGrammar(self._matcher(compiled.decode()), len(compiled))
+
+    def _matcher(self, source: str) -> LLMatcher:
+        """Raises GrammarError."""
+        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
+        _check(matcher)
+        if warnings := matcher.get_grammar_warnings():
+            raise GrammarError("; ".join(warnings)[:1000])
+        return matcher
+
+    def _source(self, grammar: Grammar) -> str:
+        """The grammar in the library's own form. Raises GrammarError."""
+        match grammar.kind:
+            case "json_schema":
+                schema = _json(grammar.source, MAX_DEPTH)
+                schema = {} if schema is True else schema
+                check_schema(schema)
+                return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast(Any, OPTIONS))
+            case "json_object":
+                return llguidance.LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=cast(Any, OPTIONS))
+            case "regex":
+                return llguidance.LLMatcher.grammar_from_regex(grammar.source)
+            case "choice":
+                return llguidance.LLMatcher.grammar_from_lark(_choice(grammar.source))
+            case "ebnf":
+                return llguidance.LLMatcher.grammar_from_lark(_from_ebnf(grammar.source))
+            case "structural_tag":
+                tag = _json(grammar.source, MAX_DEPTH + 2 * MAX_TAG_DEPTH)
+                lark = TagGrammar(self._vocabulary, check_schema).build(tag)
+                return llguidance.LLMatcher.grammar_from_lark(lark)
+        _check_lark(grammar.source)
+        return llguidance.LLMatcher.grammar_from_lark(grammar.source)
+
+
+class LoadedGrammar:
+    """Implements lmkit.api.CompiledGrammar. Matchers are copies of one that has not moved."""
+
+    def __init__(self, fresh: LLMatcher, size: int) -> None:
+        self._fresh = fresh
+        self.nbytes = (1 << 17) + 32 * size
+
+    def matcher(self) -> GuidanceMatcher:
+        return GuidanceMatcher(self._fresh.deep_copy())
+
+
+class GuidanceMatcher:
+    """Implements lmkit.api.Matcher."""
+
+    __slots__ = ("_matcher",)
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def accept(self, ids: Sequence[int]) -> int:
+        return self._matcher.try_consume_tokens(list(ids))
+
+    def rollback(self, n: int) -> None:
+        assert self._matcher.rollback(n), "rolls back at most what was accepted"
+
+    def fill(self, row: np.ndarray) -> None:
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._matcher.is_error():
+            _check(self._matcher)
+
+    @property
+    def complete(self) -> bool:
+        return self._matcher.is_accepting()
+
+    @property
+    def exhausted(self) -> bool:
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+class _Tokens:
+    """The vocabulary as llguidance's TokenizerWrapper wants it."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, end: int) -> None:
+        self.eos_token_id = end
+        self.tokens = list(vocabulary.pieces)
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self._encode = vocabulary.encode
+        self._ids: dict[bytes, int] = {}
+        for token, piece in enumerate(vocabulary.pieces):
+            if piece and token not in vocabulary.special_ids:
+                self._ids.setdefault(piece, token)
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, data: bytes) -> list[int]:
+        """The tokens of forced text, as the model would write them."""
+        if self._encode is not None:
+            ids = self._encode(data.decode(errors="replace"))
+            if b"".join(self.tokens[i] for i in ids) == data:
+                return ids
+        ids, at = [], 0
+        while at < len(data):
+            ends = range(min(len(data), at + self._longest), at, -1)
+            end = next((e for e in ends if data[at:e] in self._ids), None)
+            if end is None:
+                break
+            ids.append(self._ids[data[at:end]])
+            at = end
+        return ids
+
+
+def check_schema(schema: object) -> None:
+    """Refuses what llguidance would pass over. Raises GrammarError."""
+    if not isinstance(schema, (dict, bool)):
+        raise GrammarError("a JSON schema is an object")
+    if schema is False:
+        raise GrammarError("nothing satisfies the schema false")
+    if unknown := keywords(schema) & UNKNOWN_KEYWORDS:
+        raise GrammarError(f"keywords that are not supported: {', '.join(sorted(unknown))}")
+    if '"x-guidance"' in json.dumps(schema):
+        raise GrammarError("x-guidance is not a keyword of JSON schema")
+
+
+def _check(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        message = matcher.get_error().replace("<non-verbose/>", "").strip()
+        raise GrammarError("nothing satisfies it" if message.startswith("NoExtension") else message[:1000])
+
+
+def _json(text: str, max_depth: int) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise GrammarError(f"it is not JSON: {str(e)[:200]}") from None
+    level, depth = [value], 0
+    while level := [v for item in level for v in _children(item)]:
+        depth += 1
+        if depth > max_depth:
+            raise GrammarError(f"it is nested deeper than {max_depth}")
+    return value
+
+
+def _children(value: Any) -> list[Any]:
+    return [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+def _choice(source: str) -> str:
+    choices = _json(source, 1)
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
+        raise GrammarError("a choice is a JSON list of texts that are not empty")
+    if len(choices) > MAX_CHOICES:
+        raise GrammarError(f"{len(choices)} choices, at most {MAX_CHOICES} are possible")
+    return "start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices)
+
+
+def _from_ebnf(source: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(source)
+    except Exception as e:  # the converter has no error type of its own
+        raise GrammarError(f"the EBNF rules cannot be read: {str(e)[:300]}") from None
+
+
+def _check_lark(source: str) -> None:
+    if "x-guidance" in source or "%llguidance" in source:
+        raise GrammarError("options of llguidance are not accepted")
