@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lmkit.api import SamplingParams
+    from lmkit.api import PoolingParams, SamplingParams
     from lmkit.llm import LLM, AsyncLLM
 
-_LAZY = {"LLM": "lmkit.llm", "AsyncLLM": "lmkit.llm", "SamplingParams": "lmkit.api"}
+_LAZY = {"LLM": "lmkit.llm", "AsyncLLM": "lmkit.llm", "PoolingParams": "lmkit.api", "SamplingParams": "lmkit.api"}
 
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "PoolingParams", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:

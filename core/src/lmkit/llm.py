@@ -41,6 +41,8 @@ from lmkit.engine.platform import platform_environment
 from lmkit.engine.supervisor import FACTORY, RESTARTS, Supervised
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
+from lmkit.pooled import PROMPT, PoolingCalls, answer_of, as_prompts, is_list, pool
+from lmkit.text.pooling import Call, Prompt, Vector
 from lmkit.text.side import TextSide
 from lmkit.text.stream import Finish, OutputEvent, OutputStream
 from lmkit.text.tools import tool_def
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
     from lmkit.engine.messages import EngineFacts
 
-Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -147,6 +148,14 @@ class _Job:
                     self._finish(reason, stop, error)
         return self.stream.finished
 
+    @property
+    def must_abort(self) -> bool:
+        return self.stream.must_abort
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.completion.token_ids)
+
     def _finish(self, reason: FinishReason, stop: str | int | None, error: ErrorInfo | None) -> None:
         done = self.completion
         done.finish_reason, done.stop, done.error = reason, stop, error
@@ -157,7 +166,26 @@ class _Job:
             self.output.prompt_logprobs = self.stream.prompt_logprobs
 
 
-class LLM:
+@dataclass(slots=True)
+class _Pooling:
+    """A pooling request on its way."""
+
+    request: EngineRequest
+    number: int
+    watch: Watch | None = None
+    vector: Vector | None = None
+    must_abort: bool = False
+    num_tokens: int = 0
+
+    def take(self, event: TokenEvent) -> bool:
+        """Raises the error that ended it."""
+        if self.watch is not None:
+            self.watch.see(event)
+        self.vector = answer_of(event)
+        return True
+
+
+class LLM(PoolingCalls):
     """A model in this process. Thread-safe; calls of `generate` and `chat` run one after another.
 
     Options are the fields of EngineConfig by name, as on the command line: LLM("demo", dtype="float32",
@@ -213,7 +241,7 @@ class LLM:
         there are several prompts. Raises RequestError when a prompt cannot be taken; then no output is
         returned.
         """
-        each = _as_list(prompts)
+        each = as_prompts(prompts)
         jobs: list[list[_Job]] = []
         for number, (prompt, one) in enumerate(zip(each, _per_prompt(params, len(each)), strict=True)):
             ids = self.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
@@ -261,8 +289,8 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputEvent]:
         """The completion as it is made: Text events and a Finish. Leaving the iterator early aborts."""
-        if len(prompts := _as_list(prompt)) != 1:
-            raise InvalidParam("prompt", prompt, _PROMPT)
+        if len(prompts := as_prompts(prompt)) != 1:
+            raise InvalidParam("prompt", prompt, PROMPT)
         prompt = prompts[0]
         (params,) = _per_prompt(params, 1)
         ids = self.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
@@ -345,10 +373,10 @@ class LLM:
                 self._step_until_done(jobs, advance)
         return [group[0].output for group in groups]
 
-    def _step_until_done(self, jobs: list[_Job], advance: Any) -> None:
+    def _step_until_done(self, jobs: Sequence[_Job | _Pooling], advance: Any) -> None:
         """Feeds requests as rows become free, so that the queue never overflows. Nothing is left behind, ever."""
         core, room = self._engine.core, 2 * max(1, self.facts.max_rows)
-        waiting, running = deque(jobs), dict[str, _Job]()
+        waiting, running = deque(jobs), dict[str, _Job | _Pooling]()
         left: dict[int, int] = {}
         for job in jobs:
             left[job.number] = left.get(job.number, 0) + 1
@@ -368,12 +396,26 @@ class LLM:
                     if not job.take(event):
                         continue
                     del running[event.id]
-                    if job.stream.must_abort:
+                    if job.must_abort:
                         core.abort([event.id])
                     left[job.number] -= 1
-                    advance(len(job.completion.token_ids), left[job.number] == 0)
+                    advance(job.num_tokens, left[job.number] == 0)
         finally:
             core.abort(list(running))
+
+    def _pooled(self, call: Call[Any]) -> Any:
+        with self._lock:
+            self._require_open()
+            jobs = []
+            for number, one in enumerate(call.requests):
+                self._count += 1
+                request = EngineRequest(
+                    f"llm-{self._count}", one.token_ids, SamplingParams(), arrival=monotonic(), pooling=one.params
+                )
+                jobs.append(_Pooling(request, number, self._observers.watch(request)))
+            with _bar(len(jobs), None) as advance:
+                self._step_until_done(jobs, advance)
+        return call.finish([job.vector for job in jobs if job.vector is not None])
 
     def _require_open(self) -> None:
         if self._closed:
@@ -394,7 +436,7 @@ class LLM:
         self.close()
 
 
-class AsyncLLM:
+class AsyncLLM(PoolingCalls):
     """An engine in its own process, with the text side beside it. Made by `AsyncLLM.start`."""
 
     def __init__(
@@ -448,6 +490,9 @@ class AsyncLLM:
     def facts(self) -> EngineFacts:
         return self.client.facts
 
+    async def _pooled(self, call: Call[Any]) -> Any:
+        return call.finish(await pool(self.client, call))
+
     def submit(self, request: EngineRequest) -> EventStream:
         """The events of the request; exactly one of them finishes it."""
         return self.client.submit(request)
@@ -470,42 +515,20 @@ class AsyncLLM:
 TAIL = 256  # characters of a prompt that parsers look at
 
 
-_PROMPT = "a text or a list of token ids"
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single text or list of ids is one prompt. Raises InvalidParam."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not _is_list(prompts):
-        raise InvalidParam("prompts", prompts, f"{_PROMPT}, or several of them")
-    several: list[Any] = list(prompts)
-    if several and all(isinstance(p, int) for p in several):
-        return [several]
-    for i, prompt in enumerate(several):
-        if not isinstance(prompt, str) and not (_is_list(prompt) and all(isinstance(t, int) for t in prompt)):
-            raise InvalidParam(f"prompts[{i}]", prompt, _PROMPT)
-    return several
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
-
-
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     """A single conversation is a list of one. Raises InvalidParam naming the message."""
     need = "a list of messages like {'role': 'user', 'content': 'Hello'}"
-    if not _is_list(messages) or not messages:
+    if not is_list(messages) or not messages:
         raise InvalidParam("messages", messages, need)
     several: list[Any] = [messages] if isinstance(messages[0], Mapping) else list(messages)
     for conversation in several:
-        if not _is_list(conversation) or not conversation:
+        if not is_list(conversation) or not conversation:
             raise InvalidParam("messages", conversation, need)
         for i, message in enumerate(conversation):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise InvalidParam(f"messages[{i}]", message, "a mapping with role and content")
             content = message.get("content")
-            if not (isinstance(content, str) or _is_list(content) or (content is None and "tool_calls" in message)):
+            if not (isinstance(content, str) or is_list(content) or (content is None and "tool_calls" in message)):
                 raise InvalidParam(f"messages[{i}].content", content, "a text")
     return several
 
@@ -513,7 +536,7 @@ def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num
-    if not _is_list(params) or not all(isinstance(one, SamplingParams) for one in params):
+    if not is_list(params) or not all(isinstance(one, SamplingParams) for one in params):
         raise InvalidParam("params", params, "SamplingParams, or a list of them")
     if len(params) != num:
         raise InvalidParam("params", len(params), f"one for all, or one per prompt ({num})")

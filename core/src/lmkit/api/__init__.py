@@ -26,6 +26,7 @@ from lmkit.api.errors import (
     UnknownKey,
     UnknownName,
     UnsupportedModel,
+    UnsupportedTask,
     WeightMismatch,
     nearest,
 )
@@ -70,9 +71,19 @@ from lmkit.api.execution import (
 )
 from lmkit.api.hooks import hookimpl
 from lmkit.api.json_schema import keywords, subschemas
-from lmkit.api.model import AttnNeed, KVSpec, LayerInfo, LinearSpec, ModelInfo, ParamSpec, WeightRule
+from lmkit.api.model import (
+    AttnNeed,
+    DenseInfo,
+    KVSpec,
+    LayerInfo,
+    LinearSpec,
+    ModelInfo,
+    ParamSpec,
+    PoolerInfo,
+    WeightRule,
+)
 from lmkit.api.null import NullCollectives, NullEvent, NullGraphs
-from lmkit.api.params import Grammar, SamplingParams, Thinking
+from lmkit.api.params import Grammar, PoolingParams, PoolingTask, SamplingParams, Thinking
 from lmkit.api.refusal import Refusal, Refused
 from lmkit.api.requests import (
     AttentionRequest,
@@ -159,6 +170,7 @@ from lmkit.api.wire import (
     GrammarMasks,
     MediaItem,
     NewRow,
+    Pooled,
     RowLogprobs,
     RowWork,
     SchedStats,

@@ -13,6 +13,7 @@
       RequestError              one request is wrong; nothing else is affected              HTTP 400
         InvalidParam            a field has a value outside its limits
         RequestTooLarge         the request cannot fit, even alone
+        UnsupportedTask         this model does something else (generate, embed, classify)
         TemplateFailed          the chat template refused or could not render the messages
       EngineError               the engine failed                                           exit 6, HTTP 500
         EngineDead              the engine process is gone (retryable)                      HTTP 503
@@ -169,6 +170,19 @@ class RequestTooLarge(RequestError):
     def __init__(self, field: str, value: int, limit: int, message: str = "", *, fix: str = "") -> None:
         self.field, self.value, self.limit = field, value, limit
         super().__init__(message or f"{field} is {value}, the limit is {limit}", fix=fix)
+
+
+class UnsupportedTask(RequestError):
+    """`task` was asked of a model that does `offered`."""
+
+    code = "unsupported-task"
+
+    def __init__(self, task: str, offered: Iterable[str]) -> None:
+        self.task, self.offered = task, tuple(offered)
+        super().__init__(
+            f"this model cannot {task}; it can: {', '.join(self.offered)}",
+            fix="serve a model made for it, or see --task for what else this checkpoint can do",
+        )
 
 
 class TemplateFailed(RequestError):

@@ -296,6 +296,7 @@ class StepInputs:
     capture: bool = False  # one token per row, and every planner allows it: may run as a captured graph
     adapters: Any = None
     embeds: Tensor | None = None
+    token_types: Tensor | None = None  # [T] int64: 1 in the second text of a pair; None: 0 everywhere
 
 
 class Model(Protocol):
@@ -304,7 +305,10 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[S, D] -> [S, V], float32 or the model's dtype."""
+        """The head: [S, D] -> [S, V], float32 or the model's dtype.
+
+        Of a pooling model: [S, D] -> [S, size before dense modules], on hidden states or what they were reduced to.
+        """
         ...
 
 
@@ -540,4 +544,5 @@ class LoadedModel:
     info: ModelInfo
     weight_bytes: int
     warnings: tuple[str, ...] = field(default_factory=tuple)
+    dense: nn.Module | None = None  # what follows the head of a pooling model
     attention: AttentionBackend | None = None  # the object the model's layers call: makes planners and KV tensors

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from lmkit.api.dtypes import itemsize
+from lmkit.api.params import PoolingTask
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +24,12 @@ class AttnNeed:
     kv_dtype: str = "auto"
     block_size: int = 0  # 0 until chosen
     v_head_dim: int | None = None  # None = head_dim
-    window: int | None = None  # a token sees the `window` last positions, itself included
+    window: int | None = None  # a token sees the `window` last positions, itself included; see `causal`
     softcap: float | None = None
     sinks: bool = False
     alibi: bool = False
     mla: bool = False
-    causal: bool = True
+    causal: bool = True  # False: it also sees what follows; a window then reaches equally far on both sides
 
     @property
     def features(self) -> frozenset[str]:
@@ -36,7 +37,8 @@ class AttnNeed:
         named = {
             "causal": self.causal,
             "bidirectional": not self.causal,
-            "sliding_window": self.window is not None,
+            "sliding_window": self.window is not None and self.causal,
+            "bidirectional_window": self.window is not None and not self.causal,
             "softcap": self.softcap is not None,
             "sinks": self.sinks,
             "alibi": self.alibi,
@@ -68,6 +70,38 @@ class LayerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class DenseInfo:
+    """A linear module after pooling, stored in a folder of its own beside the checkpoint."""
+
+    path: str
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation: Literal["none", "tanh", "relu", "gelu", "silu"] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerInfo:
+    """How a pooling model turns hidden states into vectors: reduce, Model.logits as the head, dense modules, scale.
+
+    Set by Architecture.describe; the resolver completes it with what the checkpoint's sentence-transformers files say.
+    """
+
+    task: PoolingTask
+    size: int  # of one vector
+    reduce: Literal["cls", "last", "mean", "max"] = "last"  # hidden states of the prompt to one; not for token tasks
+    normalize: bool = False  # embeddings are scaled to length 1
+    activation: Literal["none", "softmax", "sigmoid"] = "none"  # of classification scores
+    labels: tuple[str, ...] = ()  # of classes
+    dense: tuple[DenseInfo, ...] = ()
+
+    @property
+    def tasks(self) -> tuple[PoolingTask, ...]:
+        """What can be asked for: an embedding model also embeds each token."""
+        return ("embed", "token_embed") if self.task == "embed" else (self.task,)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Set by Architecture.describe; read by the resolver, memory planning, loading and intake."""
 
@@ -84,7 +118,13 @@ class ModelInfo:
     intermediate_size: int = 0  # widest activation, for the memory estimate
     linears: tuple[LinearSpec, ...] = ()  # every quantizable linear, in order
     adapter_targets: tuple[str, ...] = ()
+    pooler: PoolerInfo | None = None  # None: it generates
     config: Mapping[str, object] = field(default_factory=dict)  # architecture's own validated values, for build()
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees what follows it. Otherwise a prompt is computed in one step and nothing is cached."""
+        return all(layer.attn.causal for layer in self.layers)
 
     def kv_groups(self) -> list[tuple[AttnNeed, tuple[int, ...]]]:
         """Layers grouped by equal need, full attention first, in order of their first layer."""

@@ -1,4 +1,4 @@
-"""SamplingParams: immutable, validated once, carried unchanged from the front end to the worker."""
+"""SamplingParams and PoolingParams: immutable, validated once, carried unchanged from the front end to the worker."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ MAX_GRAMMAR = 1 << 19  # characters
 
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag"]
+MAX_DIMENSIONS = 1 << 20
+
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+POOLING_TASKS: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,28 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """Which vectors a pooling model answers with. Raises InvalidParam on construction.
+
+    "embed" and "classify" give one vector for the prompt, "token_embed" and "token_classify" one for each token.
+    """
+
+    task: PoolingTask = "embed"
+    dimensions: int | None = None  # leading components of an embedding that was trained for it (Matryoshka)
+    activation: bool | None = None  # False: scores before softmax, embeddings before scaling; None: as the model does
+    second: int = 0  # where the second text of a pair begins: token type 1 from there on; 0 = one text
+
+    def __post_init__(self) -> None:
+        if self.task not in POOLING_TASKS:
+            raise InvalidParam("task", self.task, f"one of {', '.join(POOLING_TASKS)}")
+        if self.dimensions is not None:
+            _integer("dimensions", self.dimensions, 1, MAX_DIMENSIONS)
+        if self.activation not in (None, True, False):
+            raise InvalidParam("activation", self.activation, "True, False or None")
+        _integer("second", self.second, 0, MAX_TOKENS)
 
 
 def _tuple(name: str, value: object) -> tuple:

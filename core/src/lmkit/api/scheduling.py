@@ -82,6 +82,7 @@ class SchedLimits:
     max_length: int  # prompt + output of one request
     eos_token_ids: tuple[int, ...] = ()
     prefix_cache: bool = True
+    whole_prompts: bool = False  # a prompt is computed in one step: its tokens see those that follow
     lookahead: int = 0  # draft slots reserved per row
     depth: int = 1  # steps in flight
     watermark: float = 0.01  # share of blocks kept free at admission, against thrashing

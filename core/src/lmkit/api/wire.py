@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from lmkit.api.errors import ErrorInfo
-from lmkit.api.params import SamplingParams
+from lmkit.api.params import PoolingParams, SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -38,6 +38,7 @@ class EngineRequest(msgspec.Struct):
     media: list[MediaItem] = []
     transfer: dict | None = None  # opaque to the core, read by the KV connector
     trace: dict | None = None
+    pooling: PoolingParams | None = None  # then nothing is sampled: the answer is `TokenEvent.pooled`
 
 
 class NewRow(msgspec.Struct):
@@ -51,6 +52,7 @@ class NewRow(msgspec.Struct):
     num_computed: int
     params: SamplingParams
     adapter: str | None = None
+    pooling: PoolingParams | None = None
 
 
 class RowWork(msgspec.Struct):
@@ -95,6 +97,13 @@ class RowLogprobs(msgspec.Struct, array_like=True):
     prompt: list[TokenLogprob] = []
 
 
+class Pooled(msgspec.Struct):
+    """Vectors of one request: float32, little-endian, row by row."""
+
+    data: bytes
+    shape: tuple[int, ...]  # (size,), or (tokens, size) of a token task
+
+
 class StepResult(msgspec.Struct):
     """Same order as plan.rows."""
 
@@ -102,6 +111,7 @@ class StepResult(msgspec.Struct):
     tokens: list[list[int]]  # [] for a row that did not sample
     drafts: list[list[int]] = []  # proposals for the next step; [] when there is no proposer
     logprobs: list[RowLogprobs] = []  # only rows that asked
+    pooled: list[tuple[int, Pooled]] = []  # row index, answer; of rows whose last prompt position was computed
     kv_report: bytes | None = None
     faults: list[tuple[int, str]] = []  # row index, reason; that request fails, the engine lives
 
@@ -116,6 +126,7 @@ class TokenEvent(msgspec.Struct):
     logprobs: list[TokenLogprob] = []  # one per token when asked for
     prompt_logprobs: list[TokenLogprob] = []  # positions 1.. of the prompt, in order, over the first events
     num_cached: int | None = None  # prompt tokens found in the prefix cache; first event only
+    pooled: Pooled | None = None  # of a pooling request, with its finish
     error: ErrorInfo | None = None
 
 

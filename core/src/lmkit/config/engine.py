@@ -15,6 +15,11 @@ class ModelConfig:
 
     model: Annotated[str, "checkpoint: 'demo', a local directory, or a Hugging Face id"] = "demo"
     tokenizer: Annotated[str | None, "tokenizer directory or id, when it is not the checkpoint's own"] = None
+    task: Annotated[
+        str,
+        "what it does: auto (as the checkpoint says), generate, embed, classify, token_embed or token_classify",
+        OneOf(("auto", "generate", "embed", "classify", "token_embed", "token_classify")),
+    ] = "auto"
     dtype: Annotated[str, "auto, bfloat16, float16 or float32", OneOf(("auto", "bfloat16", "float16", "float32"))] = (
         "auto"
     )

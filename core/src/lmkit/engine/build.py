@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any
 
 from lmkit.api import (
-    Architecture,
     Checkpoint,
     ConfigError,
     Executor,
@@ -29,6 +28,7 @@ from lmkit.engine.intake import Intake
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
 from lmkit.execution import memory
+from lmkit.execution.worker import describe_model
 from lmkit.plugins import load_target, verify
 from lmkit.plugins.host import PluginHost
 
@@ -63,7 +63,7 @@ def build_engine(
     phase = Phases()
     with phase("import"):
         verify(resolved)
-        info = _model_info(resolved, checkpoint)
+        info = describe_model(resolved, checkpoint)
         make = load_target(_chosen(resolved, "executor"))
         executor: Executor = make(config, resolved, checkpoint, progress)
     try:
@@ -71,10 +71,12 @@ def build_engine(
             facts = executor.start()
         with phase("KV cache"):
             tokens = memory.step_tokens(config, resolved)
-            kv = memory.plan_kv(facts, config, max_length=info.max_length, max_tokens=tokens)
+            kv = memory.plan_kv(facts, config, max_length=info.max_length, max_tokens=tokens, causal=info.causal)
             executor.configure_kv(kv)
         with phase("scheduler"):
             length = memory.fit_length(info, kv, resolved.value("max_length") or config.model.max_length)
+            if not info.causal:  # a prompt is computed in one step
+                length = min(length, tokens)
             limits = _limits(config, resolved, info, length, tokens, executor.depth)
             constrained = _constrained_output(config, resolved, checkpoint, info, limits)
             intake = _intake(resolved, checkpoint, info, length, constrained)
@@ -98,12 +100,6 @@ def _chosen(resolved: ResolvedPlan, kind: str) -> Any:
     return choice
 
 
-def _model_info(resolved: ResolvedPlan, checkpoint: Checkpoint) -> ModelInfo:
-    choice = _chosen(resolved, "model")
-    architecture: Architecture = load_target(choice)(**choice.options)
-    return architecture.describe(checkpoint.config)
-
-
 def _limits(
     config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo, length: int, tokens: int, depth: int
 ) -> SchedLimits:
@@ -112,7 +108,8 @@ def _limits(
         max_rows=config.sched.max_rows,
         max_length=length,
         eos_token_ids=tuple(resolved.value("eos_token_ids", info.eos_token_ids)),
-        prefix_cache=config.cache.prefix_cache,
+        prefix_cache=config.cache.prefix_cache and info.causal,
+        whole_prompts=not info.causal,
         lookahead=memory.num_drafts(config),
         depth=depth,
         max_waiting=config.sched.max_waiting,
@@ -153,6 +150,7 @@ def _intake(
         fingerprint=f"{checkpoint.path}@{checkpoint.revision}:{resolved.hash}",
         kv_dtype=str(resolved.value("kv_dtype", "")),
         grammars=grammars,
+        pooler=info.pooler,
     )
 
 
@@ -174,6 +172,7 @@ def _facts(
         block_size=kv.specs[0].block_size,
         max_rows=limits.max_rows,
         eos_token_ids=limits.eos_token_ids,
+        pooler=info.pooler,
         dtype=str(resolved.value("dtype", info.dtype)),
         device=resolved.device.name or resolved.device.platform,
         weight_bytes=facts.weight_bytes,

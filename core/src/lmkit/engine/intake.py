@@ -15,9 +15,12 @@ from lmkit.api import (
     Gate,
     GrammarMasks,
     InvalidParam,
+    PoolerInfo,
+    PoolingParams,
     RequestTooLarge,
     SamplingParams,
     StepPlan,
+    UnsupportedTask,
 )
 from lmkit.scheduling.hashes import root_hash
 from lmkit.scheduling.request import Request
@@ -74,9 +77,11 @@ class Intake:
     processors: Mapping[str, type | None] = field(default_factory=dict)  # keys of params.extra and what validates them
     media: frozenset[str] = frozenset()  # kinds of media the model reads
     grammars: Grammars = field(default_factory=NoGrammars)
+    pooler: PoolerInfo | None = None  # None: it generates
 
     def admit(self, request: EngineRequest) -> Request:
         """Raises RequestError (InvalidParam, RequestTooLarge) naming field, value and limit."""
+        check_task(self.pooler, request)
         params = self._fit(request)
         self._check_tokens(request.token_ids, params)
         self._check_extra(params)
@@ -101,6 +106,8 @@ class Intake:
             priority=request.priority,
             arrival=request.arrival,
             adapter=request.adapter,
+            pooling=request.pooling,
+            every_position=request.pooling is not None and not self._last_only(request.pooling),
             root_hash=root_hash(self.fingerprint, self.kv_dtype, request.adapter, request.cache_salt),
             media=tuple(request.media),
             gates=[gate for gate in gates if gate is not None],
@@ -109,19 +116,27 @@ class Intake:
             admitted.gates.append(self.grammars.gate(admitted))
         return admitted
 
+    def _last_only(self, pooling: PoolingParams) -> bool:
+        """Whether the last hidden state is enough, so that the others may come from the prefix cache."""
+        return self.pooler is not None and self.pooler.reduce == "last" and not pooling.task.startswith("token_")
+
     def _fit(self, request: EngineRequest) -> SamplingParams:
         """Prompt and output within max_length. A missing max_tokens becomes what is left."""
         n, params = len(request.token_ids), request.params
         if n == 0:
             raise InvalidParam("prompt", [], "at least one token")
-        if n >= self.max_length:
+        room = self.max_length - n
+        if room < (request.pooling is None):
+            what = "prompt and output together have" if request.pooling is None else "the model reads"
             raise RequestTooLarge(
                 "prompt",
                 n,
                 self.max_length,
-                f"the prompt has {n} tokens; prompt and output together have at most {self.max_length}",
+                f"the prompt has {n} tokens; {what} at most {self.max_length}",
                 fix="shorten the prompt",
             )
+        if request.pooling is not None:
+            return replace(params, max_tokens=1)
         if params.max_tokens is None:
             return replace(params, max_tokens=self.max_length - n)
         if n + params.max_tokens > self.max_length:
@@ -164,3 +179,28 @@ class Intake:
                 options(**value)
             except (TypeError, ValueError) as e:
                 raise InvalidParam(f"extra.{key}", value, f"valid options: {e}") from e
+
+
+MAX_VECTORS = 64 << 20  # bytes of one answer; more must not cross the engine's socket
+
+
+def check_task(pooler: PoolerInfo | None, request: EngineRequest) -> None:
+    """Whether a model with `pooler` (None: it generates) can do what is asked. Raises RequestError."""
+    pooling = request.pooling
+    offered = ("generate",) if pooler is None else pooler.tasks
+    task = "generate" if pooling is None else pooling.task
+    if task not in offered:
+        raise UnsupportedTask(task, offered)
+    if pooler is None or pooling is None:
+        return
+    if pooling.dimensions is not None and (pooling.dimensions > pooler.size or "embed" not in task):
+        raise InvalidParam("dimensions", pooling.dimensions, f"at most {pooler.size}, for embeddings only")
+    n = len(request.token_ids)
+    if pooling.second > n:
+        raise InvalidParam("second", pooling.second, f"a position of the prompt, which has {n} tokens")
+    nbytes = 4 * pooler.size * n
+    if task.startswith("token_") and nbytes > MAX_VECTORS:
+        limit = MAX_VECTORS // (4 * pooler.size)
+        raise RequestTooLarge(
+            "prompt", n, limit, f"{n} vectors of {pooler.size} numbers are too many", fix="shorten it"
+        )

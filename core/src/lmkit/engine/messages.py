@@ -16,6 +16,7 @@ from lmkit.api import (
     EngineRequest,
     ErrorInfo,
     LmkitError,
+    PoolerInfo,
     ResolvedPlan,
     SchedStats,
     SelectionError,
@@ -36,6 +37,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     block_size: int = 0
     max_rows: int = 0
     eos_token_ids: tuple[int, ...] = ()
+    pooler: PoolerInfo | None = None  # None: it generates
     dtype: str = ""
     device: str = ""
     weight_bytes: int = 0

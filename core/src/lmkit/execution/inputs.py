@@ -52,8 +52,9 @@ class InputBuilder:
 
     def __init__(
         self, rows: RowTable, limits: StepLimits, specs: Sequence[KVSpec], planners: Sequence[AttnPlanner],
-        kv: Sequence[torch.Tensor], platform: Platform,
+        kv: Sequence[torch.Tensor], platform: Platform, pairs: bool = False,
     ) -> None:  # fmt: skip
+        """`pairs`: rows may hold two texts, which the model tells apart by token types."""
         self.rows, self.limits, self.specs, self.planners, self.kv = rows, limits, specs, planners, kv
         tokens, max_rows = limits.max_tokens, limits.max_rows
 
@@ -63,6 +64,7 @@ class InputBuilder:
         self.token_ids = buffer((tokens,), torch.int64)
         self.positions = buffer((tokens,), torch.int64)
         self.logits_rows = buffer((tokens,), torch.int64)
+        self.token_types = buffer((tokens,), torch.int64) if pairs else None
         self.query_start = buffer((max_rows + 1,), torch.int32)
         self.seq_len = buffer((max_rows,), torch.int32)
         self.tables = [buffer((max_rows, table.shape[1]), torch.int32) for table in rows.table]
@@ -140,6 +142,9 @@ class InputBuilder:
             logits_rows=self.logits_rows.push(len(last)),
             capture=decode_only and self.capturable,
         )
+        if self.token_types is not None and (second := rows.second[token_slots]).any():
+            self.token_types.array[:num_tokens] = (second > 0) & (positions >= second)
+            inputs.token_types = self.token_types.push(num_tokens)
         self.uploaded.record()
         return Step(plan, inputs, slots, sample_rows, logit_slots, next_positions, num_drafts, decode_only)
 

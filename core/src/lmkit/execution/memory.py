@@ -59,12 +59,14 @@ def bytes_for(specs: Sequence[KVSpec], length: int, max_tokens: int) -> int:
 
 
 def plan_kv(
-    facts: WorkerFacts, config: EngineConfig, *, max_length: int | None = None, max_tokens: int | None = None
-) -> KVConfig:
+    facts: WorkerFacts, config: EngineConfig, *, max_length: int | None = None, max_tokens: int | None = None,
+    causal: bool = True,
+) -> KVConfig:  # fmt: skip
     """How many blocks each KV group gets.
 
     `max_length`: longest row, when it is known (the user's, or the model's); "auto" memory then takes no more than
-    `max_rows` rows of that length can use. Raises CapacityError when not even one row fits.
+    `max_rows` rows of that length can use. Without `causal` a prompt holds blocks for one step only, so "auto" takes
+    what the prompts of the steps in flight fill. Raises CapacityError when not even one row fits.
     """
     specs = facts.kv_specs
     max_tokens = max_tokens or step_tokens(config)
@@ -80,6 +82,8 @@ def plan_kv(
         if budget > facts.free_kv_bytes:
             raise _too_little(budget, facts.free_kv_bytes, f"cache.memory = {config.cache.memory!r}")
         rows = config.sched.max_rows if config.cache.memory == "auto" and longest else None
+        if rows and longest and not causal:  # each row fills its last block in part
+            rows = -(-config.parallel.depth * (max_tokens + rows * specs[0].block_size) // longest)
         kv = KVConfig(specs, _share(specs, budget, longest or floor, max_tokens, rows))
     for spec, num in zip(specs, kv.num_blocks, strict=True):
         if num - 1 < blocks_needed(spec, floor, max_tokens):
@@ -151,7 +155,7 @@ def estimate(
             fix="use a smaller model or dtype, or another device",
         )
     facts = WorkerFacts(free, weights, activations, specs)
-    kv = plan_kv(facts, config, max_length=info.max_length, max_tokens=max_tokens)
+    kv = plan_kv(facts, config, max_length=info.max_length, max_tokens=max_tokens, causal=info.causal)
     length = fit_length(info, kv, config.model.max_length)
     per_token = sum(spec.bytes_per_block // spec.block_size for spec in specs)
     tokens = min((n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True))

@@ -12,7 +12,7 @@ from lmkit.api import EngineError, NewRow, StepPlan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lmkit.api import SamplingParams
+    from lmkit.api import PoolingParams, SamplingParams
 
 
 class RowTable:
@@ -28,10 +28,12 @@ class RowTable:
         self.slot_of: dict[str, int] = {}  # id -> slot
         self.ids: list[str | None] = [None] * max_rows
         self.params: list[SamplingParams | None] = [None] * max_rows
+        self.pooling: list[PoolingParams | None] = [None] * max_rows
         self.epoch = np.zeros(max_rows, np.int64)
         self.tokens = np.zeros((max_rows, max_length), np.int32)  # prompt and accepted output, then this step's drafts
         self.num_tokens = np.zeros(max_rows, np.int64)  # known tokens, drafts excluded
         self.num_prompt = np.zeros(max_rows, np.int64)
+        self.second = np.zeros(max_rows, np.int64)  # first position of token type 1; 0 = none
         self.table = [np.zeros((max_rows, n), np.int32) for n in max_blocks]  # block ids per KV group
         self.num_blocks = np.zeros((len(max_blocks), max_rows), np.int64)
         self._free = list(range(max_rows - 1, -1, -1))  # descending, so that pop() takes the lowest
@@ -63,8 +65,8 @@ class RowTable:
 
     def _remove(self, id: str) -> int:
         slot = self.slot_of.pop(id)
-        self.ids[slot] = self.params[slot] = None
-        self.num_tokens[slot] = self.num_prompt[slot] = 0
+        self.ids[slot] = self.params[slot] = self.pooling[slot] = None
+        self.num_tokens[slot] = self.num_prompt[slot] = self.second[slot] = 0
         self.num_blocks[:, slot] = 0
         self._free.append(slot)
         return slot
@@ -77,6 +79,8 @@ class RowTable:
         slot = self._free.pop()
         self.slot_of[row.id] = slot
         self.ids[slot], self.params[slot], self.epoch[slot] = row.id, row.params, row.epoch
+        if row.pooling is not None:
+            self.pooling[slot], self.second[slot] = row.pooling, row.pooling.second
         n = len(row.tokens)
         self.tokens[slot, :n] = row.tokens
         self.num_tokens[slot], self.num_prompt[slot] = n, row.num_prompt_tokens

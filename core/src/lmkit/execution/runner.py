@@ -22,6 +22,7 @@ from lmkit.api import (
     StepResult,
 )
 from lmkit.execution.inputs import InputBuilder, PromptJob, Step
+from lmkit.execution.pooling import RowPooler
 from lmkit.execution.rows import RowTable
 from lmkit.sampling import SampleBatch, Sampled, Sampler, TokenChoice, accept, gather_logprobs
 from lmkit.sampling.noise import seed_of
@@ -61,7 +62,11 @@ class Runner:
         self.rows = RowTable(limits.max_rows, limits.max_length + max_drafts + 1, max_blocks)
         self.sampler = Sampler(limits.max_rows, loaded.info.vocab_size, eos_token_ids, processors)
         planners = [b.planner(need, limits, platform) for b, need in zip(backends, needs, strict=True)]
-        self.inputs = InputBuilder(self.rows, limits, kv.specs, planners, self.kv, platform)
+        pooler = loaded.info.pooler
+        self.pooler = RowPooler(pooler, loaded.model, loaded.dense) if pooler is not None else None
+        self.inputs = InputBuilder(
+            self.rows, limits, kv.specs, planners, self.kv, platform, pairs=self.pooler is not None
+        )
         self.graphs = platform.graphs(limits)
         self._prompt_slots: set[int] = set()  # slots whose rows want prompt log-probabilities
         self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
@@ -105,6 +110,8 @@ class Runner:
             self._accept(step, self.sampler.sample(self.model.logits(hidden), batch, masks), result)
         for job in step.prompt_jobs:
             self._prompt_logprobs(job, step, pending.hidden, result)
+        if self.pooler is not None:
+            self.pooler.pool(step, self.rows, pending.hidden, result)
         return result
 
     def reset(self) -> None:
@@ -112,13 +119,17 @@ class Runner:
         self.pending.clear()
         self._prompt_slots.clear()
         self.sampler.clear()
+        if self.pooler is not None:
+            self.pooler.clear()
         self.rows.clear()
 
     def check(self) -> None:
         """Invariants of the worker; AssertionError naming the broken one."""
         self.rows.check()
         held = [slot for slot, params in enumerate(self.sampler.params) if params is not None]
-        assert held == sorted(self.rows.slot_of.values()), "sampling state belongs to exactly the rows"
+        if self.pooler is not None:
+            held = self.pooler.slots
+        assert held == sorted(self.rows.slot_of.values()), "sampling or pooling state belongs to exactly the rows"
 
     # ------------------------------------------------------------------------------------------- details
 
@@ -126,12 +137,19 @@ class Runner:
         return self.rows.row_tokens(slot).tolist()
 
     def _added(self, slot: int, row: NewRow) -> None:
+        if self.pooler is not None:
+            assert row.pooling is not None, f"row {row.id} wants tokens of a pooling model"
+            self.pooler.add(slot, row.pooling)
+            return
         seed = row.params.seed if row.params.seed is not None else seed_of(row.id, self.seed)
         self.sampler.add(slot, row.params, self.rows.row_tokens(slot), row.num_prompt_tokens, seed)
         if row.params.prompt_logprobs is not None:
             self._prompt_slots.add(slot)
 
     def _removed(self, slot: int) -> None:
+        if self.pooler is not None:
+            self.pooler.remove(slot)
+            return
         self.sampler.remove(slot)
         self._prompt_slots.discard(slot)
 

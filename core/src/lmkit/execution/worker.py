@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from lmkit.api import (
@@ -17,6 +18,7 @@ from lmkit.api import (
     LoadedModel,
     ModelInfo,
     PluginError,
+    PoolerInfo,
     Reply,
     ResetCache,
     ResolvedPlan,
@@ -44,7 +46,7 @@ class Worker:
         self.config, self.resolved, self.checkpoint, self.progress = config, resolved, checkpoint, progress
         self.rank, self.debug_kv = rank, debug_kv
         self.platform: Platform = make(resolved, "platform")
-        self.info = complete(make(resolved, "model").describe(checkpoint.config), resolved)
+        self.info = describe_model(resolved, checkpoint)
         self.backend: AttentionBackend = make(resolved, "attention", "text")
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None
@@ -124,9 +126,11 @@ def make(resolved: ResolvedPlan, kind: str, component: str | None = None) -> Any
     return load_target(choice)(**choice.options)
 
 
-def complete(info: ModelInfo, resolved: ResolvedPlan) -> ModelInfo:
-    """`info` with what the resolver decided filled into each layer's attention need."""
+def describe_model(resolved: ResolvedPlan, checkpoint: Checkpoint) -> ModelInfo:
+    """The model as data, with what the resolver decided: each layer's attention need, and the pooler."""
+    info: ModelInfo = make(resolved, "model").describe(checkpoint.config)
     dtype = resolved.value("dtype", info.dtype)
     known = {"dtype": dtype, "kv_dtype": resolved.value("kv_dtype", dtype), "block_size": resolved.value("block_size")}
     layers = tuple(replace(layer, attn=replace(layer.attn, **known)) for layer in info.layers)
-    return replace(info, layers=layers)
+    pooler = resolved.value("pooler")
+    return replace(info, layers=layers, pooler=pooler and msgspec.convert(pooler, PoolerInfo))

@@ -15,6 +15,7 @@ _HOME = {
     "decoder_config": "describe",
     "decoder_info": "describe",
     "decoder_weights": "describe",
+    "class_pooler": "poolers",
     "Builder": "build",
     "PLAIN": "linear",
     "Linear": "linear",

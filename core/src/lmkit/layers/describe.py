@@ -58,6 +58,10 @@ class ConfigReader:
             raise UnsupportedModel(key, value, f"an integer from 1 to {maximum}")
         return value
 
+    def count(self, key: str, default: Any = REQUIRED) -> int:
+        """An integer from 0 on."""
+        return 0 if self._get(key, default) == 0 else self.integer(key, default)
+
     def layers(self, key: str = "num_hidden_layers") -> int:
         return self.integer(key, maximum=MAX_LAYERS)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmkit.api import Checkpoint, CheckpointError, CheckpointOptions
+from lmkit.loading.sentence import MODULES, module_paths, read_modules
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 INDEX = "model.safetensors.index.json"
@@ -35,7 +36,11 @@ def open_checkpoint(ref: str, options: CheckpointOptions) -> Checkpoint | None:
     if ref.startswith((".", "/", "~")):
         raise CheckpointError(f"no such directory: {ref}", fix="give a checkpoint directory or a hub id 'org/name'")
     if HUB_ID.match(ref):
-        return read_directory(ref, download(ref, options), options.revision)
+        path = download(ref, options)
+        if (path / MODULES).is_file() and (folders := module_paths(path)):
+            patterns = [f"{folder}/*.{kind}" for folder in folders for kind in ("json", "safetensors")]
+            download(ref, options, patterns, ignore=())
+        return read_directory(ref, path, options.revision)
     return None
 
 
@@ -52,6 +57,7 @@ def read_directory(ref: str, path: Path, revision: str | None = None) -> Checkpo
         generation_config=read_json(path / "generation_config.json")
         if (path / "generation_config.json").is_file()
         else {},
+        modules=read_modules(path),
         files=tuple(files),
         nbytes=sum(f.stat().st_size for f in files),
         revision=revision,
@@ -105,7 +111,9 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def download(ref: str, options: CheckpointOptions, patterns: Sequence[str] = PATTERNS) -> Path:
+def download(
+    ref: str, options: CheckpointOptions, patterns: Sequence[str] = PATTERNS, ignore: Sequence[str] = UNNEEDED
+) -> Path:
     """Directory with those files of a hub checkpoint, from the cache or the network. Raises CheckpointError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -124,7 +132,7 @@ def download(ref: str, options: CheckpointOptions, patterns: Sequence[str] = PAT
                 cache_dir=options.cache_dir,
                 local_files_only=options.offline,
                 allow_patterns=list(patterns),
-                ignore_patterns=UNNEEDED,
+                ignore_patterns=list(ignore),
             )
         )
     except GatedRepoError as e:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,9 +34,12 @@ from lmkit.api import (
     TensorEntry,
     UnsupportedModel,
     WeightMismatch,
+    WeightRule,
 )
 from lmkit.layers.build import Builder
 from lmkit.layers.linear import Linear
+from lmkit.layers.pooled import Dense
+from lmkit.loading.checkpoint import weight_files
 from lmkit.loading.rules import Match, Rules
 from lmkit.plugins import load_target
 
@@ -60,7 +63,7 @@ def load_model(
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
     CheckpointError when a file turns out to be damaged later.
     """
-    architecture: Architecture = load_target(_choice(resolved, "model"))()
+    architecture: Architecture = make(_choice(resolved, "model"))
     builder = make_builder(resolved, checkpoint, info, collectives)
     with torch.device("meta"):
         model = architecture.build(info, builder)
@@ -68,15 +71,32 @@ def load_model(
         raise PluginError(f"{info.architecture}: build() must return a torch module, got {type(model).__name__}")
     loader: Loader = load_target(_choice(resolved, "loader"))()
     warnings = fill_model(model, Rules(architecture.weights(info)), loader, checkpoint, device, progress)
+    dense = _load_dense(info, builder.dtype, loader, checkpoint, device) if info.pooler and info.pooler.dense else None
     model.to(device)  # buffers
     model.eval()
     return LoadedModel(
         model=model,
         info=info,
-        weight_bytes=weight_bytes(model),
+        weight_bytes=weight_bytes(model) + (weight_bytes(dense) if dense is not None else 0),
         warnings=(*builder.warnings, *warnings),
+        dense=dense,
         attention=builder.backend,
     )
+
+
+def _load_dense(
+    info: ModelInfo, dtype: torch.dtype, loader: Loader, checkpoint: Checkpoint, device: torch.device
+) -> nn.Module:
+    """The dense modules that follow the head, each from its own folder."""
+    modules = []
+    for dense in info.pooler.dense if info.pooler else ():
+        with torch.device("meta"):
+            module = Dense(dense, dtype)
+        folder = checkpoint.path / dense.path
+        there = replace(checkpoint, path=folder, files=tuple(weight_files(folder)))
+        fill_model(module, Rules([WeightRule("linear.{p}", "linear.{p}")]), loader, there, device)
+        modules.append(module)
+    return nn.Sequential(*modules)
 
 
 def make_builder(

@@ -58,6 +58,7 @@ from lmkit.plugins.catalog import install_command
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.platforms import choose_platform, consider_platforms
+from lmkit.plugins.pooling import complete_pooler, converted, find_head, max_length
 from lmkit.plugins.proposals import PROPOSABLE, merge
 from lmkit.plugins.refs import call, load_target
 from lmkit.plugins.select import Candidate, Outcome, consider, failure, parse_selection
@@ -170,10 +171,17 @@ class Resolver:
         architecture = checkpoint.architecture
         if not architecture:
             raise CheckpointError(f"{checkpoint.path / 'config.json'} names no architecture", fix="add 'architectures'")
-        request = ModelRequest(architecture=architecture, device=self.device, tp=parallel.tp, pp=parallel.pp)
-        choice = self._pick(request, architecture, why=f"the checkpoint is a {architecture}")
-        target: Architecture = load_target(choice)()
-        self.info = call(f"{choice.target}.describe", target.describe, checkpoint.config)
+        task = self.config.model.task
+        native, head = find_head(checkpoint, self.host.names("model"), task)
+        request = ModelRequest(architecture=native, device=self.device, tp=parallel.tp, pp=parallel.pp)
+        outcome = self._consider(request, native)
+        choice = outcome.choice(why=f"the checkpoint is a {architecture}")
+        choice = self._keep(outcome, converted(choice, head) if head else choice)
+        target: Architecture = load_target(choice)(**choice.options)
+        info: ModelInfo = call(f"{choice.target}.describe", target.describe, checkpoint.config)
+        self.info = replace(info, pooler=complete_pooler(info, checkpoint, task))
+        if self.info.pooler is not None:
+            self._derive("pooler", msgspec.to_builtins(self.info.pooler), "the checkpoint's modules and configuration")
         eos = [*self.described_model.eos_token_ids, *_ints(checkpoint.generation_config.get("eos_token_id"))]
         self._derive("eos_token_ids", sorted(set(eos)), "config and generation_config")
 
@@ -331,6 +339,7 @@ class Resolver:
             if not isinstance(proposal, ConfigProposal):
                 raise PluginError(f"lmkit_configure of {module} returned {proposal!r}, not a ConfigProposal")
         proposals += self._platform_defaults()
+        proposals = [*self._pooling_defaults(proposals), *proposals]
         dims = attention[0].block_sizes if attention else Dims()
         proposals = [
             (module, p) for module, p in proposals
@@ -358,6 +367,19 @@ class Resolver:
         platform: Platform = load_target(choice)()
         suggested = call(f"{choice.target}.defaults", platform.defaults, self.described_model, self.chosen_device)
         return [(choice.name, ConfigProposal(key, value, "the platform's default")) for key, value in suggested.items()]
+
+    def _pooling_defaults(self, proposals: Sequence[tuple[str, ConfigProposal]]) -> list[tuple[str, ConfigProposal]]:
+        """The checkpoint's own length, and steps that hold a whole prompt where tokens see those that follow."""
+        info, found = self.described_model, []
+        length = max_length(self.found_checkpoint)
+        if info.pooler is not None and length is not None and length < info.max_length:
+            found.append(("the checkpoint", ConfigProposal("model.max_length", length, "its max_seq_length")))
+        if not info.causal:
+            others = [int(str(p.value)) for _, p in proposals if p.key == "sched.max_tokens"]
+            longest = self.config.model.max_length or min(length or info.max_length, info.max_length)
+            reason = "a prompt is computed in one step"
+            found.append(("the model", ConfigProposal("sched.max_tokens", max([longest, *others]), reason)))
+        return found
 
     # --------------------------------------------------------------------------------------------------- helpers
 
@@ -405,7 +427,7 @@ class Resolver:
         spec = (candidate or outcome.chosen).spec  # type: ignore[union-attr]
         assert spec is not None
         options = parse_options(choice.kind, spec, self.config.plugins.get(f"{choice.kind}.{choice.name}", {}))
-        choice = msgspec.structs.replace(choice, options=options)
+        choice = msgspec.structs.replace(choice, options={**options, **choice.options})
         self._choices.append(choice)
         self._specs.append(spec)
         self.host.activate(choice.module)

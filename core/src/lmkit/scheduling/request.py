@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lmkit.api import FinishReason, Gate, MediaItem, SamplingParams
+from lmkit.api import FinishReason, Gate, MediaItem, PoolingParams, SamplingParams
 
 if TYPE_CHECKING:
     from lmkit.scheduling.table import BlockTable
@@ -22,6 +22,8 @@ class Request:
     priority: int = 0
     arrival: float = 0.0
     adapter: str | None = None
+    pooling: PoolingParams | None = None  # then the prompt is all there is
+    every_position: bool = False  # its vectors need all hidden states: no prefix is taken from the cache
     root_hash: bytes = b""  # parent of the first block's hash
     media: tuple[MediaItem, ...] = ()
     gates: list[Gate] = field(default_factory=list)

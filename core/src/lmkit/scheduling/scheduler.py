@@ -75,9 +75,11 @@ class Scheduler:
             raise InvalidParam("id", r.id, "an id that no unfinished request has")
         if r.params.max_tokens is None or r.num_prompt_tokens < 1:
             raise InvalidParam("max_tokens", r.params.max_tokens, "a number, and a prompt of at least one token")
-        r.max_length = r.num_prompt_tokens + r.params.max_tokens
+        r.max_length = r.num_prompt_tokens + (r.params.max_tokens if r.pooling is None else 0)
         if r.max_length > limits.max_length:
             raise RequestTooLarge("prompt + max_tokens", r.max_length, limits.max_length)
+        if limits.whole_prompts and r.num_prompt_tokens > limits.max_tokens:
+            raise RequestTooLarge("prompt", r.num_prompt_tokens, limits.max_tokens, fix="raise --max-step-tokens")
         for group in self.groups:
             need = group.blocks_needed(r.max_length + limits.lookahead, limits.max_tokens)
             if need > group.pool.num_usable:
@@ -132,7 +134,7 @@ class Scheduler:
             i += 1
             num_tokens = len(r.tokens) + r.num_inflight
             n = num_tokens + len(r.drafts) - r.num_computed
-            if n <= 0 or num_tokens >= r.max_length:
+            if n <= 0 or (num_tokens >= r.max_length and r.pooling is None):
                 continue
             if n > budget:
                 n = budget
@@ -153,6 +155,8 @@ class Scheduler:
             if r.gates and not self._gates_open(r):
                 i += r.finish is None
                 continue
+            if self.limits.whole_prompts and budget < len(r.tokens):
+                return
             state = (r.epoch, [len(group.pool.free) for group in self.groups])
             if state == self._no_room:
                 return
@@ -210,7 +214,7 @@ class Scheduler:
         return n
 
     def _may_hit(self, r: Request) -> bool:
-        return self.limits.prefix_cache and r.params.prompt_logprobs is None  # scoring needs every position computed
+        return self.limits.prefix_cache and not r.every_position and r.params.prompt_logprobs is None
 
     def _num_hits(self, r: Request) -> int:
         """Leading blocks found in the cache; at least one token is left to compute."""
@@ -224,13 +228,21 @@ class Scheduler:
         start = r.num_computed
         num_tokens = len(r.tokens) + r.num_inflight
         end = start + n
-        sample = end >= num_tokens
+        sample = end >= num_tokens and r.pooling is None
         table = r.held
         if not r.resident:
             r.resident = True
             plan.new.append(
                 NewRow(
-                    r.id, r.epoch, r.tokens[:], r.num_prompt_tokens, table.unsent(), start, r.params, adapter=r.adapter
+                    r.id,
+                    r.epoch,
+                    r.tokens[:],
+                    r.num_prompt_tokens,
+                    table.unsent(),
+                    start,
+                    r.params,
+                    r.adapter,
+                    r.pooling,
                 )
             )
         elif len(table.blocks[0]) > table.num_sent:
@@ -271,6 +283,7 @@ class Scheduler:
         requests = self.requests
         faults = dict(result.faults)
         logprobs = {lp.row: lp for lp in result.logprobs}
+        pooled = dict(result.pooled)
         drafts = result.drafts
         for i, (row, tokens) in enumerate(zip(plan.rows, result.tokens, strict=True)):
             r = requests.get(row.id)
@@ -284,7 +297,9 @@ class Scheduler:
                 self._accept(r, row, tokens, event)
             if i in logprobs:
                 self._add_logprobs(r, logprobs[i], event)
-            if event.tokens or event.prompt_logprobs:
+            if i in pooled:
+                event.pooled, event.finish = pooled[i], "stop"
+            if event.tokens or event.prompt_logprobs or event.pooled:
                 if not r.announced:
                     r.announced = True
                     event.num_cached = r.num_cached

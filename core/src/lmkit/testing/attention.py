@@ -32,6 +32,7 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "sinks": {"sinks": True},
     "alibi": {"alibi": True},
     "bidirectional": {"causal": False},
+    "bidirectional_window": {"causal": False, "window": 5},
 }
 
 
@@ -167,7 +168,7 @@ class AttentionConformance(PluginConformance):
         for seed, case in enumerate(cases):
             rows = Rows(backend, case.need, num_rows=5, device=self.device, seed=seed)
             steps: list[list[tuple[int, int]]]
-            if case.feature == "bidirectional":
+            if not case.need.causal:
                 steps = [[(0, 1), (1, 7), (2, 33)]]
             else:
                 steps = [

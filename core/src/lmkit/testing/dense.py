@@ -14,9 +14,8 @@ from lmkit.api import AttentionBackend, AttnBatch, AttnNeed, AttnPlan, DeviceInf
 
 def visible(need: AttnNeed, query: int, key: int) -> bool:
     """Whether the token at position `query` reads position `key`."""
-    if not need.causal:
-        return True
-    return key <= query and (need.window is None or query - key < need.window)
+    near = need.window is None or abs(query - key) < need.window
+    return near and (key <= query or not need.causal)
 
 
 def slopes(num_heads: int) -> list[float]:

@@ -21,6 +21,7 @@ from lmkit.api import (
     TemplateFailed,
     ToolDef,
     ToolFormat,
+    UnsupportedTask,
     Vocabulary,
 )
 from lmkit.plugins import load_target
@@ -92,9 +93,23 @@ class TextSide:
             add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
         )  # fmt: skip
 
-    def encode_prompt(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Token ids; a rendered chat prompt already has its special tokens (add_special=False)."""
-        return self.tokenizer.encode(text, add_special=add_special)
+    def encode_prompt(self, text: str, *, add_special: bool = True, limit: int | None = None) -> list[int]:
+        """Token ids; a rendered chat prompt already has its special tokens (add_special=False).
+
+        `limit`: a longer text is cut to so many tokens, the special ones among them.
+        """
+        ids = self.tokenizer.encode(text, add_special=add_special)
+        if limit is None or len(ids) <= limit:
+            return ids
+        if add_special and isinstance(self.tokenizer, JsonTokenizer):
+            return self.tokenizer.encode_pair(text, None, limit)[0]
+        return ids[:limit]
+
+    def encode_pair(self, first: str, second: str, *, limit: int | None = None) -> tuple[list[int], int]:
+        """Token ids of two texts that a model reads together, and where the second begins (0: it is not marked)."""
+        if not isinstance(self.tokenizer, JsonTokenizer):
+            raise UnsupportedTask("score", ("what needs one text",))
+        return self.tokenizer.encode_pair(first, second, limit)
 
     def prompt_tail(self, prompt: str, continued: str = "") -> str:
         """What `output_stream` needs to know of a rendered prompt. `continued`: the message it ends in, if it does."""

@@ -71,6 +71,26 @@ class JsonTokenizer:
         """Encodes text from the middle of another, where the vocabulary allows that."""
         return (lambda text: self.encode(text, add_special=False)) if self._byte_level else None
 
+    def encode_pair(self, first: str, second: str | None, limit: int | None = None) -> tuple[list[int], int]:
+        """Ids of one or two texts with special tokens, and where the second begins; 0 when its types do not tell.
+
+        `limit`: the longer text loses tokens at its end until all fit.
+        """
+        raw = self._raw
+        a = raw.encode(first, add_special_tokens=False)
+        b = None if second is None else raw.encode(second, add_special_tokens=False)
+        if limit is not None:
+            room = max(0, limit - len(self._prefix) - raw.num_special_tokens_to_add(b is not None))
+            other = len(b.ids) if b is not None else 0
+            keep_a = min(len(a.ids), max(room - other, room // 2))
+            a.truncate(keep_a)
+            if b is not None:
+                b.truncate(min(other, room - keep_a))
+        both = raw.post_process(a, b, True)
+        ids = self._prefix + both.ids
+        types = both.type_ids
+        return ids, len(self._prefix) + types.index(1) if b is not None and 1 in types else 0
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self._raw.decode(list(ids), skip_special_tokens=skip_special)
 

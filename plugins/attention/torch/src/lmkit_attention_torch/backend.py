@@ -18,8 +18,8 @@ class TorchAttention(AttentionBackend):
             return "latent attention (mla) is not implemented"
         if need.num_q_heads % need.num_kv_heads:
             return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
-        if not need.causal and (need.window is not None or need.alibi):
-            return "window and alibi are defined for causal attention only"
+        if not need.causal and need.alibi:
+            return "alibi is defined for causal attention only"
         return None
 
     def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:

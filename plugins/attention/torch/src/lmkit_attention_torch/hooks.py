@@ -19,6 +19,8 @@ def lmkit_attention_backends() -> list[AttentionSpec]:
             v_head_dims=ANY,
             block_sizes=ANY,
             gqa_ratios=ANY,
-            features=frozenset({"causal", "bidirectional", "sliding_window", "softcap", "sinks", "alibi"}),
+            features=frozenset(
+                {"causal", "bidirectional", "sliding_window", "bidirectional_window", "softcap", "sinks", "alibi"}
+            ),
         )
     ]

@@ -76,7 +76,7 @@ class TorchPlanner:
         """Tasks of a row with several queries: positions [length - (end - start), length)."""
         need, count = self.need, end - start
         plain = need.window is None and not need.alibi and need.softcap is None and not need.sinks
-        if not need.causal or (plain and count == length):
+        if (not need.causal and need.window is None) or (plain and count == length):
             index = self._slots(batch, row, torch.arange(length))
             distance = torch.arange(length)[-count:, None] - torch.arange(length) if need.alibi else None
             return [
@@ -93,11 +93,12 @@ class TorchPlanner:
             last = min(first + PIECE, end)
             queries = torch.arange(length - (end - first), length - (end - last))
             low = max(0, int(queries[0]) + 1 - (need.window or length))
-            keys = torch.arange(low, int(queries[-1]) + 1)
+            high = int(queries[-1]) + 1 if need.causal else min(length, int(queries[-1]) + (need.window or length))
+            keys = torch.arange(low, high)
             distance = (queries[:, None] - keys)[None]
-            hidden = distance < 0
+            hidden = distance < 0 if need.causal else torch.zeros_like(distance, dtype=torch.bool)
             if need.window is not None:
-                hidden |= distance >= need.window
+                hidden |= distance.abs() >= need.window
             tasks.append(
                 Task(
                     slice(first, last),
