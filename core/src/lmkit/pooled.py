@@ -41,8 +41,7 @@ class PoolingCalls:
         @property
         def facts(self) -> EngineFacts: ...
 
-    def _pooled(self, call: Call[Any]) -> Any:
-        raise NotImplementedError
+        def _pooled(self, call: Call[Any]) -> Any: ...
 
     @property
     def _pooler(self) -> PoolerInfo | None:

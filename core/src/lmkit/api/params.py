@@ -15,11 +15,9 @@ MAX_LOGPROBS = 20  # as in the OpenAI API
 MAX_BIAS = 1024
 MAX_TOKENS = 1 << 24
 MAX_GRAMMAR = 1 << 19  # characters
-
-
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag"]
 MAX_DIMENSIONS = 1 << 20
 
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag"]
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 POOLING_TASKS: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify")
 

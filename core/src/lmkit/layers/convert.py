@@ -78,7 +78,8 @@ class ConvertedArchitecture(Architecture):
         """The head's linears. Reward models have two, with a ReLU between."""
         if self.task == "embed":
             return ()
-        d, score = info.hidden_size, LinearSpec("score.0", info.hidden_size, (pooler.size,))
+        d = info.hidden_size
+        score = LinearSpec("score.0", info.hidden_size, (pooler.size,), bias=self.task == "token_classify")
         if not info.architecture.endswith("RewardModel"):
             return (score,)
         return LinearSpec("score.0", d, (d,), bias=True), replace(score, name="score.2", bias=True)

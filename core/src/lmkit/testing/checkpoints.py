@@ -74,27 +74,34 @@ def shaped_checkpoint(
 
 
 def _write(family: str, values: Mapping[str, Any], directory: Path, seed: int, dtype: str, spread: float) -> Path:
-    import torch
     import transformers
 
     config_class, model_class, _ = FAMILIES[family]
     config = getattr(transformers, config_class)(**values)
+    randomize(getattr(transformers, model_class), config, seed, dtype, spread).save_pretrained(directory)
+    return directory
+
+
+def randomize(model_class: Any, config: Any, seed: int, dtype: str, spread: float) -> Any:
+    """A model of transformers with random parameters; those of norms lie around 1."""
+    import torch
+
     config.dtype = dtype
     before = torch.get_rng_state()
     default = torch.get_default_dtype()
     try:
         torch.manual_seed(seed)
         torch.set_default_dtype(getattr(torch, dtype))
-        model = getattr(transformers, model_class)(config)
+        model = model_class(config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 noise = torch.empty_like(parameter).normal_(0.0, spread)
-                parameter.copy_(1 + noise if parameter.dim() == 1 and "norm" in name else noise)
+                norm = parameter.dim() == 1 and "norm" in name.lower() and not name.endswith("bias")
+                parameter.copy_(1 + noise if norm else noise)
     finally:
         torch.set_default_dtype(default)
         torch.set_rng_state(before)
-    model.save_pretrained(directory)
-    return directory
+    return model
 
 
 CHATML = (

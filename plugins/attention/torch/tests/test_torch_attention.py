@@ -61,7 +61,7 @@ def test_reasons_for_refusal() -> None:
     assert backend.can_run(NEED, device) is None
     assert "mla" in (backend.can_run(replace(NEED, mla=True), device) or "")
     assert "multiple" in (backend.can_run(replace(NEED, num_q_heads=5), device) or "")
-    assert "causal" in (backend.can_run(replace(NEED, causal=False, window=4), device) or "")
+    assert "causal" in (backend.can_run(replace(NEED, causal=False, alibi=True), device) or "")
 
 
 def test_alibi_slopes_of_powers_of_two_are_geometric() -> None:

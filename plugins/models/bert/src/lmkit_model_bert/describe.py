@@ -30,7 +30,8 @@ class EncoderConfig:
     o_bias: bool = True
     mlp_bias: tuple[bool, bool] = (True, True)  # up, down
     gated: bool = False
-    fused: bool = False  # the checkpoint stores q, k, v (and gate, up) as one tensor
+    fused_qkv: bool = False  # the checkpoint stores q, k, v as one tensor
+    fused_up: bool = False  # and gate, up
     pre_norm: bool = False
     norm_bias: bool = True
     head: tuple[LinearSpec, ...] = ()  # of classification: one linear, or two with an activation between
@@ -48,8 +49,8 @@ class EncoderConfig:
 
     def linears(self) -> tuple[LinearSpec, ...]:
         d, m, specs = self.hidden_size, self.intermediate_size, []
-        qkv = ((3 * d,), ()) if self.fused else ((d, d, d), ("q", "k", "v"))
-        up = ((m,), ()) if not self.gated else ((2 * m,), ()) if self.fused else ((m, m), ("gate", "up"))
+        qkv = ((3 * d,), ()) if self.fused_qkv else ((d, d, d), ("q", "k", "v"))
+        up = ((m,), ()) if not self.gated else ((2 * m,), ()) if self.fused_up else ((m, m), ("gate", "up"))
         for i in range(len(self.windows)):
             specs += [
                 LinearSpec(f"layers.{i}.qkv", d, qkv[0], self.qkv_bias, parts=qkv[1]),

@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 from lmkit.api import BuildContext, LinearSpec, ModelInfo, StepInputs
-from lmkit.layers import activation, rotate
+from lmkit.layers import activation
 from torch import Tensor, nn
 
 from lmkit_model_bert.describe import EncoderConfig
@@ -31,7 +31,7 @@ class Layer(nn.Module):
         self.attn_norm = nn.Identity() if first else layer_norm(cfg, ctx)
         self.mlp_norm = layer_norm(cfg, ctx)
         self.act = activation(cfg.activation)
-        self.cfg = cfg
+        self.cfg, self.rows = cfg, ctx.rows
 
     def forward(self, h: Tensor, angles: Angles | None, x: StepInputs) -> Tensor:
         if self.cfg.pre_norm:
@@ -44,15 +44,14 @@ class Layer(nn.Module):
         heads = self.cfg.num_heads
         qkv = self.qkv(h).view(h.shape[0], 3 * heads, self.cfg.head_dim)
         qk, v = qkv.split((2 * heads, heads), dim=1)
-        q, k = (qk if angles is None else rotate(qk, *angles)).split(heads, dim=1)
+        if angles is not None:
+            self.rows.rotate(qk, *angles)
+        q, k = qk.split(heads, dim=1)
         return self.o(self.attn(q, k, v, x))
 
     def mlp(self, h: Tensor) -> Tensor:
         up = self.up(h)
-        if not self.cfg.gated:
-            return self.down(self.act(up))
-        gate, up = up.chunk(2, dim=-1)
-        return self.down(self.act(gate) * up)
+        return self.down(self.rows.gate(up, self.cfg.activation) if self.cfg.gated else self.act(up))
 
 
 class Encoder(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmkit.api import Architecture, LinearSpec, ModelInfo, PoolerInfo, WeightRule
 from lmkit.layers.describe import ConfigReader, rope_length
@@ -32,8 +32,7 @@ class RotaryArchitecture(Architecture):
     names = tuple(f"{family}{ending}" for family in ("NomicBert", "Gte") for ending in ENDINGS)
 
     def describe(self, config: Mapping[str, object]) -> ModelInfo:
-        fused = "n_embd" in config
-        if fused:
+        if "n_embd" in config:
             r = ConfigReader(config)
             for key, value in NOMIC_FIXED.items():
                 r.one_of(key, (value,), value)
@@ -67,9 +66,10 @@ class RotaryArchitecture(Architecture):
             o_bias=gte,
             mlp_bias=(False, gte),
             gated=True,
-            fused=fused,
+            fused_qkv=True,
+            fused_up=gte,
             head=head,
-            prefixes=("", "gte." if gte else "nomic_bert."),
+            prefixes=("", "gte.", "new.") if gte else ("", "nomic_bert."),
         )
         return encoder_info(name, r, cfg, pooler)
 
@@ -81,46 +81,40 @@ class RotaryArchitecture(Architecture):
     def weights(self, info: ModelInfo) -> list[WeightRule]:
         cfg = info.config["encoder"]
         assert isinstance(cfg, EncoderConfig)
-        rules = [rule for prefix in cfg.prefixes for rule in (_own(prefix) if cfg.fused else _usual(prefix))]
-        if len(cfg.head) == 2:
-            rules += [WeightRule(f"{cfg.prefixes[1]}pooler.dense.{{p}}", "head.0.{p}")]
-        rules += [WeightRule(f"{prefix}pooler.dense.{{p}}", "", ignore=True) for prefix in cfg.prefixes]
+        layer = _GTE_LAYER if cfg.fused_up else _NOMIC_LAYER
+        rules = []
+        for prefix in cfg.prefixes:
+            rules += [
+                WeightRule(f"{prefix}embeddings.word_embeddings.weight", "tokens.weight"),
+                WeightRule(f"{prefix}embeddings.token_type_embeddings.weight", "types.weight"),
+                WeightRule(f"{prefix}embeddings.LayerNorm.{{p}}", "norm.{p}"),
+                WeightRule(f"{prefix}emb_ln.{{p}}", "norm.{p}"),
+                *(
+                    WeightRule(f"{prefix}{source}.{{p}}", f"layers.{{i}}.{to}.{{p}}", **how)
+                    for source, to, how in layer
+                ),
+            ]
+            if len(cfg.head) == 2:
+                rules += [WeightRule(f"{prefix}pooler.dense.{{p}}", "head.0.{p}")]
+            rules += [WeightRule(f"{prefix}pooler.dense.{{p}}", "", ignore=True)]
         return [*rules, WeightRule("classifier.{p}", f"head.{len(cfg.head) - 1}.{{p}}")]
 
 
-def _embeddings(prefix: str) -> list[WeightRule]:
-    return [
-        WeightRule(f"{prefix}embeddings.word_embeddings.weight", "tokens.weight"),
-        WeightRule(f"{prefix}embeddings.token_type_embeddings.weight", "types.weight"),
-        WeightRule(f"{prefix}embeddings.LayerNorm.{{p}}", "norm.{p}"),
-        WeightRule(f"{prefix}emb_ln.{{p}}", "norm.{p}"),
-    ]
-
-
-def _usual(prefix: str) -> list[WeightRule]:
-    """Names of transformers."""
-    src, to = f"{prefix}layers.{{i}}", "layers.{i}"
-    return [
-        *_embeddings(prefix),
-        *(WeightRule(f"{src}.self_attn.{p}_proj.{{p}}", f"{to}.qkv.{{p}}", part=p) for p in "qkv"),
-        WeightRule(f"{src}.self_attn.o_proj.{{p}}", f"{to}.o.{{p}}"),
-        *(WeightRule(f"{src}.mlp.{p}_proj.{{p}}", f"{to}.up.{{p}}", part=p) for p in ("gate", "up")),
-        WeightRule(f"{src}.mlp.down_proj.{{p}}", f"{to}.down.{{p}}"),
-        WeightRule(f"{src}.post_attention_layernorm.{{p}}", f"{to}.attn_norm.{{p}}"),
-        WeightRule(f"{src}.post_mlp_layernorm.{{p}}", f"{to}.mlp_norm.{{p}}"),
-    ]
-
-
-def _own(prefix: str) -> list[WeightRule]:
-    """Names of NomicBERT's own files: q, k, v in one tensor; fc12 is the gate."""
-    src, to = f"{prefix}encoder.layers.{{i}}", "layers.{i}"
-    return [
-        *_embeddings(prefix),
-        WeightRule(f"{src}.attn.Wqkv.{{p}}", f"{to}.qkv.{{p}}"),
-        WeightRule(f"{src}.attn.out_proj.{{p}}", f"{to}.o.{{p}}"),
-        WeightRule(f"{src}.mlp.fc12.{{p}}", f"{to}.up.{{p}}", part="gate"),
-        WeightRule(f"{src}.mlp.fc11.{{p}}", f"{to}.up.{{p}}", part="up"),
-        WeightRule(f"{src}.mlp.fc2.{{p}}", f"{to}.down.{{p}}"),
-        WeightRule(f"{src}.norm1.{{p}}", f"{to}.attn_norm.{{p}}"),
-        WeightRule(f"{src}.norm2.{{p}}", f"{to}.mlp_norm.{{p}}"),
-    ]
+# (name in the checkpoint, name here, more of the rule). q, k, v are one tensor; fc12 is NomicBERT's gate.
+_NOMIC_LAYER: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("encoder.layers.{i}.attn.Wqkv", "qkv", {}),
+    ("encoder.layers.{i}.attn.out_proj", "o", {}),
+    ("encoder.layers.{i}.mlp.fc12", "up", {"part": "gate"}),
+    ("encoder.layers.{i}.mlp.fc11", "up", {"part": "up"}),
+    ("encoder.layers.{i}.mlp.fc2", "down", {}),
+    ("encoder.layers.{i}.norm1", "attn_norm", {}),
+    ("encoder.layers.{i}.norm2", "mlp_norm", {}),
+)
+_GTE_LAYER: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("encoder.layer.{i}.attention.qkv_proj", "qkv", {}),
+    ("encoder.layer.{i}.attention.o_proj", "o", {}),
+    ("encoder.layer.{i}.mlp.up_gate_proj", "up", {"transform": lambda up_gate: up_gate.roll(len(up_gate) // 2, 0)}),
+    ("encoder.layer.{i}.mlp.down_proj", "down", {}),
+    ("encoder.layer.{i}.attn_ln", "attn_norm", {}),
+    ("encoder.layer.{i}.mlp_ln", "mlp_norm", {}),
+)

@@ -1,0 +1,240 @@
+"""Pooling models end to end: vectors equal to sentence-transformers and transformers, whatever the steps look like."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lmkit import LLM, PoolingParams
+from lmkit.api import ConfigError, InvalidParam, RequestTooLarge, UnsupportedModel, UnsupportedTask
+from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit.testing.pooling import expected, pooling_checkpoint
+from lmkit.testing.published import minilm
+
+TEXTS = [
+    "Hello world",
+    "The cat sat on the mat, and then slept for hours in the warm afternoon sun.",
+    "A feline rested on a rug",
+    "Stock markets fell sharply after the announcement",
+    "Share prices dropped when the news came out",
+    "x",
+]
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+
+
+def start(path: Path | str, **options: object) -> LLM:
+    return LLM(str(path), **{"dtype": "float32", "kv_memory": "8MiB", **options})
+
+
+def modules(path: Path, *listed: tuple[str, str, dict]) -> Path:
+    """Writes modules.json and the folders of `listed` = (type, folder, config)."""
+    entries = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for i, (kind, folder, config) in enumerate(listed, 1):
+        (path / folder).mkdir(exist_ok=True)
+        (path / folder / "config.json").write_text(json.dumps(config))
+        entries.append({"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"})
+    (path / "modules.json").write_text(json.dumps(entries))
+    return path
+
+
+# ------------------------------------------------------------------------------------------- a published model
+
+
+@pytest.fixture(scope="module")
+def published():
+    path = minilm()
+    with start(path, kv_memory="auto") as llm:
+        yield llm, path
+
+
+def test_equal_to_sentence_transformers(published) -> None:
+    llm, path = published
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    theirs = sentence_transformers.SentenceTransformer(str(path), device="cpu").encode(TEXTS)
+    ours = np.stack([o.data for o in llm.embed(TEXTS)])
+    assert abs(ours - theirs).max() < 1e-5
+    order = [np.argsort(-(m @ m.T), axis=1).tolist() for m in (ours, theirs)]
+    assert order[0] == order[1]
+
+
+def test_longest_text_and_what_is_longer(published) -> None:
+    """The checkpoint's own length, not that of its positions."""
+    llm, _ = published
+    assert llm.facts.max_length == 256
+    fits = llm.embed("x " * 254)[0]
+    assert len(fits.prompt_token_ids) == 256
+    with pytest.raises(RequestTooLarge, match=r"257 tokens.*256"):
+        llm.embed("x " * 255)
+    cut = llm.embed("x " * 300, truncate=256)[0]
+    assert np.allclose(cut.data, fits.data, atol=1e-6)
+
+
+def test_score_is_the_cosine(published) -> None:
+    llm, _ = published
+    query, *documents = TEXTS[1:5]
+    scores = llm.score(query, documents)
+    vectors = np.stack([o.data for o in llm.embed([query, *documents])])
+    assert np.allclose(scores, vectors[1:] @ vectors[0], atol=1e-6)
+    assert scores[0] == max(scores)
+
+
+def test_dimensions_cut_and_scale(published) -> None:
+    llm, _ = published
+    (whole,), (cut,) = llm.embed("Hello"), llm.embed("Hello", dimensions=64)
+    assert np.allclose(cut.data, whole.data[:64] / np.linalg.norm(whole.data[:64]), atol=1e-6)
+    with pytest.raises(InvalidParam, match="384"):
+        llm.embed("Hello", dimensions=385)
+
+
+def test_what_it_cannot_do_is_refused(published) -> None:
+    llm, path = published
+    for call in (lambda: llm.generate("Hello"), lambda: llm.classify("Hello"), lambda: llm.reward("Hello")):
+        with pytest.raises(UnsupportedTask, match="embed"):
+            call()
+    with pytest.raises(ConfigError, match="--task classify"):
+        start(path, task="classify")
+
+
+def test_many_texts_in_any_company(published) -> None:
+    """A batch over many steps gives what each text gives alone."""
+    llm, _ = published
+    many = [f"{'word ' * (i % 40)}number {i}" for i in range(150)]
+    together = llm.embed(many)
+    for i in (0, 39, 77, 149):
+        assert np.allclose(together[i].data, llm.embed(many[i])[0].data, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------- cross-encoders
+
+
+def test_a_pair_is_read_with_token_types(tmp_path: Path) -> None:
+    values = {"num_labels": 1, "vocab_size": 400}
+    path = pooling_checkpoint("BertConfig", "BertForSequenceClassification", tmp_path, **values)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["post_processor"] = {
+        "type": "BertProcessing", "sep": ["<|im_end|>", 2], "cls": ["<|im_start|>", 1],
+    }  # fmt: skip
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with start(path) as llm:
+        ids, second = llm.text.encode_pair("query", "a document")
+        assert ids[second - 1] == 2
+        raw = llm.score("query", ["a document", "other"], activation=False)
+        shown = llm.score("query", ["a document", "other"])
+    types = torch.tensor([[int(i >= second) for i in range(len(ids))]])
+    want = float(expected(path, "BertForSequenceClassification", ids, token_type_ids=types)[0])
+    assert raw[0] == pytest.approx(want, abs=1e-5)
+    assert shown[0] == pytest.approx(1 / (1 + np.exp(-want)), abs=1e-5)
+    assert raw[0] != raw[1]
+
+
+def test_late_interaction(tmp_path: Path) -> None:
+    """ColBERT: the sum over the query's tokens of the best match among the document's."""
+    path = pooling_checkpoint("BertConfig", "BertModel", tmp_path)
+    from safetensors.torch import load_file, save_file
+
+    tensors = {f"bert.{k}": v for k, v in load_file(path / "model.safetensors").items()}
+    linear = torch.randn(16, 48, generator=torch.Generator().manual_seed(0))
+    save_file({**tensors, "linear.weight": linear}, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"], "dim": 16}))
+    with start(path) as llm:
+        q, d = (o.data for o in llm.encode(["query", "a document"]))
+        (score,) = llm.score("query", "a document")
+        hidden = expected_hidden(path, tensors, llm.text.encode_prompt("query"))
+    want = torch.nn.functional.normalize(hidden @ linear.T, dim=-1)
+    assert q.shape == want.shape
+    assert np.allclose(q, want, atol=1e-5)
+    assert score == pytest.approx(float((q @ d.T).max(axis=1).sum()), abs=1e-5)
+
+
+def expected_hidden(path: Path, tensors: dict, ids: list[int]) -> torch.Tensor:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.BertModel(transformers.BertConfig.from_pretrained(path)).eval()
+    model.load_state_dict({k.removeprefix("bert."): v for k, v in tensors.items()})
+    with torch.no_grad():
+        return model(torch.tensor([ids])).last_hidden_state[0]
+
+
+# ----------------------------------------------------------------------------------------- decoders as encoders
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "values"),
+    [
+        ("Qwen3Config", "Qwen3Model", {"head_dim": 16, "num_key_value_heads": 2}),
+        ("MistralConfig", "MistralModel", {"num_key_value_heads": 2, "sliding_window": 9}),
+        ("LlamaConfig", "LlamaForSequenceClassification", {"num_key_value_heads": 2, "num_labels": 3}),
+        ("Qwen2Config", "Qwen2ForSequenceClassification", {"num_key_value_heads": 2, "num_labels": 1}),
+        ("Qwen2Config", "Qwen2ForTokenClassification", {"num_key_value_heads": 2, "num_labels": 2}),
+    ],
+)
+def test_decoders_with_another_head(tmp_path: Path, config: str, model: str, values: dict) -> None:
+    """Last-token vectors, classes and scores of tokens; chunks and the prefix cache change nothing."""
+    path = pooling_checkpoint(config, model, tmp_path, **SPECIAL, **values)
+    ids = list(range(10, 63))
+    want = expected(path, model, ids).numpy()
+    with start(path, max_step_tokens=16, block_size=4) as llm:
+        task = llm.facts.pooler.task
+        raw = [llm.encode(ids, PoolingParams(task, activation=False))[0].data for _ in range(2)]
+        stats = llm._engine.core.stats()
+        ready = llm.encode(ids)[0].data
+    want = want[-1] if task == "embed" else want
+    for got in raw:
+        assert got == pytest.approx(want, abs=1e-4 * max(1.0, float(abs(want).max())))
+    assert (stats.num_cached_tokens > 0) == (task in ("embed", "classify"))
+    if task == "embed":
+        assert ready == pytest.approx(want / np.linalg.norm(want), abs=1e-5)
+    if task == "classify":
+        assert ready.sum() == pytest.approx(1.0) if len(ready) > 1 else 0 < ready[0] < 1
+
+
+def test_modules_make_an_embedding_model_of_a_generator(tmp_path: Path) -> None:
+    """Mean pooling over several steps, a dense module, and no scaling: as modules.json says."""
+    from safetensors.torch import save_file
+
+    path = tiny_checkpoint("qwen3", tmp_path, vocab_size=300)
+    byte_tokenizer(path)
+    dense = {
+        "in_features": 48,
+        "out_features": 8,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
+    modules(path, ("Pooling", "1_Pooling", {"pooling_mode": "mean"}), ("Dense", "2_Dense", dense))
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "linear.weight": torch.randn(8, 48, generator=generator), "linear.bias": torch.randn(8, generator=generator),
+    }  # fmt: skip
+    save_file(tensors, path / "2_Dense" / "model.safetensors")
+    ids = list(range(10, 63))
+    with start(path, max_step_tokens=7) as llm:
+        got = [llm.embed([ids])[0].data for _ in range(2)]
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        hidden = model(torch.tensor([ids])).last_hidden_state[0].mean(0)
+    want = torch.tanh(tensors["linear.weight"] @ hidden + tensors["linear.bias"]).numpy()
+    for vector in got:
+        assert vector == pytest.approx(want, abs=1e-5)
+    with start(path, task="generate") as llm:
+        assert len(llm.generate([ids])[0].token_ids) > 0
+        with pytest.raises(UnsupportedTask, match="generate"):
+            llm.embed("Hello")
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "words"),
+    [
+        ("Pooling", {"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
+        ("WordWeights", {}, "WordWeights"),
+        ("Dense", {"in_features": 5, "out_features": 8}, "in_features"),
+        ("Dense", {"in_features": 48, "out_features": 8, "activation_function": "my.code.Act"}, "Act"),
+    ],
+)
+def test_modules_that_are_not_understood(tmp_path: Path, kind: str, config: dict, words: str) -> None:
+    path = tiny_checkpoint("qwen3", tmp_path, vocab_size=300)
+    byte_tokenizer(path)
+    modules(path, (kind, "1_Module", config))
+    with pytest.raises(UnsupportedModel, match=words):
+        start(path)
