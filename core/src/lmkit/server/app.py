@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import lmkit
-from lmkit.api import EngineBusy, EngineDead, EngineError, LmkitError
-from lmkit.server import info_routes
+from lmkit.api import EngineBusy, EngineDead, EngineError, ErrorInfo, LmkitError, UnsupportedTask
+from lmkit.server import info_routes, pooling
 from lmkit.server.body import read_body
 from lmkit.server.chat import Chat
 from lmkit.server.completions import Completions
@@ -48,6 +48,14 @@ class Served(Protocol):
     def facts(self) -> EngineFacts: ...
 
 
+class Running(Protocol):
+    """A request being answered: Generation or PoolingRun."""
+
+    def fail(self, error: ErrorInfo) -> None:
+        """Ends it from this side with `error`."""
+        ...
+
+
 @dataclass
 class Backend:
     """One served model, with everything the routes share."""
@@ -59,7 +67,7 @@ class Backend:
     metrics: Metrics
     plan: Any = None  # ResolvedPlan
     draining: bool = False
-    running: set[Generation] = field(default_factory=set)  # being answered
+    running: set[Running] = field(default_factory=set)  # being answered
     num_preparing: int = 0  # accepted, not yet running
     startup: tuple[tuple[str, float], ...] = ()  # phase, seconds; from the start of the process until ready
 
@@ -113,6 +121,8 @@ def build_app(llm: Served, settings: ServerSettings | None = None) -> FastAPI:
     app.add_route(
         "/v1/completions", _generator(backend, "/v1/completions", CompletionRequest, Completions), methods=["POST"]
     )
+    for path, (kind, dialect) in pooling.ROUTES.items():
+        app.add_route(path, _generator(backend, path, kind, dialect), methods=["POST"])
     for path, methods, handler in info_routes.routes(backend):
         app.add_route(path, _guarded(backend, path, handler), methods=methods)
     app.add_middleware(_Wrap, settings=settings)
@@ -205,6 +215,8 @@ def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytes) -> tuple[An
     parsed = parse(kind, body)
     backend.check_model(parsed.model)
     parsed.check()
+    if kind in (ChatRequest, CompletionRequest) and (pooler := backend.facts.pooler) is not None:
+        raise UnsupportedTask("generate", pooler.tasks)
     answer = dialect(backend, parsed)
     return parsed, answer, answer.prepare()
 

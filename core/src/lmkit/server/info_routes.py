@@ -62,6 +62,7 @@ class _Routes:
             "id": b.model, "object": "model", "created": self._created, "owned_by": "lmkit",
             "root": b.facts.model, "max_model_len": b.facts.max_length,
             "capabilities": {
+                "tasks": list(b.facts.pooler.tasks) if b.facts.pooler is not None else ["generate"],
                 "chat": renderer is not None,
                 "tools": b.text.tool_format is not None and renderer is not None and renderer.takes_tools,
                 "tool_results": renderer is not None and renderer.takes_tool_results,
