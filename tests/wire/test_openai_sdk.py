@@ -103,11 +103,13 @@ async def test_errors_are_typed() -> None:
         good = client.with_options(api_key="secret")
         with pytest.raises(openai.NotFoundError, match="there is no model"):
             await good.chat.completions.create(model="other", messages=HELLO)
-        with pytest.raises(openai.BadRequestError, match="grammar backend") as caught:
+        with pytest.raises(openai.BadRequestError, match="there is no tool 'g'") as caught:
             await good.chat.completions.create(
-                model="scripted", messages=HELLO, response_format={"type": "json_object"}
-            )
-        assert caught.value.param == "response_format"
+                model="scripted", messages=HELLO,
+                tools=[{"type": "function", "function": {"name": "f"}}],
+                tool_choice={"type": "function", "function": {"name": "g"}},
+            )  # fmt: skip
+        assert caught.value.param == "tool_choice"
         with pytest.raises(openai.BadRequestError, match="unknown or unsupported field"):
             await good.chat.completions.create(model="scripted", messages=HELLO, extra_body={"beam_width": 4})
 

@@ -31,6 +31,7 @@ from lmkit.api import (
     TokenEvent,
     TokenLogprob,
     ToolArgs,
+    ToolChoice,
     ToolStart,
 )
 from lmkit.config import EngineConfig, from_options
@@ -258,17 +259,21 @@ class LLM(PoolingCalls):
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         n: int = 1,
+        tool_choice: str | ToolChoice = "auto",
         template_options: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """One conversation ([{"role": ..., "content": ...}, ...]) or several. Reasoning and tool calls are parsed.
 
-        `tools` as in the OpenAI API: [{"type": "function", "function": {...}}]. Raises RequestError.
+        `tools` as in the OpenAI API: [{"type": "function", "function": {...}}]; `tool_choice`: "auto", "none",
+        "required", or ToolChoice("named", NAME). `params.grammar` constrains the answer after its reasoning. Raises
+        RequestError.
         """
+        choice = _tool_choice(tool_choice)
         several = _conversations(messages)
         jobs = [
-            self._chat_jobs(number, conversation, one, n, tools, template_options, continue_final_message)
+            self._chat_jobs(number, conversation, one, n, tools, choice, template_options, continue_final_message)
             for number, (conversation, one) in enumerate(zip(several, _per_prompt(params, len(several)), strict=True))
         ]
         return self._run(jobs, progress)
@@ -284,7 +289,7 @@ class LLM(PoolingCalls):
         """The answer as it is made: Text, Reasoning, Tool* events and a Finish. Leaving the iterator early aborts."""
         (conversation,) = _conversations([messages])
         (params,) = _per_prompt(params, 1)
-        (job,) = self._chat_jobs(0, conversation, params, 1, tools, template_options, False)
+        (job,) = self._chat_jobs(0, conversation, params, 1, tools, ToolChoice(), template_options, False)
         yield from self._stream(job)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputEvent]:
@@ -321,10 +326,12 @@ class LLM(PoolingCalls):
         params: SamplingParams,
         n: int,
         tools: Sequence[Mapping[str, Any]],
+        choice: ToolChoice,
         template_options: Mapping[str, Any] | None,
         continue_final_message: bool,
     ) -> list[_Job]:
         """The n requests of one conversation."""
+        tools = [] if choice.mode == "none" else tools
         text = self.text.render_chat(
             messages,
             tools,
@@ -334,6 +341,9 @@ class LLM(PoolingCalls):
         )
         ids = self.text.encode_prompt(text, add_special=False)
         definitions = [tool_def(tool) for tool in tools]
+        if choice.mode == "named" and choice.name not in [d.name for d in definitions]:
+            raise InvalidParam("tool_choice", choice.name, "the name of one of the tools")
+        params = self.text.constrain(params, text[-TAIL:], template_options, definitions, choice)
         return self._expand(
             number,
             text,
@@ -531,6 +541,14 @@ def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
             if not (isinstance(content, str) or is_list(content) or (content is None and "tool_calls" in message)):
                 raise InvalidParam(f"messages[{i}].content", content, "a text")
     return several
+
+
+def _tool_choice(choice: str | ToolChoice) -> ToolChoice:
+    if isinstance(choice, ToolChoice):
+        return choice
+    if choice not in ("auto", "none", "required"):
+        raise InvalidParam("tool_choice", choice, "'auto', 'none', 'required' or a ToolChoice")
+    return ToolChoice(choice)  # type: ignore[arg-type]
 
 
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:

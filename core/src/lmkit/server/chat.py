@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from msgspec import structs
 
-from lmkit.api import Reasoning, Text, ToolArgs, ToolStart
+from lmkit.api import Reasoning, SamplingParams, Text, ToolArgs, ToolDef, ToolStart
 from lmkit.server.errors import UnsupportedField
 from lmkit.server.generate import Choice, Generation, GenerationFailed, check_prompt, expand, make_request, new_id
 from lmkit.server.schema import ChatRequest
@@ -110,6 +111,7 @@ class Chat:
         self._id = new_id("chatcmpl")
         self._created = int(time.time())
         self._top = request.top_logprobs or 0
+        self.constrained_by = request.answer_field
 
     def prepare(self) -> Generation:
         """CPU work only; may run in a thread. Raises RequestError."""
@@ -118,11 +120,7 @@ class Chat:
         shown = [t.model_dump(exclude_unset=True) for t in r.tools or ()] if tools else []
         if tools:
             self._check_tools()
-        kwargs = dict(r.chat_template_kwargs or {})
-        if r.reasoning_effort is not None:
-            if text.renderer is None or "reasoning_effort" not in text.renderer.options:
-                raise UnsupportedField("reasoning_effort", "the chat template of this model has no reasoning_effort")
-            kwargs.setdefault("reasoning_effort", r.reasoning_effort)
+        kwargs = self._template_kwargs()
         prompt = text.render_chat(
             r.template_messages(), shown, kwargs,
             r.add_generation_prompt is not False, bool(r.continue_final_message),
@@ -132,6 +130,7 @@ class Chat:
         params = r.params(text.default_params or {}, room, self._top if r.logprobs else None)
         self.token_ids = token_ids
         tail = text.prompt_tail(prompt, r.final_text() if r.continue_final_message else "")
+        params = self._constrained(params, tools, tail, kwargs)
         choices = []
         for i, p in enumerate(expand(params, r.n or 1)):
             if i > 0 and p.prompt_logprobs is not None:
@@ -146,6 +145,35 @@ class Chat:
             request = make_request(f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt)
             choices.append(Choice(i, request, stream))
         return Generation(self._backend.client, choices, self._backend.metrics)
+
+    def _template_kwargs(self) -> dict[str, Any]:
+        """Variables of the template. An effort is one of them, or turns thinking on or off. Raises UnsupportedField."""
+        r, text = self._request, self._backend.text
+        kwargs = dict(r.chat_template_kwargs or {})
+        if r.reasoning_effort is None:
+            return kwargs
+        options = text.renderer.options if text.renderer is not None else frozenset()
+        if "reasoning_effort" in options:
+            return {"reasoning_effort": r.reasoning_effort, **kwargs}
+        named = getattr(text.reasoning_format, "switch", ())
+        switch = next((s for s in (*named, "enable_thinking", "thinking") if s in options), None)
+        if switch is None:
+            raise UnsupportedField("reasoning_effort", "the chat template of this model knows no reasoning effort")
+        return {switch: r.reasoning_effort != "none", **kwargs}
+
+    def _constrained(
+        self, params: SamplingParams, tools: list[ToolDef], tail: str, kwargs: dict[str, Any]
+    ) -> SamplingParams:
+        """`params` with what the output must be, and where its thinking ends. Raises RequestError."""
+        r, text = self._request, self._backend.text
+        answer = r.answer_grammar()
+        self.constrained_by = r.answer_field if answer is not None else "tools"
+        if r.thinking_token_budget is not None and text.reasoning_format is None:
+            raise UnsupportedField("thinking_token_budget", "no reasoning parser is chosen for this model")
+        return text.constrain(
+            replace(params, grammar=answer), tail, kwargs, tools, r.choice,
+            parallel=r.parallel_tool_calls is not False, thinking_budget=r.thinking_token_budget,
+        )  # fmt: skip
 
     def _check_tools(self) -> None:
         """Tools that the model would never see, or calls that nobody would read, are refused."""
@@ -164,7 +192,7 @@ class Chat:
         async with generation:
             async for choice, events in generation.events():
                 collected[choice.index] += events
-                _raise_error(events)
+                raise_error(events, self.constrained_by)
         bodies = [self._choice(c, events) for c, events in zip(generation.choices, collected, strict=True)]
         usage = usage_of([c.stream.usage for c in generation.choices], len(bodies))
         body = ChatBody(self._id, "chat.completion", self._created, self._backend.model, bodies, usage)
@@ -225,13 +253,13 @@ class Chat:
             i = choice.index
             out = []
             if not begun[i]:
-                _raise_error(events)
+                raise_error(events, self.constrained_by)
                 begun[i] = True
                 out.append(ChunkChoice(i, Delta(role="assistant", content="")))
             out += self._chunks(choice, events, called)
             if out:
                 yield b"".join([head + _encode(c) + tail for c in out])
-            _raise_error(events)
+            raise_error(events, self.constrained_by)
         if with_usage:
             usage = usage_of([c.stream.usage for c in generation.choices], len(generation.choices))
             yield head + b'],"usage":' + _encode(usage) + b"}\n\n"
@@ -281,7 +309,9 @@ def _reason(finish: Finish, called: bool) -> str:
     return "tool_calls" if called and finish.reason == "stop" else finish.reason
 
 
-def _raise_error(events: list[OutputEvent]) -> None:
+def raise_error(events: list[OutputEvent], constrained_by: str) -> None:
+    """Raises GenerationFailed when the last event is an error. `constrained_by`: the field that a grammar came from."""
     last = events[-1] if events else None
     if isinstance(last, Finish) and last.error is not None:
-        raise GenerationFailed(last.error)
+        error = last.error
+        raise GenerationFailed(structs.replace(error, field=constrained_by) if error.field == "grammar" else error)

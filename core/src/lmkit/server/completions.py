@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lmkit.api import Text, TokenLogprob
-from lmkit.server.chat import _raise_error
+from lmkit.server.chat import raise_error
 from lmkit.server.errors import UnsupportedField
 from lmkit.server.generate import Choice, Generation, check_prompt, expand, make_request, new_id
 from lmkit.server.schema import CompletionRequest
@@ -83,7 +83,7 @@ class Completions:
             room = check_prompt(token_ids, facts, wanted, _DEFAULT_TOKENS)
             shown = prompt if isinstance(prompt, str) else text.tokenizer.decode(token_ids, skip_special=False)
             self._prompts.append((shown, token_ids))
-            params = r.params(text.default_params or {}, room, r.logprobs)
+            params = replace(r.params(text.default_params or {}, room, r.logprobs), grammar=r.answer_grammar())
             if r.echo and r.logprobs is not None and params.prompt_logprobs is None:
                 params = replace(params, prompt_logprobs=r.logprobs)
             for p in expand(params, self._n):
@@ -105,7 +105,7 @@ class Completions:
         async with generation:
             async for choice, events in generation.events():
                 collected[choice.index] += events
-                _raise_error(events)
+                raise_error(events, self._request.answer_field)
         bodies = [self._choice(c, events) for c, events in zip(generation.choices, collected, strict=True)]
         return _encode(
             CompletionBody(
@@ -185,14 +185,14 @@ class Completions:
         async for choice, events in generation.events():
             out = []
             if not begun[choice.index]:
-                _raise_error(events)
+                raise_error(events, self._request.answer_field)
                 begun[choice.index] = True
                 if r.echo:
                     out.append(self._echo_chunk(choice))
             out += self._chunks(choice, events)
             if out:
                 yield b"".join([head + _encode(c) + tail for c in out])
-            _raise_error(events)
+            raise_error(events, self._request.answer_field)
         if with_usage:
             yield head + b'],"usage":' + _encode(self._usage(generation)) + b"}\n\n"
 

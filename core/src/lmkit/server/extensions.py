@@ -3,16 +3,17 @@
 # requests of /v1/completions and /v1/chat/completions
 REQUEST = frozenset({
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
-    "skip_special_tokens", "prompt_logprobs", "priority", "cache_salt", "return_token_ids",
+    "skip_special_tokens", "prompt_logprobs", "priority", "cache_salt", "return_token_ids", "structured_outputs",
 })  # fmt: skip
 
 # requests of /v1/chat/completions
 CHAT_REQUEST = REQUEST | {
     "chat_template_kwargs", "include_reasoning", "add_generation_prompt", "continue_final_message",
+    "thinking_token_budget",
 }  # fmt: skip
 
 # requests of /v1/completions
-COMPLETION_REQUEST = REQUEST | {"add_special_tokens"}
+COMPLETION_REQUEST = REQUEST | {"add_special_tokens", "response_format"}
 
 # responses and chunks, by the OpenAPI schema they extend
 RESPONSE = {

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from lmkit.api import InvalidParam, RequestError, SamplingParams, ToolDef, nearest
+from lmkit.api import Grammar, InvalidParam, RequestError, SamplingParams, ToolChoice, ToolDef, nearest
 from lmkit.api.params import MAX_BIAS, MAX_LOGPROBS, MAX_STOP, MAX_STOP_IDS, MAX_TOKENS
 from lmkit.server.errors import UnsupportedField
+from lmkit.text.constrain import TOOL_NAME
 
 MAX_N = 64
 MAX_PROMPTS = 256
@@ -24,11 +26,12 @@ Content = Annotated[str, Field(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+ChoiceText = Annotated[str, Field(min_length=1, max_length=4096)]
 Json = Annotated[dict[str, JsonValue], Field(max_length=1024)]
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # aliases are names that pydantic has
 
 
 class Part(Strict):
@@ -90,9 +93,63 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
+class JsonSchemaFormat(Strict):
+    name: Label | None = None
+    description: Content | None = None
+    schema_: Json | bool | None = Field(None, alias="schema")
+    strict: bool | None = None  # it is always kept to the letter
+
+
 class ResponseFormat(Strict):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: Json | None = None
+    """structural_tag has either `format` or `structures` and `triggers`."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    format: Json | None = None
+    structures: Annotated[list[Json], Field(max_length=1024)] | None = None
+    triggers: Annotated[list[Label], Field(max_length=1024)] | None = None
+
+    def grammar(self) -> Grammar | None:
+        """Raises UnsupportedField."""
+        extra = {"json_schema": ("json_schema",), "structural_tag": ("format", "structures", "triggers")}
+        known = extra.get(self.type, ())
+        for name in ("json_schema", "format", "structures", "triggers"):
+            if getattr(self, name) is not None and name not in known:
+                raise UnsupportedField(f"response_format.{name}", f"{self.type!r} does not take {name}")
+        if self.type == "json_object":
+            return Grammar("json_object", "")
+        if self.type == "json_schema":
+            if self.json_schema is None or self.json_schema.schema_ is None:
+                field = "response_format.json_schema" + (".schema" if self.json_schema else "")
+                raise InvalidBody(f"{field} is required", field)
+            return Grammar("json_schema", _dumps(self.json_schema.schema_))
+        if self.type == "structural_tag":
+            return Grammar("structural_tag", _dumps(self.model_dump(exclude_none=True)))
+        return None
+
+
+class StructuredOutputs(Strict):
+    """Exactly one constraint."""
+
+    json_: Json | bool | Content | None = Field(None, alias="json")
+    regex: Content | None = None
+    choice: Annotated[list[ChoiceText], Field(min_length=1, max_length=10_000)] | None = None
+    grammar: Content | None = None
+    json_object: bool | None = None
+    structural_tag: Json | Content | None = None
+    backend: Annotated[str, Field(max_length=64)] | None = None
+
+    def as_grammar(self) -> Grammar:
+        """Raises UnsupportedField, InvalidParam."""
+        names = ("json_", "regex", "choice", "grammar", "json_object", "structural_tag")
+        given = [n for n in names if getattr(self, n) not in (None, False)]
+        if len(given) != 1:
+            shown = ", ".join(n.strip("_") for n in given) or "none"
+            raise UnsupportedField("structured_outputs", f"exactly one constraint is needed, got {shown}")
+        value = getattr(self, given[0])
+        text = value if isinstance(value, str) else "" if value is True else _dumps(value)
+        kind: Any = {"json_": "json_schema", "grammar": "ebnf" if "::=" in text else "lark"}.get(given[0], given[0])
+        return Grammar(kind, "true" if given[0] == "json_" and value is True else text, self.backend)
 
 
 class Sampling(Strict):
@@ -127,9 +184,29 @@ class Sampling(Strict):
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def answer_field(self) -> str:
+        """The field that constrains the answer."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
+    def answer_grammar(self) -> Grammar | None:
+        """The constraint on the text of the answer. Raises RequestError."""
+        grammar = self.response_format.grammar() if self.response_format is not None else None
+        if self.structured_outputs is None:
+            return grammar
+        if grammar is not None:
+            raise UnsupportedField("structured_outputs", "structured_outputs and response_format exclude each other")
+        return self.structured_outputs.as_grammar()
 
     def check(self) -> None:
         """What the types cannot say. Raises RequestError."""
+        if self.answer_grammar() is not None:
+            for name in ("ignore_eos", "min_tokens"):
+                if getattr(self, name):
+                    raise UnsupportedField(name, f"{name} and {self.answer_field} exclude each other")
         if self.stream_options is not None and not self.stream:
             raise UnsupportedField("stream_options", "stream_options is only allowed with stream=true")
         if self.prompt_logprobs is not None and self.stream:
@@ -156,7 +233,6 @@ class ChatRequest(Sampling):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
     # labels that change nothing in the answer
     metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = None
@@ -168,6 +244,7 @@ class ChatRequest(Sampling):
     # extensions
     chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -175,12 +252,6 @@ class ChatRequest(Sampling):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise UnsupportedField("top_logprobs", "top_logprobs needs logprobs=true")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise UnsupportedField(
-                "response_format",
-                f"response_format {self.response_format.type!r} needs a grammar backend, and none is installed",
-                fix="leave it out or install a grammar plugin",
-            )
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise UnsupportedField("max_tokens", "max_tokens and max_completion_tokens exclude each other")
         for i, message in enumerate(self.messages):
@@ -197,32 +268,38 @@ class ChatRequest(Sampling):
                 )
 
     def _check_tools(self) -> None:
-        choice = self.tool_choice
         names = [t.function.name for t in self.tools or ()]
         if len(set(names)) != len(names):
             raise UnsupportedField("tools", "two tools have the same name")
-        if any(t.function.strict for t in self.tools or ()):
-            raise UnsupportedField(
-                "tools", "strict tools need a grammar backend, and none is installed", fix="leave out strict"
-            )
+        for i, name in enumerate(names):
+            if not TOOL_NAME.fullmatch(name):
+                field = f"tools.{i}.function.name"
+                raise InvalidParam(field, name, "letters, digits and any of _ . : / @ $ -, at most 128")
+        choice = self.tool_choice
         if choice in (None, "none"):
             return
         if not self.tools:
             raise UnsupportedField("tool_choice", "tool_choice needs tools")
-        if choice != "auto":
-            what = "'required'" if choice == "required" else "a named tool"
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            shown = ", ".join(names[:20])
+            raise UnsupportedField("tool_choice", f"there is no tool {choice.function.name!r} (there is: {shown})")
+        if choice != "auto" and self.structured_outputs is not None:
             raise UnsupportedField(
-                "tool_choice",
-                f"tool_choice {what} needs a grammar backend, and none is installed",
-                fix="use 'auto' or install a grammar plugin",
+                "structured_outputs", "structured_outputs and a tool_choice that demands a call exclude each other"
             )
+
+    @property
+    def choice(self) -> ToolChoice:
+        if isinstance(self.tool_choice, NamedTool):
+            return ToolChoice("named", self.tool_choice.function.name)
+        return ToolChoice(self.tool_choice or "auto")
 
     def tool_defs(self) -> list[ToolDef]:
         """The tools the model may call; none with tool_choice "none"."""
         if self.tool_choice == "none":
             return []
         return [
-            ToolDef(t.function.name, t.function.description or "", t.function.parameters or {})
+            ToolDef(t.function.name, t.function.description or "", t.function.parameters or {}, bool(t.function.strict))
             for t in self.tools or ()
         ]
 
@@ -352,6 +429,10 @@ def _check_message(message: Message, field: str) -> None:
     for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if (part.text if part.type == "text" else part.refusal) is None:
             raise InvalidBody(f"{field}.content.{j}.{part.type} is required", f"{field}.content.{j}.{part.type}")
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,14 @@ from lmkit.api import (
     SamplingParams,
     StreamParser,
     TemplateFailed,
+    ToolChoice,
     ToolDef,
     ToolFormat,
     UnsupportedTask,
     Vocabulary,
 )
 from lmkit.plugins import load_target
+from lmkit.text.constrain import constraint, thinking_of
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
 from lmkit.text.parsing import Chain, start_parser
 from lmkit.text.render import Renderer
@@ -119,6 +121,27 @@ class TextSide:
             if opened > closed:
                 return fmt.open[0]  # the answer goes on inside the reasoning
         return prompt[-TAIL:]
+
+    def constrain(
+        self,
+        params: SamplingParams,
+        prompt_tail: str,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[ToolDef] = (),
+        choice: ToolChoice | None = None,
+        *,
+        parallel: bool = True,
+        thinking_budget: int | None = None,
+    ) -> SamplingParams:
+        """`params` of a chat with what the output must be: its grammar is about the answer, or about calls of tools.
+
+        Raises RequestError.
+        """
+        grammar = constraint(params.grammar, tools, choice or ToolChoice(), self.tool_format, parallel)
+        if grammar is None and thinking_budget is None:
+            return params
+        thinking = thinking_of(self.reasoning_format, prompt_tail, template_kwargs or {}, thinking_budget)
+        return replace(params, grammar=grammar, thinking=thinking)
 
     def output_stream(
         self,

@@ -22,4 +22,5 @@ def tool_def(tool: object) -> ToolDef:
     parameters = function.get("parameters") or {}
     if not isinstance(parameters, Mapping):
         raise InvalidParam(f"tools: parameters of {function['name']}", parameters, "a JSON schema (an object)")
-    return ToolDef(function["name"], str(function.get("description") or ""), parameters)
+    strict = bool(function.get("strict"))
+    return ToolDef(function["name"], str(function.get("description") or ""), parameters, strict)

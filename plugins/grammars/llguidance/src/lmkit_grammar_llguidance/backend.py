@@ -76,7 +76,7 @@ class LlGuidance:
                 return llguidance.LLMatcher.grammar_from_lark(_from_ebnf(grammar.source))
             case "structural_tag":
                 tag = _json(grammar.source, MAX_DEPTH + 2 * MAX_TAG_DEPTH)
-                lark = TagGrammar(self._vocabulary, check_schema).build(tag)
+                lark = TagGrammar(self._vocabulary, _compile_schema).build(tag)
                 return llguidance.LLMatcher.grammar_from_lark(lark)
         _check_lark(grammar.source)
         return llguidance.LLMatcher.grammar_from_lark(grammar.source)
@@ -166,10 +166,23 @@ def check_schema(schema: object) -> None:
         raise GrammarError("x-guidance is not a keyword of JSON schema")
 
 
+def _compile_schema(schema: object) -> None:
+    """Refuses a part of a structural tag by itself, with a shorter message. Raises GrammarError."""
+    check_schema(schema)
+    source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast(Any, OPTIONS))
+    if problem := llguidance.LLMatcher.validate_grammar(source, limits=LIMITS):
+        raise GrammarError(_told(problem))
+
+
 def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
-        message = matcher.get_error().replace("<non-verbose/>", "").strip()
-        raise GrammarError("nothing satisfies it" if message.startswith("NoExtension") else message[:1000])
+        raise GrammarError(_told(matcher.get_error()))
+
+
+def _told(problem: str) -> str:
+    """One line: the library goes on with the grammar as text."""
+    message = problem.replace("<non-verbose/>", "").strip().split("\n   1 | ")[0]
+    return "nothing satisfies it" if message.startswith("NoExtension") else message[:600]
 
 
 def _json(text: str, max_depth: int) -> Any:

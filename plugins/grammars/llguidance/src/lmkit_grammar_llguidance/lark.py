@@ -30,6 +30,7 @@ class TagGrammar:
         self._check_schema = check_schema
         self._lines: list[str] = []
         self._num_formats = 0
+        self._where = "in the structural tag"
 
     def build(self, tag: object) -> str:
         """Raises GrammarError."""
@@ -73,7 +74,10 @@ class TagGrammar:
 
     def _schema(self, spec: Mapping[str, Any], depth: int) -> str:
         schema = spec.get("json_schema")
-        self._check_schema(schema)
+        try:
+            self._check_schema(schema)
+        except GrammarError as e:
+            raise GrammarError(f"{self._where}: {e.message}") from None
         return self._rule(f"%json {json.dumps(_closed(schema), ensure_ascii=False)}")
 
     def _regex(self, spec: Mapping[str, Any], depth: int) -> str:
@@ -91,6 +95,7 @@ class TagGrammar:
 
     def _tag(self, spec: Mapping[str, Any], depth: int) -> str:
         begin, end, content = _text(spec, "begin"), _text(spec, "end"), spec.get("content")
+        self._where = f"in the tag {begin[:100]!r}"
         if isinstance(content, Mapping) and content.get("type") == "any_text":
             if not end:
                 return self._rule(f"{self.literal(begin)} {self._any_text(content, depth)}")
