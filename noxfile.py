@@ -90,6 +90,14 @@ def wheels(session: nox.Session) -> None:
 
 
 @nox.session
+def peers(session: nox.Session) -> None:
+    """lmkit beside vLLM, llama.cpp, OpenVINO and transformers: docs/bench.md. Half an hour; an hour the first time."""
+    session.install("-q", "-r", "requirements.txt", "matplotlib", "httpx")
+    session.run("python", "bench/peers/environments.py", success_codes=[0, 1])  # whoever is missing is reported
+    session.run("python", "bench/peers/run.py", *session.posargs)
+
+
+@nox.session
 def api(session: nox.Session) -> None:
     """Compare the public surface with core/api.lock.json (`nox -s api -- --write` renews it)."""
     session.install("-q", "-e", "./core", "-c", "constraints.txt")

@@ -40,6 +40,7 @@ from lmkit.plugins.resolve import Resolver
 from lmkit.testing.steps import PagedRows, plain_platform
 
 Item = TypeVar("Item")
+Wanted = Callable[[str], bool]  # of the name of a case
 ROWS = (1, 16, 512)
 ROTATED_BYTES = 256 << 20  # one-row kernels go round through this much, so that no cache holds what they read
 MAX_COPIES = 64
@@ -79,8 +80,13 @@ def _nothing() -> None:
 def all_cases(config: EngineConfig, host: PluginHost, only: str = "*") -> Iterator[BenchmarkCase]:
     """Limits first, then plugins' own cases (theirs may raise a limit), then linear and attention kernels.
 
-    `only`: a glob over the names of the cases that are no limits. Raises what prevents a resolution.
+    `only`: a glob over the names of the cases that are no limits; "" leaves the limits alone. Raises what prevents a
+    resolution.
     """
+
+    def wanted(name: str) -> bool:
+        return fnmatch(name, only)
+
     resolver = Resolver(config, host)
     resolver.run()
     plan, info = resolver.plan(), resolver.described_model
@@ -90,27 +96,18 @@ def all_cases(config: EngineConfig, host: PluginHost, only: str = "*") -> Iterat
     if config.parallel.threads:
         torch.set_num_threads(config.parallel.threads)
     builder = make_builder(plan, resolver.found_checkpoint, info, None)
-    specs = {(s.in_features, s.total_out): s for s in reversed(info.linears)}.values()
     attention = next(o for o in resolver.outcomes if o.request.kind == "attention")
     need = replace(info.layers[0].attn, dtype=str(plan.value("dtype", info.dtype)))
     need = replace(need, kv_dtype=str(plan.value("kv_dtype", need.dtype)), block_size=int(plan.value("block_size")))
     with torch.inference_mode():
         yield from limit_cases()
-        found = itertools.chain(
-            plugin_cases(host),
-            (
-                case
-                for spec in reversed(specs)
-                for kernel, fmt in _kernels_for(builder, spec)
-                for case in linear_cases(kernel, fmt, spec, builder.dtype)
-            ),
-            (
-                case
-                for candidate in attention.survivors
-                for case in attention_cases(load_target(candidate.spec.target)(), need)  # type: ignore[union-attr]
-            ),
-        )
-        yield from (case for case in found if case.limit or fnmatch(case.name, only))
+        yield from (case for case in plugin_cases(host) if case.limit or wanted(case.name))
+        for spec in {(s.in_features, s.total_out): s for s in reversed(info.linears)}.values():
+            for kernel, fmt in _kernels_for(builder, spec):
+                yield from linear_cases(kernel, fmt, spec, builder.dtype, wanted)
+        for candidate in attention.survivors:
+            assert candidate.spec is not None
+            yield from attention_cases(load_target(candidate.spec.target)(), need, wanted)
 
 
 def _choice(plan: Any, kind: str) -> Any:
@@ -140,16 +137,20 @@ def _kernels_for(builder: Any, spec: LinearSpec) -> Iterator[tuple[LinearKernel,
 
 
 def linear_cases(
-    kernel: LinearKernel, fmt: QuantFormat, spec: LinearSpec, dtype: torch.dtype
+    kernel: LinearKernel, fmt: QuantFormat, spec: LinearSpec, dtype: torch.dtype, wanted: Wanted
 ) -> Iterator[BenchmarkCase]:
     """One layer with ROWS rows of activations. Bytes are those of the packed weight and of what goes in and out."""
+    names = {rows: f"{kernel.name} {fmt.name} {rows}x{spec.in_features}->{spec.total_out}" for rows in ROWS}
+    names = {rows: name for rows, name in names.items() if wanted(name)}
+    if not names:
+        return
     first = kernel.pack(fmt, random_params(fmt, spec, dtype), spec, dtype)
     copies = min(MAX_COPIES, max(1, ROTATED_BYTES // max(1, first.nbytes)))
     weights = [first, *(kernel.pack(fmt, random_params(fmt, spec, dtype), spec, dtype) for _ in range(copies - 1))]
-    for rows in ROWS:
+    for rows, name in names.items():
         x = torch.randn(rows, spec.in_features).to(dtype)
         yield BenchmarkCase(
-            name=f"{kernel.name} {fmt.name} {rows}x{spec.in_features}->{spec.total_out}",
+            name=name,
             run=rotating(weights, partial(_apply, kernel, x)),
             bytes=first.nbytes + x.element_size() * rows * (spec.in_features + spec.total_out),
             flops=2 * rows * spec.in_features * spec.total_out,
@@ -183,14 +184,16 @@ def random_params(fmt: QuantFormat, spec: LinearSpec, dtype: torch.dtype) -> dic
 # ---------------------------------------------------------------------------------------------------- attention
 
 
-def attention_cases(backend: Any, need: AttnNeed) -> Iterator[BenchmarkCase]:
+def attention_cases(backend: Any, need: AttnNeed, wanted: Wanted) -> Iterator[BenchmarkCase]:
     """Decode steps over contexts of several lengths, and one prompt. Bytes are those of the KV that is read."""
-    for rows, length in DECODE:
-        yield _attention_case(backend, need, rows, length, 1)
-    yield _attention_case(backend, need, 1, PREFILL, PREFILL)
+    heads = f"d{need.head_dim} {need.num_q_heads}/{need.num_kv_heads} {need.kv_dtype}"
+    for phase, rows, length, fresh in (*(("decode", *d, 1) for d in DECODE), ("prefill", 1, PREFILL, PREFILL)):
+        name = f"attention {backend.name} {phase} {rows}x{length} {heads}"
+        if wanted(name):
+            yield _attention_case(name, backend, need, rows, length, fresh)
 
 
-def _attention_case(backend: Any, need: AttnNeed, rows: int, length: int, fresh: int) -> BenchmarkCase:
+def _attention_case(name: str, backend: Any, need: AttnNeed, rows: int, length: int, fresh: int) -> BenchmarkCase:
     """`rows` rows of `length` tokens, of which the last `fresh` are new."""
     num_blocks = rows * -(-length // need.block_size) + 1
     limits = StepLimits(rows, max(rows * fresh, rows), num_blocks, length)
@@ -210,8 +213,7 @@ def _attention_case(backend: Any, need: AttnNeed, rows: int, length: int, fresh:
     scale = need.head_dim**-0.5
     pairs = rows * sum(range(length - fresh + 1, length + 1))  # of a query and a position it sees
     return BenchmarkCase(
-        name=f"attention {backend.name} {'prefill' if fresh > 1 else 'decode'} {rows}x{length} d{need.head_dim} "
-        f"{need.num_q_heads}/{need.num_kv_heads} {need.kv_dtype}",
+        name=name,
         run=rotating(memories, lambda kv: backend.forward(q, kv, plan, scale, out)),
         bytes=size + q.nbytes + out.nbytes,
         flops=2 * pairs * need.num_q_heads * (need.head_dim + v_dim),

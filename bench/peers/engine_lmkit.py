@@ -1,0 +1,34 @@
+"""lmkit: the engine of `lmkit bench latency`, in this process."""
+
+from __future__ import annotations
+
+from lmkit.bench.engine import BenchEngine
+from lmkit.config import EngineConfig, ModelConfig, ParallelConfig, SchedConfig
+from lmkit.config.engine import CacheConfig
+from protocol import Load, serve
+
+
+class Lmkit:
+    def __init__(self, load: Load) -> None:
+        self.engine = BenchEngine(
+            EngineConfig(
+                model=ModelConfig(
+                    model=load.model,
+                    max_length=load.max_length,
+                    quantization="auto" if load.weights == "bf16" else load.weights,
+                ),
+                cache=CacheConfig(memory="1GiB"),
+                sched=SchedConfig(max_rows=load.max_rows),
+                parallel=ParallelConfig(threads=load.threads),
+            )
+        )
+
+        facts = self.engine.facts
+        self.facts = {"weight bytes": facts.weight_bytes, "kv bytes": facts.kv_bytes}
+
+    def run(self, prompts: list[list[int]], tokens: int) -> list[list[float]]:
+        return self.engine.run([(prompt, tokens) for prompt in prompts]).tokens
+
+
+if __name__ == "__main__":
+    serve(Lmkit)
