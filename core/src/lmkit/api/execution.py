@@ -141,6 +141,7 @@ class AttentionBackend(Protocol):
     2. Prefill and decode rows are mixed in one call.
     3. Slot -1 is not written; rows of length 0 are legal.
     4. `out` is given; `forward` allocates nothing on the fast path.
+    5. One object serves all layers and planners of a worker; the planners are made before the first `write_kv`.
     """
 
     name: str

@@ -37,7 +37,7 @@ from lmkit.loading.load import make_builder
 from lmkit.plugins import load_ref, load_target
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
-from lmkit.testing.steps import PagedRows, plain_platform
+from lmkit.testing.steps import PagedRows
 
 Item = TypeVar("Item")
 Wanted = Callable[[str], bool]  # of the name of a case
@@ -107,7 +107,7 @@ def all_cases(config: EngineConfig, host: PluginHost, only: str = "*") -> Iterat
                 yield from linear_cases(kernel, fmt, spec, builder.dtype, wanted)
         for candidate in attention.survivors:
             assert candidate.spec is not None
-            yield from attention_cases(load_target(candidate.spec.target)(), need, wanted)
+            yield from attention_cases(load_target(candidate.spec.target)(), need, platform, wanted)
 
 
 def _choice(plan: Any, kind: str) -> Any:
@@ -184,23 +184,25 @@ def random_params(fmt: QuantFormat, spec: LinearSpec, dtype: torch.dtype) -> dic
 # ---------------------------------------------------------------------------------------------------- attention
 
 
-def attention_cases(backend: Any, need: AttnNeed, wanted: Wanted) -> Iterator[BenchmarkCase]:
+def attention_cases(backend: Any, need: AttnNeed, platform: Any, wanted: Wanted) -> Iterator[BenchmarkCase]:
     """Decode steps over contexts of several lengths, and one prompt. Bytes are those of the KV that is read."""
     heads = f"d{need.head_dim} {need.num_q_heads}/{need.num_kv_heads} {need.kv_dtype}"
     for phase, rows, length, fresh in (*(("decode", *d, 1) for d in DECODE), ("prefill", 1, PREFILL, PREFILL)):
         name = f"attention {backend.name} {phase} {rows}x{length} {heads}"
         if wanted(name):
-            yield _attention_case(name, backend, need, rows, length, fresh)
+            yield _attention_case(name, backend, need, platform, rows, length, fresh)
 
 
-def _attention_case(name: str, backend: Any, need: AttnNeed, rows: int, length: int, fresh: int) -> BenchmarkCase:
+def _attention_case(
+    name: str, backend: Any, need: AttnNeed, platform: Any, rows: int, length: int, fresh: int
+) -> BenchmarkCase:
     """`rows` rows of `length` tokens, of which the last `fresh` are new."""
     num_blocks = rows * -(-length // need.block_size) + 1
     limits = StepLimits(rows, max(rows * fresh, rows), num_blocks, length)
     paged = PagedRows(rows, num_blocks, need.block_size)
     if length > fresh:
         paged.grow([(row, length - fresh) for row in range(rows)])
-    plan = backend.planner(need, limits, plain_platform()).plan(paged.grow([(row, fresh) for row in range(rows)]))
+    plan = backend.planner(need, limits, platform).plan(paged.grow([(row, fresh) for row in range(rows)]))
     dtype = getattr(torch, need.dtype)
     kv_dtype = getattr(torch, need.kv_dtype)
     v_dim = need.v_head_dim or need.head_dim

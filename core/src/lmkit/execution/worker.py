@@ -32,7 +32,7 @@ from lmkit.execution.runner import Runner
 from lmkit.plugins import load_target
 
 if TYPE_CHECKING:
-    from lmkit.api import AttentionBackend, Platform, Progress
+    from lmkit.api import Platform, Progress
     from lmkit.config import EngineConfig
 
 
@@ -47,7 +47,6 @@ class Worker:
         self.rank, self.debug_kv = rank, debug_kv
         self.platform: Platform = make(resolved, "platform")
         self.info = describe_model(resolved, checkpoint)
-        self.backend: AttentionBackend = make(resolved, "attention", "text")
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None
 
@@ -77,7 +76,7 @@ class Worker:
         )
 
     def configure_kv(self, kv: KVConfig) -> None:
-        if self.loaded is None:
+        if self.loaded is None or self.loaded.attention is None:
             raise EngineError("configure_kv before load")
         max_length = memory.fit_length(self.info, kv, self.resolved.value("max_length") or self.config.model.max_length)
         block_size = min(spec.block_size for spec in kv.specs)
@@ -89,7 +88,7 @@ class Worker:
             max_length=max_length,
         )
         self.runner = Runner(
-            self.loaded, kv, limits, [self.backend] * len(kv.specs), self.platform, self.device,
+            self.loaded, kv, limits, [self.loaded.attention] * len(kv.specs), self.platform, self.device,
             eos_token_ids=self.resolved.value("eos_token_ids", self.info.eos_token_ids), max_drafts=drafts,
             seed=self.config.model.seed, debug_kv=self.debug_kv,
         )  # fmt: skip

@@ -81,14 +81,15 @@ class Rows:
     position and the seed alone."""
 
     def __init__(
-        self, backend: Any, need: AttnNeed, *, num_rows: int, device: str = "cpu", seed: int = 0, length: int = 96
-    ) -> None:
+        self, backend: Any, need: AttnNeed, *, num_rows: int, device: str = "cpu", seed: int = 0, length: int = 96,
+        platform: Any = None,
+    ) -> None:  # fmt: skip
         self.backend, self.need, self.device, self.seed = backend, need, device, seed
         num_blocks = 2 + num_rows * (-(-length // need.block_size) + 1)
         self.paged = PagedRows(num_rows, num_blocks, need.block_size, seed)
         self.kv = kv_memory(backend, need, num_blocks, device)
         limits = StepLimits(max_rows=num_rows, max_tokens=512, max_blocks_per_row=num_blocks, max_length=512)
-        self.planner = backend.planner(need, limits, plain_platform(device))
+        self.planner = backend.planner(need, limits, platform or plain_platform(device))
         self.past: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_rows)]
         self.sinks = torch.randn(need.num_q_heads, generator=self.noise(0, 0)) if need.sinks else None
         self.scale = need.head_dim**-0.5
@@ -125,7 +126,9 @@ class Rows:
 
 
 class AttentionConformance(PluginConformance):
-    """Set `plugin` ("attention:mybackend"); `device` names the torch device to run on, `device_info` describes it."""
+    """Set `plugin` ("attention:mybackend"); `device` names the torch device to run on, `device_info` describes it.
+
+    A backend that needs more of its platform than buffers overrides `platform`."""
 
     device: ClassVar[str] = "cpu"
     device_info: ClassVar[DeviceInfo] = DeviceInfo("cpu", "cpu", dtypes=("float32", "bfloat16", "float16"))
@@ -134,6 +137,12 @@ class AttentionConformance(PluginConformance):
     @pytest.fixture
     def backend(self, target: Any) -> Any:
         return target()
+
+    def platform(self) -> Any:
+        return plain_platform(self.device)
+
+    def rows(self, backend: Any, need: AttnNeed, num_rows: int, **options: Any) -> Rows:
+        return Rows(backend, need, num_rows=num_rows, device=self.device, platform=self.platform(), **options)
 
     def grid(self, spec: AttentionSpec, backend: Any) -> list[Case]:
         """Pairwise sample of what is declared."""
@@ -166,7 +175,7 @@ class AttentionConformance(PluginConformance):
         cases = self.grid(spec, backend)
         assert cases, "nothing declared can run on this device"
         for seed, case in enumerate(cases):
-            rows = Rows(backend, case.need, num_rows=5, device=self.device, seed=seed)
+            rows = self.rows(backend, case.need, 5, seed=seed)
             steps: list[list[tuple[int, int]]]
             if not case.need.causal:
                 steps = [[(0, 1), (1, 7), (2, 33)]]
@@ -183,7 +192,7 @@ class AttentionConformance(PluginConformance):
     def test_empty_rows(self, spec: AttentionSpec, backend: Any) -> None:
         """Rows without new tokens are legal, and so is a step that has nothing else."""
         case = self.grid(spec, backend)[0]
-        rows = Rows(backend, case.need, num_rows=4, device=self.device)
+        rows = self.rows(backend, case.need, 4)
         self.check(*rows.step([(0, 3), (1, 0), (2, 1)]), case)
         self.check(*rows.step([(1, 0), (0, 1), (3, 0)]), case)
         self.check(*rows.step([(1, 0)]), case)
@@ -191,7 +200,7 @@ class AttentionConformance(PluginConformance):
     def test_slot_minus_one_is_not_written(self, spec: AttentionSpec, backend: Any) -> None:
         for case in self.grid(spec, backend)[:4]:
             need = case.need
-            kv = kv_memory(backend, need, 3, self.device)
+            kv = self.rows(backend, need, 1).kv
             k = torch.ones(3, need.num_kv_heads, need.head_dim, dtype=getattr(torch, case.dtype), device=self.device)
             slots = torch.tensor([-1, need.block_size, -1], device=self.device)
             backend.write_kv(k, k, kv, slots)
@@ -204,7 +213,7 @@ class AttentionConformance(PluginConformance):
         case = next(c for c in self.grid(spec, backend) if c.feature == "causal")
         results: list[dict[int, Tensor]] = []
         for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
-            rows = Rows(backend, case.need, num_rows=4, device=self.device)
+            rows = self.rows(backend, case.need, 4)
             for row, count in enumerate((9, 1, 30, 17)):
                 rows.step([(row, count)])
             got, _ = rows.step([(row, 1) for row in order])

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#define FAMILIES(X) X(basic)
+#define FAMILIES(X) X(basic) X(attention)
 
 #define DECLARE(name) extern const lk_family lk_family_##name;
 FAMILIES(DECLARE)

@@ -1,0 +1,203 @@
+"""Paged attention by the native kernels of the CPU platform. The memory layout stands in its `csrc/attention.h`.
+
+KV of a layer: [num_blocks, num_kv_heads, block_size * (head_dim + v_head_dim)].
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, addressof, c_float, c_int32, c_int64, c_void_p
+from typing import Literal
+
+import torch
+from lmkit.api import (
+    AttentionBackend,
+    AttnBatch,
+    AttnNeed,
+    AttnPlan,
+    DeviceInfo,
+    EngineError,
+    Platform,
+    PluginError,
+    StepLimits,
+)
+from lmkit_platform_cpu.native import FIX, MISSING, Args, Native
+from torch import Tensor
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e4m3fn: 3}  # as in attention.inc
+SEGMENT, TILE, WRITE_TOKENS = 512, 16, 16  # positions of a segment, of a tile; tokens of a chunk of write_kv
+PARTIAL_BYTES = 64 << 20  # for results of segments; rows beyond are not split, which changes no result
+
+
+class Item(Structure):
+    _fields_ = [(name, c_int32) for name in ("row", "token", "num_query", "position", "segment", "partial")]
+
+
+class Merge(Structure):
+    _fields_ = [(name, c_int32) for name in ("token", "num_query", "partial", "num_segments")]
+
+
+class PlanArgs(Args):
+    _fields_ = [
+        ("work", c_int64 * 2),
+        *((name, c_void_p) for name in ("items", "merges", "partial", "query_start", "seq_len", "table")),
+        *((name, c_int64) for name in ("table_stride", "num_rows", "max_items", "max_partial")),
+        *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "block_size")),
+        *((name, c_int32) for name in ("window", "causal", "full")),
+    ]
+
+
+class AttentionArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("plan", "q", "kv", "out", "slopes", "sinks")),
+        ("q_stride", c_int64),
+        ("dtype", c_int32),
+        ("kv_dtype", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+    ]
+
+
+class WriteArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("k", "v", "kv", "slots")),
+        *((name, c_int64) for name in ("k_stride", "v_stride", "num_tokens")),
+        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "v_head_dim", "block_size", "dtype", "kv_dtype")),
+    ]
+
+
+class CpuPlan:
+    """The work of a step; the same object, at the same addresses, in every step."""
+
+    __slots__ = ("args", "batch", "native", "need", "num_tokens", "slopes", "slots", "work")
+
+    def __init__(self, need: AttnNeed, native: Native, args: PlanArgs) -> None:
+        self.need, self.native, self.args = need, native, args
+        self.work = addressof(args) + PlanArgs.work.offset
+        self.slopes = alibi_slopes(need.num_q_heads) if need.alibi else None
+        self.slots: Tensor = torch.empty(0, dtype=torch.int64)
+        self.num_tokens = 0
+        self.batch: AttnBatch | None = None  # its buffers are read
+
+
+class CpuPlanner:
+    capture: Literal["none", "decode", "any"] = "any"
+
+    def __init__(self, need: AttnNeed, limits: StepLimits, native: Native) -> None:
+        v_dim = need.v_head_dim or need.head_dim
+        # Rows of at most a tile's queries (64) give an item per segment, longer ones one per tile.
+        max_partial = PARTIAL_BYTES // (need.num_q_heads * (v_dim + 2) * 4)
+        max_items = max_partial + limits.max_rows + limits.max_tokens
+        self.items, self.merges = (Item * max_items)(), (Merge * max_items)()
+        self.partial = torch.empty(PARTIAL_BYTES // 4)  # pages are taken as they are written to
+        self.args = PlanArgs(
+            items=addressof(self.items), merges=addressof(self.merges), partial=self.partial.data_ptr(),
+            max_items=max_items, max_partial=max_partial, num_q_heads=need.num_q_heads, num_kv_heads=need.num_kv_heads,
+            head_dim=need.head_dim, v_head_dim=v_dim, block_size=need.block_size, window=need.window or 0,
+            causal=need.causal,
+        )  # fmt: skip
+        self.args.chunks[0] = 1
+        self.result = CpuPlan(need, native, self.args)
+
+    def plan(self, batch: AttnBatch) -> CpuPlan:
+        args, plan, table = self.args, self.result, batch.table.host
+        if batch.max_seq > table.shape[1] * args.block_size:
+            raise EngineError(f"a row of {batch.max_seq} tokens has a table of {table.shape[1]} blocks")
+        args.query_start = batch.query_start.host.data_ptr()
+        args.seq_len = batch.seq_len.host.data_ptr()
+        args.table, args.table_stride = table.data_ptr(), table.stride(0)
+        args.num_rows, plan.batch = batch.num_rows, batch
+        plan.native.run("attention_plan", args)
+        if args.full:
+            raise EngineError(f"{batch.num_rows} rows with {batch.num_tokens} tokens are more than was planned for")
+        plan.slots, plan.num_tokens = batch.slots.push(batch.num_tokens), batch.num_tokens
+        return plan
+
+
+class CpuAttention(AttentionBackend):
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._native: Native | None = None
+
+    def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
+        if need.mla:
+            return "latent attention (mla) is not implemented"
+        if need.num_q_heads % need.num_kv_heads:
+            return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
+        if not need.causal and need.alibi:
+            return "alibi is defined for causal attention only"
+        return None
+
+    def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
+        return (16, 32, 64, 128, 256)
+
+    def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
+        width = need.head_dim + (need.v_head_dim or need.head_dim)
+        return (num_blocks, need.num_kv_heads, need.block_size * width)
+
+    def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> CpuPlanner:
+        native = getattr(platform, "native", None)
+        if native is None:
+            raise PluginError(f"attention cpu needs the native kernels of the CPU platform: {MISSING}", fix=FIX)
+        self._native = native
+        return CpuPlanner(need, limits, native)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
+        assert self._native is not None, "a planner comes first"
+        (num, heads, dim), v_dim = k.shape, v.shape[2]
+        size, rest = divmod(kv.shape[2], dim + v_dim)
+        if v.shape[:2] != (num, heads) or slots.shape != (num,) or kv.shape[1] != heads or rest or size % TILE:
+            raise PluginError(
+                f"write_kv: k {list(k.shape)}, v {list(v.shape)}, slots {list(slots.shape)} do not fit KV memory "
+                f"{list(kv.shape)}"
+            )
+        _check("write_kv", k=k, v=v)
+        if k.dtype != v.dtype or kv.dtype not in DTYPES or not kv.is_contiguous() or slots.dtype != torch.int64:
+            raise PluginError(f"write_kv: k {k.dtype}, v {v.dtype}, slots {slots.dtype}, KV memory {kv.dtype}")
+        args = WriteArgs(
+            k=k.data_ptr(), v=v.data_ptr(), kv=kv.data_ptr(), slots=slots.data_ptr(), k_stride=k.stride(0),
+            v_stride=v.stride(0), num_tokens=num, num_kv_heads=heads, head_dim=dim, v_head_dim=v_dim, block_size=size,
+            dtype=DTYPES[k.dtype], kv_dtype=DTYPES[kv.dtype],
+        )  # fmt: skip
+        args.chunks[0] = -(-num // WRITE_TOKENS)
+        self._native.run("write_kv", args)
+
+    def forward(
+        self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None
+    ) -> None:
+        assert isinstance(plan, CpuPlan)
+        need = plan.need
+        _check("forward", q=q, out=out)
+        planned = (plan.num_tokens, need.num_q_heads, need.head_dim)
+        if q.shape != planned or kv.shape[1:] != self.kv_shape(need, 1)[1:]:
+            raise PluginError(f"forward: q {list(q.shape)} and KV memory {list(kv.shape)} are not what was planned for")
+        if out.shape != (*q.shape[:2], need.v_head_dim or need.head_dim) or not out.is_contiguous():
+            raise PluginError(f"forward: out {list(out.shape)} does not fit q {list(q.shape)}, or has gaps")
+        if q.dtype != out.dtype or kv.dtype not in DTYPES or not kv.is_contiguous():
+            raise PluginError(f"forward: q {q.dtype}, out {out.dtype}, KV memory {kv.dtype}")
+        if sinks is not None and (sinks.shape != (need.num_q_heads,) or sinks.dtype != torch.float32):
+            raise PluginError(f"forward: sinks {list(sinks.shape)} {sinks.dtype}")
+        args = AttentionArgs(
+            plan=addressof(plan.args), q=q.data_ptr(), kv=kv.data_ptr(), out=out.data_ptr(), q_stride=q.stride(0),
+            dtype=DTYPES[q.dtype], kv_dtype=DTYPES[kv.dtype], scale=scale, softcap=need.softcap or 0.0,
+            slopes=None if plan.slopes is None else plan.slopes.data_ptr(),
+            sinks=None if sinks is None else sinks.data_ptr(),
+        )  # fmt: skip
+        plan.native.run("attention", args, plan.work)
+
+
+def _check(what: str, **tensors: Tensor) -> None:
+    """[T, heads, dim] on the host, of a known dtype, without gaps within a token."""
+    for name, t in tensors.items():
+        if t.device.type != "cpu" or t.dtype not in DTYPES or t.dtype == torch.float8_e4m3fn:
+            raise PluginError(f"{what}: {name} is {t.dtype} on {t.device}")
+        if t.dim() != 3 or t.shape[2] % TILE or t.stride(2) != 1 or (t.shape[1] > 1 and t.stride(1) != t.shape[2]):
+            raise PluginError(f"{what}: {name} {list(t.shape)} with strides {t.stride()} is not rows of whole heads")
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """The published geometric slopes; heads beyond a power of two take every other slope of the next one."""
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    slopes += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
+    return torch.tensor(slopes, dtype=torch.float32)

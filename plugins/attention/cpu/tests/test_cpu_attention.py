@@ -1,0 +1,228 @@
+"""The native backend against dense attention in float64, on every instruction set of the machine."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lmkit.api import AttnNeed, DeviceInfo, PluginError, StepLimits
+from lmkit.testing import AttentionConformance
+from lmkit.testing.attention import TOLERANCE, Rows
+from lmkit.testing.steps import PlainPlatform, plain_platform
+from lmkit_attention_cpu.backend import DTYPES, SEGMENT, CpuAttention, CpuPlanner
+from lmkit_platform_cpu.native import load
+
+native = load()
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+
+
+class NativePlatform(PlainPlatform):
+    native = native
+
+
+@pytest.fixture(params=[name for name in native.isas if name != "avx512_vnni"], autouse=True)  # here that is avx512
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    native.set_isa(request.param)
+    yield request.param
+    native.set_isa("auto")
+
+
+@pytest.fixture
+def threads() -> Iterator[Any]:
+    before = native.threads
+    yield native.start
+    native.start(before)
+
+
+class TestCpu(AttentionConformance):
+    plugin = "attention:cpu"
+
+    def platform(self) -> Any:
+        return NativePlatform()
+
+
+NEED = AttnNeed(32, 4, 2, "float32", "float32", 16)
+
+
+def make(need: AttnNeed, num_rows: int = 3, **options: Any) -> Rows:
+    return Rows(CpuAttention(), need, num_rows=num_rows, platform=NativePlatform(), **options)
+
+
+def compute(rows: Rows, work: list[tuple[int, int]], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """One step, without the dense attention beside it."""
+    plan = rows.planner.plan(rows.paged.grow(work))
+    out = torch.full_like(q, torch.nan)
+    rows.backend.write_kv(k, v, rows.kv, plan.slots)
+    rows.backend.forward(q, rows.kv, plan, 0.2, out)
+    return out
+
+
+def check(rows: Rows, work: list[tuple[int, int]]) -> list[torch.Tensor]:
+    got, expected = rows.step(work)
+    allowed = max(TOLERANCE[rows.need.dtype], TOLERANCE[rows.need.kv_dtype])
+    for g, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(g.double(), e, atol=allowed, rtol=allowed)
+    return got
+
+
+@pytest.mark.parametrize("length", [SEGMENT, SEGMENT + 17])
+@pytest.mark.parametrize(
+    "need",
+    [
+        NEED,
+        replace(NEED, dtype="bfloat16", kv_dtype="bfloat16", head_dim=80, v_head_dim=48, num_q_heads=14),
+        replace(NEED, dtype="float16", kv_dtype="float16", num_q_heads=2, block_size=48),
+        replace(NEED, dtype="bfloat16", kv_dtype="float8_e4m3fn"),
+        replace(NEED, window=SEGMENT),
+        replace(NEED, window=SEGMENT + 40, softcap=3.0, sinks=True, alibi=True),
+        replace(NEED, causal=False, softcap=3.0, sinks=True),
+        replace(NEED, causal=False, window=40),
+    ],
+    ids=["plain", "bf16", "fp16", "fp8", "window of a segment", "everything", "bidirectional", "both ways, window"],
+)
+def test_long_rows(need: AttnNeed, length: int) -> None:
+    rows = make(need, length=length + 40)
+    check(rows, [(0, length), (1, 3)])
+    if need.causal:
+        check(rows, [(0, 1), (1, 1)])
+        check(rows, [(1, 5), (0, 30)])
+
+
+@pytest.mark.parametrize("window", [None, 40, SEGMENT])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_chunks_neighbours_and_threads_change_no_bit(dtype: str, window: int | None, threads: Any) -> None:
+    """A row computed whole; in odd chunks with other rows beside it; and token by token at its end."""
+    need = replace(NEED, dtype=dtype, kv_dtype=dtype, window=window)
+    total = 2 * SEGMENT + 29
+    q, k, v = (torch.randn(total, h, 32).to(getattr(torch, dtype)) for h in (4, 2, 2))
+
+    def run(chunks: list[int], neighbours: int, num_threads: int) -> torch.Tensor:
+        threads(num_threads)
+        rows = make(need, num_rows=1 + neighbours, length=total + 40)
+        out, at = [], 0
+        for count in chunks:
+            work = [*((1 + i, 1) for i in range(neighbours)), (0, count)]
+            parts = [
+                torch.cat([torch.randn(neighbours, *x.shape[1:]).to(x.dtype), x[at : at + count]]) for x in (q, k, v)
+            ]
+            out.append(compute(rows, work, *parts)[neighbours:])
+            at += count
+        return torch.cat(out)
+
+    whole = run([total], 0, 1)
+    chunked = run([100, 1, 411, 517, *[1] * (total - 1029)], 2, 2)
+    assert torch.equal(whole, chunked)
+
+
+def test_rows_that_are_not_split_get_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for results of segments is bounded; a row for which there is none left is read by one thread."""
+    results = []
+    q, k, v = (torch.randn(3 * SEGMENT + 1, h, 32) for h in (4, 2, 2))
+    for size in (1 << 20, 4):
+        monkeypatch.setattr("lmkit_attention_cpu.backend.PARTIAL_BYTES", size)
+        rows = make(NEED, length=3 * SEGMENT + 9)
+        compute(rows, [(0, 3 * SEGMENT)], q[:-1], k[:-1], v[:-1])
+        results.append(compute(rows, [(0, 1)], q[-1:], k[-1:], v[-1:]))
+        merges = rows.planner.args.work[1]
+        assert merges == (NEED.num_kv_heads if size > 4 else 0)
+    assert torch.equal(*results)
+
+
+def test_strided_queries_and_keys() -> None:
+    """q, k and v as parts of one projection, without copies."""
+    parts = torch.randn(20, 8, 32).split((4, 2, 2), dim=1)
+    apart = [part.contiguous() for part in parts]
+    assert torch.equal(compute(make(NEED), [(0, 20)], *parts), compute(make(NEED), [(0, 20)], *apart))
+
+
+def test_eight_bit_keys_are_rounded_like_torch() -> None:
+    """Every finite float8 value survives; numbers between two are rounded to even; too large ones are cut."""
+    need = replace(NEED, kv_dtype="float8_e4m3fn", num_q_heads=2, num_kv_heads=1, head_dim=256, dtype="float32")
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    finite = every[~every.float().isnan()].float()
+    values = torch.cat([finite, finite * 1.03, finite * 0.0625, torch.randn(8)])
+    values = values[values.abs() <= 448].repeat(3)[: 256 * 2].view(2, 1, 256)
+    values[1, 0, :2] = torch.tensor([1e9, -1e9])
+    rows = make(need)
+    plan = rows.planner.plan(rows.paged.grow([(0, 2)]))
+    rows.backend.write_kv(values, values, rows.kv, plan.slots)
+    block, size = divmod(int(plan.slots[0]), 16)
+    keys = rows.kv[block, 0, : 16 * 256].view(128, 16, 2)[:, size : size + 2].transpose(0, 1).reshape(2, 256)
+    assert torch.equal(keys.float(), values[:, 0].clamp(-448, 448).to(torch.float8_e4m3fn).float())
+
+
+def test_a_prompt_without_values_behind_it() -> None:
+    """Nothing is read beyond the row's last position, whatever lies there."""
+    rows = make(replace(NEED, dtype="bfloat16", kv_dtype="bfloat16"))
+    for count in (1, 15, 1, 3):
+        for out in check(rows, [(0, count)]):
+            assert torch.isfinite(out).all()
+
+
+def test_wrong_shapes_are_refused() -> None:
+    rows = make(NEED)
+    backend, kv = rows.backend, rows.kv
+    plan = rows.planner.plan(rows.paged.grow([(0, 4)]))
+    q, k, out = torch.zeros(4, 4, 32), torch.zeros(4, 2, 32), torch.zeros(4, 4, 32)
+    for wrong in (q[:3], q[:, :2], torch.zeros(4, 4, 16), q.double(), q.transpose(0, 1).contiguous().transpose(0, 1)):
+        with pytest.raises(PluginError):
+            backend.forward(wrong, kv, plan, 1.0, out)
+    for wrong in (out[:3], out.bfloat16(), torch.zeros(4, 4, 64)[..., :32]):
+        with pytest.raises(PluginError):
+            backend.forward(q, kv, plan, 1.0, wrong)
+    with pytest.raises(PluginError):
+        backend.forward(q, kv[:, :1], plan, 1.0, out)
+    with pytest.raises(PluginError):
+        backend.forward(q, kv, plan, 1.0, out, torch.zeros(3))
+    for wrong in (k[:3], k[:, :1], k[..., :16], k.int()):
+        with pytest.raises(PluginError):
+            backend.write_kv(wrong, wrong, kv, plan.slots)
+    with pytest.raises(PluginError):
+        backend.write_kv(k, k, kv, plan.slots.int())
+
+
+def test_reasons_for_refusal() -> None:
+    backend, device = CpuAttention(), DeviceInfo("cpu", "cpu")
+    assert backend.can_run(NEED, device) is None
+    assert "mla" in (backend.can_run(replace(NEED, mla=True), device) or "")
+    assert "multiple" in (backend.can_run(replace(NEED, num_q_heads=5), device) or "")
+    assert "causal" in (backend.can_run(replace(NEED, causal=False, alibi=True), device) or "")
+    with pytest.raises(PluginError, match="native"):
+        backend.planner(NEED, StepLimits(1, 16, 1, 16), plain_platform())
+
+
+STEPS = st.lists(
+    st.dictionaries(st.integers(0, 3), st.integers(0, 70), min_size=1).map(lambda work: list(work.items())),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=STEPS,
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    block_size=st.sampled_from([16, 32, 112]),
+    heads=st.sampled_from([(1, 1), (7, 1), (9, 3), (64, 1), (80, 1)]),
+    window=st.none() | st.integers(1, 100),
+    extras=st.fixed_dictionaries({"softcap": st.none() | st.just(4.0), "sinks": st.booleans(), "alibi": st.booleans()}),
+)
+def test_any_sequence_of_steps(
+    isa: str, steps: list, dtype: str, block_size: int, heads: tuple[int, int], window: int | None, extras: dict
+) -> None:
+    """Rows that start, rest, decode and continue in any order, over memory that holds NaN where nothing was written."""
+    need = AttnNeed(16, *heads, dtype, dtype, block_size, window=window, **extras)
+    rows = make(need, num_rows=4, length=5 * 70)
+    for work in steps:
+        check(rows, work)
+
+
+def test_dtypes_have_the_numbers_of_the_kernels() -> None:
+    from lmkit_platform_cpu import native as module
+
+    assert {str(d): n for d, n in DTYPES.items() if n < 3} == module.DTYPES
+    assert isinstance(CpuPlanner(NEED, StepLimits(1, 16, 1, 16), native).capture, str)

@@ -1,0 +1,5 @@
+#define LK_FAMILY "attention.inc"
+#define LK_FAMILY_NAME lk_family_attention
+#include <stdlib.h>
+#include "attention.h"
+#include "each_isa.h"
