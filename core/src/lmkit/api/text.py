@@ -137,6 +137,7 @@ class Params:
     untyped: Literal["string", "json"] = "string"  # how a value is read that the schema says nothing of
     strip: Literal["", "newline", "blank"] = ""  # taken off both ends of a value; "newline": one at each end
     verbatim: bool = False  # all values are strings
+    gap: str = ""  # blanks that the family writes around elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class ToolFormat:
 
     `open` and `close` stand around one body, `section` around all of them. A body of JsonCalls with a list, or of
     PyCalls, holds any number of calls. Of several bodies the JSON one is used where "{" or "[" follows. A bracket at
-    the end of `open` belongs to the body.
+    the end of `open` belongs to the body; an empty first text says that the family writes no marker.
     """
 
     name: str
@@ -172,6 +173,8 @@ class ToolFormat:
     drop: tuple[str, ...] = ()  # texts that the family writes around calls or content, and nobody wants to see
     opaque: tuple[str, ...] = ()  # two texts: content between them holds no calls
     trim: bool = False  # blanks between content and a call belong to the call
+    inner: str = ""  # blanks that the family writes inside of `open` and `close`
+    between: str = ""  # what it writes between calls; blanks also inside of the section
     id_length: int = 0  # call ids are this many letters and digits; 0 = "call_" and 24 hex digits
 
     @property

@@ -42,7 +42,12 @@ class Markers:
     def at(self, text: str, at: int, final: bool = False) -> Found | None:
         """The marker that stands at `at`, maybe after blanks. None: none does; `marker` None: undecided."""
         begin = skip_blanks(text, at)
-        if not final and begin - at <= MAX_GAP and (begin == len(text) or text[begin:] in self._prefixes):
+        left = len(text) - begin
+        if (
+            not final
+            and begin - at <= MAX_GAP
+            and (not left or (left <= self._reach and text[begin:] in self._prefixes))
+        ):
             return Found(begin, len(text), None)
         match = self._pattern.match(text, begin)
         return Found(begin, match.end(), match.group()) if match else None

@@ -16,7 +16,7 @@ PHI4_MINI_JSON = ToolFormat(
 XLAM = ToolFormat(
     "xlam",
     JsonCalls(many="list"),
-    open=("```json", "```", "[TOOL_CALLS]", "<tool_call>"),
+    open=("", "```json", "```", "[TOOL_CALLS]", "<tool_call>"),
     close=("```", "</tool_call>"),
     bare="start",
     rearm=("</think>",),
@@ -28,6 +28,8 @@ ERNIE45 = ToolFormat(
     close=("</tool_call>",),
     drop=("<response>\n", "<response>", "\n</response>", "</response>"),
     trim=True,
+    inner="\n",
+    between="\n",
 )
 GIGACHAT3 = ToolFormat(
     "gigachat3",

@@ -28,11 +28,13 @@ def _dsml(name: str, section: str, tag: str = "｜DSML｜") -> ToolFormat:
             typed=("string", "json", ""),
             close=f"</{tag}parameter>",
             foot=f"</{tag}invoke>",
+            gap="\n",
         ),
         open=(f'<{tag}invoke name="',),
         section=(f"<{tag}{section}>",),
         section_close=(f"</{tag}{section}>",),
         drop=("<｜end▁of▁sentence｜>",),
+        between="\n",
     )
 
 

@@ -6,11 +6,11 @@ GRANITE = ToolFormat(
     "granite",
     JsonCalls(many="list"),
     open=("<|tool_call|>", "<tool_call>"),
-    close=("</tool_call>",),
+    close=("", "</tool_call>"),
     bare="start",
 )
-GRANITE4 = ToolFormat("granite4", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",))
-GRANITE_20B_FC = ToolFormat("granite-20b-fc", JsonCalls(), open=("<function_call>",))
+GRANITE4 = ToolFormat("granite4", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",), inner="\n", between="\n")
+GRANITE_20B_FC = ToolFormat("granite-20b-fc", JsonCalls(), open=("<function_call>",), inner=" ", between="\n")
 REASONING = ReasoningFormat(
     "granite",
     ("Here is my thought process:", "Here's my thought process:"),

@@ -2,7 +2,7 @@
 
 from lmkit.api import JsonCalls, ReasoningFormat, ToolFormat
 
-HERMES = ToolFormat("hermes", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",))
+HERMES = ToolFormat("hermes", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",), inner="\n", between="\n")
 
 # Qwen models sometimes call a tool without closing their reasoning: the call ends it.
 THINK = ReasoningFormat("think", ("<think>",), ("</think>",), until=("<tool_call>",))

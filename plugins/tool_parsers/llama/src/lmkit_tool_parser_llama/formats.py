@@ -7,9 +7,10 @@ from lmkit.api import JsonCalls, ToolFormat
 LLAMA3_JSON = ToolFormat(
     "llama3_json",
     JsonCalls(arguments=("parameters", "arguments"), required=True),
-    open=("<|python_tag|>",),
+    open=("", "<|python_tag|>"),
     bare="anywhere",
     separators=";",
+    between="; ",
     drop=("<|eom_id|>", "<|eot_id|>"),
 )
 LLAMA4_JSON = replace(LLAMA3_JSON, name="llama4_json", drop=("<|eom|>", "<|eot|>"))

@@ -2,7 +2,9 @@
 
 from lmkit.api import JsonCalls, ReasoningFormat, ToolFormat
 
-QWEN3_JSON = ToolFormat("qwen3_json", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",))
+QWEN3_JSON = ToolFormat(
+    "qwen3_json", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",), inner="\n", between="\n"
+)
 
 # Qwen models sometimes call a tool without closing their reasoning: the call ends it.
 QWEN3 = ReasoningFormat(

@@ -1,0 +1,279 @@
+"""What a ToolFormat is good for besides parsing: calls written as the model would write them, and the grammar of them.
+
+    render(fmt, [("get_time", {"zone": "UTC"})])  -> text that the format's parser reads back to the same calls
+    tool_grammar(fmt, tools, choice)              -> Grammar of kind "structural_tag" (see lmkit.api.Grammar)
+
+Both are built from the same three pieces per kind of body: what is written before and after the arguments (`_frame`),
+how arguments are written (`_write`), and which texts are arguments by a JSON schema (`_accept`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lmkit.api import (
+    CallBody,
+    Grammar,
+    JsonCalls,
+    NamedJson,
+    Params,
+    ParserFormat,
+    PyCalls,
+    ToolChoice,
+    ToolDef,
+    ToolFormat,
+)
+from lmkit.text.params import kinds_of
+
+Tag = dict[str, Any]  # one format of a structural tag
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
+_MAX_OPTIONAL = 16  # Python arguments that may be left out; the grammar wants more of them given
+
+
+def render(fmt: ToolFormat, calls: Calls, tools: Sequence[ToolDef] = ()) -> str:
+    """The calls as a model of this family writes them; "" for none."""
+    if not calls:
+        return ""
+    body = primary(fmt)
+    schemas = {t.name: t.parameters for t in tools}
+    written = []
+    for i, (name, arguments) in enumerate(calls):
+        begin, end = _frame(body, name, str(i))
+        written.append(begin + _write(body, arguments, schemas.get(name, {})) + end)
+    if _is_list(body):
+        begin, end = _brackets(body)
+        return _section(fmt, _wrap(fmt, begin + _comma(body).join(written) + end))
+    return _section(fmt, fmt.between.join(_wrap(fmt, call) for call in written))
+
+
+def tool_grammar(
+    fmt: ToolFormat | ParserFormat, tools: Sequence[ToolDef], choice: ToolChoice, parallel: bool = True
+) -> Grammar | None:
+    """The constraint of a request with tools; None: there is none, or the format cannot be constrained.
+
+    "required" and "named" leave room for calls only. "auto" constrains the calls, if a tool is strict, and leaves the
+    text around them free.
+    """
+    if not isinstance(fmt, ToolFormat):
+        return fmt.grammar(tools, choice)
+    if choice.mode == "none" or not tools or (choice.mode == "auto" and not any(t.strict for t in tools)):
+        return None
+    offered = [t for t in tools if choice.mode != "named" or t.name == choice.name]
+    once = choice.mode == "named" or not parallel
+    found = _free(fmt, offered, once) if choice.mode == "auto" else _calls(fmt, offered, once)
+    if found is None:
+        return None
+    return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": found}, ensure_ascii=False))
+
+
+def primary(fmt: ToolFormat) -> CallBody:
+    """The body that the family writes; others are accepted."""
+    return fmt.body[0] if isinstance(fmt.body, tuple) else fmt.body
+
+
+# -- around calls
+
+
+def _markers(fmt: ToolFormat) -> tuple[str, str]:
+    begin = (fmt.open or ("",))[0]
+    end = (fmt.close or ("",))[0] if begin else ""
+    if begin.endswith(("[", "{")):
+        begin = begin[:-1]
+    return begin + (fmt.inner if begin else ""), (fmt.inner if end else "") + end
+
+
+def _wrap(fmt: ToolFormat, call: str) -> str:
+    begin, end = _markers(fmt)
+    return begin + call + end
+
+
+def _edges(fmt: ToolFormat) -> tuple[str, str]:
+    gap = fmt.between if fmt.between.isspace() else ""
+    begin = fmt.section[0] + gap if fmt.section else ""
+    return begin, gap + fmt.section_close[0] if fmt.section_close else ""
+
+
+def _section(fmt: ToolFormat, calls: str) -> str:
+    begin, end = _edges(fmt)
+    return begin + calls + end
+
+
+def _is_list(body: CallBody) -> bool:
+    return isinstance(body, PyCalls) or (isinstance(body, JsonCalls) and body.many != "one")
+
+
+def _brackets(body: CallBody) -> tuple[str, str]:
+    return ("", "") if isinstance(body, PyCalls) and body.lines else ("[", "]")
+
+
+def _comma(body: CallBody) -> str:
+    return "\n" if isinstance(body, PyCalls) and body.lines else ", "
+
+
+def _calls(fmt: ToolFormat, tools: Sequence[ToolDef], once: bool) -> Tag:
+    """Calls and nothing else."""
+    body = primary(fmt)
+    wrap = ("", "") if _is_list(body) else _markers(fmt)
+    tags = [_call(body, tool, *wrap) for tool in tools]
+    separator = _comma(body) if _is_list(body) else fmt.between
+    calls: Tag = {
+        "type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True,
+        "stop_after_first": once,
+    }  # fmt: skip
+    begin, end = _edges(fmt)
+    if _is_list(body):
+        inner, brackets = _markers(fmt), _brackets(body)
+        begin, end = begin + inner[0] + brackets[0], brackets[1] + inner[1] + end
+    return _tag(begin, calls, end) if begin or end else calls
+
+
+def _call(body: CallBody, tool: ToolDef, before: str, after: str) -> Tag:
+    begin, end = _frame(body, tool.name, "\0")
+    arguments = _accept(body, tool.parameters)
+    if "\0" in begin:  # any index
+        begin, rest = begin.split("\0")
+        arguments = _sequence({"type": "regex", "pattern": "[0-9]{1,4}"}, _const(rest), arguments)
+    return _tag(before + begin, arguments, end + after)
+
+
+def _free(fmt: ToolFormat, tools: Sequence[ToolDef], once: bool) -> Tag | None:
+    """Text with calls in it; None when nothing tells a call from text."""
+    calls = _calls(fmt, tools, once)
+    tags = [calls] if calls["type"] == "tag" else calls["tags"]
+    begins = [tag["begin"] for tag in tags]
+    opener = (fmt.section or fmt.open or ("",))[0]
+    if not opener:  # the family writes no marker: what its calls have in common
+        body = primary(fmt)
+        if not isinstance(body, JsonCalls) or _is_list(body):
+            return None
+        opener = _frame(body, "\0", "0")[0].split("\0")[0]
+    opener = opener.rstrip("[{") if any(not b.startswith(opener) for b in begins) else opener
+    return {"type": "triggered_tags", "triggers": [opener], "tags": tags, "stop_after_first": once}
+
+
+# -- one call
+
+
+def _frame(body: CallBody, name: str, index: str) -> tuple[str, str]:
+    """What is written before and after the arguments."""
+    if isinstance(body, JsonCalls):
+        if body.keyed:
+            return f"{{{_dump(name)}: ", "}"
+        return f'{{"{body.name[0]}": {_dump(name)}, "{body.arguments[0]}": ', "}"
+    if isinstance(body, PyCalls):
+        return f"{name}(", ")"
+    prefix = "".join(body.prefix)
+    if isinstance(body, NamedJson):
+        end = "" if body.ends[0] == "{" else body.ends[0]
+        return prefix + body.written.replace("{name}", name).replace("{index}", index) + end, ""
+    end = body.name_ends[0] if body.name_ends[0] not in (body.open, body.foot) else ""
+    return prefix + name + end + body.gap, body.foot
+
+
+def _write(body: CallBody, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    if isinstance(body, PyCalls):
+        return ", ".join(f"{key}={_python(value)}" for key, value in arguments.items())
+    if not isinstance(body, Params):
+        return _dump(arguments)
+    elements = []
+    for key, value in arguments.items():
+        as_text = isinstance(value, str)
+        begin, end = _element(body, key, as_text)
+        elements.append(begin + (value if as_text else _dump(value)) + end + body.gap)
+    return "".join(elements)
+
+
+def _element(body: Params, key: str, as_text: bool) -> tuple[str, str]:
+    kind = "string" if as_text else "json"
+    key_end = body.key_ends[body.typed.index(kind) if kind in body.typed else 0]
+    blank = "\n" if body.strip == "newline" else ""
+    return f"{body.open}{key}{key_end}{body.value_open}{blank}", blank + body.close
+
+
+def _accept(body: CallBody, parameters: Mapping[str, Any]) -> Tag:
+    """The arguments that a schema allows, as this body writes them."""
+    schema = {"type": "object", **parameters}
+    if isinstance(body, (JsonCalls, NamedJson)):
+        return {"type": "json_schema", "json_schema": schema}
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = [k for k in schema.get("required", ()) if k in properties]
+    optional = [k for k in properties if k not in required]
+    if isinstance(body, PyCalls):
+        return _python_arguments(properties, required, optional, schema)
+    elements = [_parameter(body, key, properties[key], schema) for key in required]
+    elements += [_maybe(_parameter(body, key, properties[key], schema)) for key in optional]
+    return _sequence(*elements)
+
+
+def _parameter(body: Params, key: str, schema: object, root: Mapping[str, Any]) -> Tag:
+    kinds = kinds_of(schema, root)
+    choices = schema.get("enum") if isinstance(schema, Mapping) else None
+    as_text = body.verbatim or kinds == {"string"} or (kinds is None and body.untyped == "string")
+    begin, end = _element(body, key, as_text)
+    if as_text and choices and all(isinstance(c, str) for c in choices):
+        content: Tag = {"type": "or", "elements": [_const(c) for c in choices]}
+    elif as_text:
+        content = {"type": "any_text"}
+    else:
+        content = {"type": "json_schema", "json_schema": _standing_alone(schema, root)}
+    return _tag(begin, content, end + body.gap)
+
+
+def _python_arguments(
+    properties: Mapping[str, Any], required: Sequence[str], optional: Sequence[str], root: Mapping[str, Any]
+) -> Tag:
+    def argument(key: str, comma: str) -> Tag:
+        return _sequence(_const(f"{comma}{key}="), _python_value(properties[key], root))
+
+    given = [argument(key, ", " if i else "") for i, key in enumerate(required)]
+    rest = [_maybe(argument(key, ", ")) for key in optional]
+    if given or not optional:
+        return _sequence(*given, *rest)
+    starts = [_sequence(argument(key, ""), *rest[i + 1 :]) for i, key in enumerate(optional[:_MAX_OPTIONAL])]
+    return _maybe({"type": "or", "elements": starts})
+
+
+def _python_value(schema: object, root: Mapping[str, Any]) -> Tag:
+    kinds = kinds_of(schema, root)
+    words = {"boolean": r"True|False", "null": "None"}
+    if kinds and kinds <= words.keys():
+        return {"type": "regex", "pattern": "|".join(words[k] for k in sorted(kinds))}
+    return {"type": "json_schema", "json_schema": _standing_alone(schema, root)}
+
+
+def _standing_alone(schema: object, root: Mapping[str, Any]) -> object:
+    """A part of a schema with the definitions that it may refer to."""
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return {**shared, **schema} if isinstance(schema, Mapping) else True
+
+
+def _tag(begin: str, content: Tag, end: str) -> Tag:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _const(text: str) -> Tag:
+    return {"type": "const_string", "value": text}
+
+
+def _maybe(tag: Tag) -> Tag:
+    return {"type": "or", "elements": [tag, _const("")]}
+
+
+def _sequence(*tags: Tag) -> Tag:
+    return {"type": "sequence", "elements": list(tags) or [_const("")]}
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _python(value: object) -> str:
+    """A JSON value as a Python literal."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_dump(k)}: {_python(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_python, value)) + "]"
+    return _dump(value) if isinstance(value, str) else repr(value)
