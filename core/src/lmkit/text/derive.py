@@ -16,6 +16,7 @@ from typing import Any
 from lmkit.api import (
     CallBody,
     Grammar,
+    InvalidParam,
     JsonCalls,
     NamedJson,
     Params,
@@ -51,7 +52,8 @@ def render(fmt: ToolFormat, calls: Calls, tools: Sequence[ToolDef] = ()) -> str:
 def tool_grammar(
     fmt: ToolFormat | ParserFormat, tools: Sequence[ToolDef], choice: ToolChoice, parallel: bool = True
 ) -> Grammar | None:
-    """The constraint of a request with tools; None: there is none, or the format cannot be constrained.
+    """The constraint of a request with tools; None: there is none, or the format cannot be constrained. Raises
+    InvalidParam for a schema that cannot be enforced in this format.
 
     "required" and "named" leave room for calls only. "auto" constrains the calls, if a tool is strict, and leaves the
     text around them free.
@@ -116,13 +118,16 @@ def _calls(fmt: ToolFormat, tools: Sequence[ToolDef], once: bool) -> Tag:
     """Calls and nothing else."""
     body = primary(fmt)
     wrap = ("", "") if _is_list(body) else _markers(fmt)
-    tags = [_call(body, tool, *wrap) for tool in tools]
     separator = _comma(body) if _is_list(body) else fmt.between
+    begin, end = _edges(fmt)
+    if not _is_list(body) and end.startswith(separator):
+        # blanks go with the call before: a lexer could not tell those between calls from those at the end
+        wrap, separator, end = (wrap[0], wrap[1] + separator), "", end.removeprefix(separator)
+    tags = [_call(body, tool, *wrap) for tool in tools]
     calls: Tag = {
         "type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True,
         "stop_after_first": once,
     }  # fmt: skip
-    begin, end = _edges(fmt)
     if _is_list(body):
         inner, brackets = _markers(fmt), _brackets(body)
         begin, end = begin + inner[0] + brackets[0], brackets[1] + inner[1] + end
@@ -148,7 +153,7 @@ def _free(fmt: ToolFormat, tools: Sequence[ToolDef], once: bool) -> Tag | None:
         body = primary(fmt)
         if not isinstance(body, JsonCalls) or _is_list(body):
             return None
-        opener = _frame(body, "\0", "0")[0].split("\0")[0]
+        opener = _frame(body, "", "0")[0].split('""')[0] + '"'
     opener = opener.rstrip("[{") if any(not b.startswith(opener) for b in begins) else opener
     return {"type": "triggered_tags", "triggers": [opener], "tags": tags, "stop_after_first": once}
 
@@ -161,7 +166,8 @@ def _frame(body: CallBody, name: str, index: str) -> tuple[str, str]:
     if isinstance(body, JsonCalls):
         if body.keyed:
             return f"{{{_dump(name)}: ", "}"
-        return f'{{"{body.name[0]}": {_dump(name)}, "{body.arguments[0]}": ', "}"
+        id = f'"{body.id[0]}": "{index}", ' if body.id else ""
+        return f'{{{id}"{body.name[0]}": {_dump(name)}, "{body.arguments[0]}": ', "}"
     if isinstance(body, PyCalls):
         return f"{name}(", ")"
     prefix = "".join(body.prefix)
@@ -210,16 +216,32 @@ def _accept(body: CallBody, parameters: Mapping[str, Any]) -> Tag:
 
 def _parameter(body: Params, key: str, schema: object, root: Mapping[str, Any]) -> Tag:
     kinds = kinds_of(schema, root)
-    choices = schema.get("enum") if isinstance(schema, Mapping) else None
-    as_text = body.verbatim or kinds == {"string"} or (kinds is None and body.untyped == "string")
-    begin, end = _element(body, key, as_text)
-    if as_text and choices and all(isinstance(c, str) for c in choices):
-        content: Tag = {"type": "or", "elements": [_const(c) for c in choices]}
-    elif as_text:
-        content = {"type": "any_text"}
-    else:
-        content = {"type": "json_schema", "json_schema": _standing_alone(schema, root)}
-    return _tag(begin, content, end + body.gap)
+    only_text = body.verbatim or kinds == {"string"} or (kinds is None and body.untyped == "string")
+    options = []
+    if only_text or (kinds and "string" in kinds):
+        begin, end = _element(body, key, as_text=True)
+        options += [_tag(begin, content, end + body.gap) for content in _plain(schema)]
+    if not only_text:
+        begin, end = _element(body, key, as_text=False)
+        rest = {"type": sorted(kinds - {"string"})} if kinds else {}
+        content = {"type": "json_schema", "json_schema": {**_standing_alone(schema, root), **rest}}
+        options.append(_tag(begin, content, end + body.gap))
+    return options[0] if len(options) == 1 else {"type": "or", "elements": options}
+
+
+def _plain(schema: object) -> list[Tag]:
+    """Strings that are written without quotes. Raises InvalidParam for what cannot be enforced on them."""
+    if not isinstance(schema, Mapping):
+        return [{"type": "any_text"}]
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if choices is not None:
+        return [_const(c) for c in choices if isinstance(c, str)]
+    if "pattern" in schema or "format" in schema:
+        raise InvalidParam("tools", dict(schema), "string parameters without pattern and format, for this tool format")
+    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    if not low and high is None:
+        return [{"type": "any_text"}]
+    return [{"type": "regex", "pattern": f"[^<]{{{low},{'' if high is None else high}}}"}]
 
 
 def _python_arguments(
@@ -244,10 +266,10 @@ def _python_value(schema: object, root: Mapping[str, Any]) -> Tag:
     return {"type": "json_schema", "json_schema": _standing_alone(schema, root)}
 
 
-def _standing_alone(schema: object, root: Mapping[str, Any]) -> object:
+def _standing_alone(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """A part of a schema with the definitions that it may refer to."""
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**shared, **schema} if isinstance(schema, Mapping) else True
+    return {**shared, **schema} if isinstance(schema, Mapping) else shared
 
 
 def _tag(begin: str, content: Tag, end: str) -> Tag:
