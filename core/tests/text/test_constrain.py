@@ -11,6 +11,7 @@ from lmkit.api import (
     JsonCalls,
     NamedJson,
     Params,
+    PyCalls,
     ReasoningFormat,
     RequestError,
     ToolChoice,
@@ -20,7 +21,7 @@ from lmkit.api import (
 from lmkit.text.constrain import constraint, thinking_of
 from lmkit.text.parsing import start_parser
 
-HERMES = ToolFormat("hermes", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",))
+HERMES = ToolFormat("hermes", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",), between="\n")
 LISTED = ToolFormat("listed", JsonCalls(many="list"), open=("[TOOL_CALLS]",))
 NAMED = ToolFormat(
     "named",
@@ -115,8 +116,13 @@ def test_an_answer_beside_tools_is_an_alternative() -> None:
 
 
 def test_formats_that_cannot_be_constrained_say_so() -> None:
-    with pytest.raises(RequestError, match="'params' cannot be constrained"):
-        constraint(None, TOOLS, REQUIRED, PARAMS)
+    bare = ToolFormat("bare", PyCalls(), bare="start")
+    with pytest.raises(RequestError, match="'bare' cannot be constrained"):
+        constraint(None, [ToolDef("f", strict=True)], ToolChoice(), bare)
+    dates = {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}
+    with pytest.raises(RequestError, match="without pattern and format"):
+        constraint(None, [ToolDef("f", parameters=dates, strict=True)], REQUIRED, PARAMS)
+    assert constraint(None, [ToolDef("f", parameters=dates)], REQUIRED, PARAMS) is not None
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ from typing import Any
 
 from lmkit.api import (
     Grammar,
-    JsonCalls,
-    NamedJson,
     ParserFormat,
     ReasoningFormat,
     RequestError,
@@ -23,6 +21,7 @@ from lmkit.api import (
     ToolDef,
     ToolFormat,
 )
+from lmkit.text.derive import calls_format, free_format
 from lmkit.text.parsing import begins_inside, thinking
 
 Format = dict[str, Any]
@@ -105,88 +104,15 @@ def _loads(source: str) -> Any:
 
 def _calls(fmt: ToolFormat | ParserFormat, tools: Sequence[ToolDef], choice: ToolChoice, parallel: bool) -> Any:
     """One call or more; with choice "auto", free text with calls in it."""
-    if not isinstance(fmt, ToolFormat):
+    if isinstance(fmt, ToolFormat):
+        found: Any = free_format(fmt, tools, parallel) if choice.mode == "auto" else calls_format(fmt, tools, parallel)
+    else:
         found = fmt.grammar(tools, choice)
-        if found is None:
-            raise CannotConstrain(f"calls in the tool format {fmt.name!r} cannot be constrained", fix="use 'auto'")
-        return found
-    body = fmt.body[0] if isinstance(fmt.body, tuple) else fmt.body
-    if not isinstance(body, (JsonCalls, NamedJson)) or (choice.mode == "auto" and not fmt.open):
+    if found is None:
         raise CannotConstrain(
             f"calls in the tool format {fmt.name!r} cannot be constrained", fix="use tool_choice 'auto', without strict"
         )
-    if isinstance(body, JsonCalls) and body.many == "list":
-        return _listed(fmt, body, tools, choice, parallel)
-    section, section_end = (texts[0] if texts else "" for texts in (fmt.section, fmt.section_close))
-    tags = [_tag(fmt, body, tool) for tool in tools]
-    if choice.mode == "auto":
-        if section:
-            raise CannotConstrain(f"strict tools in the tool format {fmt.name!r} cannot be constrained")
-        return {"type": "triggered_tags", "triggers": [fmt.open[0]], "tags": tags, "stop_after_first": not parallel}
-    calls: Format = {"type": "tags_with_separator", "tags": tags, "separator": _separator(fmt, body),
-                     "at_least_one": True, "stop_after_first": not parallel}  # fmt: skip
-    return _within(section, calls, section_end)
-
-
-def _listed(fmt: ToolFormat, body: JsonCalls, tools: Sequence[ToolDef], choice: ToolChoice, parallel: bool) -> Format:
-    """An array of calls."""
-    begin, end = (fmt.open[0] if fmt.open else "").removesuffix("["), fmt.close[0] if fmt.close else ""
-    tags = [{"type": "tag", **_json_call(body, tool)} for tool in tools]
-    calls: Format = {"type": "tags_with_separator", "tags": tags, "separator": ", ", "at_least_one": True,
-                     "stop_after_first": not parallel}  # fmt: skip
-    if choice.mode != "auto":
-        return _within(begin + "[", calls, "]" + end)
-    whole = {"type": "tag", "begin": begin + "[", "content": calls, "end": "]" + end}
-    return {"type": "triggered_tags", "triggers": [begin], "tags": [whole], "stop_after_first": True}
-
-
-def _tag(fmt: ToolFormat, body: JsonCalls | NamedJson, tool: ToolDef) -> Format:
-    """One call with its markers."""
-    begin, end = fmt.open[0] if fmt.open else "", fmt.close[0] if fmt.close else ""
-    if isinstance(body, JsonCalls):
-        gap = "\n" if begin.endswith(">") and end.startswith("</") else ""  # as families with such tags write it
-        call = _json_call(body, tool)
-        return {"type": "tag", "begin": begin + gap + call["begin"], "content": call["content"],
-                "end": call["end"] + gap + end}  # fmt: skip
-    name = body.written.replace("{name}", tool.name)
-    close = body.ends[0] if body.ends[0] != "{" else ""
-    head = begin + (body.prefix[0] if body.prefix else "")
-    content: Format = {"type": "json_schema", "json_schema": _parameters(tool)}
-    if "{index}" in name:
-        before, after = name.split("{index}", 1)
-        parts = [{"type": "regex", "pattern": "[0-9]{1,3}"}, _const(after + close), content]
-        return {"type": "tag", "begin": head + before, "content": _sequence(parts), "end": end}
-    if body.id_mark:
-        raise CannotConstrain(f"calls in the tool format {fmt.name!r} cannot be constrained", fix="use 'auto'")
-    return {"type": "tag", "begin": head + name + close, "content": content, "end": end}
-
-
-def _json_call(body: JsonCalls, tool: ToolDef) -> Format:
-    """begin, content and end of {"name": ..., "arguments": ...}."""
-    name = json.dumps(tool.name, ensure_ascii=False)
-    begin = f"{{{name}: " if body.keyed else f'{{"{body.name[0]}": {name}, "{body.arguments[0]}": '
-    return {"begin": begin, "content": {"type": "json_schema", "json_schema": _parameters(tool)}, "end": "}"}
-
-
-def _parameters(tool: ToolDef) -> Mapping[str, object]:
-    return {"type": "object", **tool.parameters} if "$ref" not in tool.parameters else tool.parameters
-
-
-def _separator(fmt: ToolFormat, body: JsonCalls | NamedJson) -> str:
-    return "\n" if fmt.close and not fmt.section and isinstance(body, JsonCalls) else ""
-
-
-def _within(begin: str, inner: Format, end: str) -> Format:
-    return _sequence([_const(begin), inner, _const(end)])
-
-
-def _const(text: str) -> Format:
-    return {"type": "const_string", "value": text}
-
-
-def _sequence(parts: Sequence[Format]) -> Format:
-    shown = [p for p in parts if p != _const("")]
-    return shown[0] if len(shown) == 1 else {"type": "sequence", "elements": shown}
+    return found
 
 
 TOOL_NAME = re.compile(r"[\w.:/@$-]{1,128}")  # what stands in every format without being taken for something else

@@ -1,7 +1,7 @@
 """What a ToolFormat is good for besides parsing: calls written as the model would write them, and the grammar of them.
 
     render(fmt, [("get_time", {"zone": "UTC"})])  -> text that the format's parser reads back to the same calls
-    tool_grammar(fmt, tools, choice)              -> Grammar of kind "structural_tag" (see lmkit.api.Grammar)
+    calls_format(fmt, tools)                      -> structural tag of all such texts
 
 Both are built from the same three pieces per kind of body: what is written before and after the arguments (`_frame`),
 how arguments are written (`_write`), and which texts are arguments by a JSON schema (`_accept`).
@@ -15,18 +15,15 @@ from typing import Any
 
 from lmkit.api import (
     CallBody,
-    Grammar,
     InvalidParam,
     JsonCalls,
     NamedJson,
     Params,
-    ParserFormat,
     PyCalls,
-    ToolChoice,
     ToolDef,
     ToolFormat,
 )
-from lmkit.text.params import kinds_of
+from lmkit.text.params import items_of, kinds_of
 
 Tag = dict[str, Any]  # one format of a structural tag
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
@@ -49,25 +46,40 @@ def render(fmt: ToolFormat, calls: Calls, tools: Sequence[ToolDef] = ()) -> str:
     return _section(fmt, fmt.between.join(_wrap(fmt, call) for call in written))
 
 
-def tool_grammar(
-    fmt: ToolFormat | ParserFormat, tools: Sequence[ToolDef], choice: ToolChoice, parallel: bool = True
-) -> Grammar | None:
-    """The constraint of a request with tools; None: there is none, or the format cannot be constrained. Raises
-    InvalidParam for a schema that cannot be enforced in this format.
-
-    "required" and "named" leave room for calls only. "auto" constrains the calls, if a tool is strict, and leaves the
-    text around them free.
+def calls_format(fmt: ToolFormat, tools: Sequence[ToolDef], parallel: bool = True) -> Tag | None:
+    """One call or more and nothing else, as a format of a structural tag (see lmkit.api.Grammar); None where the format
+    cannot be constrained. Raises InvalidParam for a strict tool whose schema cannot be enforced.
     """
-    if not isinstance(fmt, ToolFormat):
-        return fmt.grammar(tools, choice)
-    if choice.mode == "none" or not tools or (choice.mode == "auto" and not any(t.strict for t in tools)):
+    body = primary(fmt)
+    wrap = ("", "") if _is_list(body) else _markers(fmt)
+    separator = _comma(body) if _is_list(body) else fmt.between
+    begin, end = _edges(fmt)
+    if not _is_list(body) and end.startswith(separator):
+        # blanks go with the call before: a lexer could not tell those between calls from those at the end
+        wrap, separator, end = (wrap[0], wrap[1] + separator), "", end.removeprefix(separator)
+    calls: Tag = {
+        "type": "tags_with_separator", "tags": [_call(body, tool, *wrap) for tool in tools], "separator": separator,
+        "at_least_one": True, "stop_after_first": not parallel,
+    }  # fmt: skip
+    if _is_list(body):
+        inner, brackets = _markers(fmt), _brackets(body)
+        begin, end = begin + inner[0] + brackets[0], brackets[1] + inner[1] + end
+    return _tag(begin, calls, end) if begin or end else calls
+
+
+def free_format(fmt: ToolFormat, tools: Sequence[ToolDef], parallel: bool = True) -> Tag | None:
+    """Text with calls in it, likewise; None also where nothing tells a call from text."""
+    calls = calls_format(fmt, tools, parallel)
+    if calls is None:
         return None
-    offered = [t for t in tools if choice.mode != "named" or t.name == choice.name]
-    once = choice.mode == "named" or not parallel
-    found = _free(fmt, offered, once) if choice.mode == "auto" else _calls(fmt, offered, once)
-    if found is None:
-        return None
-    return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": found}, ensure_ascii=False))
+    tags = [calls] if calls["type"] == "tag" else calls["tags"]
+    opener = (fmt.section or fmt.open or ("",))[0].rstrip("[{")
+    if not opener:  # the family writes no marker: what its calls have in common
+        body = primary(fmt)
+        if not isinstance(body, JsonCalls) or _is_list(body):
+            return None
+        opener = _frame(body, "", "0")[0].split('""')[0] + '"'
+    return {"type": "triggered_tags", "triggers": [opener], "tags": tags, "stop_after_first": not parallel}
 
 
 def primary(fmt: ToolFormat) -> CallBody:
@@ -114,48 +126,13 @@ def _comma(body: CallBody) -> str:
     return "\n" if isinstance(body, PyCalls) and body.lines else ", "
 
 
-def _calls(fmt: ToolFormat, tools: Sequence[ToolDef], once: bool) -> Tag:
-    """Calls and nothing else."""
-    body = primary(fmt)
-    wrap = ("", "") if _is_list(body) else _markers(fmt)
-    separator = _comma(body) if _is_list(body) else fmt.between
-    begin, end = _edges(fmt)
-    if not _is_list(body) and end.startswith(separator):
-        # blanks go with the call before: a lexer could not tell those between calls from those at the end
-        wrap, separator, end = (wrap[0], wrap[1] + separator), "", end.removeprefix(separator)
-    tags = [_call(body, tool, *wrap) for tool in tools]
-    calls: Tag = {
-        "type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True,
-        "stop_after_first": once,
-    }  # fmt: skip
-    if _is_list(body):
-        inner, brackets = _markers(fmt), _brackets(body)
-        begin, end = begin + inner[0] + brackets[0], brackets[1] + inner[1] + end
-    return _tag(begin, calls, end) if begin or end else calls
-
-
 def _call(body: CallBody, tool: ToolDef, before: str, after: str) -> Tag:
     begin, end = _frame(body, tool.name, "\0")
-    arguments = _accept(body, tool.parameters)
+    arguments = _accept(body, tool)
     if "\0" in begin:  # any index
         begin, rest = begin.split("\0")
         arguments = _sequence({"type": "regex", "pattern": "[0-9]{1,4}"}, _const(rest), arguments)
     return _tag(before + begin, arguments, end + after)
-
-
-def _free(fmt: ToolFormat, tools: Sequence[ToolDef], once: bool) -> Tag | None:
-    """Text with calls in it; None when nothing tells a call from text."""
-    calls = _calls(fmt, tools, once)
-    tags = [calls] if calls["type"] == "tag" else calls["tags"]
-    begins = [tag["begin"] for tag in tags]
-    opener = (fmt.section or fmt.open or ("",))[0]
-    if not opener:  # the family writes no marker: what its calls have in common
-        body = primary(fmt)
-        if not isinstance(body, JsonCalls) or _is_list(body):
-            return None
-        opener = _frame(body, "", "0")[0].split('""')[0] + '"'
-    opener = opener.rstrip("[{") if any(not b.startswith(opener) for b in begins) else opener
-    return {"type": "triggered_tags", "triggers": [opener], "tags": tags, "stop_after_first": once}
 
 
 # -- one call
@@ -198,29 +175,29 @@ def _element(body: Params, key: str, as_text: bool) -> tuple[str, str]:
     return f"{body.open}{key}{key_end}{body.value_open}{blank}", blank + body.close
 
 
-def _accept(body: CallBody, parameters: Mapping[str, Any]) -> Tag:
-    """The arguments that a schema allows, as this body writes them."""
-    schema = {"type": "object", **parameters}
+def _accept(body: CallBody, tool: ToolDef) -> Tag:
+    """The arguments that the tool's schema allows, as this body writes them."""
+    schema = tool.parameters if "$ref" in tool.parameters else {"type": "object", **tool.parameters}
     if isinstance(body, (JsonCalls, NamedJson)):
         return {"type": "json_schema", "json_schema": schema}
     properties = schema.get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
-    required = [k for k in schema.get("required", ()) if k in properties]
+    required = [k for k in items_of(schema.get("required")) if k in properties]
     optional = [k for k in properties if k not in required]
     if isinstance(body, PyCalls):
         return _python_arguments(properties, required, optional, schema)
-    elements = [_parameter(body, key, properties[key], schema) for key in required]
-    elements += [_maybe(_parameter(body, key, properties[key], schema)) for key in optional]
+    elements = [_parameter(body, key, properties[key], schema, tool.strict) for key in required]
+    elements += [_maybe(_parameter(body, key, properties[key], schema, tool.strict)) for key in optional]
     return _sequence(*elements)
 
 
-def _parameter(body: Params, key: str, schema: object, root: Mapping[str, Any]) -> Tag:
+def _parameter(body: Params, key: str, schema: object, root: Mapping[str, Any], strict: bool) -> Tag:
     kinds = kinds_of(schema, root)
     only_text = body.verbatim or kinds == {"string"} or (kinds is None and body.untyped == "string")
     options = []
     if only_text or (kinds and "string" in kinds):
         begin, end = _element(body, key, as_text=True)
-        options += [_tag(begin, content, end + body.gap) for content in _plain(schema)]
+        options += [_tag(begin, content, end + body.gap) for content in _plain(schema, strict)]
     if not only_text:
         begin, end = _element(body, key, as_text=False)
         rest = {"type": sorted(kinds - {"string"})} if kinds else {}
@@ -229,14 +206,14 @@ def _parameter(body: Params, key: str, schema: object, root: Mapping[str, Any]) 
     return options[0] if len(options) == 1 else {"type": "or", "elements": options}
 
 
-def _plain(schema: object) -> list[Tag]:
+def _plain(schema: object, strict: bool) -> list[Tag]:
     """Strings that are written without quotes. Raises InvalidParam for what cannot be enforced on them."""
     if not isinstance(schema, Mapping):
         return [{"type": "any_text"}]
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices is not None:
         return [_const(c) for c in choices if isinstance(c, str)]
-    if "pattern" in schema or "format" in schema:
+    if strict and ("pattern" in schema or "format" in schema):
         raise InvalidParam("tools", dict(schema), "string parameters without pattern and format, for this tool format")
     low, high = schema.get("minLength", 0), schema.get("maxLength")
     if not low and high is None:

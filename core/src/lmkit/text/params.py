@@ -177,9 +177,9 @@ def kinds_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozens
     if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#/"):
         return kinds_of(_resolve(ref, root), root, depth + 1)
     found: set[str] = set()
-    for option in [o for key in ("anyOf", "oneOf", "allOf") for o in _list(schema.get(key))]:
+    for option in [o for key in ("anyOf", "oneOf", "allOf") for o in items_of(schema.get(key))]:
         found |= kinds_of(option, root, depth + 1) or frozenset()
-    values = [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+    values = [*items_of(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
     found |= {_kind_of(v) for v in values}
     if not found and "properties" in schema:
         return frozenset(("object",))
@@ -188,7 +188,8 @@ def kinds_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozens
     return frozenset(found) or None
 
 
-def _list(value: object) -> Sequence[Any]:
+def items_of(value: object) -> Sequence[Any]:
+    """The first items of what a schema should have a list for."""
     return value[:64] if isinstance(value, (list, tuple)) else ()
 
 
