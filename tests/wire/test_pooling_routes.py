@@ -12,15 +12,9 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from lmkit.config import from_options
-from lmkit.engine.build import build_engine
-from lmkit.engine.client import InprocClient
-from lmkit.plugins.host import PluginHost
-from lmkit.plugins.resolve import resolve
 from lmkit.testing.pooling import pooling_checkpoint
 from lmkit.testing.published import minilm
-from lmkit.testing.serving import ServedLLM, listening, scripted
-from lmkit.text.side import TextSide
+from lmkit.testing.serving import ServedLLM, listening, real, scripted
 
 TEXTS = ["A cat on a mat", "A feline on a rug", "Interest rates rose"]
 
@@ -28,17 +22,11 @@ TEXTS = ["A cat on a mat", "A feline on a rug", "Interest rates rose"]
 @asynccontextmanager
 async def serving(path: Path, **options: object) -> AsyncIterator[tuple[str, ServedLLM]]:
     """A real engine in a thread behind a real socket."""
-    config = from_options({"model": str(path), "served_name": "m", "dtype": "float32", "kv_memory": "8MiB", **options})
-    host = PluginHost()
-    resolved, checkpoint, _ = resolve(config, host)
-    client = InprocClient(lambda progress: build_engine(config, resolved, checkpoint, progress))
-    await client.start()
-    llm = ServedLLM(client, TextSide.open(checkpoint, resolved, config, host), resolved)
-    try:
-        async with listening(llm) as url:
-            yield url, llm
-    finally:
-        await client.close()
+    async with (
+        real(str(path), served_name="m", dtype="float32", kv_memory="8MiB", **options) as llm,
+        listening(llm) as url,
+    ):
+        yield url, llm
 
 
 async def post(url: str, path: str, **body: Any) -> tuple[int, dict[str, Any]]:

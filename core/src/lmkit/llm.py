@@ -234,13 +234,15 @@ class LLM(PoolingCalls):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        adapter: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order; `n` outputs for each.
 
         `params`: one for all, or one per prompt. `progress`: a bar on stderr; default: when it is a terminal and
         there are several prompts. Raises RequestError when a prompt cannot be taken; then no output is
-        returned.
+        returned. `adapter`: the name of a loaded one, or
+        one name or None per prompt.
         """
         each = as_prompts(prompts)
         jobs: list[list[_Job]] = []
@@ -250,7 +252,7 @@ class LLM(PoolingCalls):
             jobs.append(
                 self._expand(number, text, ids, one, n, lambda one=one: self.text.output_stream(one, parse=False))
             )
-        return self._run(jobs, progress)
+        return self._run(jobs, progress, adapter)
 
     def chat(
         self,
@@ -260,6 +262,7 @@ class LLM(PoolingCalls):
         tools: Sequence[Mapping[str, Any]] = (),
         n: int = 1,
         tool_choice: str | ToolChoice = "auto",
+        adapter: str | Sequence[str | None] | None = None,
         template_options: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         progress: bool | None = None,
@@ -276,7 +279,7 @@ class LLM(PoolingCalls):
             self._chat_jobs(number, conversation, one, n, tools, choice, template_options, continue_final_message)
             for number, (conversation, one) in enumerate(zip(several, _per_prompt(params, len(several)), strict=True))
         ]
-        return self._run(jobs, progress)
+        return self._run(jobs, progress, adapter)
 
     def stream_chat(
         self,
@@ -375,10 +378,28 @@ class LLM(PoolingCalls):
             jobs.append(_Job(request, output, completion, stream(), number, watch=self._observers.watch(request)))
         return jobs
 
-    def _run(self, groups: list[list[_Job]], progress: bool | None) -> list[RequestOutput]:
+    def load_adapter(self, name: str, path: str) -> None:
+        """A PEFT adapter under a name that `adapter=` takes. Needs enable_lora. Raises what prevents it."""
+        with self._lock:
+            self._require_open()
+            self._engine.core.adapters.load(name, str(path))
+
+    def unload_adapter(self, name: str) -> None:
+        with self._lock:
+            self._require_open()
+            self._engine.core.adapters.unload(name)
+
+    def _run(
+        self, groups: list[list[_Job]], progress: bool | None, adapter: str | Sequence[str | None] | None = None
+    ) -> list[RequestOutput]:
         with self._lock:
             self._require_open()
             jobs = [job for group in groups for job in group]
+            names = [adapter] * len(groups) if adapter is None or isinstance(adapter, str) else list(adapter)
+            if len(names) != len(groups):
+                raise InvalidParam("adapter", len(names), f"one for all, or one per prompt ({len(groups)})")
+            for job in jobs:
+                job.request.adapter = names[job.number]
             with _bar(len(groups), progress) as advance:
                 self._step_until_done(jobs, advance)
         return [group[0].output for group in groups]

@@ -90,7 +90,9 @@ class PoolingCalls:
         )
 
 
-async def pool(client: EngineClient, call: Call[Any], *, id: str = "", priority: int = 0) -> list[Vector]:
+async def pool(
+    client: EngineClient, call: Call[Any], *, id: str = "", priority: int = 0, adapter: str | None = None
+) -> list[Vector]:
     """Runs a call's requests, as many at a time as the engine runs. The first that fails ends the others."""
     id = id or f"pool-{uuid4().hex}"
     vectors: list[Vector] = []
@@ -100,10 +102,9 @@ async def pool(client: EngineClient, call: Call[Any], *, id: str = "", priority:
         while waiting or running:
             while waiting and len(running) < max(16, 2 * client.facts.max_rows):
                 number, one = waiting.popleft()
-                request = EngineRequest(
-                    f"{id}-{number}", one.token_ids, SamplingParams(), priority, monotonic(), pooling=one.params
-                )
-                running.append((request.id, client.submit(request)))
+                name, params = f"{id}-{number}", SamplingParams()
+                request = EngineRequest(name, one.token_ids, params, priority, monotonic(), adapter, pooling=one.params)
+                running.append((name, client.submit(request)))
             vectors.append(answer_of(await anext(running[0][1])))
             running.popleft()
     finally:

@@ -33,6 +33,7 @@ PANELS = {
     "cache": "KV cache",
     "sched": "Scheduling",
     "parallel": "Processes and devices",
+    "lora": "Adapters",
     "spec": "Speculative decoding",
     "": "Plugins",
 }

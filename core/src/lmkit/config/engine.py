@@ -81,6 +81,24 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Adapters."""
+
+    modules: Annotated[
+        str, "adapters to load at start: NAME=PATH, several with commas between", Flag("lora-modules")
+    ] = ""
+    enabled: Annotated[
+        bool, "let adapters be loaded and unloaded while it runs (POST /v1/load_lora_adapter)", Flag("enable-lora")
+    ] = False
+    max_adapters: Annotated[int, "adapters loaded at once", Limits(1, 4096), Flag("max-loras")] = 16
+    max_rank: Annotated[int, "largest rank of an adapter", Limits(1, 1024), Flag("max-lora-rank")] = 64
+
+    @property
+    def on(self) -> bool:
+        return self.enabled or bool(self.modules)
+
+
+@dataclass(frozen=True, slots=True)
 class SpecConfig:
     """Speculative decoding."""
 
@@ -96,6 +114,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     sched: SchedConfig = field(default_factory=SchedConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     spec: SpecConfig | None = None
     platform: Annotated[str, "auto or a platform plugin's name"] = "auto"
     attention: Annotated[str, "auto, NAME, 'a,b' (explicit fallback), 'prefill=a,decode=b', 'text:NAME'"] = "auto"

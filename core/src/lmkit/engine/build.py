@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +22,7 @@ from lmkit.api import (
     WorkerFacts,
 )
 from lmkit.config import EngineConfig
+from lmkit.engine.adapters import Adapters, NoAdapters, parse_modules
 from lmkit.engine.compiler import Compiler
 from lmkit.engine.core import EngineCore
 from lmkit.engine.grammars import ConstrainedOutput
@@ -79,8 +81,13 @@ def build_engine(
                 length = min(length, tokens)
             limits = _limits(config, resolved, info, length, tokens, executor.depth)
             constrained = _constrained_output(config, resolved, checkpoint, info, limits)
+            adapters = Adapters(executor, config.lora.max_adapters) if config.lora.on else NoAdapters()
             intake = _intake(resolved, checkpoint, info, length, constrained)
-            core = EngineCore(_scheduler(resolved, limits, kv), executor, intake)
+            intake = replace(intake, adapters=adapters.loaded)
+            core = EngineCore(_scheduler(resolved, limits, kv), executor, intake, adapters=adapters)
+        with phase("adapters"):
+            for name, path in parse_modules(config.lora.modules):
+                adapters.load(name, path)
     except BaseException:
         executor.close()
         raise
@@ -173,6 +180,8 @@ def _facts(
         max_rows=limits.max_rows,
         eos_token_ids=limits.eos_token_ids,
         pooler=info.pooler,
+        adapters=tuple(name for name, _ in parse_modules(config.lora.modules)),
+        loads_adapters=config.lora.enabled,
         dtype=str(resolved.value("dtype", info.dtype)),
         device=resolved.device.name or resolved.device.platform,
         weight_bytes=facts.weight_bytes,

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
+import msgspec
+
 from lmkit.api import (
     EngineDead,
     EngineError,
     EngineRequest,
     Executor,
     Failure,
+    LmkitError,
     ResetCache,
     SchedStats,
     Scheduler,
@@ -21,6 +24,7 @@ from lmkit.api import (
     StepResult,
     TokenEvent,
 )
+from lmkit.engine.adapters import Adapters, NoAdapters
 from lmkit.engine.intake import Grammars, Intake, NoGrammars
 
 log = logging.getLogger("lmkit.engine")
@@ -53,12 +57,18 @@ class EngineCore:
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, intake: Intake, grammars: Grammars | None = None
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        intake: Intake,
+        grammars: Grammars | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.intake = intake
         self.grammars = grammars or intake.grammars or NoGrammars()
+        self.adapters = adapters or NoAdapters()
         self.failure: Failure | None = None
         self.blocked = False  # the last step had nothing to run: all requests wait for gates
         self._pending: deque[tuple[StepPlan, Future[StepResult]]] = deque()
@@ -67,11 +77,21 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Raises RequestError when the request is wrong, EngineBusy when too many wait."""
-        self.scheduler.add(self.intake.admit(request))
+        if request.adapter is None:
+            self.scheduler.add(self.intake.admit(request))
+            return
+        try:
+            held = msgspec.structs.replace(request, adapter=self.adapters.hold(request.id, request.adapter))
+            self.scheduler.add(self.intake.admit(held))
+        except LmkitError:
+            self.adapters.release([request.id])
+            raise
 
     def abort(self, ids: Iterable[str]) -> None:
         """Idempotent; no event follows."""
+        ids = list(ids)
         self.scheduler.abort(ids)
+        self.adapters.release(ids)
 
     def has_work(self) -> bool:
         return bool(self._pending) or self.scheduler.has_work()
@@ -81,6 +101,11 @@ class EngineCore:
 
     def step(self) -> list[TokenEvent]:
         """Schedule one step, run it, and take in the oldest step in flight. Raises EngineDead."""
+        events = self._step()
+        self.adapters.release(event.id for event in events if event.finish)
+        return events
+
+    def _step(self) -> list[TokenEvent]:
         if self.failure is not None:
             raise EngineDead(f"rank {self.failure.rank}: {self.failure.message}")
         plan = self.scheduler.schedule()

@@ -10,8 +10,10 @@ from time import monotonic, perf_counter
 from typing import Protocol
 
 from lmkit.api import EngineDead, EngineRequest, ErrorInfo, LmkitError, SchedStats, TokenEvent
+from lmkit.engine.adapters import Adapters
 from lmkit.engine.messages import (
     Abort,
+    AdapterSet,
     AskStats,
     Command,
     EngineFacts,
@@ -19,6 +21,7 @@ from lmkit.engine.messages import (
     Events,
     Failed,
     Report,
+    SetAdapter,
     Stats,
     Stop,
     Submit,
@@ -44,6 +47,9 @@ class Core(Protocol):
         ...
 
     def stats(self) -> SchedStats: ...
+
+    @property
+    def adapters(self) -> Adapters: ...
 
 
 @dataclass(slots=True)
@@ -111,8 +117,20 @@ class EngineLoop:
                 self._core.abort(ids)
             case AskStats(number):
                 self._emit(Stats(number, self.stats()))
+            case SetAdapter(number, name, path):
+                self._emit(AdapterSet(number, self._set_adapter(name, path)))
             case Stop():
                 self._running = False
+
+    def _set_adapter(self, name: str, path: str | None) -> ErrorInfo | None:
+        try:
+            if path is None:
+                self._core.adapters.unload(name)
+            else:
+                self._core.adapters.load(name, path)
+        except LmkitError as error:
+            return error.info()
+        return None
 
     def stats(self) -> EngineStats:
         return EngineStats(self._core.stats(), uptime=monotonic() - self._ready, busy=self._busy)

@@ -38,6 +38,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
     max_rows: int = 0
     eos_token_ids: tuple[int, ...] = ()
     pooler: PoolerInfo | None = None  # None: it generates
+    adapters: tuple[str, ...] = ()  # names loaded at start
+    loads_adapters: bool = False  # more may be loaded while it runs
     dtype: str = ""
     device: str = ""
     weight_bytes: int = 0
@@ -76,11 +78,19 @@ class AskStats(msgspec.Struct, tag="stats"):
     number: int
 
 
+class SetAdapter(msgspec.Struct, tag="adapter"):
+    """Load the adapter at `path` as `name`, or forget `name` (path None). Answered by AdapterSet."""
+
+    number: int
+    name: str
+    path: str | None
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """End now: running requests are dropped."""
 
 
-Command = Start | Submit | Abort | AskStats | Stop
+Command = Start | Submit | Abort | AskStats | SetAdapter | Stop
 
 
 class Phase(msgspec.Struct, tag="phase"):
@@ -107,13 +117,18 @@ class Stats(msgspec.Struct, tag="stats"):
     stats: EngineStats
 
 
+class AdapterSet(msgspec.Struct, tag="adapter"):
+    number: int
+    error: ErrorInfo | None = None
+
+
 class Failed(msgspec.Struct, tag="failed"):
     """The engine cannot start or go on. The last report."""
 
     error: ErrorInfo
 
 
-Report = Phase | Ready | Events | Stats | Failed
+Report = Phase | Ready | Events | Stats | AdapterSet | Failed
 
 
 def _plain(value: object) -> object:
@@ -200,7 +215,8 @@ def _subclasses(kind: type[LmkitError]) -> list[type[LmkitError]]:
 
 
 __all__ = [
-    "Abort", "AskStats", "Command", "EngineFacts", "EngineStats", "Events", "Failed", "Phase", "Ready",
-    "Report", "Splitter", "Start", "Stats", "Stop", "Submit", "decode_command", "decode_report", "encode", "error_of",
+    "Abort", "AdapterSet", "AskStats", "Command", "EngineFacts", "EngineStats", "Events", "Failed", "Phase", "Ready",
+    "Report", "SetAdapter", "Splitter", "Start", "Stats", "Stop", "Submit",
+    "decode_command", "decode_report", "encode", "error_of",
     "info_of",
 ]  # fmt: skip

@@ -6,11 +6,12 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from lmkit.api import EngineBusy, EngineDead, EngineRequest, ErrorInfo, Progress, TokenEvent
 from lmkit.engine.messages import (
     Abort,
+    AdapterSet,
     AskStats,
     Command,
     EngineFacts,
@@ -20,6 +21,7 @@ from lmkit.engine.messages import (
     Phase,
     Ready,
     Report,
+    SetAdapter,
     Stats,
     Submit,
     error_of,
@@ -80,7 +82,7 @@ class BaseClient(ABC):
         self.on_death: Callable[[], None] | None = None  # called once, when the engine ended without being closed
         self._progress = progress
         self._streams: dict[str, EventStream] = {}
-        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = 0
         self._was_ready = False
         self._over = False  # the streams were ended
@@ -147,6 +149,16 @@ class BaseClient(ABC):
         self._send(AskStats(self._numbers))
         return await answer
 
+    async def set_adapter(self, name: str, path: str | None) -> None:
+        """Loads the adapter at `path` as `name`, or forgets `name`. Raises what prevents it."""
+        if self.state not in ("ready", "draining"):
+            raise error_of(self.failure) if self.failure else EngineDead("the engine is not running")
+        self._numbers += 1
+        answer = asyncio.get_running_loop().create_future()
+        self._asked[self._numbers] = answer
+        self._send(SetAdapter(self._numbers, name, path))
+        await answer
+
     def drain(self) -> None:
         if self.state == "ready":
             self.state = "draining"
@@ -163,6 +175,12 @@ class BaseClient(ABC):
             case Stats(number, stats):
                 if (answer := self._asked.pop(number, None)) is not None and not answer.done():
                     answer.set_result(stats)
+            case AdapterSet(number, error):
+                if (answer := self._asked.pop(number, None)) is not None and not answer.done():
+                    if error is None:
+                        answer.set_result(None)
+                    else:
+                        answer.set_exception(error_of(error))
             case Phase(phase, done, total, unit):
                 if self._progress is not None:
                     self._progress(phase, done, total, unit)

@@ -93,6 +93,7 @@ class Supervised:
         self._guard: asyncio.Task[None] | None = None
         self._observers: Observers | None = None
         self._first_facts: EngineFacts | None = None
+        self._adapters: dict[str, str | None] = {}  # set while it ran; a successor gets them too
 
     @property
     def client(self) -> BaseClient:
@@ -153,6 +154,11 @@ class Supervised:
                 log.error("the engine did not start again: %s", error)
                 self._dead.set()
                 continue
+            for name, path in self._adapters.items():
+                try:
+                    await self._client.set_adapter(name, path)
+                except LmkitError as error:
+                    log.error("adapter %s: %s", name, error)
             born = perf_counter()
             self._client.on_death = self._dead.set
             if self._client.state == "dead":  # between its start and the line above
@@ -169,6 +175,10 @@ class Supervised:
 
     async def stats(self) -> EngineStats:
         return await self._client.stats()
+
+    async def set_adapter(self, name: str, path: str | None) -> None:
+        await self._client.set_adapter(name, path)
+        self._adapters[name] = path
 
     def drain(self) -> None:
         """Also: a dead engine is not replaced any more."""

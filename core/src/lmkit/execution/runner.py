@@ -24,6 +24,7 @@ from lmkit.api import (
 from lmkit.execution.inputs import InputBuilder, PromptJob, Step
 from lmkit.execution.pooling import RowPooler
 from lmkit.execution.rows import RowTable
+from lmkit.layers.adapters import AdapterBank
 from lmkit.sampling import SampleBatch, Sampled, Sampler, TokenChoice, accept, gather_logprobs
 from lmkit.sampling.noise import seed_of
 
@@ -68,6 +69,7 @@ class Runner:
             self.rows, limits, kv.specs, planners, self.kv, platform, pairs=self.pooler is not None
         )
         self.graphs = platform.graphs(limits)
+        self.adapters = AdapterBank()
         self._prompt_slots: set[int] = set()  # slots whose rows want prompt log-probabilities
         self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
 
@@ -89,7 +91,7 @@ class Runner:
         step = self.inputs.build(plan)
         if self._prompt_slots:
             step.prompt_jobs = self.inputs.prompt_jobs(step)
-        self.pending[plan.step] = Pending(step, self.graphs.run(self.model.forward, step.inputs))
+        self.pending[plan.step] = Pending(step, self._hidden(step))
 
     @torch.inference_mode()
     def sample(self, number: int, masks: GrammarMasks | None = None) -> StepResult:
@@ -118,6 +120,7 @@ class Runner:
         """Forgets all rows and steps in flight, after a step that failed somewhere in the middle."""
         self.pending.clear()
         self._prompt_slots.clear()
+        self.adapters.rows.clear()
         self.sampler.clear()
         if self.pooler is not None:
             self.pooler.clear()
@@ -133,10 +136,20 @@ class Runner:
 
     # ------------------------------------------------------------------------------------------- details
 
+    def _hidden(self, step: Step) -> Tensor:
+        if not self.adapters.rows:
+            return self.graphs.run(self.model.forward, step.inputs)
+        step.inputs.capture = False  # a graph would repeat the adapters of the step that made it
+        lengths = [work.num_tokens for work in step.plan.rows]
+        with self.adapters.applied(self.model, step.slots.tolist(), lengths):
+            return self.graphs.run(self.model.forward, step.inputs)
+
     def _tokens(self, slot: int) -> list[int]:
         return self.rows.row_tokens(slot).tolist()
 
     def _added(self, slot: int, row: NewRow) -> None:
+        if row.adapter is not None:
+            self.adapters.put(slot, row.adapter)
         if self.pooler is not None:
             assert row.pooling is not None, f"row {row.id} wants tokens of a pooling model"
             self.pooler.add(slot, row.pooling)
@@ -147,6 +160,7 @@ class Runner:
             self._prompt_slots.add(slot)
 
     def _removed(self, slot: int) -> None:
+        self.adapters.rows.pop(slot, None)
         if self.pooler is not None:
             self.pooler.remove(slot)
             return

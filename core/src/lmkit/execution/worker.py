@@ -12,9 +12,12 @@ import torch
 from lmkit.api import (
     Checkpoint,
     Control,
+    DropAdapter,
     EngineError,
     GrammarMasks,
     KVConfig,
+    LmkitError,
+    LoadAdapter,
     LoadedModel,
     ModelInfo,
     PluginError,
@@ -29,6 +32,7 @@ from lmkit.api import (
 )
 from lmkit.execution import memory
 from lmkit.execution.runner import Runner
+from lmkit.layers.adapters import Adapter
 from lmkit.plugins import load_target
 
 if TYPE_CHECKING:
@@ -101,10 +105,27 @@ class Worker:
 
     def control(self, command: Control) -> Reply:
         """Commands this worker does not know are refused by name."""
-        if isinstance(command, ResetCache):
-            self._running.reset()
-            return Reply(True)
+        match command:
+            case ResetCache():
+                self._running.reset()
+                return Reply(True)
+            case LoadAdapter(id, path):
+                return self._load_adapter(id, path)
+            case DropAdapter(id):
+                self._running.adapters.loaded.pop(id, None)
+                return Reply(True)
         return Reply(False, f"{type(command).__name__} is not supported by this worker")
+
+    def _load_adapter(self, id: str, path: str) -> Reply:
+        from lmkit.loading.adapter import open_adapter
+
+        try:
+            files = open_adapter(path, self.info, self.config.lora.max_rank)
+            dtype = getattr(torch, self.resolved.value("dtype", self.info.dtype))
+            self._running.adapters.loaded[id] = Adapter(id, files.read(dtype, self.device))
+        except LmkitError as e:
+            return Reply(False, f"{e.message}; {e.fix}" if e.fix else e.message)
+        return Reply(True)
 
     def close(self) -> None:
         """Drops model and cache. Idempotent."""

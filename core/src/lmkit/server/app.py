@@ -66,6 +66,7 @@ class Backend:
     settings: ServerSettings
     metrics: Metrics
     plan: Any = None  # ResolvedPlan
+    adapters: set[str] = field(default_factory=set)  # names under which requests get the model with an adapter
     draining: bool = False
     running: set[Running] = field(default_factory=set)  # being answered
     num_preparing: int = 0  # accepted, not yet running
@@ -86,8 +87,13 @@ class Backend:
         return self.settings.served_name or self.facts.model
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model:
-            raise UnknownModel(f"there is no model {name[:200]!r} here", fix=f"use {self.model!r}")
+        if name is not None and name != self.model and name not in self.adapters:
+            known = " or ".join(map(repr, [self.model, *sorted(self.adapters)][:8]))
+            raise UnknownModel(f"there is no model {name[:200]!r} here", fix=f"use {known}")
+
+    def adapter(self, name: str | None) -> str | None:
+        """The adapter that a request asks for by the model's name; None: the model itself."""
+        return name if name in self.adapters else None
 
     def check_open(self) -> None:
         """Raises EngineBusy or EngineDead when no new generation can start."""
@@ -112,6 +118,7 @@ def build_app(llm: Served, settings: ServerSettings | None = None) -> FastAPI:
     settings = settings or ServerSettings()
     model = settings.served_name or llm.facts.model
     backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
+    backend.adapters.update(llm.facts.adapters)
     app = FastAPI(title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     app.state.backend = backend

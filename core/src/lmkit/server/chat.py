@@ -108,6 +108,7 @@ class Chat:
 
     def __init__(self, backend: Backend, request: ChatRequest) -> None:
         self._backend, self._request = backend, request
+        self._model = request.model or backend.model
         self._id = new_id("chatcmpl")
         self._created = int(time.time())
         self._top = request.top_logprobs or 0
@@ -142,7 +143,10 @@ class Chat:
                 skip_special=r.skip_special_tokens is not False,
                 single_call=r.parallel_tool_calls is False,
             )  # fmt: skip
-            request = make_request(f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt)
+            request = make_request(
+                f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt,
+                adapter=self._backend.adapter(r.model),
+            )  # fmt: skip
             choices.append(Choice(i, request, stream))
         return Generation(self._backend.client, choices, self._backend.metrics)
 
@@ -195,7 +199,7 @@ class Chat:
                 raise_error(events, self.constrained_by)
         bodies = [self._choice(c, events) for c, events in zip(generation.choices, collected, strict=True)]
         usage = usage_of([c.stream.usage for c in generation.choices], len(bodies))
-        body = ChatBody(self._id, "chat.completion", self._created, self._backend.model, bodies, usage)
+        body = ChatBody(self._id, "chat.completion", self._created, self._model, bodies, usage)
         if self._request.return_token_ids:
             body.prompt_token_ids = self.token_ids
         if self._request.prompt_logprobs is not None:
@@ -246,7 +250,7 @@ class Chat:
     async def stream(self, generation: Generation) -> AsyncIterator[bytes]:
         r = self._request
         with_usage = bool(r.stream_options and r.stream_options.include_usage)
-        head, tail = chunk_frame(self._id, "chat.completion.chunk", self._created, self._backend.model, with_usage)
+        head, tail = chunk_frame(self._id, "chat.completion.chunk", self._created, self._model, with_usage)
         begun = [False] * len(generation.choices)
         called = [False] * len(generation.choices)
         async for choice, events in generation.events():

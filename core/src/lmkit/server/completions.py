@@ -57,6 +57,7 @@ class Completions:
 
     def __init__(self, backend: Backend, request: CompletionRequest) -> None:
         self._backend, self._request = backend, request
+        self._model = request.model or backend.model
         self._id = new_id("cmpl")
         self._created = int(time.time())
         self._n = request.n or 1
@@ -93,8 +94,9 @@ class Completions:
                     include_stop=bool(r.include_stop_str_in_output), skip_special=r.skip_special_tokens is not False,
                 )  # fmt: skip
                 request = make_request(
-                    f"{self._id}-{index}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt
-                )
+                    f"{self._id}-{index}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt,
+                    adapter=self._backend.adapter(r.model),
+                )  # fmt: skip
                 choices.append(Choice(index, request, stream))
         return Generation(self._backend.client, choices, self._backend.metrics)
 
@@ -108,9 +110,7 @@ class Completions:
                 raise_error(events, self._request.answer_field)
         bodies = [self._choice(c, events) for c, events in zip(generation.choices, collected, strict=True)]
         return _encode(
-            CompletionBody(
-                self._id, "text_completion", self._created, self._backend.model, bodies, self._usage(generation)
-            )
+            CompletionBody(self._id, "text_completion", self._created, self._model, bodies, self._usage(generation))
         )
 
     def _usage(self, generation: Generation) -> UsageBody:
@@ -180,7 +180,7 @@ class Completions:
     async def stream(self, generation: Generation) -> AsyncIterator[bytes]:
         r = self._request
         with_usage = bool(r.stream_options and r.stream_options.include_usage)
-        head, tail = chunk_frame(self._id, "text_completion", self._created, self._backend.model, with_usage)
+        head, tail = chunk_frame(self._id, "text_completion", self._created, self._model, with_usage)
         begun = [False] * len(generation.choices)
         async for choice, events in generation.events():
             out = []

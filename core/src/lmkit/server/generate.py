@@ -88,9 +88,15 @@ def expand(params: SamplingParams, n: int) -> list[SamplingParams]:
 
 
 def make_request(
-    id: str, token_ids: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str | None = None
+    id: str,
+    token_ids: list[int],
+    params: SamplingParams,
+    *,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    adapter: str | None = None,
 ) -> EngineRequest:
-    return EngineRequest(id, token_ids, params, priority, time.monotonic(), cache_salt=cache_salt)
+    return EngineRequest(id, token_ids, params, priority, time.monotonic(), adapter, cache_salt)
 
 
 def new_id(kind: str) -> str:

@@ -15,8 +15,15 @@ from starlette.responses import Response
 import lmkit
 from lmkit.api import EngineDead, InvalidParam, LmkitError
 from lmkit.server.body import read_body
-from lmkit.server.errors import HttpError, UnknownModel
-from lmkit.server.schema import ChatRequest, DetokenizeRequest, TokenizeRequest, parse
+from lmkit.server.errors import HttpError
+from lmkit.server.schema import (
+    ChatRequest,
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+    parse,
+)
 
 if TYPE_CHECKING:
     from lmkit.engine.messages import EngineStats
@@ -33,6 +40,7 @@ def routes(backend: Backend) -> list[tuple[str, list[str], Handler]]:
     return [
         ("/v1/models", ["GET"], r.models),
         ("/v1/models/{name:path}", ["GET"], r.model),
+        *(r.adapter_routes() if backend.facts.loads_adapters else []),
         ("/tokenize", ["POST"], r.tokenize),
         ("/detokenize", ["POST"], r.detokenize),
         ("/live", ["GET"], r.live),
@@ -73,13 +81,39 @@ class _Routes:
         }  # fmt: skip
 
     async def models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._model()]})
+        names = sorted(self._backend.adapters)
+        return _json({"object": "list", "data": [self._model(), *(self._adapter(name) for name in names)]})
+
+    def _adapter(self, name: str) -> dict[str, Any]:
+        return {**self._model(), "id": name, "root": name, "parent": self._backend.model}
+
+    def adapter_routes(self) -> list[tuple[str, list[str], Handler]]:
+        """Off unless the engine was told that adapters may come and go."""
+        return [
+            ("/v1/load_lora_adapter", ["POST"], self.load_adapter),
+            ("/v1/unload_lora_adapter", ["POST"], self.unload_adapter),
+        ]
+
+    async def load_adapter(self, request: Request) -> Response:
+        r = parse(LoadAdapterRequest, await read_body(request, self._backend.settings.max_body))
+        if r.lora_name == self._backend.model:
+            raise InvalidParam("lora_name", r.lora_name, "a name other than the model's own")
+        if r.lora_name in self._backend.adapters and not r.load_inplace:
+            raise InvalidParam("lora_name", r.lora_name, "a new name, or load_inplace=true to replace the adapter")
+        await self._backend.client.set_adapter(r.lora_name, r.lora_path)
+        self._backend.adapters.add(r.lora_name)
+        return _json({"loaded": r.lora_name})
+
+    async def unload_adapter(self, request: Request) -> Response:
+        r = parse(UnloadAdapterRequest, await read_body(request, self._backend.settings.max_body))
+        await self._backend.client.set_adapter(r.lora_name, None)
+        self._backend.adapters.discard(r.lora_name)
+        return _json({"unloaded": r.lora_name})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name != self._backend.model:
-            raise UnknownModel(f"there is no model {name[:200]!r} here", fix=f"use {self._backend.model!r}")
-        return _json(self._model())
+        self._backend.check_model(name)
+        return _json(self._adapter(name) if name in self._backend.adapters else self._model())
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request, self._backend.settings.max_body)

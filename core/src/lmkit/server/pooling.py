@@ -38,9 +38,9 @@ Answer = TypeVar("Answer")
 class PoolingRun:
     """A call being answered; `fail` ends it from this side."""
 
-    def __init__(self, backend: Backend, call: Call[Any], id: str, priority: int) -> None:
-        self._backend, self.call = backend, call
-        self._id, self._priority = id, priority
+    def __init__(self, backend: Backend, call: Call[Any], id: str, request: PoolingBase) -> None:
+        self._backend, self.call, self._id = backend, call, id
+        self._how: dict[str, Any] = {"priority": request.priority or 0, "adapter": backend.adapter(request.model)}
         self._error: ErrorInfo | None = None
         self._task: asyncio.Task[list[Vector]] | None = None
 
@@ -51,7 +51,7 @@ class PoolingRun:
     async def vectors(self) -> list[Vector]:
         """Raises what the engine says, or what `fail` was told."""
         began = time.monotonic()
-        work = pool(self._backend.client, self.call, id=self._id, priority=self._priority)
+        work = pool(self._backend.client, self.call, id=self._id, **self._how)
         self._task = asyncio.ensure_future(work)
         try:
             found = await self._task
@@ -80,7 +80,7 @@ class _Dialect(ABC, Generic[Request, Answer]):
         self._created = int(time.time())
 
     def prepare(self) -> PoolingRun:
-        return PoolingRun(self.backend, self.call(), self._id, self.request.priority or 0)
+        return PoolingRun(self.backend, self.call(), self._id, self.request)
 
     async def whole(self, run: PoolingRun) -> bytes:
         vectors = await run.vectors()
@@ -88,7 +88,7 @@ class _Dialect(ABC, Generic[Request, Answer]):
 
     def _whole(self, answer: Answer, num_tokens: int) -> dict[str, Any]:
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        head = {"id": self._id, "created": self._created, "model": self.backend.model}
+        head = {"id": self._id, "created": self._created, "model": self.request.model or self.backend.model}
         return {**head, **self.body(answer), "usage": usage}
 
     @property

@@ -344,6 +344,16 @@ class CompletionRequest(Sampling):
         return list(prompt)
 
 
+class LoadAdapterRequest(Strict):
+    lora_name: Annotated[str, Field(min_length=1, max_length=128)]
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(Strict):
+    lora_name: Annotated[str, Field(min_length=1, max_length=128)]
+
+
 class TokenizeRequest(Strict):
     """Of text (`prompt`) or of messages."""
 

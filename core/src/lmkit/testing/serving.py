@@ -28,9 +28,11 @@ from lmkit.api import (
     TokenLogprob,
     ToolFormat,
 )
-from lmkit.config import EngineConfig
+from lmkit.config import EngineConfig, from_options
 from lmkit.engine.client import BaseClient, EngineClient, InprocClient
 from lmkit.engine.messages import Abort, AskStats, Command, EngineFacts, EngineStats, Events, Stats, Submit
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.resolve import resolve
 from lmkit.server.settings import ServerSettings
 from lmkit.testing.engines import hash_config, hash_engine, no_checkpoint, no_plan
 from lmkit.text.render import Renderer
@@ -165,6 +167,22 @@ async def hashed(config: EngineConfig | None = None, **options: object) -> Async
     await client.start()
     try:
         yield ServedLLM(client, text_side(), no_plan())
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def real(model: str, **options: object) -> AsyncIterator[ServedLLM]:
+    """A checkpoint with the installed plugins, its engine in a thread. `options` as for LLM."""
+    from lmkit.engine.build import build_engine
+
+    config = from_options({"model": model, "kv_memory": "8MiB", **options})
+    host = PluginHost()
+    resolved, checkpoint, _ = resolve(config, host)
+    client = InprocClient(lambda progress: build_engine(config, resolved, checkpoint, progress))
+    await client.start()
+    try:
+        yield ServedLLM(client, TextSide.open(checkpoint, resolved, config, host), resolved)
     finally:
         await client.close()
 

@@ -1,0 +1,112 @@
+"""Adapters by name: each load is published under an id of its content, so requests keep what they began with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from lmkit.api import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    DropAdapter,
+    Executor,
+    Gate,
+    InvalidParam,
+    LoadAdapter,
+)
+
+NAME = re.compile(r"^[A-Za-z0-9][\w./-]{0,127}$")
+
+
+class Adapters:
+    """Belongs to the engine thread. A load happens between two steps."""
+
+    def __init__(self, executor: Executor | None = None, max_adapters: int = 0) -> None:
+        self._executor, self._max = executor, max_adapters
+        self.names: dict[str, str] = {}  # name -> id
+        self.loaded: dict[str, Callable[[], Gate | None]] = {}  # ids that workers hold; Intake.adapters
+        self._held: dict[str, str] = {}  # request -> id
+
+    def load(self, name: str, path: str) -> None:
+        """Publishes the adapter at `path` as `name`; a former one of that name goes when its requests have ended.
+
+        Raises ConfigError, CapacityError or CheckpointError; then nothing has changed.
+        """
+        if self._executor is None:
+            raise ConfigError("this engine runs without adapters", fix="start it with --enable-lora")
+        if not NAME.match(name):
+            raise ConfigError(f"adapter name {name!r:.80} is not of letters, digits and _ . / -", fix="choose another")
+        if name not in self.names and len(self.names) >= self._max:
+            raise CapacityError(f"{self._max} adapters are loaded, which is the limit", fix="raise --max-loras")
+        id = f"{name}@{content_digest(path)}"
+        if id not in self.loaded:
+            replies = self._executor.control(LoadAdapter(id, path))
+            if bad := next((r for r in replies if not r.ok), None):
+                self._executor.control(DropAdapter(id))
+                raise CheckpointError(bad.message)
+            self.loaded[id] = lambda: None
+        self.names[name] = id
+        self._collect()
+
+    def unload(self, name: str) -> None:
+        """Running requests keep it. Raises InvalidParam for an unknown name."""
+        self._id_of(name)
+        del self.names[name]
+        self._collect()
+
+    def hold(self, request: str, name: str) -> str:
+        """The id that `request` keeps until `release`. Raises InvalidParam."""
+        if request in self._held:
+            raise InvalidParam("id", request, "an id that no unfinished request has")
+        id = self._held[request] = self._id_of(name)
+        return id
+
+    def release(self, requests: Iterable[str]) -> None:
+        if self._held:
+            found = [self._held.pop(request, None) for request in requests]
+            if any(found):
+                self._collect()
+
+    def _id_of(self, name: str) -> str:
+        if name not in self.names:
+            known = ", ".join(sorted(self.names)) or "none"
+            raise InvalidParam("adapter", name, f"one of the loaded adapters ({known})")
+        return self.names[name]
+
+    def _collect(self) -> None:
+        """Drops what neither a name nor a request refers to."""
+        for id in set(self.loaded) - set(self.names.values()) - set(self._held.values()):
+            assert self._executor is not None
+            del self.loaded[id]
+            self._executor.control(DropAdapter(id))
+
+
+class NoAdapters(Adapters):
+    """The null object: names mean themselves, and Intake.adapters decides which there are."""
+
+    def hold(self, request: str, name: str) -> str:
+        return name
+
+
+def content_digest(path: str) -> str:
+    """16 hex digits of SHA-256 over the adapter's files. Raises CheckpointError."""
+    from lmkit.loading.adapter import digest
+
+    return digest(Path(path).expanduser())
+
+
+def parse_modules(text: str) -> list[tuple[str, str]]:
+    """ "a=path,b=path" -> [(name, path)]. Raises ConfigError."""
+    found = []
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, separator, path = part.partition("=")
+        if not separator or not name or not path:
+            raise ConfigError(
+                f"--lora-modules: {part!r} is not NAME=PATH", fix="for example --lora-modules sql=./sql-lora"
+            )
+        found.append((name, path))
+    if len({name for name, _ in found}) < len(found):
+        raise ConfigError("--lora-modules names an adapter twice", fix="give each its own name")
+    return found

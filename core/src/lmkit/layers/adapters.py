@@ -1,0 +1,91 @@
+"""AdapterBank: the adapters of a loaded model, and to which tokens of a step each applies.
+
+A linear's output gets x @ a @ b added for the tokens of each adapter, after its kernel, so every weight format and
+kernel serves. Steps without adapters run as if there were none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lmkit.api import EngineError, Model
+from lmkit.layers.linear import Linear
+
+
+class Delta(Protocol):
+    """Added to outputs [low, high) of a linear: x @ a @ b. See loading.adapter."""
+
+    low: int
+    high: int
+    a: Tensor  # [in, rank]
+    b: Tensor  # [rank, high - low]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Immutable once loaded: rows that hold it keep it, whatever its name means later."""
+
+    id: str
+    deltas: Mapping[str, Sequence[Delta]]  # by linear
+
+
+class AdapterBank:
+    """Rows are slots of the worker. Linears are hooked for the time of a step that needs it."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Adapter] = {}
+        self.rows: dict[int, Adapter] = {}  # slot -> its adapter
+        self._active: list[tuple[Adapter, Tensor]] = []  # of the step that runs, with its tokens
+        self._seen: set[str] = set()  # linears that ran in this step
+        self._linears: dict[str, Linear] = {}  # of the model, found when first needed
+
+    def put(self, slot: int, id: str) -> None:
+        """Raises EngineError when the adapter is not loaded."""
+        if id not in self.loaded:
+            raise EngineError(f"adapter {id!r} is not loaded in this worker")
+        self.rows[slot] = self.loaded[id]
+
+    @contextmanager
+    def applied(self, model: Model, slots: Sequence[int], lengths: Sequence[int]) -> Iterator[None]:
+        """Within, `model` gives the tokens of each row (in batch order) what its adapter adds.
+
+        Raises EngineError at the end when the model computed around a linear that an adapter changes.
+        """
+        assert isinstance(model, nn.Module)
+        tokens: dict[str, list[int]] = {}
+        first = 0
+        for slot, length in zip(slots, lengths, strict=True):
+            if (adapter := self.rows.get(slot)) is not None:
+                tokens.setdefault(adapter.id, []).extend(range(first, first + length))
+            first += length
+        held = {adapter.id: adapter for adapter in self.rows.values()}
+        device = next(model.parameters()).device
+        self._active = [(held[id], torch.tensor(found, device=device)) for id, found in tokens.items()]
+        names = {name for adapter, _ in self._active for name in adapter.deltas}
+        self._linears = self._linears or {m.spec.name: m for m in model.modules() if isinstance(m, Linear)}
+        hooks = [self._linears[name].register_forward_hook(self._add) for name in names]
+        self._seen.clear()
+        try:
+            yield
+        finally:
+            self._active = []
+            for hook in hooks:
+                hook.remove()
+        if missed := names - self._seen:
+            raise EngineError(f"adapters had no effect on {', '.join(sorted(missed)[:3])}")
+
+    def _add(self, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
+        assert isinstance(module, Linear)
+        name = module.spec.name
+        self._seen.add(name)
+        for adapter, tokens in self._active:
+            for delta in adapter.deltas.get(name, ()):
+                added = args[0][tokens] @ delta.a @ delta.b
+                out[tokens, delta.low : delta.high] += added
+        return out

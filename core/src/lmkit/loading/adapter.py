@@ -1,0 +1,196 @@
+"""PEFT adapters (LoRA, arXiv:2106.09685): read strictly, checked against the base model from headers alone.
+
+adapter_config.json says rank, scale and targets; adapter_model.safetensors has, for each target, A [rank, in] and
+B [out, rank]. What would change the arithmetic in another way is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmkit.api import Checkpoint, CheckpointError, LinearSpec, ModelInfo, UnsupportedModel, WeightMismatch, nearest
+from lmkit.loading.checkpoint import CONVERT, read_json
+from lmkit.loading.safetensors import SafetensorsLoader
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from lmkit.api import TensorEntry
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TENSOR = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>A|B)(?:\.default)?\.weight$")
+# Keys of adapter_config.json whose only supported values are these.
+FIXED: Mapping[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "lora_bias": (False, None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "modules_to_save": ([], None),
+    "layer_replication": ([], None),
+    "trainable_token_indices": ([], {}, None),
+    "target_parameters": ([], None),
+    "use_qalora": (False, None),
+    "alora_invocation_tokens": ([], None),
+    "arrow_config": (None,),
+    "megatron_config": (None,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The part of a linear that a checkpoint module became: outputs [low, high) of `linear`."""
+
+    linear: str
+    in_features: int
+    low: int
+    high: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one adapter adds to one part of a linear: x @ a @ b, the scale already in b."""
+
+    low: int
+    high: int
+    a: Tensor  # [in, rank]
+    b: Tensor  # [rank, high - low]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """An adapter that fits: nothing but headers has been read."""
+
+    path: Path
+    rank: int
+    scale: float
+    entries: tuple[tuple[Place, TensorEntry, TensorEntry], ...]  # place, A, B
+    loader: SafetensorsLoader
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes + b.nbytes for _, a, b in self.entries)
+
+    def read(self, dtype: torch.dtype, device: torch.device) -> dict[str, list[Delta]]:
+        """The weights, by linear, ready to multiply. Raises CheckpointError for values that are not finite."""
+        deltas: dict[str, list[Delta]] = {}
+        for place, first, second in self.entries:
+            a, b = self.loader.read(first).float(), self.loader.read(second).float() * self.scale
+            if not (a.isfinite().all() and b.isfinite().all()):
+                raise CheckpointError(f"{first.name} or its lora_B has values that are not finite")
+            ready = [t.T.to(device, dtype).contiguous() for t in (a, b)]
+            deltas.setdefault(place.linear, []).append(Delta(place.low, place.high, ready[0], ready[1]))
+        return deltas
+
+
+def digest(path: Path) -> str:
+    """Of an adapter's content: 16 hex digits of SHA-256. Raises CheckpointError."""
+    h = sha256()
+    try:
+        for name in (CONFIG, WEIGHTS):
+            with (path / name).open("rb") as file:
+                while chunk := file.read(1 << 20):
+                    h.update(chunk)
+    except FileNotFoundError as e:
+        raise _missing(path) from e
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror}") from e
+    return h.hexdigest()[:16]
+
+
+def open_adapter(path: str | Path, info: ModelInfo, max_rank: int) -> AdapterFiles:
+    """Raises CheckpointError, UnsupportedModel or WeightMismatch naming the key or tensor, before weights are read."""
+    path = Path(path).expanduser()
+    if not ((path / CONFIG).is_file() and (path / WEIGHTS).is_file()):
+        raise _missing(path)
+    config = read_json(path / CONFIG)
+    rank, scale = _rank_and_scale(config, max_rank)
+    loader = SafetensorsLoader()
+    checkpoint = Checkpoint(str(path), path, "safetensors", {}, files=(path / WEIGHTS,))
+    base = config.get("base_model_name_or_path")
+    entries = _matched(loader.tensors(checkpoint), places_of(info), info, rank, f"made for {base!r}")
+    return AdapterFiles(path, rank, scale, entries, loader)
+
+
+def _missing(path: Path) -> CheckpointError:
+    if not (path / CONFIG).is_file():
+        return CheckpointError(f"{path} has no {CONFIG}", fix="give the directory of a PEFT adapter")
+    if any(path.glob("*.bin")):
+        what = "has only pickled weights, which can execute code when read"
+        return CheckpointError(f"{path} {what}", fix=CONVERT)
+    return CheckpointError(f"{path} has no {WEIGHTS}", fix="download the adapter again")
+
+
+def places_of(info: ModelInfo) -> dict[str, Place]:
+    """Checkpoint module -> where it went, of the linears that may have an adapter."""
+    found: dict[str, Place] = {}
+    for spec in info.linears:
+        for source, low, high in _spans(spec):
+            if source.rpartition(".")[2] in info.adapter_targets:
+                found[source] = Place(spec.name, spec.in_features, low, high)
+    return found
+
+
+def _spans(spec: LinearSpec) -> list[tuple[str, int, int]]:
+    if len(spec.sources) != len(spec.out_features):
+        return []
+    ends = [sum(spec.out_features[: i + 1]) for i in range(len(spec.out_features))]
+    return [(s, end - size, end) for s, end, size in zip(spec.sources, ends, spec.out_features, strict=True)]
+
+
+def _rank_and_scale(config: Mapping[str, Any], max_rank: int) -> tuple[int, float]:
+    for key, allowed in FIXED.items():
+        value = config.get(key, allowed[0])
+        if value not in allowed:
+            raise UnsupportedModel(f"{CONFIG} {key}", value, ", ".join(map(repr, allowed)))
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= max_rank:
+        raise UnsupportedModel(f"{CONFIG} r", rank, f"a rank from 1 to {max_rank}", fix="raise --max-lora-rank")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise UnsupportedModel(f"{CONFIG} lora_alpha", alpha, "a number")
+    return rank, float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _matched(
+    entries: Sequence[TensorEntry], places: Mapping[str, Place], info: ModelInfo, rank: int, base: str
+) -> tuple[tuple[Place, TensorEntry, TensorEntry], ...]:
+    """A and B of each target. Raises WeightMismatch with all that is wrong."""
+    sides: dict[str, dict[str, TensorEntry]] = {}
+    wrong: list[str] = []
+    for entry in entries:
+        found = TENSOR.match(entry.name)
+        module = found["module"] if found else ""
+        place = places.get(module)
+        if found is None or place is None:
+            wrong.append(_stranger(entry.name, module, places, info))
+            continue
+        expected = (rank, place.in_features) if found["side"] == "A" else (place.high - place.low, rank)
+        if entry.shape != expected:
+            wrong.append(f"{entry.name} has shape {list(entry.shape)}, needs {list(expected)}")
+        elif entry.dtype not in ("float32", "float16", "bfloat16"):
+            wrong.append(f"{entry.name} has dtype {entry.dtype}, needs float32, float16 or bfloat16")
+        sides.setdefault(module, {})[found["side"]] = entry
+    wrong += [f"{m} has lora_{'/lora_'.join(s)} only" for m, s in sides.items() if len(s) != 2]
+    if wrong or not sides:
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise WeightMismatch(
+            f"the adapter does not fit this model ({base}): {'; '.join(wrong[:4]) or 'it has no tensors'}{more}",
+            fix="use an adapter made for this base model",
+        )
+    return tuple((places[m], s["A"], s["B"]) for m, s in sorted(sides.items()))
+
+
+def _stranger(name: str, module: str, places: Mapping[str, Place], info: ModelInfo) -> str:
+    if module and module.rpartition(".")[2] not in info.adapter_targets:
+        return f"{name}: adapters may target {', '.join(info.adapter_targets) or 'nothing in this model'}"
+    like = nearest(module, places)
+    return f"{name} belongs to nothing in this model" + (f", nearest: {like}" if like else "")
