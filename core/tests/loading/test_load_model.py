@@ -353,3 +353,22 @@ def test_a_linear_is_a_linear() -> None:
     torch.testing.assert_close(layer(x), x @ weight.T + bias)
     assert layer.packed is not None
     assert layer.packed.nbytes == 72
+
+
+def test_large_tensors_stay_mapped(tmp_path: Path) -> None:
+    """The embedding is the file's own memory; pages can be let go and come back; writing changes no file."""
+    directory = write(tmp_path, toy_tensors())
+    expected = toy_tensors()["model.embed_tokens.weight"]
+    assert torch.equal(load_tiny(directory, TARGET, "float32").model.embed.weight, expected)
+
+    def read() -> tuple[SafetensorsLoader, torch.Tensor]:
+        checkpoint, loader = open_checkpoint(str(directory), CheckpointOptions()), SafetensorsLoader()
+        assert checkpoint is not None
+        entries = {entry.name: entry for entry in loader.tensors(checkpoint)}
+        return loader, loader.read(entries["model.embed_tokens.weight"])
+
+    loader, mapped = read()
+    loader.release()
+    assert torch.equal(mapped, expected)
+    mapped.zero_()
+    assert torch.equal(read()[1], expected)

@@ -357,7 +357,11 @@ class Loader(Protocol):
         ...
 
     def read(self, entry: TensorEntry) -> Tensor:
-        """A memory-mapped CPU tensor where the format allows it."""
+        """A memory-mapped CPU tensor where the format allows it. It may become a parameter as it is."""
+        ...
+
+    def release(self) -> None:
+        """What was read so far has been packed or copied, or is read seldom: memory that maps a file may go."""
         ...
 
 

@@ -174,10 +174,15 @@ class Place:
     def put(self, part: str | int | None, value: Tensor, device: torch.device) -> None:
         """Copy `value` (the whole part) into its place; allocates the parameter at its first part.
 
+        What is not packed later (an embedding) is taken as it is where it fits: it stays memory-mapped.
         Parts that share one value (part_axis None) must agree; CheckpointError otherwise.
         """
         parameter: nn.Parameter = getattr(self.module, self.attribute)
         shared = self.local.part_axis is None and not parameter.is_meta
+        fits = (value.dtype, value.device.type, tuple(value.shape)) == (parameter.dtype, device.type, self.local.shape)
+        if fits and not isinstance(self.module, Linear):
+            setattr(self.module, self.attribute, nn.Parameter(value.contiguous(), requires_grad=False))
+            return
         if parameter.is_meta:
             data = torch.empty(self.local.shape, dtype=parameter.dtype, device=device)
             parameter = nn.Parameter(data, requires_grad=False)
@@ -326,12 +331,15 @@ def fill_model(
         waiting[module := fill.place.module] -= 1
         if waiting[module] == 0 and isinstance(module, Linear) and not module.tied:
             module.pack()
+        if waiting[module] == 0:
+            loader.release()
         done += fill.entry.nbytes
         if progress is not None:
             progress("load weights", done, total, "B")
     for module in model.modules():  # those that share a weight, or have nothing of their own to load
         if isinstance(module, Linear) and module.packed is None:
             module.pack()
+    loader.release()
     left = [name for name, p in model.named_parameters() if p.is_meta]
     if left:
         raise PluginError(f"parameters were never loaded: {', '.join(left[:LISTED])}")
@@ -360,6 +368,8 @@ def weight_bytes(model: nn.Module) -> int:
     packed = 0
     for module in model.modules():
         if isinstance(module, Linear) and module.packed is not None:
+            if module.tied:  # counted as the owner's: a kernel that needs a copy leaves that one mapped from its file
+                continue
             tensor = getattr(module.packed, "weight", None)
             # layouts other than strided hide their storage, and share it with nobody
             if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.data_ptr() in seen:

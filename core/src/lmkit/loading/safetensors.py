@@ -1,7 +1,13 @@
-"""Loader of safetensors files: headers first, tensors memory-mapped."""
+"""Loader of safetensors files: headers first, tensors memory-mapped.
+
+The library checks the headers. Tensors are taken from a map of our own, whose pages can be let go once a tensor has
+been packed: what is resident is then what is used, not the whole file.
+"""
 
 from __future__ import annotations
 
+import json
+import mmap
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -25,10 +31,10 @@ DTYPES = {
 
 
 class SafetensorsLoader:
-    """One object per load: it keeps the files mapped."""
+    """One object per load. A file stays mapped as long as one of its tensors is in use."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Any] = {}
+        self._maps: dict[str, tuple[mmap.mmap, int, dict[str, Any]]] = {}  # file -> map, start of data, header
 
     def tensors(self, checkpoint: Checkpoint) -> list[TensorEntry]:
         """Headers only. Raises CheckpointError naming a file that is truncated, corrupt or not what the index says."""
@@ -44,13 +50,33 @@ class SafetensorsLoader:
         return list(entries.values())
 
     def read(self, entry: TensorEntry) -> Tensor:
-        """A CPU tensor that maps the file."""
+        """A CPU tensor that maps the file; writing to it would change a copy."""
+        import torch
+
+        dtype = getattr(torch, entry.dtype)
+        if not entry.nbytes:
+            return torch.empty(entry.shape, dtype=dtype)
         with reading(entry.file):
-            return self._open[entry.file].get_tensor(entry.name)
+            mapped, data, header = self._map(entry.file)
+            start = data + header[entry.name]["data_offsets"][0]
+            return torch.frombuffer(mapped, dtype=dtype, count=prod(entry.shape), offset=start).view(entry.shape)
+
+    def release(self) -> None:
+        """Gives back the pages read so far. A tensor that is still in use is read from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for mapped, _, _ in self._maps.values():
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _map(self, file: str) -> tuple[mmap.mmap, int, dict[str, Any]]:
+        if file not in self._maps:
+            with open(file, "rb") as f:
+                mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
+            size = int.from_bytes(mapped[:8], "little")  # of the header, which the library has checked
+            self._maps[file] = (mapped, 8 + size, json.loads(mapped[8 : 8 + size]))
+        return self._maps[file]
 
     def _header(self, path: Path) -> Iterator[TensorEntry]:
-        with reading(path):
-            file = self._open[str(path)] = safe_open(path, framework="pt", device="cpu")
+        with reading(path), safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
                 view = file.get_slice(name)
                 shape, dtype = tuple(view.get_shape()), DTYPES.get(view.get_dtype())

@@ -24,6 +24,9 @@
 struct bf16 { uint16_t bits; };
 struct fp16 { uint16_t bits; };
 
+template <typename A, typename B> struct same { enum { value = 0 }; };
+template <typename A> struct same<A, A> { enum { value = 1 }; };
+
 #define LK_PRAGMA(x) _Pragma(#x)
 #if defined(__clang__)
 #define LK_TARGET(features) LK_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))

@@ -4,7 +4,10 @@
 
 #include <string.h>
 
-#define FAMILIES(X) X(basic) X(attention)
+#define FAMILIES(X) \
+    X(basic)        \
+    X(attention)    \
+    X(linear)
 
 #define DECLARE(name) extern const lk_family lk_family_##name;
 FAMILIES(DECLARE)

@@ -1,4 +1,4 @@
-"""Whether the bfloat16 kernels suit the processor. No torch."""
+"""Whether the kernels suit the processor, and are there. No torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lmkit.api import OpRequest, Refusal
 
+from lmkit_platform_cpu.native import FIX
 from lmkit_platform_cpu.probe import BFLOAT16_FLAGS
 
 
@@ -14,3 +15,10 @@ def bfloat16(request: OpRequest) -> Iterator[Refusal]:
     device = request.device
     if device is not None and not device.described and not BFLOAT16_FLAGS & set(device.flags):
         yield Refusal("isa", " or ".join(sorted(BFLOAT16_FLAGS)), ", ".join(device.flags) or "none")
+
+
+def native(request: OpRequest) -> Iterator[Refusal]:
+    """The library must have been built."""
+    device = request.device
+    if device is not None and not device.described and "native" not in device.flags:
+        yield Refusal("native", "the library of native kernels", "none: there was no compiler", FIX)

@@ -25,12 +25,21 @@ def lmkit_platforms() -> Iterable[PlatformSpec]:
         fallback=True,
         tier=Tier.PORTABLE,
         stability="stable",
-        prefers={"attention": ("cpu", "torch")},
+        prefers={"attention": ("cpu", "torch"), "op": ("linear_native", "linear_onednn")},
     )
 
 
 @hookimpl
 def lmkit_ops() -> Iterable[OpSpec]:
+    yield OpSpec(
+        name="linear_native",
+        summary="linears over weights packed once, in native kernels: as fast as memory is read",
+        target="lmkit_platform_cpu.packed:NativeLinear",
+        op="linear",
+        platforms=("cpu",),
+        formats=frozenset({"plain"}),
+        check="lmkit_platform_cpu.check:native",
+    )
     yield OpSpec(
         name="linear_onednn",
         summary="bfloat16 linears with weights in oneDNN's own layout",

@@ -1,0 +1,3 @@
+#define LK_FAMILY "linear.inc"
+#define LK_FAMILY_NAME lk_family_linear
+#include "each_isa.h"

@@ -1,0 +1,142 @@
+"""Linears over packed weights in bfloat16, float16 or float32: the weight is read once, at the speed of memory."""
+
+from __future__ import annotations
+
+import mmap
+from ctypes import c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from lmkit.api import DeviceInfo, LinearSpec, PackedWeight, QuantFormat
+from torch import Tensor
+
+from lmkit_platform_cpu.native import DTYPES, MISSING, Args, Native, load
+
+PANEL = 32  # output rows side by side, as in csrc/linear.inc
+HUGE = 1 << 21  # bytes of a huge page
+DECODE_ROWS = 64  # up to so many rows of x a panel of the weight is read once
+CHUNK_BYTES = 1 << 17  # of weight, that a thread takes at a time in such a step
+PREFILL_ROWS, PREFILL_PANELS, PREFILL_DEPTH = 96, 8, 1024  # a chunk of larger ones: what a core's second cache holds
+
+
+class PackArgs(Args):
+    _fields_ = [
+        ("source", c_void_p), ("target", c_void_p), ("n", c_int64), ("k", c_int64), ("stride", c_int64),
+        ("from_", c_int32), ("to", c_int32),
+    ]  # fmt: skip
+
+
+class LinearArgs(Args):
+    _fields_ = [
+        ("weight", c_void_p), ("x", c_void_p), ("bias", c_void_p), ("out", c_void_p), ("wide", c_void_p),
+        ("sums", c_void_p), ("m", c_int64), ("n", c_int64), ("k", c_int64), ("x_stride", c_int64),
+        ("rows_step", c_int64), ("panels_step", c_int64), ("k_step", c_int64), ("dtype", c_int32),
+        ("weight_dtype", c_int32),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight [n, k] in panels; `data` is its bytes."""
+
+    data: Tensor
+    n: int
+    k: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weight itself; the last panel is padded."""
+        return self.n * self.k * self.dtype.itemsize
+
+
+class NativeLinear:
+    name = "linear_native"
+
+    def __init__(self) -> None:
+        self.native = load()
+
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
+        if fmt.name != "plain":
+            return f"runs unquantized weights, not {fmt.name}"
+        return MISSING if self.native is None else None
+
+    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> Packed:
+        assert self.native is not None
+        weight = params.pop("weight")
+        return pack(self.native, weight, dtype)
+
+    def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        assert isinstance(weight, Packed)
+        assert self.native is not None
+        return linear(self.native, x, weight, bias)
+
+
+def pack(native: Native, weight: Tensor, dtype: torch.dtype) -> Packed:
+    """weight [n, k] of any of the three types -> panels in `dtype`."""
+    n, k = weight.shape
+    if weight.stride(1) != 1:
+        weight = weight.contiguous()
+    panels = -(-n // PANEL)
+    depth = k + k % 2 if dtype == torch.bfloat16 else k
+    data = huge(panels * PANEL * depth * dtype.itemsize)
+    args = PackArgs(
+        source=weight.data_ptr(), target=data.data_ptr(), n=n, k=k, stride=weight.stride(0),
+        from_=DTYPES[str(weight.dtype)], to=DTYPES[str(dtype)],
+    )  # fmt: skip
+    args.chunks[0] = panels
+    native.run("linear_pack", args)
+    return Packed(data, n, k, dtype)
+
+
+def linear(native: Native, x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
+    """x [..., k] -> [..., n], in the dtype of x. Raises ValueError for what does not fit."""
+    if x.shape[-1] != weight.k or x.dtype != weight.dtype:
+        raise ValueError(f"a linear of {weight.k} values in {weight.dtype} got {x.shape[-1]} in {x.dtype}")
+    if bias is not None and (bias.shape != (weight.n,) or bias.dtype != x.dtype or not bias.is_contiguous()):
+        raise ValueError(f"a bias of {weight.n} values in {x.dtype} is needed, not {list(bias.shape)} in {bias.dtype}")
+    rows = x if x.dim() == 2 else x.reshape(-1, weight.k)
+    if rows.stride(1) != 1 and weight.k > 1:
+        rows = rows.contiguous()
+    m = rows.shape[0]
+    out = x.new_empty((m, weight.n))
+    args = LinearArgs(
+        weight=weight.data.data_ptr(), x=rows.data_ptr(), bias=None if bias is None else bias.data_ptr(),
+        out=out.data_ptr(), m=m, n=weight.n, k=weight.k, x_stride=rows.stride(0), dtype=DTYPES[str(x.dtype)],
+        weight_dtype=DTYPES[str(weight.dtype)],
+    )  # fmt: skip
+    scratch = _plan(native, args, weight, m)
+    native.run("linear", args)
+    del scratch
+    return out.view(*x.shape[:-1], weight.n)
+
+
+def _plan(native: Native, args: LinearArgs, weight: Packed, m: int) -> list[Tensor]:
+    """How the work is cut, and the scratch memory that it needs."""
+    panels, scratch = -(-weight.n // PANEL), []
+    if m <= DECODE_ROWS:
+        size = PANEL * weight.k * weight.dtype.itemsize
+        args.rows_step, args.k_step = max(m, 1), weight.k
+        args.panels_step = max(1, min(CHUNK_BYTES // max(size, 1), panels // (4 * native.threads)))
+    else:
+        args.rows_step, args.panels_step, args.k_step = PREFILL_ROWS, PREFILL_PANELS, PREFILL_DEPTH
+        if args.k_step < weight.k:
+            scratch.append(torch.empty(native.threads * PREFILL_ROWS * PREFILL_PANELS * PANEL))
+            args.sums = scratch[-1].data_ptr()
+    if weight.dtype != torch.float32 and not (weight.dtype == torch.bfloat16 and native.isa == "avx512_bf16"):
+        scratch.append(torch.empty(m * weight.k))
+        args.wide = scratch[-1].data_ptr()
+        args.chunks[0] = m
+    args.chunks[1] = -(-m // args.rows_step) * -(-panels // args.panels_step) if m else 0
+    return scratch
+
+
+def huge(size: int) -> Tensor:
+    """`size` bytes, on huge pages where they pay: a weight is read from end to end at every step."""
+    if size < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.uint8)
+    mapped = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(mapped, dtype=torch.uint8)
+    start = -whole.data_ptr() % HUGE
+    return whole[start : start + size]
