@@ -43,6 +43,7 @@ from lmkit.engine.supervisor import FACTORY, RESTARTS, Supervised
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.pooled import PROMPT, PoolingCalls, answer_of, as_prompts, is_list, pool
+from lmkit.text.control import shown
 from lmkit.text.pooling import Call, Prompt, Vector
 from lmkit.text.side import TextSide
 from lmkit.text.stream import Finish, OutputEvent, OutputStream
@@ -349,7 +350,7 @@ class LLM(PoolingCalls):
         params = self.text.constrain(params, text[-TAIL:], template_options, definitions, choice)
         return self._expand(
             number,
-            text,
+            shown(text),
             ids,
             params,
             n,

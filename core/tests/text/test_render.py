@@ -94,11 +94,15 @@ def test_helpers() -> None:
 
 def test_content_shapes() -> None:
     listy = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
-    assert Renderer(listy, {}).list_content
+    assert Renderer(listy, {}).content == "list"
     assert render(listy) == "Hello"
-    assert not Renderer(PLAIN, {}).list_content
+    assert Renderer(PLAIN, {}).content == "string"
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     assert render(PLAIN, parts, add_generation_prompt=False) == "<|user|>a\nb<|end|>"
+    both = "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}"
+    both += "{% for p in messages[0].content %}[{{ p.text }}]{% endfor %}{% endif %}"
+    assert Renderer(both, {}).content == "both"
+    assert render(both, parts) == "[a][b]"
     assert (
         render(PLAIN, [{"role": "assistant", "content": None}], add_generation_prompt=False) == "<|assistant|><|end|>"
     )

@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "plan": ("lmkit.cli.plan:command", "Show the memory budget of a model before loading it.", LOOK),
     "explain": ("lmkit.cli.explain:command", "Show what would be chosen, and why not the others.", LOOK),
     "parse": ("lmkit.cli.parse:command", "Show what a tool or reasoning parser makes of an output.", LOOK),
+    "render": ("lmkit.cli.render:command", "Show what the model sees of a conversation.", LOOK),
+    "verify": ("lmkit.cli.verify:command", "Check that template, parsers, tokenizer and grammars fit together.", LOOK),
     "show-config": ("lmkit.cli.show_config:command", "Show every configuration value and who set it.", LOOK),
     "bench": ("lmkit.cli.bench:app", "Measure engine, server, start-up and kernels; compare results.", LOOK),
     "doctor": ("lmkit.cli.doctor:command", "Check this installation.", MANAGE),

@@ -100,6 +100,9 @@ def _serve(settings: Sourced, server: ServerSettings, began: float, python: floa
     bar = StartBar()
 
     def ready(llm: Any, url: str) -> list[tuple[str, float]]:  # an AsyncLLM
+        from lmkit.cli import screen
+        from lmkit.text.probe import warnings
+
         bar.__exit__()
         seconds = perf_counter() - began
         phases = [
@@ -110,6 +113,8 @@ def _serve(settings: Sourced, server: ServerSettings, began: float, python: floa
         ]
         phases.append(("http server", max(0.0, seconds - sum(value for _, value in phases))))
         first_screen(console, resolution, llm.facts, server, url, phases)
+        if llm.text.renderer is not None:
+            screen.warnings(console, warnings(llm.text.renderer.findings))
         return phases
 
     with bar:

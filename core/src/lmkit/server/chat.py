@@ -124,7 +124,7 @@ class Chat:
         kwargs = self._template_kwargs()
         prompt = text.render_chat(
             r.template_messages(), shown, kwargs,
-            r.add_generation_prompt is not False, bool(r.continue_final_message),
+            r.add_generation_prompt is not False, bool(r.continue_final_message), r.documents or (),
         )  # fmt: skip
         token_ids = text.encode_prompt(prompt, add_special=False)
         room = check_prompt(token_ids, self._backend.facts, r.max_completion_tokens or r.max_tokens)

@@ -9,7 +9,7 @@ REQUEST = frozenset({
 # requests of /v1/chat/completions
 CHAT_REQUEST = REQUEST | {
     "chat_template_kwargs", "include_reasoning", "add_generation_prompt", "continue_final_message",
-    "thinking_token_budget",
+    "thinking_token_budget", "documents",
 }  # fmt: skip
 
 # requests of /v1/completions

@@ -77,6 +77,7 @@ class _Routes:
                 "system": renderer is not None and renderer.takes_system,
                 "reasoning": b.text.reasoning_format is not None,
                 "template_options": sorted(renderer.options) if renderer else [],
+                "template_findings": renderer.findings if renderer else {},
             },
         }  # fmt: skip
 

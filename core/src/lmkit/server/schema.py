@@ -244,6 +244,7 @@ class ChatRequest(Sampling):
     # extensions
     chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
     include_reasoning: bool | None = None
+    documents: Annotated[list[Json], Field(max_length=1024)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

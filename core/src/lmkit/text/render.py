@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import jinja2
 import jinja2.ext
@@ -19,17 +19,13 @@ import jinja2.parser
 
 from lmkit.api import ConfigError, InvalidParam, TemplateFailed
 from lmkit.text.budget import Budget, BudgetedEnvironment, BudgetSpent
+from lmkit.text.control import marker
 
 _NAME = "chat template"
 _END = "\u2061lmkit-end\u2061"  # marks the end of a message that is to be continued
 _PROBE = "lmkitprobe"
 _USER = [{"role": "user", "content": _PROBE}]
-_ANY = [{"role": "user", "content": "Hello"}]
-_CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"id": "123456789", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-}
+_PARTS = [{"role": "user", "content": [{"type": "text", "text": f"{_PROBE}{i}"} for i in (1, 2)]}]
 RESERVED = frozenset({
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
     "bos_token", "eos_token", "unk_token", "pad_token", "return_dict", "return_tensors", "return_assistant_tokens_mask",
@@ -66,8 +62,19 @@ def _now(pattern: str) -> str:
 class Renderer:
     """One compiled template. `render` is thread-safe and may be called on the event loop: it is bounded."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *, tools_source: str | None = None,
+        control_tokens: Iterable[str] = (), own_markers: Iterable[str] = (),
+    ) -> None:  # fmt: skip
+        """`tools_source`: another template, for requests with tools. `control_tokens`: what must not come from clients
+        (see lmkit.text.control); `own_markers`: those of them that may stand in a message of the assistant.
+
+        Raises ConfigError.
+        """
         self._special = dict(special_tokens)
+        own = set(own_markers)
+        self._mark = marker(control_tokens)
+        self._mark_assistant = marker(t for t in control_tokens if t not in own)
         env = BudgetedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
         env.filters["tojson"] = env.checked(_tojson)
         env.globals["raise_exception"] = _raise
@@ -85,15 +92,20 @@ class Renderer:
         # what a request may set: variables that the template reads and that have no meaning of their own
         own = _assigned(tree) - _with_default(tree)
         self.options = frozenset(names) - RESERVED - own - set(env.globals) - set(self._special)
-        self.list_content = False  # whether content is shown only as a list of parts
-        if not self._shows(_USER):
-            self.list_content = True
-            self.list_content = self._shows(_USER)
-        # what becomes of each kind of message, asked by rendering one
-        self.takes_system = self._shows([{"role": "system", "content": _PROBE}, *_ANY])
-        self.takes_tool_results = self._shows(
-            [*_ANY, _CALL, {"role": "tool", "tool_call_id": "123456789", "content": _PROBE}]
-        )
+        self.takes_documents = "documents" in names
+        self.content: Literal["string", "list", "both"] = "string"  # how the template wants content
+        self.content = self._find_content()
+        self._with_tools = None
+        if tools_source is not None:
+            self._with_tools = Renderer(tools_source, special_tokens)
+            self._with_tools._mark, self._with_tools._mark_assistant = self._mark, self._mark_assistant
+            self.takes_tools = self._with_tools.takes_tools
+            self.options |= self._with_tools.options
+        from lmkit.text.probe import probe
+
+        self.findings = probe(self)
+        self.takes_system = self.findings["system"] == "yes"
+        self.takes_tool_results = self.findings["tool results"] == "yes"
 
     def render(
         self,
@@ -103,8 +115,19 @@ class Renderer:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt. `messages` as in the OpenAI API. Raises TemplateFailed, InvalidParam."""
+        """The prompt, with MARK where a client's text spells a control token. `messages` as in the OpenAI API.
+
+        Raises TemplateFailed, InvalidParam.
+        """
+        if tools and self._with_tools is not None:
+            return self._with_tools.render(
+                messages, tools, kwargs, add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message, documents=documents,
+            )  # fmt: skip
+        if documents and not self.takes_documents:
+            raise InvalidParam("documents", len(documents), "a chat template that reads them, and this one does not")
         for key in kwargs or ():
             if key not in self.options:
                 known = ", ".join(sorted(self.options)) or "none"
@@ -113,16 +136,21 @@ class Renderer:
         if continue_final_message:
             add_generation_prompt = False
             _mark_end(shaped)
-        text = self._run(shaped, tools, kwargs or {}, add_generation_prompt)
+        mark = self._mark
+        text = self._run(shaped, mark(list(tools)), mark(kwargs or {}), add_generation_prompt, mark(list(documents)))
         if continue_final_message:
             text, found, _ = text.rpartition(_END)
             if not found:
                 raise TemplateFailed("the chat template drops the final message, it cannot be continued")
         return text
 
-    def _run(self, messages: list[dict], tools: Sequence[Mapping], kwargs: Mapping, add_prompt: bool) -> str:
+    def _run(
+        self, messages: list[dict], tools: Sequence[Mapping], kwargs: Mapping, add_prompt: bool,
+        documents: Sequence[Mapping] = (),
+    ) -> str:  # fmt: skip
         budget = Budget()
-        variables = {**self._special, **kwargs, "messages": messages, "tools": list(tools) or None, "documents": None,
+        variables = {**self._special, **kwargs, "messages": messages, "tools": list(tools) or None,
+                     "documents": list(documents) or None,
                      "add_generation_prompt": add_prompt, "_budget": budget}  # fmt: skip
         try:
             with budget.running():
@@ -142,15 +170,28 @@ class Renderer:
         """Content as this template wants it; arguments of earlier calls as objects; None as "nothing"."""
         shaped = {k: v for k, v in message.items() if v is not None}
         content = message.get("content")
-        if isinstance(content, list) and not self.list_content:
+        if isinstance(content, list) and self.content == "string":
             shaped["content"] = "\n".join(part["text"] for part in content)
-        elif isinstance(content, str) and self.list_content:
+        elif isinstance(content, str) and self.content == "list":
             shaped["content"] = [{"type": "text", "text": content}]
         elif content is None:
             shaped["content"] = ""
         if message.get("tool_calls"):
             shaped["tool_calls"] = [_shape_call(c) for c in message["tool_calls"]]
-        return shaped
+        role = shaped.pop("role", None)
+        marked = (self._mark_assistant if role == "assistant" else self._mark)(shaped)
+        return {"role": role, **marked}
+
+    def _find_content(self) -> Literal["string", "list", "both"]:
+        """Asked by rendering: a list that is shown part by part, and not as Python would print it, is understood."""
+        strings = self._shows(_USER)
+        self.content = "both"
+        try:
+            text = self._run([dict(m) for m in _PARTS], (), {}, True)
+        except TemplateFailed:
+            text = ""
+        lists = f"{_PROBE}1" in text and f"{_PROBE}2" in text and "'type'" not in text and '"type"' not in text
+        return "both" if strings and lists else "list" if lists else "string"
 
     def _shows(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the template renders these messages, and the probe in them is seen."""

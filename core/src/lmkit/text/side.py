@@ -66,15 +66,8 @@ class TextSide:
         if host is not None and not config.model.tokenizer:
             template = template or host.first("lmkit_chat_template", checkpoint=checkpoint)
         tokenizer = load_tokenizer(checkpoint, resolved, config, host)
-        template = template or tokenizer.chat_template
-        variables = getattr(tokenizer, "special_tokens", None) or _special_tokens(tokenizer)
-        return cls(
-            tokenizer,
-            Renderer(template, variables) if template else None,
-            _format(resolved, "tool_parser"),
-            _format(resolved, "reasoning_parser"),
-            _defaults(checkpoint),
-        )
+        formats = _format(resolved, "tool_parser"), _format(resolved, "reasoning_parser")
+        return cls(tokenizer, _renderer(tokenizer, template, formats), *formats, _defaults(checkpoint))
 
     def render_chat(
         self,
@@ -83,8 +76,9 @@ class TextSide:
         kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt text. Raises TemplateFailed."""
+        """The prompt, for `encode_prompt`; lmkit.text.control.shown makes it presentable. Raises TemplateFailed."""
         if self.renderer is None:
             raise TemplateFailed(
                 "this checkpoint has no chat template",
@@ -93,6 +87,7 @@ class TextSide:
         return self.renderer.render(
             messages, tools, kwargs,
             add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
+            documents=documents,
         )  # fmt: skip
 
     def encode_prompt(self, text: str, *, add_special: bool = True, limit: int | None = None) -> list[int]:
@@ -100,7 +95,9 @@ class TextSide:
 
         `limit`: a longer text is cut to so many tokens, the special ones among them.
         """
-        ids = self.tokenizer.encode(text, add_special=add_special)
+        tokenizer = self.tokenizer
+        encode = tokenizer.encode_marked if isinstance(tokenizer, JsonTokenizer) else tokenizer.encode
+        ids = encode(text, add_special=add_special)
         if limit is None or len(ids) <= limit:
             return ids
         if add_special and isinstance(self.tokenizer, JsonTokenizer):
@@ -189,6 +186,20 @@ class TextSide:
         shown = {tokenizer.id_of(text) for text in keep}
         hidden = {i for i in tokenizer.special_ids if i not in shown} if skip_special else set()
         return BytesDetokenizer(lambda token: b"" if token in hidden else tokenizer.piece(token))
+
+
+def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]) -> Renderer | None:
+    """For the user's or a plugin's `template`, or else for those of the checkpoint."""
+    source = template or tokenizer.chat_template
+    if not source:
+        return None
+    variables = getattr(tokenizer, "special_tokens", None) or _special_tokens(tokenizer)
+    tools_source, control = None, []
+    if isinstance(tokenizer, JsonTokenizer):  # others cannot tell marked texts
+        tools_source = None if template else tokenizer.tools_template
+        control = [tokenizer.token(token) for token in tokenizer.special_ids]
+    own = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
+    return Renderer(source, variables, tools_source=tools_source, control_tokens=control, own_markers=own)
 
 
 def load_tokenizer(

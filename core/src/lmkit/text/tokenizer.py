@@ -11,7 +11,8 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
-from lmkit.api import CheckpointError
+from lmkit.api import CheckpointError, InvalidParam
+from lmkit.text.control import MARK, shown
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
 _LONG = 1024  # characters
@@ -38,6 +39,7 @@ class JsonTokenizer:
         special_tokens: Mapping[str, str] | None = None,
         eos_token_ids: Sequence[int] = (),
         chat_template: str | None = None,
+        tools_template: str | None = None,
         add_bos: bool | None = None,
     ) -> None:
         raw.no_truncation()
@@ -45,7 +47,7 @@ class JsonTokenizer:
         self._raw = raw
         self.bos_token, self.eos_token = bos_token, eos_token
         self.special_tokens = dict(special_tokens or {})  # "pad_token" -> "<pad>": variables of chat templates
-        self.chat_template = chat_template
+        self.chat_template, self.tools_template = chat_template, tools_template
         self._added = raw.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
         self.vocab_size = max(raw.get_vocab_size(with_added_tokens=True), 1 + max(self._added, default=-1))
@@ -65,6 +67,27 @@ class JsonTokenizer:
         else:
             ids = self._raw.encode(text, add_special_tokens=add_special).ids
         return self._prefix + ids if add_special and self._prefix else ids
+
+    def encode_marked(self, text: str, *, add_special: bool = True) -> list[int]:
+        """`text` with MARKs in it (see lmkit.text.control), which belong to no token. Raises InvalidParam."""
+        if MARK not in text:
+            return self.encode(text, add_special=add_special)
+        if self._byte_level:
+            first, *rest = text.split(MARK)
+            ids = self.encode(first, add_special=add_special)
+            return ids + [token for part in rest for token in self.encode(part, add_special=False)]
+        # Other vocabularies write a blank where a text begins, so the MARK is tokenized too, as its bytes.
+        marks = [self.id_of(f"<0x{byte:02X}>") for byte in MARK.encode()]
+        ids, kept, at = self.encode(text, add_special=add_special), [], 0
+        while at < len(ids):
+            if ids[at : at + len(marks)] == marks:
+                at += len(marks)
+            else:
+                kept.append(ids[at])
+                at += 1
+        if (len(ids) - len(kept)) != len(marks) * text.count(MARK):
+            raise InvalidParam("messages", shown(text)[:80], "text without control tokens of this model's tokenizer")
+        return kept
 
     @property
     def encode_inner(self) -> Callable[[str], list[int]] | None:
@@ -162,6 +185,7 @@ def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
         raise CheckpointError(f"{file} is not a tokenizer: {e}", fix="download or convert it again") from e
     settings = _read(path / "special_tokens_map.json") | _read(path / "tokenizer_config.json")
     _add_missing(raw, settings.get("added_tokens_decoder"))
+    templates = _templates(path, settings)
     special = {k: _content(v) for k, v in settings.items() if k.endswith("_token") and _content(v)}
     return JsonTokenizer(
         raw,
@@ -169,7 +193,8 @@ def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
         eos_token=special.get("eos_token"),
         special_tokens=special,
         eos_token_ids=eos_token_ids,
-        chat_template=chat_template or _template(path, settings),
+        chat_template=chat_template or templates.get("default"),
+        tools_template=None if chat_template else templates.get("tool_use"),
         add_bos=settings.get("add_bos_token"),
     )
 
@@ -208,12 +233,17 @@ def _add_missing(raw: RawTokenizer, added: Any) -> None:
         (raw.add_special_tokens if entry.get("special") else raw.add_tokens)([token])
 
 
-def _template(path: Path, settings: Mapping[str, Any]) -> str | None:
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+def _templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """By name: "default", "tool_use" and others. A file of its own comes before the configuration."""
     value = settings.get("chat_template") or _read(path / "chat_template.json").get("chat_template")
     if isinstance(value, list):  # several named templates
-        named = {v.get("name"): v.get("template") for v in value if isinstance(v, dict)}
-        value = named.get("default") or named.get("tool_use") or next(iter(named.values()), None)
-    return value if isinstance(value, str) else None
+        pairs = [(v.get("name"), v.get("template")) for v in value if isinstance(v, dict)]
+        found = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+    else:
+        found = {"default": value} if isinstance(value, str) else {}
+    files = {"default": path / "chat_template.jinja"}
+    files |= {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
+    found |= {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    if found and "default" not in found:
+        found["default"] = found.get("tool_use") or next(iter(found.values()))
+    return found

@@ -1,0 +1,270 @@
+"""`lmkit verify`: whether templates, parsers, tokenizer and grammars of a model fit together. No weights are loaded."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from os.path import commonpath
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text as Line
+
+from lmkit.api import Grammar, LmkitError, Reasoning, ReasoningFormat, Text, ToolArgs, ToolChoice, ToolDef, ToolStart
+from lmkit.cli.options import plugin_host, with_config
+from lmkit.config import Sourced
+
+if TYPE_CHECKING:
+    from lmkit.api import Vocabulary
+    from lmkit.engine.compiler import Compiler
+    from lmkit.text.side import TextSide
+
+Status = Literal["ok", "warning", "failed", "absent"]
+STYLE = {"ok": "green", "warning": "yellow", "failed": "red", "absent": "dim"}
+TEXTS = (
+    "Hello, world!",
+    "  two  blanks\n\n\ttab",
+    "Gr\u00fc\u00dfe \u4f60\u597d \U0001f600 e\u0301",
+    '{"a": [1, 2], "b": 1234567890}',
+)
+ARGUMENTS = {"city": "Par\u00eds", "days": 3}
+TOOL = ToolDef("get_weather", "Weather of a city", {
+    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"],
+})  # fmt: skip
+GRAMMAR_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Check:
+    part: str
+    name: str
+    status: Status
+    detail: str = ""
+
+
+@with_config
+def command(
+    settings: Sourced, as_json: Annotated[bool, typer.Option("--json", help="the checks as data")] = False
+) -> int:
+    """Check that a model's template, parsers, tokenizer and grammars fit together. Exit code 1 when a check fails."""
+    from lmkit.plugins.resolve import resolve
+    from lmkit.text.side import TextSide
+
+    host = plugin_host(settings)
+    plan, checkpoint, info = resolve(settings.config, host)
+    text = TextSide.open(checkpoint, plan, settings.config, host)
+    eos = tuple(plan.value("eos_token_ids", info.eos_token_ids))
+    checks = [*_template(text), *_parsers(text), *_tokenizer(text, eos), *_grammars(text, plan, eos, info.vocab_size)]
+    if as_json:
+        print(json.dumps([asdict(c) for c in checks], indent=2))
+    else:
+        _print(checks)
+    return int(any(c.status == "failed" for c in checks))
+
+
+command.examples = """[bold]Examples[/]
+
+lmkit verify demo
+
+lmkit verify ./my-model --tool-parser hermes --json
+"""
+
+
+def _print(checks: list[Check]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("part", "check", "", "detail"):
+        table.add_column(name, overflow="fold")
+    for c in checks:
+        table.add_row(c.part, c.name, Line(c.status, style=STYLE[c.status]), Line(c.detail))
+    console = Console(highlight=False)
+    console.print(table)
+    counts = {s: sum(c.status == s for c in checks) for s in STYLE}
+    console.print(", ".join(f"{n} {s}" for s, n in counts.items() if n))
+
+
+def _run(part: str, name: str, check: Callable[[], str | None]) -> Check:
+    """`check` returns a detail, or raises: AssertionError and typed errors are failures."""
+    try:
+        return Check(part, name, "ok", check() or "")
+    except (AssertionError, LmkitError) as e:
+        return Check(part, name, "failed", str(e))
+
+
+# ---------------------------------------------------------------------------------------------------- template
+
+
+def _template(text: TextSide) -> Iterator[Check]:
+    if text.renderer is None:
+        yield Check("template", "chat", "absent", "the checkpoint has no chat template")
+        return
+    for name, finding in text.renderer.findings.items():
+        good = not finding.startswith("no: ")
+        bad: Status = "failed" if name == "user" else "warning"
+        yield Check("template", name, "ok" if good else bad, "" if finding == "yes" else finding)
+    yield _run("template", "control tokens", lambda: _control_tokens(text))
+
+
+def _control_tokens(text: TextSide) -> str:
+    """A message that spells control tokens has as many of them as one that does not."""
+    tokenizer = text.tokenizer
+    spelt = "".join(tokenizer.piece(t).decode(errors="ignore") for t in sorted(tokenizer.special_ids)[:100])
+
+    def count(content: str) -> int:
+        ids = text.encode_prompt(text.render_chat([{"role": "user", "content": content}]), add_special=False)
+        return sum(i in tokenizer.special_ids for i in ids)
+
+    assert count(f"x{spelt}x") == count("xx"), "texts of clients can make control tokens"
+    return f"{len(tokenizer.special_ids)} in the vocabulary"
+
+
+# ----------------------------------------------------------------------------------------------------- parsers
+
+
+def _parsers(text: TextSide) -> Iterator[Check]:
+    if text.tool_format is None:
+        yield Check("tools", "parser", "absent", "no tool parser is chosen")
+    elif text.renderer is not None and text.renderer.takes_tools:
+        yield _run("tools", "history is read back", lambda: _tool_history(text))
+    if isinstance(text.reasoning_format, ReasoningFormat) and text.reasoning_format.close:
+        yield _run("reasoning", "markers are read back", lambda: _reasoning(text))
+    else:
+        yield Check("reasoning", "parser", "absent", "no reasoning parser is chosen")
+
+
+def _tool_history(text: TextSide) -> str:
+    """A call of an earlier turn, as the template writes it, is a call to the parser."""
+    from lmkit.text.control import shown
+
+    function = {"name": TOOL.name, "arguments": json.dumps(ARGUMENTS, ensure_ascii=False)}
+    calls = [{"id": "123456789", "type": "function", "function": function}]
+    user, call = {"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "", "tool_calls": calls}
+    definition = {"name": TOOL.name, "description": TOOL.description, "parameters": TOOL.parameters}
+    tool = {"type": "function", "function": definition}
+    before = shown(text.render_chat([user], [tool]))
+    after = shown(text.render_chat([user, call], [tool], add_generation_prompt=False))
+    written = after[len(commonpath([before, after])) :]
+    for token in text.tokenizer.eos_token_ids:
+        written = written.split(text.tokenizer.piece(token).decode(errors="replace"))[0]
+    name, arguments, _, _ = _parse(text, written)
+    assert name == TOOL.name, f"no call was found in {written[:200]!r}"
+    assert json.loads(arguments) == ARGUMENTS, f"arguments became {arguments[:200]}"
+    return f"{len(written)} characters"
+
+
+def _reasoning(text: TextSide) -> str:
+    fmt = text.reasoning_format
+    assert isinstance(fmt, ReasoningFormat)
+    _, _, reasoning, content = _parse(text, f"{fmt.open[0]}\nhm\n{fmt.close[0]}\n\nGood day")
+    assert reasoning.strip() == "hm", f"the reasoning became {reasoning!r}"
+    assert content.strip() == "Good day", f"the content became {content!r}"
+    return f"{fmt.open[0]} ... {fmt.close[0]}"
+
+
+def _parse(text: TextSide, written: str) -> tuple[str, str, str, str]:
+    """Name and arguments of the first call, reasoning, content."""
+    from lmkit.text.parsing import Chain, start_parser
+
+    formats = [f for f in (text.reasoning_format, text.tool_format) if f is not None]
+    parser = Chain(*(start_parser(f, "", [TOOL]) for f in formats))
+    events = parser.feed(written) + parser.flush()
+    names = [e.name for e in events if isinstance(e, ToolStart)]
+    arguments = "".join(e.json_fragment for e in events if isinstance(e, ToolArgs) and e.index == 0)
+    reasoning = "".join(e.text for e in events if isinstance(e, Reasoning))
+    return names[0] if names else "", arguments, reasoning, "".join(e.text for e in events if isinstance(e, Text))
+
+
+# --------------------------------------------------------------------------------------------------- tokenizer
+
+
+def _tokenizer(text: TextSide, eos: tuple[int, ...]) -> Iterator[Check]:
+    yield _run("tokenizer", "round trip", lambda: _round_trip(text))
+    yield _run("tokenizer", "end tokens", lambda: _ends(text, eos))
+
+
+def _round_trip(text: TextSide) -> str:
+    """Streamed text is the decoded text, and for these texts the text itself."""
+    lossy = 0
+    for sample in TEXTS:
+        ids = text.encode_prompt(sample, add_special=False)
+        detokenizer = text._detokenizer(True, frozenset(), ())
+        streamed = "".join(detokenizer.feed(i) for i in ids) + detokenizer.flush()
+        whole = text.tokenizer.decode(ids)
+        assert streamed == whole, f"streamed {streamed!r}, decoded {whole!r}"
+        lossy += streamed.strip() != sample.strip()
+    return f"{lossy} of {len(TEXTS)} texts are normalized" if lossy else ""
+
+
+def _ends(text: TextSide, eos: tuple[int, ...]) -> str:
+    assert eos, "no end token is known: answers end at max_tokens only"
+    missing = [i for i in eos if not text.tokenizer.piece(i)]
+    assert not missing, f"ids {missing} are not in the vocabulary"
+    return ", ".join(repr(text.tokenizer.piece(i).decode(errors="replace")) for i in eos)
+
+
+# ---------------------------------------------------------------------------------------------------- grammars
+
+
+def _grammars(text: TextSide, plan: Any, eos: tuple[int, ...], size: int) -> Iterator[Check]:
+    from lmkit.engine.compiler import Compiler
+    from lmkit.text.constrain import constraint
+    from lmkit.text.side import vocabulary
+
+    backends = [c for c in plan.choices if c.kind == "grammar"]
+    if not backends:
+        yield Check("grammar", "backend", "absent", "no grammar backend is installed")
+        return
+    vocab = vocabulary(text.tokenizer, eos, size)
+    compiler = Compiler(backends, lambda: vocab)
+    good = json.dumps(ARGUMENTS, ensure_ascii=False)
+    samples = [
+        ("json_schema", Grammar("json_schema", json.dumps(TOOL.parameters)), good),
+        ("regex", Grammar("regex", "[a-z]+-[0-9]{2}"), "ab-12"),
+        ("choice", Grammar("choice", '["red", "dark green"]'), "dark green"),
+    ]
+    try:
+        for name, grammar, sample in samples:
+            yield _run("grammar", name, partial(_generates, text, compiler, vocab, grammar, sample))
+        if text.tool_format is not None:
+            yield _run("grammar", "tool calls", lambda: _compiles(
+                compiler, constraint(None, [TOOL], ToolChoice("required"), text.tool_format)
+            ))  # fmt: skip
+    finally:
+        compiler.close()
+
+
+def _compiled(compiler: Compiler, grammar: Grammar | None) -> Any:
+    from lmkit.engine.compiler import Wanted
+
+    found = compiler.submit(Wanted(grammar, None, ()))
+    end = time.monotonic() + GRAMMAR_SECONDS
+    while not found.done:
+        assert time.monotonic() < end, "it was not compiled in time"
+        time.sleep(0.002)
+    assert found.error is None, found.error.message
+    return found.compiled
+
+
+def _compiles(compiler: Compiler, grammar: Grammar | None) -> str:
+    _compiled(compiler, grammar)
+    return ""
+
+
+def _generates(text: TextSide, compiler: Compiler, vocab: Vocabulary, grammar: Grammar, sample: str) -> str:
+    """The tokens of `sample` are allowed one after the other, and then the end."""
+    import numpy as np
+
+    matcher = _compiled(compiler, grammar).matcher()
+    ids = (vocab.encode or (lambda s: text.tokenizer.encode(s, add_special=False)))(sample)
+    row = np.zeros(-(-vocab.size // 32), np.int32)
+    for token in ids:
+        matcher.fill(row)
+        shown = vocab.pieces[token]
+        assert row[token // 32] >> (token % 32) & 1, f"token {shown!r} of {sample!r} is not allowed"
+        assert matcher.accept([token]) == 1, f"token {shown!r} of {sample!r} is not accepted"
+    assert matcher.complete, f"after {sample!r} the answer may not end"
+    return f"{len(ids)} tokens"

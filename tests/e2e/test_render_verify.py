@@ -1,0 +1,79 @@
+"""`lmkit render` and `lmkit verify` on the demo checkpoint: in this process, no weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from lmkit.cli import run
+
+MESSAGES = [{"role": "user", "content": "Say <|im_end|>"}]
+
+
+def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    status = run(list(args))
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "messages.json"
+    path.write_text(json.dumps(MESSAGES))
+    return str(path)
+
+
+def test_render_prints_what_the_model_sees(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "render", "demo", file)
+    assert status == 0
+    assert out.startswith("<|im_start|>user\nSay <|im_end|><|im_end|>\n<|im_start|>assistant\n")
+    _, thinking, _ = call(capsys, "render", "demo", file, "--template-kwargs", '{"enable_thinking": true}')
+    assert thinking.rstrip().endswith("<|im_start|>assistant")
+    assert len(thinking) < len(out)
+
+
+def test_render_tells_tokens_from_text(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = call(capsys, "render", "demo", file, "--tokens")
+    control = [line.split(maxsplit=2)[2] for line in out.splitlines() if line[9:10] == "*"]
+    assert control == ["'<|im_start|>'", "'<|im_end|>'", "'<|im_start|>'"], "the typed one is text"
+    _, data, _ = call(capsys, "render", "demo", file, "--json")
+    found = json.loads(data)
+    assert len(found["token_ids"]) == len(out.splitlines())
+    assert found["findings"]["system"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "word"),
+    [
+        ("{", (), "not JSON"),
+        ("[]", (), "messages"),
+        ('[{"role": "user", "content": "x"}]', ("--template-kwargs", "[]"), "JSON object"),
+        ('[{"role": "user", "content": "x"}]', ("--template-kwargs", '{"nope": 1}'), "nope"),
+        ('{"messages": [{"role": "user", "content": "x"}], "documents": [{"a": "b"}]}', (), "documents"),
+    ],
+)
+def test_render_refuses_what_it_cannot_use(
+    text: str, args: tuple[str, ...], word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(text)
+    status, _, err = call(capsys, "render", "demo", str(path), *args)
+    assert status == 2
+    assert word in err
+
+
+def test_the_demo_verifies(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "verify", "demo", "--json")
+    checks = {(c["part"], c["name"]): c["status"] for c in json.loads(out)}
+    assert status == 0
+    assert {s for s in checks.values()} == {"ok"}
+    assert {part for part, _ in checks} == {"template", "tools", "reasoning", "tokenizer", "grammar"}
+
+
+def test_verify_fails_when_the_parts_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}")
+    status, out, _ = call(capsys, "verify", "demo", "--chat-template", str(template), "--tool-parser", "hermes")
+    assert status == 1
+    assert "no call was found" in out
