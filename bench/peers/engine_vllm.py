@@ -1,4 +1,4 @@
-"""vLLM for CPU: its engine in this process, stepped one iteration at a time."""
+"""vLLM for CPU: its engine in a process of its own, as vLLM starts it, asked for one iteration at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ KV_GIB = 2
 
 class Vllm:
     def __init__(self, load: Load) -> None:
-        os.environ.update(
-            VLLM_CPU_KVCACHE_SPACE=str(KV_GIB), VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_LOGGING_LEVEL="ERROR"
-        )
+        os.environ.update(VLLM_CPU_KVCACHE_SPACE=str(KV_GIB), VLLM_LOGGING_LEVEL="ERROR")
         from vllm import EngineArgs, LLMEngine, SamplingParams
 
         self.engine = LLMEngine.from_engine_args(

@@ -39,7 +39,17 @@ def test_throughput_of_a_file_of_texts(tiny: Path, tmp_path: Path) -> None:
 
 def test_phases_of_a_start_sum_to_the_wall_time(tiny: Path, tmp_path: Path) -> None:
     m = bench(tmp_path, "startup", str(tiny), "--rounds", "1").metrics
-    for name in ("python", "plugins", "resolve", "import", "load weights", "KV cache", "http server", "first token"):
+    for name in (
+        "python",
+        "plugins",
+        "resolve",
+        "import",
+        "load weights",
+        "pack weights",
+        "KV cache",
+        "http server",
+        "first token",
+    ):
         assert m[name].median > 0, name
     assert m["sum of the phases"].median == pytest.approx(m["wall time"].median, rel=0.05)
     assert m["resident"].median > 50 << 20

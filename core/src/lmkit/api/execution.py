@@ -429,7 +429,8 @@ class WorkerFacts:
     weight_bytes: int
     activation_bytes: int  # reserved for one step at the limits
     kv_specs: tuple[KVSpec, ...]
-    load_seconds: float = 0.0
+    load_seconds: float = 0.0  # packing included
+    pack_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
 
 
@@ -549,5 +550,6 @@ class LoadedModel:
     info: ModelInfo
     weight_bytes: int
     warnings: tuple[str, ...] = field(default_factory=tuple)
+    pack_seconds: float = 0.0  # spent on laying weights out as kernels want them
     dense: nn.Module | None = None  # what follows the head of a pooling model
     attention: AttentionBackend | None = None  # the object the model's layers call: makes planners and KV tensors

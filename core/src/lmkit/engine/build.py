@@ -49,6 +49,11 @@ class Phases:
         self.seconds.append((name, now - self._since))
         self._since = now
 
+    def split(self, name: str, seconds: float) -> None:
+        """`seconds` of the last phase had a name of their own."""
+        last, whole = self.seconds.pop()
+        self.seconds += [(last, whole - seconds), (name, seconds)]
+
 
 def build_engine(
     config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
@@ -71,6 +76,7 @@ def build_engine(
     try:
         with phase("load weights"):
             facts = executor.start()
+        phase.split("pack weights", min(facts.pack_seconds, facts.load_seconds))
         with phase("KV cache"):
             tokens = memory.step_tokens(config, resolved)
             kv = memory.plan_kv(facts, config, max_length=info.max_length, max_tokens=tokens, causal=info.causal)

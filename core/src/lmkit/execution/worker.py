@@ -76,6 +76,7 @@ class Worker:
             activation_bytes=activations,
             kv_specs=tuple(self.info.kv_specs(block_size, self.resolved.value("kv_dtype", dtype))),
             load_seconds=time.monotonic() - started,
+            pack_seconds=self.loaded.pack_seconds,
             warnings=self.loaded.warnings,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +112,7 @@ class Linear(nn.Module):
         if "bias" not in self.params:
             self.register_parameter("bias", None)
         self.packed: PackedWeight | None = None
+        self.pack_seconds = 0.0
         self.owner: tuple[nn.Module, ...] = ()
 
     @staticmethod
@@ -140,7 +142,9 @@ class Linear(nn.Module):
                 delattr(self, key)
         if any(t.is_meta for t in tensors.values()):
             raise PluginError(f"{self.spec.name}: packed before it was loaded")
+        began = perf_counter()
         self.packed = self.kernel.pack(self.format, tensors, self.local, self.dtype)
+        self.pack_seconds = perf_counter() - began
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.packed is not None

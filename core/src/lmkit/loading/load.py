@@ -78,6 +78,7 @@ def load_model(
         model=model,
         info=info,
         weight_bytes=weight_bytes(model) + (weight_bytes(dense) if dense is not None else 0),
+        pack_seconds=sum(module.pack_seconds for module in model.modules() if isinstance(module, Linear)),
         warnings=(*builder.warnings, *warnings),
         dense=dense,
         attention=builder.backend,
