@@ -78,6 +78,7 @@ from lmkit.api.model import (
     LayerInfo,
     LinearSpec,
     ModelInfo,
+    NormKind,
     ParamSpec,
     PoolerInfo,
     WeightRule,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lmkit.api.checkpoint import Checkpoint
     from lmkit.api.device import DeviceInfo
-    from lmkit.api.model import AttnNeed, KVSpec, LinearSpec, ModelInfo, ParamSpec, WeightRule
+    from lmkit.api.model import AttnNeed, KVSpec, LinearSpec, ModelInfo, NormKind, ParamSpec, WeightRule
     from lmkit.api.params import SamplingParams
     from lmkit.api.resolved import ResolvedPlan
     from lmkit.api.wire import GrammarMasks, StepPlan, StepResult
@@ -259,7 +259,7 @@ class RowOps(Protocol):
     def layer_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
     ) -> Tensor:
-        """(x - mean) / std * weight + bias over the last axis; `residual` as in `rms_norm`."""
+        """(x - mean) / std * weight + bias over the last axis; `residual` and dtypes as in `rms_norm`."""
         ...
 
     def activate(self, x: Tensor, name: str) -> Tensor:
@@ -327,8 +327,8 @@ class BuildContext(Protocol):
         """A module called as attn(q, k, v, x: StepInputs) with q [T, Hq, D], k and v [T, Hkv, D]."""
         ...
 
-    def norm(self, size: int, eps: float) -> nn.Module:
-        """An RMS norm: norm(x), or norm.add(h, delta) for `h += delta` in place and the norm of the sum."""
+    def norm(self, size: int, eps: float, kind: NormKind = "rms") -> nn.Module:
+        """norm(x), or norm.add(h, delta) for `h += delta` in place and the norm of the sum."""
         ...
 
     def embedding(self, num: int, size: int) -> nn.Module: ...

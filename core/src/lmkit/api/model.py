@@ -12,6 +12,9 @@ from lmkit.api.params import PoolingTask
 if TYPE_CHECKING:
     import torch
 
+NormKind = Literal["rms", "rms_offset", "rms_plain", "layer", "layer_offset", "layer_no_bias", "layer_plain"]
+"""RMS norm, or layer norm. offset: the stored weight is 1 less than the one to use; plain: no weight (and bias)."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttnNeed:
@@ -190,7 +193,7 @@ class WeightRule:
 
     source: str  # "model.layers.{i}.self_attn.q_proj.{p}"
     target: str  # "layers.{i}.attn.qkv.{p}"
-    part: str | int | None = None  # "q", "k", "v", an expert number, or None
+    part: str | int | None = None  # "q"; "{e}.up", with a number of the source; "*": all parts, one after another
     transform: Callable[[torch.Tensor], torch.Tensor] | None = None
     optional: bool = False  # may be absent (tied embeddings)
     ignore: bool = False  # present in some checkpoints, not needed (rotary caches)

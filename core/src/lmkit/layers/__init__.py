@@ -10,12 +10,18 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "ConfigReader": "describe",
+    "ConfigReader": "reader",
+    "rope_length": "reader",
     "DecoderConfig": "describe",
     "decoder_config": "describe",
     "decoder_info": "describe",
     "decoder_weights": "describe",
     "class_pooler": "poolers",
+    "tensor_names": "describe",
+    "usual_config": "describe",
+    "DecoderArchitecture": "family",
+    "split_per_head": "family",
+    "transposed": "family",
     "Builder": "build",
     "PLAIN": "linear",
     "Linear": "linear",
@@ -23,6 +29,8 @@ _HOME = {
     "ReferenceLinear": "linear",
     "Attention": "attention",
     "Embedding": "embedding",
+    "LayerNorm": "norm",
+    "Norm": "norm",
     "RMSNorm": "norm",
     "Rotary": "rotary",
     "TorchRowOps": "rowwise",
@@ -30,6 +38,7 @@ _HOME = {
     "Decoder": "decoder",
     "DecoderLayer": "decoder",
     "GatedMLP": "decoder",
+    "MLP": "decoder",
     "SelfAttention": "decoder",
 }
 

@@ -1,4 +1,4 @@
-"""Activations of gated MLPs."""
+"""Activations of MLPs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from torch.nn import functional as F
 
 from lmkit.api import UnsupportedModel
 
+tanh_gelu = partial(F.gelu, approximate="tanh")
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": tanh_gelu,
+    "gelu_new": tanh_gelu,
+    "gelu_fast": tanh_gelu,
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 

@@ -13,6 +13,7 @@ from lmkit.api import (
     LinearKernel,
     LinearSpec,
     ModelInfo,
+    NormKind,
     QuantScheme,
     RowOps,
     SelectionError,
@@ -20,7 +21,7 @@ from lmkit.api import (
 from lmkit.layers.attention import Attention
 from lmkit.layers.embedding import Embedding
 from lmkit.layers.linear import PLAIN, Linear
-from lmkit.layers.norm import RMSNorm
+from lmkit.layers.norm import Norm, make_norm
 from lmkit.layers.rotary import Rotary
 from lmkit.layers.rowwise import TorchRowOps
 
@@ -77,8 +78,8 @@ class Builder:
         group, need = self._group_of[layer]
         return Attention(self.backend, need, layer, group, scale)
 
-    def norm(self, size: int, eps: float) -> RMSNorm:
-        return RMSNorm(size, eps, self.dtype, self.rows)
+    def norm(self, size: int, eps: float, kind: NormKind = "rms") -> Norm:
+        return make_norm(kind, size, eps, self.dtype, self.rows)
 
     def embedding(self, num: int, size: int) -> Embedding:
         return Embedding(num, size, self.dtype, self.rows)

@@ -1,4 +1,4 @@
-"""Pre-norm decoder blocks shared by families. A model plugin subclasses what is peculiar to it."""
+"""Decoder blocks shared by families, built from a DecoderConfig. A model plugin subclasses what is peculiar to it."""
 
 from __future__ import annotations
 
@@ -8,52 +8,122 @@ import torch
 from torch import Tensor, nn
 
 from lmkit.api import BuildContext, LinearSpec, ModelInfo, PluginError, StepInputs
-from lmkit.layers.activations import activation
 from lmkit.layers.describe import DecoderConfig, decoder_config
 from lmkit.layers.linear import Linear
-from lmkit.layers.norm import RMSNorm
+from lmkit.layers.norm import Norm
 
 Angles = tuple[Tensor, Tensor]
+Specs = dict[str, LinearSpec]
+
+
+class HeadNorm(nn.Module):
+    """A layer norm of each head with weights of its own and no bias: [T, H, D] in place."""
+
+    ones: Tensor
+    parts: dict[str, tuple[str, ...]]  # the weight may be stored head by head
+
+    def __init__(self, heads: int, head_dim: int, eps: float, ctx: BuildContext) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, head_dim, dtype=ctx.dtype), requires_grad=False)
+        self.parts = {"weight": tuple(str(head) for head in range(heads))}
+        self.register_buffer("ones", torch.ones(head_dim, dtype=ctx.dtype, device="cpu"), persistent=False)
+        self.eps, self.rows = eps, ctx.rows
+
+    def forward(self, x: Tensor, out: Tensor) -> Tensor:
+        return torch.mul(self.rows.layer_norm(x, self.ones, None, self.eps), self.weight, out=out)
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention with rotary positions: hidden [T, D] -> [T, D]."""
+    """Grouped-query attention: hidden [T, D] -> [T, D]; turned by `angles` unless None."""
 
-    def __init__(self, cfg: DecoderConfig, layer: int, specs: dict[str, LinearSpec], ctx: BuildContext) -> None:
+    def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
         if cfg.num_kv_heads % ctx.tp_size:
             raise PluginError(f"{cfg.num_kv_heads} key-value heads cannot be split over {ctx.tp_size} ranks")
+        if ctx.tp_size > 1 and (cfg.alibi or cfg.sinks or cfg.qk_norm in ("whole", "each")):
+            raise PluginError("alibi, sinks and norms with weights for each head cannot be split over ranks")
         self.num_q, self.num_kv = cfg.num_q_heads // ctx.tp_size, cfg.num_kv_heads // ctx.tp_size
-        self.head_dim = cfg.head_dim
+        self.head_dim, self.interleaved, self.clip = cfg.head_dim, cfg.interleaved, cfg.qkv_clip
         self.qkv = ctx.linear(specs[f"layers.{layer}.attn.qkv"])
         self.o = ctx.linear(specs[f"layers.{layer}.attn.o"])
-        self.attn = ctx.attention(layer, scale=cfg.head_dim**-0.5)
+        self.attn = ctx.attention(layer, scale=cfg.attn_scale or cfg.head_dim**-0.5)
         self.rows = ctx.rows
+        self.whole, self.norm_last = cfg.qk_norm == "whole", cfg.qk_norm_last
+        self.q_norm: nn.Module | None = None
+        self.k_norm: nn.Module | None = None
+        if cfg.qk_norm == "each":
+            self.q_norm = HeadNorm(self.num_q, cfg.head_dim, cfg.norm_eps, ctx)
+            self.k_norm = HeadNorm(self.num_kv, cfg.head_dim, cfg.norm_eps, ctx)
+        elif cfg.qk_norm:
+            q, k = (self.num_q, self.num_kv) if self.whole else (1, 1)
+            self.q_norm = cast("Norm", ctx.norm(q * cfg.head_dim, cfg.norm_eps, cfg.norm))
+            self.k_norm = cast("Norm", ctx.norm(k * cfg.head_dim, cfg.norm_eps, cfg.norm))
 
-    def forward(self, h: Tensor, angles: Angles, x: StepInputs) -> Tensor:
-        qkv = self.qkv(h).view(h.shape[0], -1, self.head_dim)
+    def forward(self, h: Tensor, angles: Angles | None, x: StepInputs) -> Tensor:
+        q, k, v = self.heads(h, angles, x)
+        return self.output(self.attn(q, k, v, x))
+
+    def heads(self, h: Tensor, angles: Angles | None, x: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [T, Hq, D], keys and values [T, Hkv, D] as they enter attention."""
+        qkv = self.qkv(h)
+        if self.clip is not None:
+            qkv.clamp_(-self.clip, self.clip)
+        qkv = qkv.view(h.shape[0], -1, self.head_dim)
         qk, v = qkv.split((self.num_q + self.num_kv, self.num_kv), dim=1)
-        self.turn(qk, angles)
+        if not self.norm_last:
+            self.norm_heads(qk)
+        if angles is not None:
+            self.rotate(qk, angles)
+        if self.norm_last:
+            self.norm_heads(qk)
         q, k = qk.split((self.num_q, self.num_kv), dim=1)
-        return self.o(self.attn(q, k, v, x))
+        return q, k, v
 
-    def turn(self, qk: Tensor, angles: Angles) -> None:
-        """Makes queries and keys [T, Hq + Hkv, D] in place what they are when they enter attention."""
-        self.rows.rotate(qk, *angles)
+    def output(self, y: Tensor) -> Tensor:
+        """What attention gave [T, Hq * D] -> [T, hidden]."""
+        return self.o(y)
+
+    def rotate(self, qk: Tensor, angles: Angles) -> None:
+        """Turns queries and keys [T, Hq + Hkv, D] in place."""
+        self.rows.rotate(qk, *angles, self.interleaved)
+
+    def norm_heads(self, qk: Tensor) -> None:
+        if self.q_norm is None or self.k_norm is None:
+            return
+        q, k = qk.split((self.num_q, self.num_kv), dim=1)
+        if self.whole:
+            q, k = q.flatten(1), k.flatten(1)
+        self.q_norm(q, out=q)
+        self.k_norm(k, out=k)
 
 
 class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x))."""
 
-    def __init__(self, cfg: DecoderConfig, layer: int, specs: dict[str, LinearSpec], ctx: BuildContext) -> None:
+    def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
         self.gate_up = ctx.linear(specs[f"layers.{layer}.mlp.gate_up"])
         self.down = ctx.linear(specs[f"layers.{layer}.mlp.down"])
-        activation(cfg.activation)  # an unknown one is refused here
         self.act, self.rows = cfg.activation, ctx.rows
 
     def forward(self, h: Tensor) -> Tensor:
         return self.down(self.rows.gate(self.gate_up(h), self.act))
+
+
+class MLP(nn.Module):
+    """down(act(up(x)))."""
+
+    def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
+        super().__init__()
+        self.up = ctx.linear(specs[f"layers.{layer}.mlp.up"])
+        self.down = ctx.linear(specs[f"layers.{layer}.mlp.down"])
+        self.act, self.rows = cfg.activation, ctx.rows
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.down(self.activate(self.up(h)))
+
+    def activate(self, x: Tensor) -> Tensor:
+        return self.rows.activate(x, self.act)
 
 
 class DecoderLayer(nn.Module):
@@ -63,48 +133,138 @@ class DecoderLayer(nn.Module):
     the layer before left (None: nothing) and returns its own.
     """
 
-    attention: type[SelfAttention] = SelfAttention
-    feed_forward: type[GatedMLP] = GatedMLP
+    norms: tuple[str, ...] = ("attn_norm", "mlp_norm")
+    attn_norm: Norm
+    mlp_norm: Norm
 
-    def __init__(self, cfg: DecoderConfig, layer: int, specs: dict[str, LinearSpec], ctx: BuildContext) -> None:
+    def __init__(self, cfg: DecoderConfig, attn: nn.Module, mlp: nn.Module, ctx: BuildContext) -> None:
         super().__init__()
-        self.attn_norm = cast("RMSNorm", ctx.norm(cfg.hidden_size, cfg.norm_eps))
-        self.attn = self.attention(cfg, layer, specs, ctx)
-        self.mlp_norm = cast("RMSNorm", ctx.norm(cfg.hidden_size, cfg.norm_eps))
-        self.mlp = self.feed_forward(cfg, layer, specs, ctx)
+        self.attn, self.mlp = attn, mlp
+        self.residual_scale = cfg.residual_scale
+        for name in self.norms:
+            setattr(self, name, ctx.norm(cfg.hidden_size, cfg.norm_eps, cfg.norm))
 
-    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles, x: StepInputs) -> Tensor:
-        delta = self.attn(self.attn_norm.add(h, delta), angles, x)
-        return self.mlp(self.mlp_norm.add(h, delta))
+    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
+        delta = self.scaled(self.attn(self.attn_norm.add(h, delta), angles, x))
+        return self.scaled(self.mlp(self.mlp_norm.add(h, delta)))
+
+    def scaled(self, delta: Tensor) -> Tensor:
+        return delta if self.residual_scale == 1.0 else delta * self.residual_scale
+
+
+class SandwichLayer(DecoderLayer):
+    """Norms before and after each block."""
+
+    norms = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
+    attn_post_norm: Norm
+    mlp_post_norm: Norm
+
+    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
+        delta = self.scaled(self.attn_post_norm(self.attn(self.attn_norm.add(h, delta), angles, x)))
+        return self.scaled(self.mlp_post_norm(self.mlp(self.mlp_norm.add(h, delta))))
+
+
+class PostNormLayer(DecoderLayer):
+    """Blocks read the residual stream as it is; what they add to it is normed."""
+
+    norms = ("attn_post_norm", "mlp_post_norm")
+    attn_post_norm: Norm
+    mlp_post_norm: Norm
+
+    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
+        if delta is not None:
+            h.add_(delta)
+        h.add_(self.attn_post_norm(self.attn(h, angles, x)))
+        return self.mlp_post_norm(self.mlp(h))
+
+
+class ParallelLayer(DecoderLayer):
+    """Attention and MLP read the same norm of the residual stream."""
+
+    norms = ("attn_norm",)
+
+    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
+        y = self.attn_norm.add(h, delta)
+        return self.attn(y, angles, x).add_(self.mlp(y))
+
+
+class TwoNormParallelLayer(DecoderLayer):
+    """Attention and MLP read the residual stream, each through its own norm."""
+
+    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
+        y = self.attn_norm.add(h, delta)
+        return self.attn(y, angles, x).add_(self.mlp(self.mlp_norm(h)))
+
+
+LAYERS: dict[str, type[DecoderLayer]] = {
+    "pre": DecoderLayer,
+    "post": PostNormLayer,
+    "sandwich": SandwichLayer,
+    "parallel": ParallelLayer,
+    "parallel_two_norms": TwoNormParallelLayer,
+}
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm, head: a complete Model."""
+    """Embedding, layers, final norm, head: a complete Model. A family replaces what is peculiar to it."""
 
-    layer: type[DecoderLayer] = DecoderLayer
+    attention: type[SelfAttention] = SelfAttention
+    gated_mlp: type[GatedMLP] = GatedMLP
+    plain_mlp: type[MLP] = MLP
     lm_head: Linear
 
     def __init__(self, info: ModelInfo, ctx: BuildContext) -> None:
         super().__init__()
-        cfg = decoder_config(info)
+        self.cfg = cfg = decoder_config(info)
         specs = {spec.name: spec for spec in info.linears}
         self.embed = ctx.embedding(cfg.vocab_size, cfg.hidden_size)
-        self.rotary = ctx.rotary(cfg.head_dim, cfg.rope)
-        self.layers = nn.ModuleList(self.layer(cfg, i, specs, ctx) for i in range(len(cfg.windows)))
-        self.norm = cast("RMSNorm", ctx.norm(cfg.hidden_size, cfg.norm_eps))
-        head = specs.get("lm_head") or LinearSpec("lm_head", cfg.hidden_size, (cfg.vocab_size,))
-        self.lm_head = cast("Linear", ctx.linear(head))
+        self.embed_scale = float(torch.tensor(cfg.embed_scale, dtype=ctx.dtype, device="cpu"))
+        self.positions = ctx.embedding(cfg.num_positions, cfg.hidden_size) if cfg.num_positions else None
+        self.embed_norm = ctx.norm(cfg.hidden_size, cfg.norm_eps, cfg.norm) if cfg.embed_norm else None
+        ropes = [rope for rope in (cfg.rope, cfg.window_rope) if rope is not None]
+        self.rotary = nn.ModuleList(ctx.rotary(cfg.head_dim, rope) for rope in ropes)
+        self.turned_by = [self._rotary(i) for i in range(len(cfg.windows))]
+        self.layers = nn.ModuleList(self.make_layer(i, specs, ctx) for i in range(len(cfg.windows)))
+        self.norm = cast("Norm", ctx.norm(cfg.hidden_size, cfg.norm_eps, cfg.norm))
+        self.lm_head = cast("Linear", ctx.linear(specs.get("lm_head") or cfg.head()))
         if info.tie_embeddings:
             self.lm_head.tie(self.embed)
 
+    def _rotary(self, layer: int) -> int | None:
+        """Which of the rotaries turns `layer`."""
+        if self.cfg.rope is None or layer in self.cfg.unturned:
+            return None
+        return 1 if self.cfg.window_rope is not None and self.cfg.windows[layer] is not None else 0
+
+    def make_layer(self, i: int, specs: Specs, ctx: BuildContext) -> DecoderLayer:
+        attn, mlp = self.attention(self.cfg, i, specs, ctx), self.make_mlp(i, specs, ctx)
+        return LAYERS[self.cfg.placement](self.cfg, attn, mlp, ctx)
+
+    def make_mlp(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
+        return (self.gated_mlp if self.cfg.gated else self.plain_mlp)(self.cfg, i, specs, ctx)
+
+    def embeddings(self, x: StepInputs) -> Tensor:
+        """What enters the first layer: [T, D], the caller's own."""
+        h = self.embed(x.token_ids) if x.embeds is None else x.embeds.clone()
+        if self.embed_scale != 1.0:
+            h.mul_(self.embed_scale)
+        if self.positions is not None:
+            h.add_(self.positions(x.positions + self.cfg.position_offset))
+        return h if self.embed_norm is None else self.embed_norm(h)
+
     @torch.inference_mode()
     def forward(self, x: StepInputs) -> Tensor:
-        h = self.embed(x.token_ids) if x.embeds is None else x.embeds.clone()
-        angles, delta = self.rotary(x.positions), None
-        for layer in self.layers:
-            delta = layer(h, delta, angles, x)
+        h = self.embeddings(x)
+        angles, delta = [rotary(x.positions) for rotary in self.rotary], None
+        for layer, by in zip(self.layers, self.turned_by, strict=True):
+            delta = layer(h, delta, None if by is None else angles[by], x)
         return self.norm.add(h, delta)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
+        logits = self.lm_head(hidden)
+        if self.cfg.logit_scale != 1.0:
+            logits = logits * self.cfg.logit_scale
+        if self.cfg.logit_softcap is not None:
+            logits = torch.tanh(logits / self.cfg.logit_softcap) * self.cfg.logit_softcap
+        return logits

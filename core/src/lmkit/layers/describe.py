@@ -1,159 +1,44 @@
-"""Reading a checkpoint's configuration strictly, and the data of a decoder made from it. Torch-free.
-
-Only keys that an architecture reads matter: a key it does not know cannot change what the architecture computes.
-Each value read is checked against what the code here understands; anything else raises UnsupportedModel.
-"""
+"""A decoder as data, made from a checkpoint's configuration, and where its tensors come from. Torch-free."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from lmkit.api import AttnNeed, LayerInfo, LinearSpec, ModelInfo, UnsupportedModel, WeightRule, canonical
+from lmkit.api import AttnNeed, LayerInfo, LinearSpec, ModelInfo, NormKind, UnsupportedModel, WeightRule
+from lmkit.layers.reader import REQUIRED, ConfigReader, rope_length
 
-REQUIRED: Any = object()
-MAX_LAYERS = 10_000
+if TYPE_CHECKING:
+    from torch import Tensor
 
-# rope_type -> (required numbers, optional numbers)
-ROPE_TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "default": ((), ()),
-    "linear": (("factor",), ()),
-    "dynamic": (("factor",), ()),
-    "yarn": (
-        ("factor",),
-        (
-            "original_max_position_embeddings",
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "truncate",
-        ),
-    ),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
-}
+__all__ = ["ConfigReader", "DecoderConfig", "decoder_config", "decoder_info", "decoder_weights", "rope_length"]
+
+Placement = Literal["pre", "post", "sandwich", "parallel", "parallel_two_norms"]
 
 
-class ConfigReader:
-    """Typed access to config.json. A missing key without default, or a value of another type, is an error."""
+def tensor_names(layer: str = "model.layers.{i}", **roles: str) -> dict[str, str]:
+    """Checkpoint module of each role: Llama's names, those of `roles` instead ("": there is none).
 
-    def __init__(self, config: Mapping[str, object]) -> None:
-        self.config = config
-
-    def _get(self, key: str, default: Any) -> Any:
-        value = self.config.get(key)
-        if value is not None:
-            return value
-        if default is REQUIRED:
-            raise UnsupportedModel(key, None, "a value is required")
-        return default
-
-    def integer(self, key: str, default: Any = REQUIRED, maximum: int = 1 << 31) -> int:
-        """An integer from 1 to `maximum` (what a file says is not trusted to be sane)."""
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
-            raise UnsupportedModel(key, value, f"an integer from 1 to {maximum}")
-        return value
-
-    def count(self, key: str, default: Any = REQUIRED) -> int:
-        """An integer from 0 on."""
-        return 0 if self._get(key, default) == 0 else self.integer(key, default)
-
-    def layers(self, key: str = "num_hidden_layers") -> int:
-        return self.integer(key, maximum=MAX_LAYERS)
-
-    def number(self, key: str, default: Any = REQUIRED) -> float:
-        """A positive, finite number."""
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise UnsupportedModel(key, value, "a positive number")
-        return float(value)
-
-    def flag(self, key: str, default: Any = REQUIRED) -> bool:
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise UnsupportedModel(key, value, "true or false")
-        return value
-
-    def one_of(self, key: str, allowed: Iterable[object], default: Any = REQUIRED) -> Any:
-        """A value among `allowed`; None is allowed when listed."""
-        allowed = list(allowed)
-        value = self.config.get(key) if None in allowed and default is REQUIRED else self._get(key, default)
-        if value not in allowed:
-            raise UnsupportedModel(key, value, ", ".join(map(repr, allowed)))
-        return value
-
-    def token_ids(self, key: str) -> tuple[int, ...]:
-        """An id, a list of ids, or nothing."""
-        value = self.config.get(key)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
-            raise UnsupportedModel(key, value, "token ids")
-        return tuple(ids)
-
-    def dtype(self) -> str:
-        """The checkpoint's dtype ("dtype" in newer files, "torch_dtype" in older); float32 when it says nothing."""
-        value = self.config.get("dtype") or self.config.get("torch_dtype") or "float32"
-        name = canonical(str(value))
-        if name not in ("float32", "float16", "bfloat16"):
-            raise UnsupportedModel("dtype", value, "float32, float16, bfloat16")
-        return name
-
-    def architecture(self, known: Iterable[str]) -> str:
-        names = self.config.get("architectures")
-        known = tuple(known)
-        if not isinstance(names, list) or len(names) != 1 or names[0] not in known:
-            raise UnsupportedModel("architectures", names, ", ".join(known))
-        return str(names[0])
-
-    def rope(self, default_theta: float = 10000.0) -> dict[str, Any]:
-        """Rotary parameters: {"rope_type", "theta", "partial", ...numbers of the type}.
-
-        Newer files have `rope_parameters`, older ones `rope_theta` beside an optional `rope_scaling`.
-        """
-        key = "rope_parameters" if self.config.get("rope_parameters") is not None else "rope_scaling"
-        raw = self.config.get(key) or {}
-        if not isinstance(raw, Mapping) or any(isinstance(v, Mapping) for v in raw.values()):
-            raise UnsupportedModel(key, raw, "one set of rotary parameters for all layers")
-        kind = raw.get("rope_type", raw.get("type", "default"))
-        if kind not in ROPE_TYPES:
-            raise UnsupportedModel(f"{key}.rope_type", kind, ", ".join(ROPE_TYPES))
-        required, optional = ROPE_TYPES[kind]
-        numbers = ConfigReader(raw)
-        theta = numbers.number("rope_theta", self.config.get("rope_theta") or default_theta)
-        partial = numbers.number("partial_rotary_factor", self.config.get("partial_rotary_factor") or 1.0)
-        if partial > 1:
-            raise UnsupportedModel("partial_rotary_factor", partial, "at most 1")
-        rope: dict[str, Any] = {"rope_type": kind, "theta": theta, "partial": partial}
-        for name in required:
-            rope[name] = numbers.number(name)
-        for name in optional:
-            if raw.get(name) is not None:
-                rope[name] = numbers.flag(name) if name == "truncate" else numbers.number(name)
-        unknown = set(raw) - {*required, *optional, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
-        # Unknown keys are legal only where transformers writes them for every type.
-        unknown -= {"original_max_position_embeddings"} if kind in ("default", "linear", "dynamic") else set()
-        if unknown:
-            name = sorted(unknown)[0]
-            raise UnsupportedModel(f"{key}.{name}", raw[name], f"keys of rope_type {kind!r}")
-        if kind == "yarn" and "original_max_position_embeddings" not in rope:
-            rope["original_max_position_embeddings"] = self.integer("max_position_embeddings")
-        return rope
-
-
-def rope_length(positions: int, rope: Mapping[str, Any]) -> int:
-    """Positions a model serves whose configuration says `positions`: a YaRN factor extends the original length."""
-    if rope["rope_type"] != "yarn":
-        return positions
-    return max(positions, round(rope["factor"] * rope["original_max_position_embeddings"]))
+    A name with a leading dot is in a layer.
+    """
+    usual = {
+        "embed": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head",
+        "attn_norm": ".input_layernorm", "mlp_norm": ".post_attention_layernorm",
+        "q": ".self_attn.q_proj", "k": ".self_attn.k_proj", "v": ".self_attn.v_proj", "o": ".self_attn.o_proj",
+        "q_norm": ".self_attn.q_norm", "k_norm": ".self_attn.k_norm",
+        "gate": ".mlp.gate_proj", "up": ".mlp.up_proj", "down": ".mlp.down_proj",
+    }  # fmt: skip
+    for fused, parts in (("qkv", "qkv"), ("gate_up", ("gate", "up"))):
+        if fused in roles:  # one tensor holds them
+            usual = {role: name for role, name in usual.items() if role not in parts}
+    names = {role: name for role, name in {**usual, **roles}.items() if name}
+    return {role: layer + name if name.startswith(".") else name for role, name in names.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """A pre-norm decoder with rotary attention and a gated MLP: what the shared blocks are built from."""
+    """What the shared blocks of decoders are built from. Defaults are those of a Llama."""
 
     vocab_size: int
     hidden_size: int
@@ -165,12 +50,35 @@ class DecoderConfig:
     max_length: int
     norm_eps: float
     activation: str
-    rope: Mapping[str, Any]
+    rope: Mapping[str, Any] | None  # None: no rotary positions
+    window_rope: Mapping[str, Any] | None = None  # of the layers with a window, where theirs differ
+    unturned: tuple[int, ...] = ()  # layers without rotary positions
+    interleaved: bool = False  # rotary pairs are neighbours
     tie: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # RMS norm of each query and key head before the rotation
+    head_bias: bool = False
+    gated: bool = True  # down(act(gate) * up), else down(act(up))
+    norm: NormKind = "rms"  # offset: the stored weight is 1 less; plain: no weight at all
+    placement: Placement = "pre"  # of norms: before a block, after it, both; parallel: attention and MLP side by side
+    qk_norm: Literal["", "head", "each", "whole"] = (
+        ""  # of query and key heads, weights shared or for each; of all at once
+    )
+    qk_norm_last: bool = False  # after the rotation
+    qkv_clip: float | None = None  # projections are limited to -clip..clip
+    attn_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    attn_softcap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+    embed_scale: float = 1.0
+    embed_norm: bool = False
+    num_positions: int = 0  # rows of a table of learned positions
+    position_offset: int = 0  # row of position 0
+    residual_scale: float = 1.0  # of what a block adds to the residual stream
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    names: Mapping[str, str] = field(default_factory=tensor_names)  # role -> checkpoint module
 
     def __post_init__(self) -> None:
         if self.num_q_heads % self.num_kv_heads:
@@ -178,77 +86,193 @@ class DecoderConfig:
         if self.head_dim % 2:
             raise UnsupportedModel("head_dim", self.head_dim, "an even number")
 
+    def need(self, layer: int) -> AttnNeed:
+        """What attention in `layer` asks of a backend."""
+        return AttnNeed(
+            self.head_dim,
+            self.num_q_heads,
+            self.num_kv_heads,
+            window=self.windows[layer],
+            softcap=self.attn_softcap,
+            sinks=self.sinks,
+            alibi=self.alibi,
+        )
+
+    def layer_linears(self, i: int) -> list[LinearSpec]:
+        """The quantizable linears of a layer, in order."""
+        q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        d, m, to = self.hidden_size, self.intermediate_size, f"layers.{i}"
+
+        def at(*roles: str) -> tuple[str, ...]:
+            return tuple(self.names[role].format(i=i) for role in roles if role in self.names)
+
+        specs = [
+            LinearSpec(f"{to}.attn.qkv", d, (q, kv, kv), self.qkv_bias, "column", ("q", "k", "v"), at(*"qkv", "qkv")),
+            LinearSpec(f"{to}.attn.o", q, (d,), self.o_bias, "row", (), at("o")),
+        ]
+        if self.gated:
+            sources = at("gate", "up", "gate_up")
+            specs += [LinearSpec(f"{to}.mlp.gate_up", d, (m, m), self.mlp_bias, "column", ("gate", "up"), sources)]
+        else:
+            specs += [LinearSpec(f"{to}.mlp.up", d, (m,), self.mlp_bias, "column", (), at("up"))]
+        return [*specs, LinearSpec(f"{to}.mlp.down", m, (d,), self.mlp_bias, "row", (), at("down"))]
+
     def linears(self) -> tuple[LinearSpec, ...]:
         """Every quantizable linear, in order."""
-        q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        d, m = self.hidden_size, self.intermediate_size
-        specs = []
-        for i in range(len(self.windows)):
-            to, src = f"layers.{i}", f"model.layers.{i}"
-            qkv = tuple(f"{src}.self_attn.{p}_proj" for p in "qkv")
-            gate_up = (f"{src}.mlp.gate_proj", f"{src}.mlp.up_proj")
-            specs += [
-                LinearSpec(f"{to}.attn.qkv", d, (q, kv, kv), self.qkv_bias, "column", ("q", "k", "v"), qkv),
-                LinearSpec(f"{to}.attn.o", q, (d,), self.o_bias, "row", (), (f"{src}.self_attn.o_proj",)),
-                LinearSpec(f"{to}.mlp.gate_up", d, (m, m), self.mlp_bias, "column", ("gate", "up"), gate_up),
-                LinearSpec(f"{to}.mlp.down", m, (d,), self.mlp_bias, "row", (), (f"{src}.mlp.down_proj",)),
-            ]
+        specs = [spec for i in range(len(self.windows)) for spec in self.layer_linears(i)]
         if not self.tie:
-            specs.append(LinearSpec("lm_head", d, (self.vocab_size,), sources=("lm_head",)))
+            specs.append(self.head())
         return tuple(specs)
+
+    def head(self) -> LinearSpec:
+        return LinearSpec(
+            "lm_head", self.hidden_size, (self.vocab_size,), self.head_bias, sources=(self.names["lm_head"],)
+        )
+
+    def norms(self) -> list[int]:
+        """Sizes of all norms."""
+        per_layer = [self.hidden_size] * {"sandwich": 4, "parallel": 1}.get(self.placement, 2)
+        if self.qk_norm == "head":
+            per_layer += [self.head_dim] * 2
+        elif self.qk_norm:
+            per_layer += [self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim]
+        return per_layer * len(self.windows) + [self.hidden_size] * (1 + self.embed_norm)
 
     def num_parameters(self) -> int:
         linears = sum(s.total_out * (s.in_features + s.bias) for s in self.linears())
-        per_layer_norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        return linears + self.vocab_size * self.hidden_size + self.hidden_size + len(self.windows) * per_layer_norms
+        linears += self.vocab_size if self.tie and self.head_bias else 0
+        tables = (self.vocab_size + self.num_positions) * self.hidden_size
+        sinks = self.num_q_heads * len(self.windows) if self.sinks else 0
+        norms = sum(self.norms()) * NORM_TENSORS[self.norm]
+        if self.qk_norm == "each" and self.norm == "layer":  # these have no bias
+            norms -= (self.num_q_heads + self.num_kv_heads) * self.head_dim * len(self.windows)
+        return linears + tables + sinks + norms
 
 
-def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig) -> ModelInfo:
-    """The ModelInfo of a decoder; `info.config` holds `cfg` as plain values for `build`."""
-    layers = tuple(
-        LayerInfo(i, AttnNeed(cfg.head_dim, cfg.num_q_heads, cfg.num_kv_heads, window=window))
-        for i, window in enumerate(cfg.windows)
-    )
+NORM_TENSORS: Mapping[NormKind, int] = {
+    "rms": 1, "rms_offset": 1, "rms_plain": 0, "layer": 2, "layer_offset": 2, "layer_no_bias": 1, "layer_plain": 0,
+}  # fmt: skip
+
+
+def usual_config(r: ConfigReader, *, max_positions: Any = REQUIRED, **given: Any) -> DecoderConfig:
+    """The configuration of a decoder whose keys are those of Llama; fields in `given` are not read.
+
+    `max_positions` is the length where the file does not say it.
+    """
+    rope = given["rope"] if "rope" in given else r.rope()
+    read: dict[str, Callable[[], Any]] = {
+        "vocab_size": lambda: r.integer("vocab_size"),
+        "hidden_size": lambda: r.integer("hidden_size"),
+        "intermediate_size": lambda: r.integer("intermediate_size"),
+        "num_q_heads": lambda: r.integer("num_attention_heads"),
+        "num_kv_heads": lambda: r.integer("num_key_value_heads", r.integer("num_attention_heads")),
+        "head_dim": lambda: r.integer("head_dim", r.integer("hidden_size") // r.integer("num_attention_heads")),
+        "windows": lambda: (None,) * r.layers(),
+        "max_length": lambda: rope_length(r.integer("max_position_embeddings", max_positions), rope),
+        "norm_eps": lambda: r.number("rms_norm_eps", 1e-6),
+        "activation": lambda: r.activation(),
+        "rope": lambda: rope,
+        "tie": lambda: r.flag("tie_word_embeddings", False),
+    }
+    return DecoderConfig(**{name: value() for name, value in read.items() if name not in given}, **given)
+
+
+def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, extra_parameters: int = 0) -> ModelInfo:
+    """The ModelInfo of a decoder; `info.config` holds `cfg` as plain values for `build`.
+
+    `extra_parameters` is the number of those that a family adds to the shared blocks.
+    """
+    roles = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down")
+    targets = dict.fromkeys(cfg.names[role].rpartition(".")[2] for role in roles if role in cfg.names)
+    if not cfg.gated:
+        targets.pop(cfg.names.get("gate", "").rpartition(".")[2], None)
     return ModelInfo(
         architecture=architecture,
         vocab_size=cfg.vocab_size,
         hidden_size=cfg.hidden_size,
-        layers=layers,
+        layers=tuple(LayerInfo(i, cfg.need(i)) for i in range(len(cfg.windows))),
         max_length=cfg.max_length,
         dtype=reader.dtype(),
-        num_parameters=cfg.num_parameters(),
+        num_parameters=cfg.num_parameters() + extra_parameters,
         eos_token_ids=reader.token_ids("eos_token_id"),
         bos_token_id=next(iter(reader.token_ids("bos_token_id")), None),
         tie_embeddings=cfg.tie,
         intermediate_size=cfg.intermediate_size,
         linears=cfg.linears(),
-        adapter_targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        adapter_targets=tuple(targets),
         config=asdict(cfg),
     )
 
 
 def decoder_config(info: ModelInfo) -> DecoderConfig:
     """The DecoderConfig that `decoder_info` stored."""
-    return DecoderConfig(**dict(info.config, windows=tuple(info.config["windows"])))  # type: ignore[arg-type]
+    values: dict[str, Any] = dict(info.config)
+    return DecoderConfig(**values | {name: tuple(values[name]) for name in ("windows", "unturned")})
 
 
-def decoder_weights(info: ModelInfo) -> list[WeightRule]:
-    """Where the tensors of a decoder checkpoint with the usual names go."""
-    src, to = "model.layers.{i}", "layers.{i}"
-    rules = [
-        WeightRule("model.embed_tokens.weight", "embed.weight"),
-        *(WeightRule(f"{src}.self_attn.{p}_proj.{{p}}", f"{to}.attn.qkv.{{p}}", part=p) for p in "qkv"),
-        WeightRule(f"{src}.self_attn.o_proj.{{p}}", f"{to}.attn.o.{{p}}"),
-        WeightRule(f"{src}.mlp.gate_proj.{{p}}", f"{to}.mlp.gate_up.{{p}}", part="gate"),
-        WeightRule(f"{src}.mlp.up_proj.{{p}}", f"{to}.mlp.gate_up.{{p}}", part="up"),
-        WeightRule(f"{src}.mlp.down_proj.{{p}}", f"{to}.mlp.down.{{p}}"),
-        WeightRule(f"{src}.input_layernorm.weight", f"{to}.attn_norm.weight"),
-        WeightRule(f"{src}.post_attention_layernorm.weight", f"{to}.mlp_norm.weight"),
-        WeightRule("model.norm.weight", "norm.weight"),
-        WeightRule(f"{src}.self_attn.rotary_emb.inv_freq", "", ignore=True),
-    ]
+TARGETS: Mapping[str, tuple[str, str | None]] = {  # role -> module of the model, part of it
+    "embed": ("embed", None),
+    "positions": ("positions", None),
+    "embed_norm": ("embed_norm", None),
+    "norm": ("norm", None),
+    "attn_norm": ("layers.{i}.attn_norm", None),
+    "attn_post_norm": ("layers.{i}.attn_post_norm", None),
+    "mlp_norm": ("layers.{i}.mlp_norm", None),
+    "mlp_post_norm": ("layers.{i}.mlp_post_norm", None),
+    "q": ("layers.{i}.attn.qkv", "q"),
+    "k": ("layers.{i}.attn.qkv", "k"),
+    "v": ("layers.{i}.attn.qkv", "v"),
+    "qkv": ("layers.{i}.attn.qkv", "*"),
+    "o": ("layers.{i}.attn.o", None),
+    "q_norm": ("layers.{i}.attn.q_norm", None),
+    "k_norm": ("layers.{i}.attn.k_norm", None),
+    "gate": ("layers.{i}.mlp.gate_up", "gate"),
+    "up": ("layers.{i}.mlp.gate_up", "up"),
+    "gate_up": ("layers.{i}.mlp.gate_up", "*"),
+    "down": ("layers.{i}.mlp.down", None),
+}
+
+
+def decoder_weights(
+    info: ModelInfo,
+    transforms: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    targets: Mapping[str, str] | None = None,
+) -> list[WeightRule]:
+    """Where the tensors of a decoder go: `names` of its configuration, each tensor of a role through `transforms`.
+
+    `targets` are the modules of roles that are a family's own.
+    """
+    cfg, transforms = decoder_config(info), transforms or {}
+    where = {**TARGETS, **{role: (target, None) for role, target in (targets or {}).items()}}
+    rules = []
+    for role, source in cfg.names.items():
+        if role not in where:
+            continue
+        target, part = where[role]
+        if role == "up" and not cfg.gated:
+            target, part = "layers.{i}.mlp.up", None
+        if cfg.qk_norm == "each" and role in ("q_norm", "k_norm"):
+            part, transform = ("{n}", one_row) if "{n}" in source else ("*", None)
+            rules.append(WeightRule(f"{source}.weight", f"{target}.weight", part=part, transform=transform))
+            continue
+        if role.endswith("norm") and cfg.norm.endswith("offset"):
+            rules.append(WeightRule(f"{source}.weight", f"{target}.weight", transform=one_more))
+        rules.append(WeightRule(f"{source}.{{p}}", f"{target}.{{p}}", part=part, transform=transforms.get(role)))
+    if cfg.sinks:
+        rules.append(WeightRule(cfg.names["o"].rpartition(".")[0] + ".sinks", "layers.{i}.attn.attn.sinks"))
+    head = cfg.names["lm_head"]
     if info.tie_embeddings:  # some files carry a second copy of the embedding
-        rules.append(WeightRule("lm_head.weight", "", ignore=True))
-    else:
-        rules.append(WeightRule("lm_head.{p}", "lm_head.{p}"))
+        rules.append(WeightRule(f"{head}.weight", "", ignore=True))
+    rules.append(WeightRule(f"{head}.{{p}}", "lm_head.{p}"))
+    rules.append(WeightRule(cfg.names["o"].rpartition(".")[0] + ".rotary_emb.inv_freq", "", ignore=True))
     return rules
+
+
+def one_more(weight: Tensor) -> Tensor:
+    """A norm's weight that is stored as its difference from 1, in float32: sums near 1 lose it in half precision."""
+    return weight.float() + 1
+
+
+def one_row(weight: Tensor) -> Tensor:
+    """[D] -> [1, D]."""
+    return weight[None]

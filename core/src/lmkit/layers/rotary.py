@@ -23,7 +23,7 @@ class Rotary(nn.Module):
 
     def __init__(self, head_dim: int, rope: Mapping[str, Any], rows: RowOps) -> None:
         super().__init__()
-        inv_freq, self.magnitude = frequencies(int(head_dim * rope["partial"]), rope)
+        inv_freq, self.magnitude = frequencies(int(head_dim * rope["partial"] + 1e-6), rope)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.rows = rows
 
@@ -44,6 +44,8 @@ def frequencies(dim: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
             return _llama3(inv_freq, rope), 1.0
         case "yarn":
             return _yarn(inv_freq, dim, rope)
+        case "longrope":
+            return _longrope(inv_freq, rope)
         case other:
             raise UnsupportedModel("rope_type", other)
 
@@ -77,3 +79,17 @@ def _yarn(inv_freq: Tensor, dim: int, rope: Mapping[str, Any]) -> tuple[Tensor, 
     if scale is None and rope.get("mscale") and rope.get("mscale_all_dim"):
         scale = magnitude(rope["mscale"]) / magnitude(rope["mscale_all_dim"])
     return blended, float(magnitude(1.0) if scale is None else scale)
+
+
+def _longrope(inv_freq: Tensor, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """LongRoPE: each pair is stretched by a factor of its own; a model made for more than the original length always
+    uses the long ones, so that the result does not depend on how much of a prompt is computed at once."""
+    positions, length = rope["max_position_embeddings"], rope["original_max_position_embeddings"]
+    stretch = torch.tensor(rope["long_factor" if positions > length else "short_factor"], device="cpu")
+    if stretch.shape != inv_freq.shape:
+        raise UnsupportedModel("rope_parameters.long_factor", list(stretch.shape), f"{len(inv_freq)} numbers")
+    ratio = rope.get("factor") or positions / length
+    scale = rope.get("attention_factor")
+    if scale is None:
+        scale = 1.0 if ratio <= 1 else math.sqrt(1 + math.log(ratio) / math.log(length))
+    return inv_freq / stretch, float(scale)

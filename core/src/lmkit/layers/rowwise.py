@@ -36,7 +36,9 @@ class TorchRowOps:
     ) -> Tensor:
         if residual is not None:
             x = residual.add_(x)
-        return F.layer_norm(x, weight.shape, weight, bias, eps)
+        if weight.dtype == x.dtype:
+            return F.layer_norm(x, weight.shape, weight, bias, eps)
+        return F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
 
     def activate(self, x: Tensor, name: str) -> Tensor:
         return activation(name)(x)

@@ -46,6 +46,7 @@ from lmkit.plugins import load_target
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+ALL = "*"  # a rule's part: the tensor holds all parts, one after another
 LISTED = 8  # names shown per kind of mismatch
 
 
@@ -165,10 +166,16 @@ class Place:
     rank: int = 0
     claimed: dict[str | int | None, str] = field(default_factory=dict)  # part -> checkpoint tensor
 
+    def covered(self, part: str | int | None) -> tuple[str | int | None, ...]:
+        """The parts that a tensor called `part` fills; () when there are none."""
+        if part == ALL:
+            return self.parts
+        return (part,) if part in self.parts else ()
+
     def part_shape(self, part: str | int | None) -> tuple[int, ...]:
         """Shape of `part` as the checkpoint has it."""
         shape, axis = list(self.stored.shape), self.stored.part_axis
-        if axis is not None and len(self.parts) > 1:
+        if axis is not None and len(self.parts) > 1 and part != ALL:
             shape[axis] = self.stored_sizes[self.parts.index(part)]
         return tuple(shape)
 
@@ -178,6 +185,10 @@ class Place:
         What is not packed later (an embedding) is taken as it is where it fits: it stays memory-mapped.
         Parts that share one value (part_axis None) must agree; CheckpointError otherwise.
         """
+        if part == ALL and len(self.parts) > 1 and self.stored.part_axis is not None:
+            for each, piece in zip(self.parts, value.split(self.stored_sizes, self.stored.part_axis), strict=True):
+                self.put(each, piece, device)
+            return
         parameter: nn.Parameter = getattr(self.module, self.attribute)
         shared = self.local.part_axis is None and not parameter.is_meta
         fits = (value.dtype, value.device.type, tuple(value.shape)) == (parameter.dtype, device.type, self.local.shape)
@@ -217,7 +228,9 @@ def places(model: nn.Module) -> dict[str, Place]:
             for key, parameter in module.named_parameters(recurse=False):
                 whole = ParamSpec(tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
                 name = f"{path}.{key}" if path else key
-                found[name] = Place(name, module, key, whole, whole, (None,), (), ())
+                parts = getattr(module, "parts", {}).get(key, (None,))  # equal ones, along the first axis
+                sizes = (len(parameter) // len(parts),) * len(parts) if len(parts) > 1 else ()
+                found[name] = Place(name, module, key, whole, whole, parts, sizes, sizes)
     return found
 
 
@@ -243,14 +256,15 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
         if match is not None and match.rule.ignore:
             continue
         place = where.get(match.target) if match else None
-        if match is None or place is None or match.rule.part not in place.parts:
+        parts = place.covered(match.part) if match and place else ()
+        if match is None or place is None or not parts:
             extra.append(entry.name)
             continue
-        part = match.rule.part
-        if part in place.claimed:
-            wrong.append(f"{entry.name} and {place.claimed[part]} both fill {place.name}")
+        taken = next((place.claimed[part] for part in parts if part in place.claimed), None)
+        if taken is not None:
+            wrong.append(f"{entry.name} and {taken} both fill {place.name}")
             continue
-        place.claimed[part] = entry.name
+        place.claimed |= dict.fromkeys(parts, entry.name)
         problem = _mismatch(entry, match, place)
         if problem:
             wrong.append(f"{entry.name} {problem}")
@@ -284,7 +298,7 @@ def _mismatch(entry: TensorEntry, match: Match, place: Place) -> str | None:
             shape = tuple(match.rule.transform(stored).shape)
         except (RuntimeError, IndexError, ValueError) as e:
             return f"has shape {list(shape)}, which its rule cannot transform ({e})"
-    expected = place.part_shape(match.rule.part)
+    expected = place.part_shape(match.part)
     scalar = shape == () and all(n == 1 for n in expected)
     if shape != expected and not scalar:
         return f"has shape {list(shape)}, needs {list(expected)}"
@@ -327,7 +341,7 @@ def fill_model(
             value = fill.match.rule.transform(value)
         if has_nan(value):
             bad.append(fill.entry.name)
-        fill.place.put(fill.match.rule.part, value, device)
+        fill.place.put(fill.match.part, value, device)
         del value
         waiting[module := fill.place.module] -= 1
         if waiting[module] == 0 and isinstance(module, Linear) and not module.tied:

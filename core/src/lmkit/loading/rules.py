@@ -27,6 +27,7 @@ class Match:
 
     rule: WeightRule
     target: str  # parameter name in the model; "" when ignored
+    part: str | int | None = None
 
 
 class Rules:
@@ -45,14 +46,31 @@ class Rules:
     def match(self, name: str) -> Match | None:
         for regex, rule in self._rules:
             if m := regex.fullmatch(name):
-                return Match(rule, "" if rule.ignore else rule.target.format(**m.groupdict()))
+                if rule.ignore:
+                    return Match(rule, "")
+                names = m.groupdict()
+                part = rule.part.format(**names) if isinstance(rule.part, str) else rule.part
+                return Match(rule, rule.target.format(**names), part)
         return None
 
     def sources(self, target: str, part: str | int | None) -> list[tuple[str, WeightRule]]:
         """Checkpoint names that could fill `part` of the parameter `target`, for messages."""
         found = []
         for regex, rule in self._targets:
-            m = regex.fullmatch(target)
-            if m and rule.part == part and set(_PLACEHOLDER.findall(rule.source)) <= set(m.groupdict()):
-                found.append((rule.source.format(**m.groupdict()), rule))
+            of_target, of_part = regex.fullmatch(target), _part_numbers(rule, part)
+            if of_target is None or of_part is None:
+                continue
+            names = {**of_target.groupdict(), **of_part}
+            if set(_PLACEHOLDER.findall(rule.source)) <= set(names):
+                found.append((rule.source.format(**names), rule))
         return found
+
+
+def _part_numbers(rule: WeightRule, part: str | int | None) -> dict[str, str] | None:
+    """The numbers with which `rule` fills `part`; None: it does not."""
+    if rule.part in (part, "*"):
+        return {}
+    if not isinstance(rule.part, str) or not isinstance(part, str):
+        return None
+    match = compile_pattern(rule.part).fullmatch(part)
+    return match.groupdict() if match else None

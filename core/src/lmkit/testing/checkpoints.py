@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+NORM = re.compile(r"norm|ln_|layer_?norm|\.ln\d", re.IGNORECASE)  # names of norms' parameters
 # family -> (configuration class of transformers, model class, values that differ from COMMON)
 COMMON: Mapping[str, Any] = {
     "vocab_size": 97,
@@ -57,12 +59,13 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def tiny_checkpoint(
     family: str, directory: Path | str, *, seed: int = 0, dtype: str = "float32", **overrides: Any
 ) -> Path:
-    """A random model of `family` ("llama", "mistral", "qwen2", "qwen3") with a two-layer configuration.
+    """A random two-layer model of `family`: a key of FAMILIES, or an architecture that transformers has.
 
     Keyword arguments replace configuration values. Weights are larger than at initialisation, and norms and biases
     random, so that logits differ clearly between tokens. Returns `directory`.
     """
-    return _write(family, {**COMMON, **FAMILIES[family][2], **overrides}, Path(directory), seed, dtype, spread=0.3)
+    values = FAMILIES[family][2] if family in FAMILIES else {}
+    return _write(family, {**COMMON, **values, **overrides}, Path(directory), seed, dtype, spread=0.3)
 
 
 def shaped_checkpoint(
@@ -76,9 +79,8 @@ def shaped_checkpoint(
 def _write(family: str, values: Mapping[str, Any], directory: Path, seed: int, dtype: str, spread: float) -> Path:
     import transformers
 
-    config_class, model_class, _ = FAMILIES[family]
-    config = getattr(transformers, config_class)(**values)
-    randomize(getattr(transformers, model_class), config, seed, dtype, spread).save_pretrained(directory)
+    model_class = getattr(transformers, FAMILIES[family][1] if family in FAMILIES else family)
+    randomize(model_class, model_class.config_class(**values), seed, dtype, spread).save_pretrained(directory)
     return directory
 
 
@@ -86,7 +88,7 @@ def randomize(model_class: Any, config: Any, seed: int, dtype: str, spread: floa
     """A model of transformers with random parameters; those of norms lie around 1."""
     import torch
 
-    config.dtype = dtype
+    config.dtype = getattr(torch, dtype)
     before = torch.get_rng_state()
     default = torch.get_default_dtype()
     try:
@@ -96,7 +98,7 @@ def randomize(model_class: Any, config: Any, seed: int, dtype: str, spread: floa
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 noise = torch.empty_like(parameter).normal_(0.0, spread)
-                norm = parameter.dim() == 1 and "norm" in name.lower() and not name.endswith("bias")
+                norm = parameter.dim() == 1 and NORM.search(name) and not name.endswith("bias")
                 parameter.copy_(1 + noise if norm else noise)
     finally:
         torch.set_default_dtype(default)

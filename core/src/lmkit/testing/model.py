@@ -92,10 +92,12 @@ def drift(got: Tensor, want: Tensor) -> float:
 
 
 class ModelConformance(PluginConformance):
-    """Set `plugin` ("model:SomeForCausalLM"), `family` (of `lmkit.testing.checkpoints`) and, for configurations that
-    take other paths, `variants`: name -> configuration values."""
+    """Set `plugin` ("model:SomeForCausalLM"), where its tiny configuration needs them `values`, and for configurations
+    that take other paths `variants`: name -> configuration values. `family` is that of `lmkit.testing.checkpoints`; ""
+    is the architecture itself."""
 
     family: ClassVar[str] = ""
+    values: ClassVar[Mapping[str, Any]] = {}
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     torch_free_target = True
     tolerance: ClassVar[float] = 1e-4  # float32, relative
@@ -107,8 +109,9 @@ class ModelConformance(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def directory(cls, variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp(f"{cls.family}-{variant}")
-        return tiny_checkpoint(cls.family, folder, **cls.variants.get(variant, {}))
+        family = cls.family or cls.plugin.partition(":")[2]
+        values = {**cls.values, **cls.variants.get(variant, {})}
+        return tiny_checkpoint(family, tmp_path_factory.mktemp(f"{family}-{variant}"), **values)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -151,7 +154,7 @@ class ModelConformance(PluginConformance):
             assert deviation(got[row], alone) < self.tolerance
 
     def test_two_ranks_equal_one(self, directory: Path, loaded: LoadedModel, spec: ModelSpec) -> None:
-        """Tensor parallel over two ranks: the same logits, or a refusal where the heads do not divide."""
+        """Tensor parallel over two ranks: the same logits, or a refusal of what does not divide."""
         if not spec.supports_tp:
             pytest.skip("does not claim tensor parallelism")
         ids = prompt(loaded.info.vocab_size)
@@ -160,12 +163,14 @@ class ModelConformance(PluginConformance):
             mine = load_tiny(directory, spec.target, "float32", collectives=collectives)
             return ModelDriver(mine, "float32", tp_size=2).run(0, ids, 9)
 
-        if any(layer.attn.num_kv_heads % 2 for layer in loaded.info.layers):
-            with pytest.raises(PluginError):
-                Ranks(2).run(run)
+        try:
+            ranks = Ranks(2).run(run)
+        except PluginError as refusal:
+            if "cannot be split over" not in refusal.message:
+                raise
             return
         whole = ModelDriver(loaded, "float32").run(0, ids, 9)
-        for logits in Ranks(2).run(run):
+        for logits in ranks:
             assert deviation(logits, whole) < self.tolerance
 
     def test_bfloat16_logits(self, directory: Path, spec: ModelSpec, expected: Tensor) -> None:
@@ -185,7 +190,6 @@ class ModelConformance(PluginConformance):
         """Equal for equal configurations; layers and groups agree."""
         first, second = (load_target(spec.target)().describe(checkpoint.config) for _ in range(2))
         assert first == second
-        assert len(first.layers) == checkpoint.config["num_hidden_layers"]
         assert {need for need, _ in first.kv_groups()} == {layer.attn for layer in first.layers}
 
     def test_loading_is_strict(self, checkpoint: Checkpoint, spec: ModelSpec, tmp_path: Path) -> None:
@@ -193,9 +197,9 @@ class ModelConformance(PluginConformance):
         from safetensors.torch import load_file, save_file
 
         tensors = load_file(checkpoint.files[0])
-        names = sorted(name for name in tensors if ".layers.1." in name)
+        names = sorted(name for name in tensors if ".1." in name)
         victim = random.Random(0).choice(names)
-        stranger = victim.replace(".layers.1.", ".layers.1.unheard_of.")
+        stranger = victim.replace(".1.", ".1.unheard_of.", 1)
         for path in checkpoint.path.glob("*.json"):
             (tmp_path / path.name).write_bytes(path.read_bytes())
         without = {name: t for name, t in tensors.items() if name != victim}

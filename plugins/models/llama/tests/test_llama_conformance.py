@@ -3,7 +3,7 @@
 import pytest
 from lmkit.api import UnsupportedModel
 from lmkit.testing import ModelConformance
-from lmkit_model_llama.arch import LlamaArchitecture
+from lmkit_model_llama.arch import Llama
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -37,6 +37,52 @@ class TestMistral(ModelConformance):
     variants = {"no-window": {"sliding_window": None}, "head_dim": {"head_dim": 32}}
 
 
+class TestMinistral(ModelConformance):
+    plugin = "model:MinistralForCausalLM"
+    values = {"head_dim": 12, "sliding_window": 11, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+class TestMinistral3(ModelConformance):
+    plugin = "model:Ministral3ForCausalLM"
+    values = {
+        "head_dim": 12,
+        "rope_parameters": YARN
+        | {"llama_4_scaling_beta": 0.3, "factor": 16.0}
+        | {"original_max_position_embeddings": 8},
+    }
+
+
+class TestSmolLM3(ModelConformance):
+    plugin = "model:SmolLM3ForCausalLM"
+    values = {"no_rope_layers": [1, 0]}
+    variants = {"sliding": {"use_sliding_window": True, "sliding_window": 9, "tie_word_embeddings": True}}
+
+
+class TestArcee(ModelConformance):
+    plugin = "model:ArceeForCausalLM"
+    values = {"head_dim": 12}
+
+
+class TestSeedOss(ModelConformance):
+    plugin = "model:SeedOssForCausalLM"
+    values = {"head_dim": 16}
+
+
+class TestCwm(ModelConformance):
+    plugin = "model:CwmForCausalLM"
+    values = {"head_dim": 16, "sliding_window": 9, "rope_parameters": LLAMA3}
+
+
+class TestHelium(ModelConformance):
+    plugin = "model:HeliumForCausalLM"
+    values = {"head_dim": 12}
+
+
+class TestJais2(ModelConformance):
+    plugin = "model:Jais2ForCausalLM"
+    values = {"head_dim": 12}
+
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 100,
@@ -50,9 +96,7 @@ CONFIG = {
 def test_defaults_of_old_files() -> None:
     """Keys that old configurations leave out take transformers' defaults; rope_scaling is read too."""
     scaling = {"type": "linear", "factor": 2.0}
-    info = LlamaArchitecture().describe(
-        CONFIG | {"rope_theta": 5000.0, "rope_scaling": scaling, "torch_dtype": "float16"}
-    )
+    info = Llama().describe(CONFIG | {"rope_theta": 5000.0, "rope_scaling": scaling, "torch_dtype": "float16"})
     assert info.config["rope"] == {"rope_type": "linear", "theta": 5000.0, "partial": 1.0, "factor": 2.0}
     assert (info.layers[0].attn.num_kv_heads, info.layers[0].attn.head_dim, info.dtype) == (4, 16, "float16")
     assert info.max_length == 2048
@@ -81,5 +125,5 @@ def test_defaults_of_old_files() -> None:
 )
 def test_unsupported_values_are_refused_by_name(change: dict[str, object], key: str) -> None:
     with pytest.raises(UnsupportedModel) as failure:
-        LlamaArchitecture().describe(CONFIG | change)
+        Llama().describe(CONFIG | change)
     assert failure.value.key == key

@@ -3,7 +3,7 @@
 import pytest
 from lmkit.api import UnsupportedModel
 from lmkit.testing import ModelConformance
-from lmkit_model_qwen.arch import QwenArchitecture
+from lmkit_model_qwen.arch import Qwen
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
 
@@ -31,7 +31,7 @@ CONFIG = {
 
 
 def windows(**change: object) -> list[int | None]:
-    return [layer.attn.window for layer in QwenArchitecture().describe(CONFIG | change).layers]
+    return [layer.attn.window for layer in Qwen().describe(CONFIG | change).layers]
 
 
 def test_window_layers() -> None:
@@ -55,5 +55,5 @@ def test_window_layers() -> None:
 )
 def test_unsupported_values_are_refused_by_name(change: dict[str, object], key: str) -> None:
     with pytest.raises(UnsupportedModel) as failure:
-        QwenArchitecture().describe(CONFIG | change)
+        Qwen().describe(CONFIG | change)
     assert failure.value.key == key

@@ -143,7 +143,7 @@ def checkpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 def load(directory: Path, dtype: str = "float32", kernel: str = KERNEL):
-    target = "lmkit_model_llama.arch:LlamaArchitecture"
+    target = "lmkit_model_llama.arch:Llama"
     pytest.importorskip("lmkit_model_llama")
     chosen = (choice("quantization", TARGET), choice("op", kernel, "linear:fp8"))
     return load_tiny(directory, target, dtype, choices=chosen)
@@ -178,4 +178,4 @@ def test_a_missing_scale_is_named(checkpoints: tuple[Path, Path], tmp_path: Path
 
 def test_without_the_scheme_a_quantized_checkpoint_is_refused(checkpoints: tuple[Path, Path]) -> None:
     with pytest.raises(UnsupportedModel, match="quantization_config"):
-        load_tiny(checkpoints[0], "lmkit_model_llama.arch:LlamaArchitecture", "float32")
+        load_tiny(checkpoints[0], "lmkit_model_llama.arch:Llama", "float32")

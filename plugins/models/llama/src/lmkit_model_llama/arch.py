@@ -1,54 +1,139 @@
-"""Llama and Mistral as data. Torch-free."""
+"""Llama, Mistral and models built like them, as data. Torch-free."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from lmkit.api import Architecture, ModelInfo, WeightRule
-from lmkit.layers.describe import ConfigReader, DecoderConfig, decoder_info, decoder_weights, rope_length
-
-if TYPE_CHECKING:
-    from lmkit.api import BuildContext, Model
+from lmkit.api import UnsupportedModel
+from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, usual_config
 
 
-class LlamaArchitecture(Architecture):
-    names = ("LlamaForCausalLM", "MistralForCausalLM")
+def llama(r: ConfigReader) -> DecoderConfig:
+    r.one_of("pretraining_tp", (1,), 1)  # other values slice the matmuls
+    bias = r.flag("attention_bias", False)
+    return usual_config(
+        r,
+        max_positions=2048,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=r.flag("mlp_bias", False),
+    )
 
-    def describe(self, config: Mapping[str, object]) -> ModelInfo:
-        r = ConfigReader(config)
-        name = r.architecture(self.names)
-        mistral = name == "MistralForCausalLM"
-        r.one_of("pretraining_tp", (1,), 1)  # other values slice the matmuls
-        heads, hidden = r.integer("num_attention_heads"), r.integer("hidden_size")
-        window = None
-        if mistral and config.get("sliding_window") is not None:
-            window = r.integer("sliding_window")
-        attention_bias = False if mistral else r.flag("attention_bias", False)
-        rope = r.rope()
-        cfg = DecoderConfig(
-            vocab_size=r.integer("vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=r.integer("intermediate_size"),
-            num_q_heads=heads,
-            num_kv_heads=r.integer("num_key_value_heads", heads),
-            head_dim=r.integer("head_dim", hidden // heads),
-            windows=(window,) * r.layers(),
-            max_length=rope_length(r.integer("max_position_embeddings", 2048), rope),
-            norm_eps=r.number("rms_norm_eps", 1e-6),
-            activation=r.one_of("hidden_act", ("silu",), "silu"),
-            rope=rope,
-            tie=r.flag("tie_word_embeddings", False),
-            qkv_bias=attention_bias,
-            o_bias=attention_bias,
-            mlp_bias=False if mistral else r.flag("mlp_bias", False),
-        )
-        return decoder_info(name, r, cfg)
 
-    def build(self, info: ModelInfo, ctx: BuildContext) -> Model:
-        from lmkit.layers import Decoder
+def mistral(r: ConfigReader) -> DecoderConfig:
+    window = r.optional("sliding_window", 4096)
+    return usual_config(r, max_positions=131072, windows=(window,) * r.layers())
 
-        return Decoder(info, ctx)
 
-    def weights(self, info: ModelInfo) -> list[WeightRule]:
-        return decoder_weights(info)
+def ministral(r: ConfigReader) -> DecoderConfig:
+    window = r.optional("sliding_window", 4096)
+    return usual_config(r, max_positions=131072, windows=r.windows(lambda i: window is not None, 4096))
+
+
+def ministral3(r: ConfigReader) -> DecoderConfig:
+    rope = r.rope(1e6, extra=("llama_4_scaling_beta", "max_position_embeddings"))
+    if rope["rope_type"] != "yarn" or "llama_4_scaling_beta" not in rope:
+        raise UnsupportedModel("rope_parameters", rope["rope_type"], "yarn with llama_4_scaling_beta")
+    return usual_config(
+        r, rope=rope, norm_eps=r.number("rms_norm_eps", 1e-5), windows=(r.optional("sliding_window"),) * r.layers()
+    )
+
+
+def smollm3(r: ConfigReader) -> DecoderConfig:
+    every = r.integer("no_rope_layer_interval", 4)
+    turned = r.switches("no_rope_layers", [int((i + 1) % every != 0) for i in range(r.layers())])
+    unturned = tuple(i for i, on in enumerate(turned) if not on)
+    sliding = r.flag("use_sliding_window", False) and r.optional("sliding_window") is not None
+    bias = r.flag("attention_bias", False)
+    return usual_config(
+        r,
+        max_positions=32768,
+        rope=r.rope(2e6),
+        num_kv_heads=r.integer("num_key_value_heads", 4),
+        windows=r.windows(lambda i: sliding and i in unturned) if sliding else (None,) * r.layers(),
+        unturned=unturned,
+        tie=r.flag("tie_word_embeddings", True),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=r.flag("mlp_bias", False),
+    )
+
+
+def arcee(r: ConfigReader) -> DecoderConfig:
+    bias = r.flag("attention_bias", False)
+    return usual_config(
+        r,
+        max_positions=4096,
+        norm_eps=r.number("rms_norm_eps", 1e-5),
+        activation=r.activation("hidden_act", "relu2"),
+        gated=False,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=r.flag("mlp_bias", False),
+    )
+
+
+def seed_oss(r: ConfigReader) -> DecoderConfig:
+    return usual_config(
+        r,
+        max_positions=524288,
+        num_kv_heads=r.integer("num_key_value_heads", 8),
+        head_dim=r.integer("head_dim", 128),
+        qkv_bias=r.flag("attention_bias", True),
+        o_bias=r.flag("attention_out_bias", False),
+        mlp_bias=r.flag("mlp_bias", False),
+    )
+
+
+def cwm(r: ConfigReader) -> DecoderConfig:
+    return usual_config(
+        r,
+        max_positions=131072,
+        norm_eps=r.number("rms_norm_eps", 1e-5),
+        head_dim=r.integer("head_dim", 128),
+        num_kv_heads=r.integer("num_key_value_heads", 8),
+        windows=r.windows(lambda i: i % 4 != 0, 8192),
+        mlp_bias=r.flag("mlp_bias", False),
+    )
+
+
+def helium(r: ConfigReader) -> DecoderConfig:
+    return usual_config(
+        r,
+        max_positions=4096,
+        rope=r.rope(1e5),
+        norm_eps=r.number("rms_norm_eps", 1e-8),
+        head_dim=r.integer("head_dim", 128),
+        interleaved=True,
+        qkv_bias=r.flag("attention_bias", False),
+        mlp_bias=r.flag("mlp_bias", False),
+    )
+
+
+def jais2(r: ConfigReader) -> DecoderConfig:
+    bias = r.flag("attention_bias", True)
+    return usual_config(
+        r,
+        max_positions=8192,
+        norm="layer",
+        norm_eps=r.number("layer_norm_eps", 1e-5),
+        activation=r.activation("hidden_act", "relu2"),
+        gated=False,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=r.flag("mlp_bias", True),
+    )
+
+
+class Llama(DecoderArchitecture):
+    configs = {
+        "LlamaForCausalLM": llama,
+        "MistralForCausalLM": mistral,
+        "MinistralForCausalLM": ministral,
+        "Ministral3ForCausalLM": ministral3,
+        "SmolLM3ForCausalLM": smollm3,
+        "ArceeForCausalLM": arcee,
+        "SeedOssForCausalLM": seed_oss,
+        "CwmForCausalLM": cwm,
+        "HeliumForCausalLM": helium,
+        "Jais2ForCausalLM": jais2,
+    }
+    models = {"Ministral3ForCausalLM": "lmkit_model_llama.model:Ministral3"}

@@ -1,6 +1,6 @@
 """Registration. Light: the implementation is imported when it is chosen."""
 
-from lmkit.api import ModelSpec, Tier, hookimpl
+from lmkit.api import ModelSpec, hookimpl
 
 
 @hookimpl
@@ -8,10 +8,20 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="llama",
-            summary="Llama and Mistral decoders (grouped-query attention, gated MLP, rotary positions)",
-            target="lmkit_model_llama.arch:LlamaArchitecture",
-            architectures=("LlamaForCausalLM", "MistralForCausalLM"),
+            summary="Llama, Mistral and the many models built like them",
+            target="lmkit_model_llama.arch:Llama",
+            architectures=(
+                "LlamaForCausalLM",
+                "MistralForCausalLM",
+                "MinistralForCausalLM",
+                "Ministral3ForCausalLM",
+                "SmolLM3ForCausalLM",
+                "ArceeForCausalLM",
+                "SeedOssForCausalLM",
+                "CwmForCausalLM",
+                "HeliumForCausalLM",
+                "Jais2ForCausalLM",
+            ),
             features=frozenset({"causal", "sliding_window"}),
-            tier=Tier.OPTIMIZED,
-        )
+        ),
     ]

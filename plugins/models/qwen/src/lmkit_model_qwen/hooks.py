@@ -1,6 +1,6 @@
 """Registration. Light: the implementation is imported when it is chosen."""
 
-from lmkit.api import ModelSpec, Tier, hookimpl
+from lmkit.api import ModelSpec, hookimpl
 
 
 @hookimpl
@@ -9,9 +9,8 @@ def lmkit_models() -> list[ModelSpec]:
         ModelSpec(
             name="qwen",
             summary="Qwen2, Qwen2.5 and Qwen3 dense decoders",
-            target="lmkit_model_qwen.arch:QwenArchitecture",
+            target="lmkit_model_qwen.arch:Qwen",
             architectures=("Qwen2ForCausalLM", "Qwen3ForCausalLM"),
             features=frozenset({"causal", "sliding_window"}),
-            tier=Tier.OPTIMIZED,
-        )
+        ),
     ]

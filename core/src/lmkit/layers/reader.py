@@ -1,0 +1,242 @@
+"""Reading a checkpoint's configuration strictly. Torch-free.
+
+Only keys that an architecture reads matter: a key it does not know cannot change what the architecture computes.
+Each value read is checked against what the code here understands; anything else raises UnsupportedModel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from lmkit.api import UnsupportedModel, canonical
+
+REQUIRED: Any = object()
+MAX_LAYERS = 10_000
+ACTIVATIONS = (
+    "silu",
+    "gelu",
+    "gelu_pytorch_tanh",
+    "gelu_new",
+    "gelu_fast",
+    "relu",
+    "relu2",
+)  # lmkit.layers.activations
+FULL, SLIDING = "full_attention", "sliding_attention"  # names in layer_types
+
+# rope_type -> (required numbers, optional numbers)
+ROPE_TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "yarn": (
+        ("factor",),
+        (
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ),
+    ),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+    "longrope": ((), ("factor", "original_max_position_embeddings", "attention_factor", "short_mscale", "long_mscale")),
+}
+LISTS = {"longrope": ("short_factor", "long_factor")}  # rope_type -> required lists of numbers
+
+
+class ConfigReader:
+    """Typed access to config.json. A missing key without default, or a value of another type, is an error."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self.config = config
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.config.get(key)
+        if value is not None:
+            return value
+        if default is REQUIRED:
+            raise UnsupportedModel(key, None, "a value is required")
+        return default
+
+    def integer(self, key: str, default: Any = REQUIRED, maximum: int = 1 << 31) -> int:
+        """An integer from 1 to `maximum` (what a file says is not trusted to be sane)."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+            raise UnsupportedModel(key, value, f"an integer from 1 to {maximum}")
+        return value
+
+    def optional(self, key: str, default: int | None = None) -> int | None:
+        """An integer or null; `default` only where the key is missing."""
+        if key not in self.config:
+            return default
+        return None if self.config[key] is None else self.integer(key)
+
+    def count(self, key: str, default: Any = REQUIRED) -> int:
+        """An integer from 0 on."""
+        return 0 if self._get(key, default) == 0 else self.integer(key, default)
+
+    def switches(self, key: str, default: Sequence[int]) -> list[bool]:
+        """One flag (true, false, 1, 0) for each layer."""
+        value = self._get(key, list(default))
+        if not isinstance(value, list) or len(value) != self.layers() or any(v not in (0, 1) for v in value):
+            raise UnsupportedModel(key, value, f"{self.layers()} flags")
+        return [bool(v) for v in value]
+
+    def activation(self, key: str = "hidden_act", default: Any = "silu") -> str:
+        """The name of an activation that `RowOps` knows."""
+        return self.one_of(key, ACTIVATIONS, default)
+
+    def layers(self, key: str = "num_hidden_layers") -> int:
+        return self.integer(key, maximum=MAX_LAYERS)
+
+    def number(self, key: str, default: Any = REQUIRED) -> float:
+        """A positive, finite number."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise UnsupportedModel(key, value, "a positive number")
+        return float(value)
+
+    def limit(self, key: str, default: float | None = None) -> float | None:
+        """A positive number or null; `default` only where the key is missing."""
+        if key not in self.config:
+            return default
+        return None if self.config[key] is None else self.number(key)
+
+    def per_layer_kind(self, key: str) -> bool:
+        """Whether the object at `key` holds one object for each kind of layer."""
+        value = self.config.get(key)
+        return isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values())
+
+    def flag(self, key: str, default: Any = REQUIRED) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise UnsupportedModel(key, value, "true or false")
+        return value
+
+    def one_of(self, key: str, allowed: Iterable[object], default: Any = REQUIRED) -> Any:
+        """A value among `allowed`; None is allowed when listed."""
+        allowed = list(allowed)
+        value = self.config.get(key) if None in allowed and default is REQUIRED else self._get(key, default)
+        if value not in allowed:
+            raise UnsupportedModel(key, value, ", ".join(map(repr, allowed)))
+        return value
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """An id, a list of ids, or nothing."""
+        value = self.config.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+            raise UnsupportedModel(key, value, "token ids")
+        return tuple(ids)
+
+    def dtype(self) -> str:
+        """The checkpoint's dtype ("dtype" in newer files, "torch_dtype" in older); float32 when it says nothing."""
+        value = self.config.get("dtype") or self.config.get("torch_dtype") or "float32"
+        name = canonical(str(value))
+        if name not in ("float32", "float16", "bfloat16"):
+            raise UnsupportedModel("dtype", value, "float32, float16, bfloat16")
+        return name
+
+    def architecture(self, known: Iterable[str]) -> str:
+        names = self.config.get("architectures")
+        known = tuple(known)
+        if not isinstance(names, list) or len(names) != 1 or names[0] not in known:
+            raise UnsupportedModel("architectures", names, ", ".join(known))
+        return str(names[0])
+
+    def numbers(self, key: str, size: int | None = None) -> list[float]:
+        """A list of positive numbers."""
+        value = self._get(key, REQUIRED)
+        if not isinstance(value, list) or size not in (None, len(value)):
+            raise UnsupportedModel(key, value, f"a list of {size or ''} numbers")
+        return [ConfigReader({key: v}).number(key) for v in value]
+
+    def nested(self, key: str) -> ConfigReader:
+        """A reader of the object at `key`."""
+        value = self._get(key, REQUIRED)
+        if not isinstance(value, Mapping):
+            raise UnsupportedModel(key, value, "an object")
+        return ConfigReader(value)
+
+    def layer_kinds(self, default: Callable[[int], str], known: Iterable[str], key: str = "layer_types") -> list[str]:
+        """Kind of each layer: the list at `key`, else `default(layer)`."""
+        num, known = self.layers(), tuple(known)
+        kinds = self._get(key, [default(i) for i in range(num)])
+        if not isinstance(kinds, list) or len(kinds) != num or any(kind not in known for kind in kinds):
+            raise UnsupportedModel(key, kinds, f"{num} of {', '.join(known)}")
+        return kinds
+
+    def windows(self, default: Callable[[int], bool] = lambda i: False, size: Any = None) -> tuple[int | None, ...]:
+        """Sliding window of each layer: of those that `layer_types`, or else `default(layer)`, calls sliding."""
+        kinds = self.layer_kinds(lambda i: SLIDING if default(i) else FULL, (FULL, SLIDING))
+        if SLIDING not in kinds:
+            return (None,) * len(kinds)
+        if self._get("sliding_window", size) is None:
+            raise UnsupportedModel("sliding_window", None, "a number: layer_types has sliding layers")
+        window = self.integer("sliding_window", size)
+        return tuple(window if kind == SLIDING else None for kind in kinds)
+
+    def rope(
+        self,
+        default_theta: float = 10000.0,
+        default_partial: float = 1.0,
+        kind_of_layer: str | None = None,
+        extra: tuple[str, ...] = (),
+    ) -> dict[str, Any]:
+        """Rotary parameters: {"rope_type", "theta", "partial", ...numbers of the type, those of a family's own}.
+
+        Newer files have `rope_parameters` (per kind of layer where kinds differ: then `kind_of_layer` names one), older
+        ones `rope_theta` beside an optional `rope_scaling`.
+        """
+        key = "rope_parameters" if self.config.get("rope_parameters") is not None else "rope_scaling"
+        raw = self.config.get(key) or {}
+        if kind_of_layer is not None and isinstance(raw, Mapping) and isinstance(raw.get(kind_of_layer), Mapping):
+            key, raw = f"{key}.{kind_of_layer}", raw[kind_of_layer]
+        if not isinstance(raw, Mapping) or any(isinstance(v, Mapping) for v in raw.values()):
+            raise UnsupportedModel(key, raw, "one set of rotary parameters for all layers")
+        kind = raw.get("rope_type", raw.get("type", "default"))
+        kind = "longrope" if kind == "su" else kind  # its name in old files
+        if kind not in ROPE_TYPES:
+            raise UnsupportedModel(f"{key}.rope_type", kind, ", ".join(ROPE_TYPES))
+        required, optional = ROPE_TYPES[kind][0], (*ROPE_TYPES[kind][1], *extra)
+        lists = LISTS.get(kind, ())
+        numbers = ConfigReader(raw)
+        theta = numbers.number("rope_theta", self.config.get("rope_theta") or default_theta)
+        partial = numbers.number("partial_rotary_factor", self.config.get("partial_rotary_factor") or default_partial)
+        if partial > 1:
+            raise UnsupportedModel("partial_rotary_factor", partial, "at most 1")
+        rope: dict[str, Any] = {"rope_type": kind, "theta": theta, "partial": partial}
+        rope |= {name: numbers.number(name) for name in required}
+        rope |= {name: numbers.numbers(name) for name in lists}
+        for name in optional:
+            if raw.get(name) is not None:
+                rope[name] = numbers.flag(name) if name == "truncate" else numbers.number(name)
+        unknown = set(raw) - {*required, *optional, *lists, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
+        # Unknown keys are legal only where transformers writes them for every type.
+        unknown -= {"original_max_position_embeddings"} if kind in ("default", "linear", "dynamic") else set()
+        if unknown:
+            name = sorted(unknown)[0]
+            raise UnsupportedModel(f"{key}.{name}", raw[name], f"keys of rope_type {kind!r}")
+        if kind in ("yarn", "longrope"):
+            self._lengths(rope)
+        return rope
+
+    def _lengths(self, rope: dict[str, Any]) -> None:
+        """The lengths that YaRN and longrope compare; transformers writes the original one to either place."""
+        key = "original_max_position_embeddings"
+        positions = self.integer("max_position_embeddings")
+        if rope["rope_type"] == "longrope":
+            rope[key] = self.number(key, rope.get(key, positions))
+            rope["max_position_embeddings"] = positions
+        rope.setdefault(key, positions)
+
+
+def rope_length(positions: int, rope: Mapping[str, Any] | None) -> int:
+    """Positions a model serves whose configuration says `positions`: a YaRN factor extends the original length."""
+    if rope is None or rope["rope_type"] != "yarn":
+        return positions
+    return max(positions, round(rope["factor"] * rope["original_max_position_embeddings"]))

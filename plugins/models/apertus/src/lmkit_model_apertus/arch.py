@@ -1,0 +1,32 @@
+"""Apertus as data. Torch-free."""
+
+from __future__ import annotations
+
+from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+
+
+def apertus(r: ConfigReader) -> DecoderConfig:
+    r.one_of("hidden_act", ("xielu",), "xielu")
+    bias = r.flag("attention_bias", False)
+    return usual_config(
+        r,
+        max_positions=65536,
+        rope=r.rope(12e6),
+        norm_eps=r.number("rms_norm_eps", 1e-5),
+        activation="xielu",
+        gated=False,
+        qk_norm="head",
+        qkv_bias=bias,
+        o_bias=bias,
+        names=tensor_names(attn_norm=".attention_layernorm", mlp_norm=".feedforward_layernorm", act_fn=".mlp.act_fn"),
+    )
+
+
+class Apertus(DecoderArchitecture):
+    configs = {"ApertusForCausalLM": apertus}
+    models = {"ApertusForCausalLM": "lmkit_model_apertus.model:Apertus"}
+    targets = {"act_fn": "layers.{i}.mlp"}
+    ignored = ("model.layers.{i}.mlp.act_fn.beta", "model.layers.{i}.mlp.act_fn.eps")
+
+    def extra_parameters(self, name: str, cfg: DecoderConfig) -> int:
+        return 2 * len(cfg.windows)

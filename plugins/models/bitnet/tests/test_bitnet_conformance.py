@@ -1,0 +1,7 @@
+"""BitNet (weights that have been unpacked) against transformers."""
+
+from lmkit.testing import ModelConformance
+
+
+class TestBitNet(ModelConformance):
+    plugin = "model:BitNetForCausalLM"

@@ -1,0 +1,16 @@
+"""Registration. Light: the implementation is imported when it is chosen."""
+
+from lmkit.api import ModelSpec, hookimpl
+
+
+@hookimpl
+def lmkit_models() -> list[ModelSpec]:
+    return [
+        ModelSpec(
+            name="ernie",
+            summary="ERNIE 4.5",
+            target="lmkit_model_ernie.arch:Ernie",
+            architectures=("Ernie4_5ForCausalLM",),
+            features=frozenset({"causal"}),
+        ),
+    ]

@@ -1,0 +1,16 @@
+"""Registration. Light: the implementation is imported when it is chosen."""
+
+from lmkit.api import ModelSpec, hookimpl
+
+
+@hookimpl
+def lmkit_models() -> list[ModelSpec]:
+    return [
+        ModelSpec(
+            name="exaone",
+            summary="EXAONE 4",
+            target="lmkit_model_exaone.arch:Exaone",
+            architectures=("Exaone4ForCausalLM",),
+            features=frozenset({"causal", "sliding_window"}),
+        ),
+    ]

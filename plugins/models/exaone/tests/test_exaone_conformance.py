@@ -1,0 +1,9 @@
+"""EXAONE 4 against transformers."""
+
+from lmkit.testing import ModelConformance
+
+
+class TestExaone4(ModelConformance):
+    plugin = "model:Exaone4ForCausalLM"
+    values = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+    variants = {"no window": {"sliding_window": None, "layer_types": ["full_attention"] * 2}}

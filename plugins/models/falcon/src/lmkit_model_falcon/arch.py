@@ -1,0 +1,63 @@
+"""Falcon as data: 7B (one key-value head), 40B and 180B (grouped, two norms side by side), and sequential ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def falcon(r: ConfigReader) -> DecoderConfig:
+    r.one_of("alibi", (False,), False)  # its slopes are divided by the square root of the head size
+    heads, hidden, bias = r.integer("num_attention_heads"), r.integer("hidden_size"), r.flag("bias", False)
+    grouped = r.flag("new_decoder_architecture", False)
+    parallel = r.flag("parallel_attn", True)
+    two_norms = parallel and r.one_of("num_ln_in_parallel_attn", (None, 1, 2), 2 if grouped else None) == 2
+    if grouped:
+        num_kv = r.integer("num_kv_heads", heads)
+    else:
+        num_kv = 1 if r.flag("multi_query", True) else heads
+    roles = {"attn_norm": ".ln_attn", "mlp_norm": ".ln_mlp"} if two_norms else {"mlp_norm": ""} if parallel else {}
+    return usual_config(
+        r,
+        max_positions=2048,
+        intermediate_size=r.integer("ffn_hidden_size", 4 * hidden),
+        num_kv_heads=num_kv,
+        head_dim=hidden // heads,
+        placement="parallel_two_norms" if two_norms else "parallel" if parallel else "pre",
+        norm="layer",
+        norm_eps=r.number("layer_norm_epsilon", 1e-5),
+        activation=r.activation("activation", "gelu"),
+        gated=False,
+        tie=r.flag("tie_word_embeddings", True),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+        names=tensor_names(
+            "transformer.h.{i}",
+            embed="transformer.word_embeddings",
+            norm="transformer.ln_f",
+            qkv=".self_attention.query_key_value",
+            o=".self_attention.dense",
+            up=".mlp.dense_h_to_4h",
+            down=".mlp.dense_4h_to_h",
+            **roles,
+        ),
+    )
+
+
+def split_groups(cfg: DecoderConfig, fused: Tensor) -> Tensor:
+    """Stored group by group: its queries, its key, its value."""
+    import torch
+
+    share = cfg.num_q_heads // cfg.num_kv_heads
+    groups = fused.reshape(cfg.num_kv_heads, share + 2, cfg.head_dim, *fused.shape[1:])
+    return torch.cat([part.flatten(0, 2) for part in groups.split((share, 1, 1), dim=1)])
+
+
+class Falcon(DecoderArchitecture):
+    configs = {"FalconForCausalLM": falcon}
+    transforms = {"FalconForCausalLM": {"qkv": split_groups}}

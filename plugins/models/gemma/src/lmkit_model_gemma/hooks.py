@@ -1,0 +1,16 @@
+"""Registration. Light: the implementation is imported when it is chosen."""
+
+from lmkit.api import ModelSpec, hookimpl
+
+
+@hookimpl
+def lmkit_models() -> list[ModelSpec]:
+    return [
+        ModelSpec(
+            name="gemma",
+            summary="Gemma 1 to 3 (text) and VaultGemma",
+            target="lmkit_model_gemma.arch:Gemma",
+            architectures=("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "VaultGemmaForCausalLM"),
+            features=frozenset({"causal", "sliding_window", "softcap"}),
+        ),
+    ]

@@ -1,0 +1,35 @@
+"""GLM-4 as data: half of each head is turned, in neighbouring pairs. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+
+
+def glm(r: ConfigReader, **more: Any) -> DecoderConfig:
+    given = {"names": tensor_names(gate_up=".mlp.gate_up_proj"), **more}
+    return usual_config(
+        r,
+        max_positions=131072,
+        rope=r.rope(default_partial=0.5),
+        interleaved=True,
+        norm_eps=r.number("rms_norm_eps", 1.5625e-7),
+        num_kv_heads=r.integer("num_key_value_heads", 2),
+        head_dim=r.integer("head_dim", 128),
+        qkv_bias=r.flag("attention_bias", True),
+        **given,
+    )
+
+
+def glm4(r: ConfigReader) -> DecoderConfig:
+    names = tensor_names(
+        gate_up=".mlp.gate_up_proj",
+        attn_post_norm=".post_self_attn_layernorm",
+        mlp_post_norm=".post_mlp_layernorm",
+    )
+    return glm(r, placement="sandwich", names=names)
+
+
+class Glm(DecoderArchitecture):
+    configs = {"GlmForCausalLM": glm, "Glm4ForCausalLM": glm4}

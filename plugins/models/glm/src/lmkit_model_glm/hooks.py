@@ -1,0 +1,16 @@
+"""Registration. Light: the implementation is imported when it is chosen."""
+
+from lmkit.api import ModelSpec, hookimpl
+
+
+@hookimpl
+def lmkit_models() -> list[ModelSpec]:
+    return [
+        ModelSpec(
+            name="glm",
+            summary="GLM-4",
+            target="lmkit_model_glm.arch:Glm",
+            architectures=("GlmForCausalLM", "Glm4ForCausalLM"),
+            features=frozenset({"causal"}),
+        ),
+    ]

@@ -1,0 +1,20 @@
+"""GPT-2 and its like against transformers."""
+
+from lmkit.testing import ModelConformance
+
+
+class TestGpt2(ModelConformance):
+    plugin = "model:GPT2LMHeadModel"
+    values = {"tie_word_embeddings": True}
+    variants = {"untied": {"tie_word_embeddings": False, "n_inner": 72}}
+
+
+class TestGptNeo(ModelConformance):
+    plugin = "model:GPTNeoForCausalLM"
+    values = {"attention_types": [[["global", "local"], 1]], "window_size": 9, "tie_word_embeddings": True}
+
+
+class TestGptBigCode(ModelConformance):
+    plugin = "model:GPTBigCodeForCausalLM"
+    values = {"tie_word_embeddings": True}
+    variants = {"heads": {"multi_query": False}}

@@ -1,0 +1,70 @@
+"""Granite and HyperCLOVA X as data: multipliers on embeddings, attention, residuals and logits. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmkit.api import UnsupportedModel
+from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+
+
+def granite(r: ConfigReader, **more: Any) -> DecoderConfig:
+    bias = r.flag("attention_bias", False)
+    given = {
+        "max_positions": 2048,
+        "attn_scale": r.number("attention_multiplier", 1.0),
+        "logit_scale": 1 / r.number("logits_scaling", 1.0),
+        **more,
+    }
+    return usual_config(
+        r,
+        embed_scale=r.number("embedding_multiplier", 1.0),
+        residual_scale=r.number("residual_multiplier", 1.0),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=r.flag("mlp_bias", False),
+        **given,
+    )
+
+
+def hyperclovax(r: ConfigReader) -> DecoderConfig:
+    post = r.flag("use_post_norm", True)
+    head_dim = r.integer("head_dim", r.integer("hidden_size") // r.integer("num_attention_heads"))
+    return granite(
+        r,
+        head_dim=head_dim,
+        attn_scale=r.number("attention_multiplier", head_dim**-0.5),
+        logit_scale=r.number("logits_scaling", 1.0),
+        placement="sandwich" if post else "pre",
+        names=tensor_names(attn_post_norm=".post_norm1", mlp_post_norm=".post_norm2"),
+    )
+
+
+def granite_swa(r: ConfigReader) -> DecoderConfig:
+    windows = r.windows(lambda i: i % 4 != 0, 128)
+    rope = r.rope()
+    thetas = r.config.get("layer_rope_theta") or [rope["theta"]] * len(windows)
+    kinds = {bool(w): {t for t, v in zip(thetas, windows, strict=False) if bool(v) == bool(w) and t} for w in windows}
+    if len(thetas) != len(windows) or any(len(kind) > 1 for kind in kinds.values()):
+        raise UnsupportedModel("layer_rope_theta", thetas, "one base for windowed layers and one for full ones, or 0")
+    full, local = ({**rope, "theta": float(next(iter(kinds.get(w) or {rope["theta"]})))} for w in (False, True))
+    return granite(
+        r,
+        max_positions=8192,
+        norm_eps=r.number("rms_norm_eps", 1e-5),
+        num_kv_heads=r.integer("num_key_value_heads", 4),
+        tie=r.flag("tie_word_embeddings", True),
+        windows=windows,
+        sinks=True,
+        rope=full,
+        window_rope=local,
+        unturned=tuple(i for i, theta in enumerate(thetas) if not theta),
+    )
+
+
+class Granite(DecoderArchitecture):
+    configs = {
+        "GraniteForCausalLM": granite,
+        "HyperCLOVAXForCausalLM": hyperclovax,
+        "GraniteSWAForCausalLM": granite_swa,
+    }

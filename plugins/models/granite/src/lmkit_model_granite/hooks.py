@@ -1,0 +1,16 @@
+"""Registration. Light: the implementation is imported when it is chosen."""
+
+from lmkit.api import ModelSpec, hookimpl
+
+
+@hookimpl
+def lmkit_models() -> list[ModelSpec]:
+    return [
+        ModelSpec(
+            name="granite",
+            summary="Granite and HyperCLOVA X",
+            target="lmkit_model_granite.arch:Granite",
+            architectures=("GraniteForCausalLM", "HyperCLOVAXForCausalLM", "GraniteSWAForCausalLM"),
+            features=frozenset({"causal", "sinks", "sliding_window"}),
+        ),
+    ]

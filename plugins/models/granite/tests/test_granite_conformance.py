@@ -1,0 +1,28 @@
+"""Granite against transformers."""
+
+from lmkit.testing import ModelConformance
+
+SCALES = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+
+
+class TestGranite(ModelConformance):
+    plugin = "model:GraniteForCausalLM"
+    values = SCALES
+    variants = {"biases": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}}
+
+
+class TestHyperClovaX(ModelConformance):
+    plugin = "model:HyperCLOVAXForCausalLM"
+    values = SCALES
+    variants = {"pre": {"use_post_norm": False}}
+
+
+class TestGraniteSwa(ModelConformance):
+    plugin = "model:GraniteSWAForCausalLM"
+    values = SCALES | {"sliding_window": 9}
+    variants = {"bases": {"layer_rope_theta": [0, 5000.0], "layer_types": ["full_attention", "sliding_attention"]}}

@@ -1,0 +1,16 @@
+"""Registration. Light: the implementation is imported when it is chosen."""
+
+from lmkit.api import ModelSpec, hookimpl
+
+
+@hookimpl
+def lmkit_models() -> list[ModelSpec]:
+    return [
+        ModelSpec(
+            name="hunyuan",
+            summary="Hunyuan",
+            target="lmkit_model_hunyuan.arch:Hunyuan",
+            architectures=("HunYuanDenseV1ForCausalLM",),
+            features=frozenset({"causal"}),
+        ),
+    ]

@@ -1,0 +1,11 @@
+"""Hunyuan against transformers."""
+
+from lmkit.testing import ModelConformance
+
+ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
+
+
+class TestHunyuanDense(ModelConformance):
+    plugin = "model:HunYuanDenseV1ForCausalLM"
+    values = {"head_dim": 16}
+    variants = {"stretched": {"rope_parameters": ALPHA, "attention_bias": True, "tie_word_embeddings": True}}

@@ -1,0 +1,19 @@
+"""nanochat: what is code and not data."""
+
+from __future__ import annotations
+
+from lmkit.layers import Decoder, SelfAttention
+from lmkit.layers.decoder import Angles
+from torch import Tensor
+
+
+class NanoChatAttention(SelfAttention):
+    """Turns the other way round."""
+
+    def rotate(self, qk: Tensor, angles: Angles) -> None:
+        cos, sin = angles
+        self.rows.rotate(qk, cos, -sin)
+
+
+class NanoChat(Decoder):
+    attention = NanoChatAttention

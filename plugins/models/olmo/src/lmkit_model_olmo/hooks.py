@@ -1,0 +1,24 @@
+"""Registration. Light: the implementation is imported when it is chosen."""
+
+from lmkit.api import ModelSpec, hookimpl
+
+
+@hookimpl
+def lmkit_models() -> list[ModelSpec]:
+    return [
+        ModelSpec(
+            name="olmo",
+            summary="OLMo 1 to 3",
+            target="lmkit_model_olmo.arch:Olmo",
+            architectures=("OlmoForCausalLM",),
+            features=frozenset({"causal"}),
+        ),
+        ModelSpec(
+            name="olmo2",
+            summary="OLMo 1 to 3",
+            target="lmkit_model_olmo.arch:Olmo",
+            architectures=("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
+            features=frozenset({"causal", "sliding_window"}),
+            supports_tp=False,
+        ),
+    ]

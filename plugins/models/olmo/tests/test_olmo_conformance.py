@@ -1,0 +1,27 @@
+"""OLMo against transformers."""
+
+from lmkit.testing import ModelConformance
+
+YARN = {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+class TestOlmo(ModelConformance):
+    plugin = "model:OlmoForCausalLM"
+    variants = {"clip": {"clip_qkv": 2.0, "attention_bias": True}}
+
+
+class TestOlmo2(ModelConformance):
+    plugin = "model:Olmo2ForCausalLM"
+
+
+class TestOlmo3(ModelConformance):
+    plugin = "model:Olmo3ForCausalLM"
+    values = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+    variants = {
+        "yarn": {
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            }
+        }
+    }

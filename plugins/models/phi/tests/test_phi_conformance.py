@@ -1,0 +1,28 @@
+"""Phi against transformers."""
+
+from lmkit.testing import ModelConformance
+
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0],
+}
+
+
+class TestPhi(ModelConformance):
+    plugin = "model:PhiForCausalLM"
+    values = {"hidden_size": 64}
+    variants = {"norms": {"qk_layernorm": True}}
+
+
+class TestPhi3(ModelConformance):
+    plugin = "model:Phi3ForCausalLM"
+    variants = {
+        "window": {"sliding_window": 9},
+        "long": {"rope_parameters": LONG, "original_max_position_embeddings": 8},
+        "short": {"rope_parameters": LONG, "original_max_position_embeddings": 256},
+        "partial": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    }
+    # transformers takes the short factors for a step that ends within the original length, and then the long ones
+    # for keys beside cached short ones; here a model keeps to one kind.

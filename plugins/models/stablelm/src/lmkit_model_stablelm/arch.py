@@ -1,0 +1,25 @@
+"""StableLM as data: layer norms, a quarter of each head turned. Torch-free."""
+
+from __future__ import annotations
+
+from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+
+
+def stablelm(r: ConfigReader) -> DecoderConfig:
+    parallel = r.flag("use_parallel_residual", False)
+    heads = {f"{p}_norm": f".self_attn.{p}_layernorm.norms.{{n}}" for p in "qk"}
+    return usual_config(
+        r,
+        max_positions=4096,
+        rope=r.rope(default_partial=0.25),
+        placement="parallel" if parallel else "pre",
+        norm="layer",
+        norm_eps=r.number("layer_norm_eps", 1e-5),
+        qk_norm="each" if r.flag("qk_layernorm", False) else "",
+        qkv_bias=r.flag("use_qkv_bias", False),
+        names=tensor_names(**heads, mlp_norm="") if parallel else tensor_names(**heads),
+    )
+
+
+class Stablelm(DecoderArchitecture):
+    configs = {"StableLmForCausalLM": stablelm}
