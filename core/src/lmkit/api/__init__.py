@@ -146,7 +146,9 @@ from lmkit.api.specs import (
 )
 from lmkit.api.text import (
     CallBody,
+    ChannelFormat,
     JsonCalls,
+    LooseObject,
     NamedJson,
     Params,
     ParseEvent,

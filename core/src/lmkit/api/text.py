@@ -147,7 +147,15 @@ class PyCalls:
     lines: bool = False
 
 
-CallBody = JsonCalls | NamedJson | Params | PyCalls
+@dataclass(frozen=True, slots=True)
+class LooseObject:
+    """The name and an object with bare keys: f{city:<q>Paris<q>,days:[1,2]}. What is not marked as a string is JSON."""
+
+    quotes: tuple[str, ...]  # stand before and after a string
+    prefix: tuple[str, ...] = ()  # constant texts before the name
+
+
+CallBody = JsonCalls | NamedJson | Params | PyCalls | LooseObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +194,8 @@ class ToolFormat:
             elif isinstance(body, Params):
                 texts += [*body.name_ends, body.open, *body.key_ends, body.close, body.foot, *body.prefix]
                 texts.append(body.value_open)
+            elif isinstance(body, LooseObject):
+                texts += [*body.quotes, *body.prefix]
         return frozenset(t for t in texts if t)
 
 
@@ -212,6 +222,33 @@ class ReasoningFormat:
     @property
     def keep_special(self) -> frozenset[str]:
         return frozenset((*self.open, *self.close, *self.until, *self.drop))
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelFormat:
+    """Messages with a header that names a channel, perhaps a recipient: <start>role to=f<channel>c<message>body
+    <end>. The prompt ends after the role of the first. It reads reasoning, content and calls: no other format runs
+    beside it."""
+
+    name: str
+    start: str  # begins a message
+    channel: str  # begins the name of its channel
+    message: str  # begins its body
+    ends: tuple[str, ...]  # what ends a message
+    role: str  # of the model's own messages
+    reasoning: tuple[str, ...]  # channels whose messages are reasoning; all others are content
+    final: str  # the channel of answers
+    call: str  # the channel of calls
+    content_type: str = ""  # what the header of a call ends with
+    to: str = "to="  # before the recipient
+    namespace: str = ""  # of the recipients that are tools; not part of their names
+    nobody: tuple[str, ...] = ()  # recipients that are not tools; messages to them are reasoning
+    calls: bool = True  # messages to tools are calls; False: they are content, as they are written
+    special: tuple[str, ...] = ()  # further special tokens of headers
+
+    @property
+    def keep_special(self) -> frozenset[str]:
+        return frozenset((self.start, self.channel, self.message, *self.ends, *self.special))
 
 
 class ParserFormat(Protocol):

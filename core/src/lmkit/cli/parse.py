@@ -22,25 +22,21 @@ from lmkit.api import (
     ConfigError,
     InvalidParam,
     LmkitError,
-    ParserFormat,
     ParseWarning,
     Reasoning,
-    ReasoningFormat,
     Text,
     ToolArgs,
     ToolDef,
-    ToolFormat,
     ToolStart,
     UnknownKey,
     UnknownName,
 )
-from lmkit.text.parsing import Chain, start_parser
+from lmkit.text.parsing import AnyFormat, Chain, in_order, start_parser
 from lmkit.text.tools import tool_def
 
 if TYPE_CHECKING:
     from lmkit.plugins.host import PluginHost
 
-Format = ToolFormat | ReasoningFormat | ParserFormat
 KEYS = ("text", "tool_parser", "reasoning_parser", "tools", "template_kwargs", "chunks")
 MAX_CUT = 20  # characters of a random piece, at most
 
@@ -100,7 +96,7 @@ class Parsers:
     """Formats by name, each loaded once."""
 
     def __init__(self) -> None:
-        self._formats: dict[tuple[str, str], Format] = {}
+        self._formats: dict[tuple[str, str], AnyFormat] = {}
 
     @cached_property
     def _host(self) -> PluginHost:
@@ -122,11 +118,11 @@ class Parsers:
         names = " + ".join(name for name in (case.reasoning_parser, case.tool_parser) if name)
         return call(f"parser {names}", parse, stages, case)
 
-    def _stages(self, case: Case) -> list[Format]:
+    def _stages(self, case: Case) -> list[AnyFormat]:
         named = (("reasoning_parser", case.reasoning_parser), ("tool_parser", case.tool_parser))
         return [self._format(kind, name) for kind, name in named if name not in (None, "none")]
 
-    def _format(self, kind: str, name: str) -> Format:
+    def _format(self, kind: str, name: str) -> AnyFormat:
         if (kind, name) not in self._formats:
             if name == "auto":
                 raise ConfigError(f"{kind} auto needs a checkpoint", fix="name a parser: lmkit plugins list")
@@ -137,9 +133,9 @@ class Parsers:
         return self._formats[kind, name]
 
 
-def parse(stages: Sequence[Format], case: Case) -> dict[str, Any]:
+def parse(stages: Sequence[AnyFormat], case: Case) -> dict[str, Any]:
     """Feeds the text and gathers the events."""
-    parser = Chain(*(start_parser(fmt, None, case.tools, case.template_kwargs) for fmt in stages))
+    parser = Chain(*(start_parser(fmt, None, case.tools, case.template_kwargs) for fmt in in_order(*stages)))
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[str, list[str]]] = []

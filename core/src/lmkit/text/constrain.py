@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmkit.api import (
+    ChannelFormat,
     Grammar,
     ParserFormat,
     ReasoningFormat,
@@ -21,7 +22,7 @@ from lmkit.api import (
     ToolDef,
     ToolFormat,
 )
-from lmkit.text.derive import calls_format, free_format
+from lmkit.text.derive import calls_format, channel_calls_format, free_format
 from lmkit.text.parsing import begins_inside, thinking
 
 Format = dict[str, Any]
@@ -35,12 +36,15 @@ class CannotConstrain(RequestError):
 
 
 def thinking_of(
-    fmt: ReasoningFormat | ParserFormat | None, prompt_tail: str, template_kwargs: Mapping[str, object],
+    fmt: ReasoningFormat | ChannelFormat | ParserFormat | None, prompt_tail: str, template_kwargs: Mapping[str, object],
     budget: int | None = None,
 ) -> Thinking | None:  # fmt: skip
     """The thinking that may come before the answer; None where there is none. Raises CannotConstrain."""
     if fmt is None or (isinstance(fmt, ReasoningFormat) and not fmt.close):
         return None
+    if isinstance(fmt, ChannelFormat):
+        opens = tuple(f"{fmt.channel}{name}{fmt.message}" for name in fmt.reasoning)
+        return Thinking((f"{fmt.ends[0]}{fmt.start}{fmt.role}",), opens, budget=budget)
     if not isinstance(fmt, ReasoningFormat):
         raise CannotConstrain(f"the reasoning format {fmt.name!r} does not say where the answer begins")
     inside = begins_inside(fmt, prompt_tail, template_kwargs)
@@ -51,8 +55,17 @@ def thinking_of(
     return Thinking(fmt.close, fmt.open if may_open else (), inside, fmt.until, budget)
 
 
+def answer_of(fmt: ReasoningFormat | ChannelFormat | ParserFormat | None, answer: Grammar | None) -> Grammar | None:
+    """The constraint on content with what stands around content. Raises CannotConstrain."""
+    if answer is None or not isinstance(fmt, ChannelFormat):
+        return answer
+    header = f"{fmt.channel}{fmt.final}{fmt.message}"
+    return _grammar({"type": "tag", "begin": header, "content": _as_format(answer), "end": ""}, answer.backend)
+
+
 def constraint(
-    answer: Grammar | None, tools: Sequence[ToolDef], choice: ToolChoice, fmt: ToolFormat | ParserFormat | None,
+    answer: Grammar | None, tools: Sequence[ToolDef], choice: ToolChoice,
+    fmt: ToolFormat | ChannelFormat | ParserFormat | None,
     parallel: bool = True,
 ) -> Grammar | None:  # fmt: skip
     """`answer`: the constraint on content. Raises CannotConstrain."""
@@ -102,10 +115,14 @@ def _loads(source: str) -> Any:
         raise CannotConstrain(f"the constraint is not JSON: {e}") from None
 
 
-def _calls(fmt: ToolFormat | ParserFormat, tools: Sequence[ToolDef], choice: ToolChoice, parallel: bool) -> Any:
+def _calls(
+    fmt: ToolFormat | ChannelFormat | ParserFormat, tools: Sequence[ToolDef], choice: ToolChoice, parallel: bool
+) -> Any:
     """One call or more; with choice "auto", free text with calls in it."""
     if isinstance(fmt, ToolFormat):
         found: Any = free_format(fmt, tools, parallel) if choice.mode == "auto" else calls_format(fmt, tools, parallel)
+    elif isinstance(fmt, ChannelFormat):
+        found = None if choice.mode == "auto" else channel_calls_format(fmt, tools)
     else:
         found = fmt.grammar(tools, choice)
     if found is None:

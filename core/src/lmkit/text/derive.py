@@ -10,13 +10,15 @@ how arguments are written (`_write`), and which texts are arguments by a JSON sc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmkit.api import (
     CallBody,
+    ChannelFormat,
     InvalidParam,
     JsonCalls,
+    LooseObject,
     NamedJson,
     Params,
     PyCalls,
@@ -27,13 +29,17 @@ from lmkit.text.params import items_of, kinds_of
 
 Tag = dict[str, Any]  # one format of a structural tag
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
+_MAX_DEPTH = 16  # of objects with bare keys
 _MAX_OPTIONAL = 16  # Python arguments that may be left out; the grammar wants more of them given
 
 
-def render(fmt: ToolFormat, calls: Calls, tools: Sequence[ToolDef] = ()) -> str:
+def render(fmt: ToolFormat | ChannelFormat, calls: Calls, tools: Sequence[ToolDef] = ()) -> str:
     """The calls as a model of this family writes them; "" for none."""
     if not calls:
         return ""
+    if isinstance(fmt, ChannelFormat):
+        end = f"{fmt.ends[0]}{fmt.start}{fmt.role}"
+        return end.join(_channel_header(fmt, name) + _dump(arguments) for name, arguments in calls)
     body = primary(fmt)
     schemas = {t.name: t.parameters for t in tools}
     written = []
@@ -80,6 +86,16 @@ def free_format(fmt: ToolFormat, tools: Sequence[ToolDef], parallel: bool = True
             return None
         opener = _frame(body, "", "0")[0].split('""')[0] + '"'
     return {"type": "triggered_tags", "triggers": [opener], "tags": tags, "stop_after_first": not parallel}
+
+
+def channel_calls_format(fmt: ChannelFormat, tools: Sequence[ToolDef]) -> Tag:
+    """One call, after the thinking: the model ends its turn with it."""
+    tags = [_tag(_channel_header(fmt, t.name), {"type": "json_schema", "json_schema": _schema(t)}, "") for t in tools]
+    return {"type": "or", "elements": tags}
+
+
+def _channel_header(fmt: ChannelFormat, name: str) -> str:
+    return f" {fmt.to}{fmt.namespace}{name}{fmt.channel}{fmt.call} {fmt.content_type}{fmt.message}"
 
 
 def primary(fmt: ToolFormat) -> CallBody:
@@ -148,6 +164,8 @@ def _frame(body: CallBody, name: str, index: str) -> tuple[str, str]:
     if isinstance(body, PyCalls):
         return f"{name}(", ")"
     prefix = "".join(body.prefix)
+    if isinstance(body, LooseObject):
+        return f"{prefix}{name}{{", "}"
     if isinstance(body, NamedJson):
         end = "" if body.ends[0] == "{" else body.ends[0]
         return prefix + body.written.replace("{name}", name).replace("{index}", index) + end, ""
@@ -158,6 +176,8 @@ def _frame(body: CallBody, name: str, index: str) -> tuple[str, str]:
 def _write(body: CallBody, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     if isinstance(body, PyCalls):
         return ", ".join(f"{key}={_python(value)}" for key, value in arguments.items())
+    if isinstance(body, LooseObject):
+        return _loose(body, arguments)[1:-1]
     if not isinstance(body, Params):
         return _dump(arguments)
     elements = []
@@ -177,15 +197,14 @@ def _element(body: Params, key: str, as_text: bool) -> tuple[str, str]:
 
 def _accept(body: CallBody, tool: ToolDef) -> Tag:
     """The arguments that the tool's schema allows, as this body writes them."""
-    schema = tool.parameters if "$ref" in tool.parameters else {"type": "object", **tool.parameters}
+    schema = _schema(tool)
     if isinstance(body, (JsonCalls, NamedJson)):
         return {"type": "json_schema", "json_schema": schema}
-    properties = schema.get("properties")
-    properties = properties if isinstance(properties, Mapping) else {}
-    required = [k for k in items_of(schema.get("required")) if k in properties]
-    optional = [k for k in properties if k not in required]
+    if isinstance(body, LooseObject):
+        return _loose_members(body, schema, schema, tool.strict)
+    properties, required, optional = _properties(schema)
     if isinstance(body, PyCalls):
-        return _python_arguments(properties, required, optional, schema)
+        return _listed(required, optional, ", ", lambda k: (f"{k}=", _python_value(properties[k], schema)))
     elements = [_parameter(body, key, properties[key], schema, tool.strict) for key in required]
     elements += [_maybe(_parameter(body, key, properties[key], schema, tool.strict)) for key in optional]
     return _sequence(*elements)
@@ -221,18 +240,73 @@ def _plain(schema: object, strict: bool) -> list[Tag]:
     return [{"type": "regex", "pattern": f"[^<]{{{low},{'' if high is None else high}}}"}]
 
 
-def _python_arguments(
-    properties: Mapping[str, Any], required: Sequence[str], optional: Sequence[str], root: Mapping[str, Any]
-) -> Tag:
-    def argument(key: str, comma: str) -> Tag:
-        return _sequence(_const(f"{comma}{key}="), _python_value(properties[key], root))
+def _schema(tool: ToolDef) -> Mapping[str, Any]:
+    return tool.parameters if "$ref" in tool.parameters else {"type": "object", **tool.parameters}
 
-    given = [argument(key, ", " if i else "") for i, key in enumerate(required)]
-    rest = [_maybe(argument(key, ", ")) for key in optional]
+
+def _properties(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str], list[str]]:
+    """(all, names of the required ones, names of the others)"""
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = [k for k in items_of(schema.get("required")) if k in properties]
+    return properties, required, [k for k in properties if k not in required]
+
+
+def _listed(
+    required: Sequence[str], optional: Sequence[str], comma: str, member: Callable[[str], tuple[str, Tag]]
+) -> Tag:
+    """Members with a comma between them. `member`: what is written before a value, and the value."""
+
+    def written(key: str, comma: str) -> Tag:
+        begin, value = member(key)
+        return _sequence(_const(comma + begin), value)
+
+    given = [written(key, comma if i else "") for i, key in enumerate(required)]
+    rest = [_maybe(written(key, comma)) for key in optional]
     if given or not optional:
         return _sequence(*given, *rest)
-    starts = [_sequence(argument(key, ""), *rest[i + 1 :]) for i, key in enumerate(optional[:_MAX_OPTIONAL])]
+    starts = [_sequence(written(key, ""), *rest[i + 1 :]) for i, key in enumerate(optional[:_MAX_OPTIONAL])]
     return _maybe({"type": "or", "elements": starts})
+
+
+def _loose_members(
+    body: LooseObject, schema: Mapping[str, Any], root: Mapping[str, Any], strict: bool, depth: int = 0
+) -> Tag:
+    """Raises InvalidParam for an object that does not say what is in it."""
+    properties, required, optional = _properties(schema)
+    if (not properties and depth) or depth > _MAX_DEPTH:
+        raise InvalidParam("tools", dict(schema), "objects with properties, not nested too deep, for this tool format")
+    return _listed(
+        required, optional, ",", lambda k: (f"{k}:", _loose_value(body, properties[k], root, strict, depth + 1))
+    )
+
+
+def _loose_value(body: LooseObject, schema: object, root: Mapping[str, Any], strict: bool, depth: int) -> Tag:
+    kinds = kinds_of(schema, root)
+    known = schema if isinstance(schema, Mapping) else {}
+    quote = body.quotes[0]
+    options: list[Tag] = []
+    if kinds is None or "string" in kinds:
+        options += [_tag(quote, content, quote) for content in _plain(schema, strict)]
+    if kinds and "array" in kinds:
+        item = _tag("", _loose_value(body, known.get("items"), root, strict, depth + 1), "")
+        options.append(_tag("[", {"type": "tags_with_separator", "tags": [item], "separator": ","}, "]"))
+    if kinds and "object" in kinds:
+        options.append(_tag("{", _loose_members(body, known, root, strict, depth), "}"))
+    scalars = {"integer", "number", "boolean", "null"} & (kinds or {"number", "boolean", "null"})
+    if scalars:
+        rest = {**_standing_alone(schema, root), "type": sorted(scalars)}
+        options.append({"type": "json_schema", "json_schema": rest})
+    return options[0] if len(options) == 1 else {"type": "or", "elements": options}
+
+
+def _loose(body: LooseObject, value: object) -> str:
+    """A JSON value with bare keys and marked strings."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{_loose(body, v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_loose(body, v) for v in value) + "]"
+    return f"{body.quotes[0]}{value}{body.quotes[0]}" if isinstance(value, str) else _dump(value)
 
 
 def _python_value(schema: object, root: Mapping[str, Any]) -> Tag:

@@ -38,6 +38,7 @@ class ParamsReader:
         self._keys: set[str] = set()
         stops = (body.open, body.foot, *ends)
         self._name_ends = markers(*body.name_ends, *ends)
+        self._has_end = body.open not in body.name_ends  # a name has an end of its own, also without arguments
         self._kept = frozenset(stops)  # ends of names and values that are left unread
         self._next = markers(*stops)
         # a value whose end is missing goes on to the next element, or to the end of the call
@@ -69,7 +70,8 @@ class ParamsReader:
         if found.marker is None:
             return found.begin
         name = self._take()
-        if not is_name(name):
+        is_cut = found.marker in self._ends and self._has_end
+        if is_cut or not is_name(name):
             self.state = "bad"
             return found.begin
         tool = next((t for t in self._tools if t.name == name), None)

@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lmkit.api import (
+    ChannelFormat,
     JsonCalls,
+    LooseObject,
     NamedJson,
     Params,
     ParseEvent,
@@ -31,6 +33,8 @@ from lmkit.api import (
     ToolFormat,
 )
 from lmkit.text.calls import BodyReader, CallSink, JsonCallReader, NamedJsonReader
+from lmkit.text.channels import ChannelParser
+from lmkit.text.looseobject import LooseObjectReader
 from lmkit.text.markers import BLANKS, MAX_GAP, Found, markers, skip_blanks
 from lmkit.text.params import ParamsReader
 from lmkit.text.pycalls import PyCallsReader
@@ -38,8 +42,17 @@ from lmkit.text.pycalls import PyCallsReader
 _CLOSERS = BLANKS + ",]})"  # what may follow a finished call when the output ends early
 
 
+AnyFormat = ToolFormat | ReasoningFormat | ChannelFormat | ParserFormat
+
+
+def in_order(*formats: AnyFormat | None) -> list[AnyFormat]:
+    """Those that run one after another: a ChannelFormat that reads calls separates the reasoning itself."""
+    given = [fmt for fmt in formats if fmt is not None]
+    return [fmt for fmt in given if isinstance(fmt, ChannelFormat) and fmt.calls] or given
+
+
 def start_parser(
-    fmt: ToolFormat | ReasoningFormat | ParserFormat,
+    fmt: AnyFormat,
     prompt_tail: str | None,
     tools: Sequence[ToolDef] = (),
     template_kwargs: Mapping[str, object] | None = None,
@@ -49,6 +62,8 @@ def start_parser(
         return ReasoningParser(fmt, inside=begins_inside(fmt, prompt_tail, template_kwargs or {}))
     if isinstance(fmt, ToolFormat):
         return ToolParser(fmt, tools)
+    if isinstance(fmt, ChannelFormat):
+        return ChannelParser(fmt, prompt_tail or "")
     return fmt.start(prompt_tail or "", tools)
 
 
@@ -148,9 +163,15 @@ class ToolParser:
         self._bare = "".join(_first_chars(b) for b in self._bodies) if fmt.bare else ""
         opens = fmt.open if fmt.loose or not fmt.section else ()
         bare = tuple(self._bare) if fmt.bare == "anywhere" else ()
-        self._openers = markers(*opens, *fmt.section, *fmt.drop, *fmt.rearm, *fmt.opaque[:1], *bare)
+        # a call that came without its section may be followed by the end of one
+        self._dropped = (*fmt.drop, *(fmt.section_close if fmt.loose else ()))
+        self._openers = markers(*opens, *fmt.section, *self._dropped, *fmt.rearm, *fmt.opaque[:1], *bare)
         self._opaque_end = markers(*fmt.opaque[1:])
-        self._inner = markers(*fmt.open, *fmt.section, *fmt.section_close)
+        # bodies that follow each other in a section without `open` begin with a bracket or with a name
+        is_named = any(isinstance(b, (NamedJson, Params, LooseObject)) for b in self._bodies)
+        self._firsts = () if fmt.open or is_named else tuple("".join(map(_first_chars, self._bodies)))
+        self._is_named = is_named and not fmt.open
+        self._inner = markers(*fmt.open, *fmt.section, *fmt.section_close, *self._firsts)
         self._closes = markers(*fmt.close)
         self._state: Callable[[str, int, bool], int] = self._in_text
         self._in_a_section = False
@@ -210,7 +231,7 @@ class ToolParser:
         if marker is None and self._fmt.trim and not final:
             begin = max(at, len(text[:begin].rstrip(BLANKS)), begin - MAX_GAP)
         content = text[at:begin]
-        if marker is not None and self._fmt.trim and marker not in self._fmt.drop:
+        if marker is not None and self._fmt.trim and marker not in self._dropped:
             content = content.rstrip(BLANKS)
         self._text(content)
         if marker is None:
@@ -225,7 +246,7 @@ class ToolParser:
         elif marker in self._fmt.opaque:
             self._text(marker)
             self._state = self._in_opaque
-        elif marker not in self._fmt.drop:  # a bare body
+        elif marker not in self._dropped:  # a bare body
             return self._begin("", begin)
         return end
 
@@ -239,7 +260,7 @@ class ToolParser:
 
     def _in_section(self, text: str, at: int, final: bool) -> int:
         """Between the calls of a section."""
-        if not self._fmt.open:  # bodies follow each other directly
+        if self._is_named:
             found = self._inner.at(text, at, final)
             if found is None:
                 return self._begin("", skip_blanks(text, at))
@@ -252,6 +273,8 @@ class ToolParser:
         self._end_noise()
         if marker in self._fmt.open:
             return self._begin(marker, end)
+        if marker in self._firsts:
+            return self._begin("", begin)
         if marker in self._fmt.section_close:
             self._in_a_section, self._state = False, self._in_text
         return end
@@ -320,6 +343,8 @@ class ToolParser:
             return NamedJsonReader(body, self._sink)
         if isinstance(body, Params):
             return ParamsReader(body, self._sink, self._tools, (*self._fmt.close, *self._fmt.section_close))
+        if isinstance(body, LooseObject):
+            return LooseObjectReader(body, self._sink)
         return PyCallsReader(body, self._sink)
 
     def _break(self, message: str, ended: bool = False) -> None:
@@ -336,6 +361,8 @@ class ToolParser:
         if announced or not (only_marker or (self._sink.num_calls and not raw.strip(_CLOSERS))):
             self._text(raw)
         self._keep_close = not announced
+        if self._is_named and not announced and not raw.strip(BLANKS):
+            self._in_a_section = False  # nothing was read: it would be tried again
         self._state = self._in_raw if self._marked and self._fmt.close else self._leave()
 
     def _leave(self) -> Callable[[str, int, bool], int]:

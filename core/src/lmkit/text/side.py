@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmkit.api import (
+    ChannelFormat,
     Checkpoint,
     CheckpointError,
     CheckpointOptions,
@@ -17,7 +18,6 @@ from lmkit.api import (
     ReasoningFormat,
     ResolvedPlan,
     SamplingParams,
-    StreamParser,
     TemplateFailed,
     ToolChoice,
     ToolDef,
@@ -26,9 +26,9 @@ from lmkit.api import (
     Vocabulary,
 )
 from lmkit.plugins import load_target
-from lmkit.text.constrain import constraint, thinking_of
+from lmkit.text.constrain import answer_of, constraint, thinking_of
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
-from lmkit.text.parsing import Chain, start_parser
+from lmkit.text.parsing import Chain, in_order, start_parser
 from lmkit.text.render import Renderer
 from lmkit.text.stops import Stops
 from lmkit.text.stream import OutputStream, Usage
@@ -50,8 +50,8 @@ class TextSide:
 
     tokenizer: Tokenizer
     renderer: Renderer | None = None
-    tool_format: ToolFormat | ParserFormat | None = None
-    reasoning_format: ReasoningFormat | ParserFormat | None = None
+    tool_format: ToolFormat | ChannelFormat | ParserFormat | None = None
+    reasoning_format: ReasoningFormat | ChannelFormat | ParserFormat | None = None
     default_params: Mapping[str, Any] | None = None
 
     @classmethod
@@ -134,7 +134,8 @@ class TextSide:
 
         Raises RequestError.
         """
-        grammar = constraint(params.grammar, tools, choice or ToolChoice(), self.tool_format, parallel)
+        answer = answer_of(self.reasoning_format, params.grammar)
+        grammar = constraint(answer, tools, choice or ToolChoice(), self.tool_format, parallel)
         if grammar is None and thinking_budget is None:
             return params
         thinking = thinking_of(self.reasoning_format, prompt_tail, template_kwargs or {}, thinking_budget)
@@ -157,22 +158,15 @@ class TextSide:
 
         `context`: the prompt's tokens, when the text goes on where the prompt ends.
         """
-        stages: list[StreamParser] = []
-        keep: frozenset[str] = frozenset()
-        reasoning = None
-        if parse and self.reasoning_format is not None:
-            reasoning = start_parser(self.reasoning_format, prompt_tail, tools)
-            stages.append(reasoning)
-            keep |= self.reasoning_format.keep_special
-        if parse and tools and self.tool_format is not None:
-            stages.append(start_parser(self.tool_format, prompt_tail, tools))
-            keep |= self.tool_format.keep_special
+        formats = in_order(self.reasoning_format, self.tool_format if tools else None) if parse else []
+        stages = [start_parser(fmt, prompt_tail, tools) for fmt in formats]
+        keep = frozenset[str]().union(*(fmt.keep_special for fmt in formats))
         return OutputStream(
             params,
             self._detokenizer(skip_special, keep, context),
             Stops(params.stop, include=include_stop),
             Chain(*stages) if stages else None,
-            reasoning,
+            next((stage for stage in stages if hasattr(stage, "inside")), None),
             Usage(num_prompt_tokens),
             show_stop=include_stop,
             single_call=single_call,

@@ -7,8 +7,7 @@
 #define FAMILIES(X) \
     X(basic)        \
     X(attention)    \
-    X(linear)       \
-    X(rowops)
+    X(linear)
 
 #define DECLARE(name) extern const lk_family lk_family_##name;
 FAMILIES(DECLARE)

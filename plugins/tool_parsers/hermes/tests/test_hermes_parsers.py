@@ -66,8 +66,8 @@ def test_other_markers(file: str, open: str, close: str) -> None:
     """The machine knows no marker by heart."""
     fmt = replace(THINK, open=(open,), close=(close,), until=())
     for vector in vectors(f"reasoning/{file}.json"):
-        calls = vector.expected.pop("tool_calls", None)
-        assert not calls, "these vectors are about reasoning only"
+        calls = [expected.pop("tool_calls", None) for expected in vector.expected]
+        assert not any(calls), "these vectors are about reasoning only"
         vector.check(fmt, f"assistant\n{open}\n")
 
 

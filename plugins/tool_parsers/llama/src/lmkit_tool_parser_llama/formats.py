@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lmkit.api import JsonCalls, ToolFormat
+from lmkit.api import JsonCalls, PyCalls, ToolFormat
 
 LLAMA3_JSON = ToolFormat(
     "llama3_json",
@@ -14,3 +14,12 @@ LLAMA3_JSON = ToolFormat(
     drop=("<|eom_id|>", "<|eot_id|>"),
 )
 LLAMA4_JSON = replace(LLAMA3_JSON, name="llama4_json", drop=("<|eom|>", "<|eot|>"))
+
+PYTHONIC = ToolFormat("pythonic", PyCalls(), bare="start")
+LLAMA4_PYTHONIC = replace(
+    PYTHONIC,
+    name="llama4_pythonic",
+    open=("", "<|python_start|>"),
+    close=("<|python_end|>",),
+    drop=("<|eom|>", "<|eot|>"),
+)

@@ -11,6 +11,18 @@ def lmkit_tool_parsers() -> list[ToolParserSpec]:
             summary='<tool_call>{"name": ..., "arguments": {...}}</tool_call> (Qwen 3)',
             target="lmkit_tool_parser_qwen.formats:QWEN3_JSON",
         ),
+        ToolParserSpec(
+            name="qwen3_coder",
+            summary="<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call> (Qwen 3 Coder)",
+            target="lmkit_tool_parser_qwen.formats:QWEN3_CODER",
+            models=("*Qwen3-Coder*",),
+            markers=("<tool_call>\\n<function=", "<tool_call>\n<function="),
+        ),
+        ToolParserSpec(
+            name="qwen3_xml",
+            summary="another name of qwen3_coder",
+            target="lmkit_tool_parser_qwen.formats:QWEN3_XML",
+        ),
     ]
 
 

@@ -1,0 +1,208 @@
+"""The machine of formats in which the output is messages, each with a header (lmkit.api.ChannelFormat).
+
+    START header MESSAGE body END START header MESSAGE body END ...
+
+The prompt ends inside the first header. A header names a channel and perhaps a recipient; from these the body is
+reasoning, content, or the arguments of a call. Calls that break are handled as lmkit.text.parsing says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from lmkit.api import ChannelFormat, ParseEvent, ParseWarning, Reasoning, Text
+from lmkit.text.calls import ArgumentsReader, CallSink, is_name
+from lmkit.text.markers import markers, skip_blanks
+
+MAX_HEADER = 1024  # characters; what is longer is text
+
+Kind = Literal["reasoning", "content", "call"]
+
+
+class ChannelParser:
+    """States: before the first header, in a header, in a body, between messages, in text that is no message."""
+
+    def __init__(self, fmt: ChannelFormat, prompt_tail: str) -> None:
+        self._fmt = fmt
+        self._openings = markers(fmt.start, fmt.channel, fmt.message, fmt.to, fmt.role)  # how an output begins
+        self._header_starts = markers(fmt.start, fmt.channel)
+        self._header_ends = markers(fmt.message, fmt.start, *fmt.ends)
+        self._body_ends = markers(fmt.start, *fmt.ends)
+        self._channel = re.compile(re.escape(fmt.channel) + r"\s*(\w+)")
+        self._recipient = re.compile(r"(?<!\w)" + re.escape(fmt.to) + r"([^\s<]+)")
+        self._sink = CallSink()
+        self._state: Callable[[str, int, bool], int] = self._before
+        self._held = ""
+        self._lead = ""  # the marker before a header, shown when it turns out to be none
+        self._kind: Kind = "content"
+        self._gaps: dict[Kind, str] = {"reasoning": "", "content": ""}  # what comes before the next text of a kind
+        self._arguments: ArgumentsReader | None = None
+        self._name = ""
+        self._raw: list[str] = []  # of a message to a tool, until the call is announced
+        header, mark, body = prompt_tail.rpartition(fmt.start)[2].partition(fmt.message)
+        if mark and self._body_ends.find(body, 0, final=True).marker is None:
+            self._open(header)  # the prompt ends in a message that is to be continued
+
+    @property
+    def inside(self) -> bool:
+        """True in reasoning."""
+        return self._state == self._in_body and self._kind == "reasoning"
+
+    @property
+    def pending(self) -> int:
+        """Characters that were fed and are not decided yet."""
+        return len(self._held) + sum(map(len, self._raw))
+
+    def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
+        return self._run(text, final=False)
+
+    def flush(self) -> list[ParseEvent]:
+        events = self._run("", final=True)
+        if self._state == self._in_header and self._lead:
+            self._no_message("")
+        if self._arguments is not None:
+            self._break("the output ended inside a tool call")
+        self._state = self._in_text
+        return [*events, *self._take()]
+
+    def _run(self, text: str, final: bool) -> list[ParseEvent]:
+        text, self._held = self._held + text, ""
+        at = 0
+        while at < len(text):
+            at = self._state(text, at, final)
+        return self._take()
+
+    def _take(self) -> list[ParseEvent]:
+        events, self._sink.events = self._sink.events, []
+        return events
+
+    # Each state reads `text` from `at` and returns where the next state goes on.
+
+    def _before(self, text: str, at: int, final: bool) -> int:
+        """The prompt has begun a header; an output that does not go on with it has no messages."""
+        found = self._openings.at(text, at, final)
+        if found is not None and found.marker is None:
+            return self._hold(text, at)
+        is_header = found is not None and found.marker != self._fmt.start
+        self._state = self._in_header if is_header else self._in_text
+        return at
+
+    def _in_header(self, text: str, at: int, final: bool) -> int:
+        header = text[at : at + MAX_HEADER]
+        is_all = final or len(header) == MAX_HEADER
+        begin, end, marker = self._header_ends.find(header, 0, is_all)
+        if marker is None and not is_all:
+            return self._hold(text, at)
+        if marker == self._fmt.message:
+            self._open(header[:begin])
+            return at + end
+        end = begin if marker == self._fmt.start else end
+        self._no_message(header[:end])
+        return at + end
+
+    def _in_body(self, text: str, at: int, final: bool) -> int:
+        begin, end, marker = self._body_ends.find(text, at, final)
+        self._give(text[at:begin])
+        if marker is None:
+            return self._hold(text, begin)
+        self._close()
+        return begin if marker == self._fmt.start else end
+
+    def _between(self, text: str, at: int, final: bool) -> int:
+        """Blanks between messages belong to the format."""
+        at = skip_blanks(text, at)
+        found = self._header_starts.at(text, at, final)
+        if at == len(text) or (found is not None and found.marker is None):
+            return self._hold(text, at)
+        self._state = self._in_text
+        return at
+
+    def _in_text(self, text: str, at: int, final: bool) -> int:
+        self._kind = "content"
+        begin, end, marker = self._header_starts.find(text, at, final)
+        self._give(text[at:begin])
+        if marker is None:
+            return self._hold(text, begin)
+        self._state = self._in_header
+        self._lead = marker if marker == self._fmt.start else ""
+        return end if self._lead else begin
+
+    def _hold(self, text: str, at: int) -> int:
+        self._held = text[at:]
+        return len(text)
+
+    def _open(self, header: str) -> None:
+        """A message begins."""
+        channel, recipient = self._channel.search(header), self._recipient.search(header)
+        to = recipient.group(1) if recipient else ""
+        self._name = "" if to in self._fmt.nobody else to.removeprefix(self._fmt.namespace)
+        self._state = self._in_body
+        raw, self._lead = self._lead + header + self._fmt.message, ""
+        if not is_name(self._name):
+            is_reasoning = to in self._fmt.nobody or (channel is not None and channel.group(1) in self._fmt.reasoning)
+            self._kind = "reasoning" if is_reasoning else "content"
+        elif self._fmt.calls:
+            self._kind, self._raw = "call", [raw]
+            self._arguments = ArgumentsReader(self._sink, self._name)
+        else:
+            self._kind = "content"
+            self._give(raw)
+
+    def _give(self, text: str) -> None:
+        """Text of the message."""
+        if self._arguments is not None:
+            self._give_arguments(self._arguments, text)
+        elif self._kind == "call":  # after the arguments
+            if text := text.lstrip():
+                self._kind = "content"
+                self._give(text)
+        elif text:
+            text, self._gaps[self._kind] = self._gaps[self._kind] + text, ""
+            self._sink.events.append(Text(text) if self._kind == "content" else Reasoning(text))
+
+    def _give_arguments(self, arguments: ArgumentsReader, text: str) -> None:
+        end = arguments.feed(text, 0)
+        if self._sink.open:
+            self._raw = []
+        else:
+            self._raw.append(text[:end])
+        if arguments.state == "done":
+            self._raw, self._arguments = [], None
+            self._sink.end()
+            self._give(text[end:])
+        elif arguments.state == "bad":
+            self._break("a tool call is malformed")
+            self._give(text[end:])
+
+    def _break(self, message: str) -> None:
+        """What is not in the arguments is content."""
+        arguments, self._arguments = self._arguments, None
+        assert arguments is not None
+        raw = arguments.leftover() if self._sink.open else "".join(self._raw)
+        if self._sink.open:
+            self._sink.end(arguments.closing())
+        self._kind, self._raw = "content", []
+        self._sink.events.append(ParseWarning(message))
+        self._give(raw)
+
+    def _close(self) -> None:
+        """The message ends. A call without arguments has none."""
+        if self._arguments is not None and not self._sink.open and not "".join(self._raw[1:]).strip():
+            self._sink.start(self._name)
+            self._sink.args("{}")
+            self._sink.end()
+            self._raw, self._arguments = [], None
+        if self._arguments is not None:
+            self._break("a tool call ended inside its arguments")
+        if self._kind != "call":
+            self._gaps[self._kind] = "\n"
+        self._state = self._between
+
+    def _no_message(self, header: str) -> None:
+        """What looked like a header is content."""
+        self._kind, self._state = "content", self._in_text
+        self._sink.events.append(ParseWarning("a message without a body"))
+        self._give(self._lead + header)
+        self._lead = ""

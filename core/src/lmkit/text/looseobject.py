@@ -1,0 +1,190 @@
+"""Bodies that are a name and an object with bare keys and marked strings (lmkit.api.LooseObject)."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from lmkit.api import LooseObject
+from lmkit.text.calls import MAX_NAME, CallSink, State, is_name, read_prefix
+from lmkit.text.markers import markers, skip_blanks
+from lmkit.text.params import typed
+
+_MAX_DEPTH = 128
+_MAX_SCALAR = 1000  # characters of a value that is not marked as a string
+_KEY_END = re.compile(r"[:,{}\[\]]")
+_SCALAR_END = re.compile(r"[,}\]<]")
+
+
+class LooseObjectReader:
+    """The call is announced with its first key; then the arguments are written as JSON as they come.
+
+    At every moment what was given away and `closing()` join to valid JSON.
+    """
+
+    def __init__(self, body: LooseObject, sink: CallSink) -> None:
+        self._sink = sink
+        self.state: State = "more"
+        self._prefix = list(body.prefix)
+        self._quote_texts, self._quotes = body.quotes, markers(*body.quotes)
+        self._name_end = markers("{")
+        self._step = self._in_name
+        self._parts: list[str] = []  # of the name, key or scalar that is being read
+        self._num_parts = 0
+        self._head = ""  # goes before the next value: a comma, a key
+        self._closers: list[str] = []
+        self._in_string = False
+        self._raw: list[str] = []  # what was consumed since something was given away
+        self._gave = False
+
+    def feed(self, text: str, at: int, final: bool) -> int:
+        at, good = read_prefix(self._prefix, text, at, final)
+        if not good:
+            self.state = "bad"
+        if self._prefix:
+            return at
+        while at < len(text) and self.state == "more":
+            step, began, self._gave = self._step, at, False
+            at = step(text, at, final)
+            if self._gave:
+                self._raw.clear()
+            elif self._sink.open:
+                self._raw.append(text[began:at])
+            if at == began and self._step == step:
+                break  # undecided
+        return at
+
+    def closing(self) -> str:
+        return ('"' if self._in_string else "") + "".join(reversed(self._closers))
+
+    def leftover(self) -> str:
+        return "".join(self._raw)
+
+    # Each step reads `text` from `at` and returns where the next step goes on.
+
+    def _in_name(self, text: str, at: int, final: bool) -> int:
+        begin, end, marker = self._name_end.find(text, at, final)
+        self._collect(text[at:begin], MAX_NAME)
+        if marker is None or self.state == "bad":
+            return begin
+        self._name = self._take()
+        if not is_name(self._name):
+            self.state = "bad"
+            return begin
+        self._step = self._before_key
+        return end
+
+    def _before_key(self, text: str, at: int, final: bool) -> int:
+        """The first key of an object, or its end."""
+        at = skip_blanks(text, at)
+        if at == len(text):
+            return at
+        if not self._closers:
+            self._sink.start(self._name)
+            self._give("{")
+            self._closers.append("}")
+        if text[at] == "}":
+            return self._close(at)
+        self._step = self._in_key
+        return at
+
+    def _in_key(self, text: str, at: int, final: bool) -> int:
+        found = _KEY_END.search(text, at)
+        end = found.start() if found else len(text)
+        self._collect(text[at:end], MAX_NAME)
+        if found is None or self.state == "bad":
+            return end
+        key = self._take()
+        if not key and found.group() == "}":  # after a comma too many
+            return self._close(end)
+        for quote in self._quote_texts:
+            key = key.removeprefix(quote).removesuffix(quote)
+        if found.group() != ":" or not is_name(key):
+            self.state = "bad"
+            return end
+        self._head += f"{json.dumps(key, ensure_ascii=False)}: "
+        self._step = self._before_value
+        return end + 1
+
+    def _before_value(self, text: str, at: int, final: bool) -> int:
+        found = self._quotes.at(text, at, final)
+        if found is not None and found.marker is None:
+            return at
+        if found is not None:
+            self._give('"')
+            self._in_string, self._step = True, self._in_value
+            return found.end
+        at = skip_blanks(text, at)
+        if at == len(text):
+            return at
+        c = text[at]
+        if c == "]" and self._closers[-1] == "]":
+            return self._close(at)
+        if c not in "{[":
+            self._step = self._in_scalar
+            return at
+        if len(self._closers) == _MAX_DEPTH:
+            self.state = "bad"
+            return at
+        self._give(c)
+        self._closers.append("}" if c == "{" else "]")
+        self._step = self._before_key if c == "{" else self._before_value
+        return at + 1
+
+    def _in_value(self, text: str, at: int, final: bool) -> int:
+        """Inside a string."""
+        begin, end, marker = self._quotes.find(text, at, final)
+        if begin > at:
+            self._give(json.dumps(text[at:begin], ensure_ascii=False)[1:-1])
+        if marker is None:
+            return begin
+        self._in_string = False
+        self._give('"')
+        self._step = self._after_value
+        return end
+
+    def _in_scalar(self, text: str, at: int, final: bool) -> int:
+        found = _SCALAR_END.search(text, at)
+        end = found.start() if found else len(text)
+        self._collect(text[at:end], _MAX_SCALAR)
+        if found and self.state == "more":
+            self._give(typed(self._take(), None))
+            self._step = self._after_value
+        return end
+
+    def _after_value(self, text: str, at: int, final: bool) -> int:
+        at = skip_blanks(text, at)
+        if at == len(text):
+            return at
+        if text[at] == self._closers[-1]:
+            return self._close(at)
+        if text[at] != ",":
+            self.state = "bad"
+            return at
+        self._head = ", "
+        self._step = self._in_key if self._closers[-1] == "}" else self._before_value
+        return at + 1
+
+    def _close(self, at: int) -> int:
+        self._head = ""
+        self._give(self._closers.pop())
+        self._step = self._after_value
+        if not self._closers:
+            self._sink.end()
+            self.state = "done"
+        return at + 1
+
+    def _give(self, text: str) -> None:
+        self._sink.args(self._head + text)
+        self._head, self._gave = "", True
+
+    def _collect(self, text: str, limit: int) -> None:
+        self._parts.append(text)
+        self._num_parts += len(text)
+        if self._num_parts > limit:
+            self.state = "bad"
+
+    def _take(self) -> str:
+        text = "".join(self._parts).strip()
+        self._parts, self._num_parts = [], 0
+        return text

@@ -1,0 +1,1 @@
+"""Gemma tool calls and reasoning for lmkit."""

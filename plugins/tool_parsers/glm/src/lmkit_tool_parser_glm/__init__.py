@@ -1,0 +1,1 @@
+"""GLM tool calls and reasoning for lmkit."""

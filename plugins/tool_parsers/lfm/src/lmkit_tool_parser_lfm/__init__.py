@@ -1,0 +1,1 @@
+"""LFM tool calls for lmkit."""

@@ -1,0 +1,1 @@
+"""MiMo tool calls and reasoning for lmkit."""

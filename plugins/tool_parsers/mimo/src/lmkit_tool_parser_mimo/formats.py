@@ -1,0 +1,18 @@
+"""The formats as data."""
+
+from lmkit.api import Params, ReasoningFormat, ToolFormat
+
+MIMO = ToolFormat(
+    "mimo",
+    Params(name_ends=(">",), open="<parameter=", key_ends=(">",), close="</parameter>", verbatim=True, gap="\n"),
+    open=("<function=",),
+    close=("</function>",),
+    section=("<tool_call>\n", "<tool_call>"),
+    section_close=("\n</tool_call>", "</tool_call>"),
+    between="\n</tool_call>\n<tool_call>\n",
+    loose=True,
+)
+
+REASONING = ReasoningFormat(
+    "mimo", ("<think>",), ("</think>",), until=("<tool_call>",), prompt_opens=True, switch=("enable_thinking",)
+)

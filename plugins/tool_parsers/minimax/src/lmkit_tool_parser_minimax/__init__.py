@@ -1,0 +1,1 @@
+"""MiniMax tool calls and reasoning for lmkit."""

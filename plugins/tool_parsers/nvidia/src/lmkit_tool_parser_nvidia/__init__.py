@@ -1,0 +1,1 @@
+"""Nemotron reasoning for lmkit."""

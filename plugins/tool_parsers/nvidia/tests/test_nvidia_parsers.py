@@ -1,0 +1,15 @@
+"""Nemotron: conformance of the formats; the recorded outputs are in tests/parsers."""
+
+from __future__ import annotations
+
+from lmkit.testing import ReasoningParserConformance
+
+
+class TestNemotronV3Reasoning(ReasoningParserConformance):
+    plugin = "reasoning_parser:nemotron_v3"
+    samples = (
+        "<think>a</think>b",
+        "\n<think>\na\n</think>\n\nb",
+        "a</think>b",
+        "<think>a<tool_call>b",
+    )

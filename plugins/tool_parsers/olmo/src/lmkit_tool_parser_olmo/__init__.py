@@ -1,0 +1,1 @@
+"""Olmo tool calls and reasoning for lmkit."""

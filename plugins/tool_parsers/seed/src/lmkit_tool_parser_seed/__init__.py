@@ -1,0 +1,1 @@
+"""Seed-OSS tool calls and reasoning for lmkit."""

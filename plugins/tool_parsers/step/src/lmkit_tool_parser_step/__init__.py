@@ -1,0 +1,1 @@
+"""StepFun tool calls and reasoning for lmkit."""

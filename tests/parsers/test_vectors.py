@@ -1,0 +1,59 @@
+"""Recorded outputs of other projects' tests: every format gives what a client must see, however the text is split."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmkit.plugins import load_target
+from lmkit.testing.parsers import Vector, load_vectors
+from lmkit.testing.specs import find_plugin
+
+HERE = Path(__file__).parent
+DATA = HERE.parents[1].parent / "shared" / "data" / "parsers"
+EXCEPTIONS: dict[str, str] = tomllib.loads((HERE / "exceptions.toml").read_text())
+SWITCHES: dict[str, dict[str, Any]] = tomllib.loads((HERE / "switches.toml").read_text())
+MAX_EXCEPTIONS = 0.03
+KINDS = {"tool": "tool_parser", "reasoning": "reasoning_parser"}
+
+
+def vectors() -> Iterator[tuple[str, str, Vector]]:
+    """(kind, name of the format, vector). Files that begin with _ are not about a format by name."""
+    for folder, kind in KINDS.items():
+        for file in sorted((DATA / folder).glob("[!_]*.json")):
+            for vector in load_vectors(file):
+                vector.template_kwargs.update(SWITCHES.get(vector.id, {}))
+                yield kind, file.stem, vector
+
+
+VECTORS = list(vectors())
+
+
+@cache
+def load(kind: str, name: str) -> Any:
+    target = load_target(find_plugin(f"{kind}:{name}")[2].target)
+    return target() if isinstance(target, type) else target
+
+
+@pytest.mark.parametrize(("kind", "name", "vector"), VECTORS, ids=[v.id for *_, v in VECTORS])
+def test_vector(kind: str, name: str, vector: Vector, count: Callable[..., None]) -> None:
+    """Whole, all single splits, single characters, 200 random chunkings, and the recorded deltas."""
+    if vector.id not in EXCEPTIONS:
+        vector.check(load(kind, name))
+        count("vectors as expected")
+        return
+    count("vectors with a written exception")
+    with pytest.raises(AssertionError, match=f"^{vector.id}: "):  # an exception that is none is to be removed
+        vector.check(load(kind, name), num_random=10)
+
+
+def test_the_vectors_are_here() -> None:
+    if not DATA.is_dir():
+        pytest.skip("recorded outputs are not beside the repository (../shared/data/parsers)")
+    assert len(VECTORS) >= 400
+    assert len(EXCEPTIONS) <= MAX_EXCEPTIONS * len(VECTORS)
+    assert set(EXCEPTIONS) | set(SWITCHES) <= {v.id for *_, v in VECTORS}
