@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -123,7 +124,13 @@ def measure_group(
                     records.once(Sample(0, member.group, fact, member.name, float(value), "B"))
 
 
+def _terminated(number: int, frame: object) -> None:
+    """SIGTERM: leave through every cleanup, so that no engine stays."""
+    sys.exit(128 + number)
+
+
 def main() -> int:
+    signal.signal(signal.SIGTERM, _terminated)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="main,serve", help=f"parts: {', '.join(PARTS)}")
@@ -159,4 +166,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,7 +1,8 @@
 """Every kernel that could run a model, measured on the shapes of that model against the limits of the machine.
 
 The cases follow from the seams: each linear kernel that passes selection, on each distinct linear of the model, with 1,
-16 and 512 rows; each attention backend that passes, in decode and prefill. Plugins add more (`lmkit_benchmarks`).
+16 and 512 rows; each implementation of the row-wise operators; each attention backend, in decode and prefill. Plugins
+add more (`lmkit_benchmarks`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from torch import Tensor
 
 from lmkit.api import (
     AttnNeed,
+    AttnPlan,
     BenchmarkCase,
     BenchmarkSpec,
     LinearKernel,
     LinearSpec,
+    ModelInfo,
     PackedWeight,
     PluginError,
     QuantFormat,
+    RowOps,
     StepLimits,
 )
 from lmkit.bench.limits import Limits, limit_cases, measure
@@ -96,7 +100,6 @@ def all_cases(config: EngineConfig, host: PluginHost, only: str = "*") -> Iterat
     if config.parallel.threads:
         torch.set_num_threads(config.parallel.threads)
     builder = make_builder(plan, resolver.found_checkpoint, info, None)
-    attention = next(o for o in resolver.outcomes if o.request.kind == "attention")
     need = replace(info.layers[0].attn, dtype=str(plan.value("dtype", info.dtype)))
     need = replace(need, kv_dtype=str(plan.value("kv_dtype", need.dtype)), block_size=int(plan.value("block_size")))
     with torch.inference_mode():
@@ -105,9 +108,10 @@ def all_cases(config: EngineConfig, host: PluginHost, only: str = "*") -> Iterat
         for spec in {(s.in_features, s.total_out): s for s in reversed(info.linears)}.values():
             for kernel, fmt in _kernels_for(builder, spec):
                 yield from linear_cases(kernel, fmt, spec, builder.dtype, wanted)
-        for candidate in attention.survivors:
-            assert candidate.spec is not None
-            yield from attention_cases(load_target(candidate.spec.target)(), need, platform, wanted)
+        for target in _survivors(resolver, "op", "rowwise"):
+            yield from rowwise_cases(target(), info, need, builder.dtype, wanted)
+        for target in _survivors(resolver, "attention"):
+            yield from attention_cases(target(), need, platform, wanted)
 
 
 def _choice(plan: Any, kind: str) -> Any:
@@ -115,6 +119,13 @@ def _choice(plan: Any, kind: str) -> Any:
     if choice is None:
         raise PluginError(f"no {kind} was chosen", fix=f"lmkit explain {kind}")
     return choice
+
+
+def _survivors(resolver: Resolver, kind: str, component: str | None = None) -> Iterator[Any]:
+    """Implementations that passed selection, best first."""
+    for outcome in resolver.outcomes:
+        if outcome.request.kind == kind and component in (None, outcome.request.component):
+            yield from (load_target(c.spec.target) for c in outcome.survivors if c.spec is not None)
 
 
 def plugin_cases(host: PluginHost) -> Iterator[BenchmarkCase]:
@@ -181,6 +192,33 @@ def random_params(fmt: QuantFormat, spec: LinearSpec, dtype: torch.dtype) -> dic
     return params
 
 
+# ----------------------------------------------------------------------------------------------------- row-wise
+
+
+def rowwise_cases(
+    ops: RowOps, info: ModelInfo, need: AttnNeed, dtype: torch.dtype, wanted: Wanted
+) -> Iterator[BenchmarkCase]:
+    """Norm with residual, gated activation and rotation, on ROWS rows. Bytes are those of what goes in and out."""
+    hidden, middle = info.hidden_size, info.intermediate_size or 4 * info.hidden_size
+    for rows in ROWS:
+        x, residual = torch.randn(2, rows, hidden).to(dtype)
+        weight = torch.ones(hidden, dtype=dtype)
+        gated = torch.randn(rows, 2 * middle).to(dtype)
+        heads = torch.randn(rows, need.num_q_heads, need.head_dim).to(dtype)
+        cos, sin = torch.randn(2, rows, need.head_dim // 2)
+        cases: dict[str, tuple[Callable[[], object], int]] = {
+            f"rms_norm {rows}x{hidden}": (partial(ops.rms_norm, x, weight, 1e-6, residual), 4 * x.nbytes),
+            f"gate {rows}x{middle}": (partial(ops.gate, gated, "silu"), gated.nbytes * 3 // 2),
+            f"rotate {rows}x{need.num_q_heads}x{need.head_dim}": (
+                partial(ops.rotate, heads, cos, sin),
+                2 * heads.nbytes + 2 * cos.nbytes,
+            ),
+        }
+        for name, (run, size) in cases.items():
+            if wanted(f"{ops.name} {name}"):
+                yield BenchmarkCase(name=f"{ops.name} {name}", run=run, bytes=size)
+
+
 # ---------------------------------------------------------------------------------------------------- attention
 
 
@@ -202,7 +240,8 @@ def _attention_case(
     paged = PagedRows(rows, num_blocks, need.block_size)
     if length > fresh:
         paged.grow([(row, length - fresh) for row in range(rows)])
-    plan = backend.planner(need, limits, platform).plan(paged.grow([(row, fresh) for row in range(rows)]))
+    planner = backend.planner(need, limits, platform)
+    plan = planner.plan(paged.grow([(row, fresh) for row in range(rows)]))
     dtype = getattr(torch, need.dtype)
     kv_dtype = getattr(torch, need.kv_dtype)
     v_dim = need.v_head_dim or need.head_dim
@@ -212,12 +251,16 @@ def _attention_case(
     memories = [torch.randn(shape).to(kv_dtype) for _ in range(copies)]
     q = torch.randn(rows * fresh, need.num_q_heads, need.head_dim).to(dtype)
     out = torch.empty(rows * fresh, need.num_q_heads, v_dim, dtype=dtype)
-    scale = need.head_dim**-0.5
     pairs = rows * sum(range(length - fresh + 1, length + 1))  # of a query and a position it sees
     return BenchmarkCase(
         name=name,
-        run=rotating(memories, lambda kv: backend.forward(q, kv, plan, scale, out)),
+        run=rotating(memories, partial(_attend, backend, planner, plan, q, out, need.head_dim**-0.5)),
         bytes=size + q.nbytes + out.nbytes,
         flops=2 * pairs * need.num_q_heads * (need.head_dim + v_dim),
         dtype=need.dtype,
     )
+
+
+def _attend(backend: Any, planner: Any, plan: AttnPlan, q: Tensor, out: Tensor, scale: float, kv: Tensor) -> None:
+    """One call. The planner is held because it owns what the plan points to."""
+    backend.forward(q, kv, plan, scale, out)
