@@ -7,6 +7,8 @@ from lmkit.config import EngineConfig, ModelConfig, ParallelConfig, SchedConfig
 from lmkit.config.engine import CacheConfig
 from protocol import Load, serve
 
+BLOCK = 16  # tokens of the smallest usual block: with larger ones there is room to spare
+
 
 class Lmkit:
     def __init__(self, load: Load) -> None:
@@ -17,7 +19,7 @@ class Lmkit:
                     max_length=load.max_length,
                     quantization="auto" if load.weights == "bf16" else load.weights,
                 ),
-                cache=CacheConfig(memory="1GiB"),
+                cache=CacheConfig(num_blocks=load.max_rows * (-(-load.max_length // BLOCK) + 2)),
                 sched=SchedConfig(max_rows=load.max_rows),
                 parallel=ParallelConfig(threads=load.threads),
             )

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +22,15 @@ LOG_BYTES = 600  # shown of the log of an engine that died
 
 class EngineFailed(Exception):
     """The engine said no, fell silent, or ended; the text says why."""
+
+
+def peak_resident(pid: int) -> int:
+    """The most bytes a process ever had in memory."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it ended meanwhile
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
 class EngineProcess:
@@ -39,6 +49,7 @@ class EngineProcess:
             self.close()
             raise
         self.ready_after = perf_counter() - began
+        self.peak = sum(map(peak_resident, tree(self._process.pid)))  # bytes, while it loaded
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[float]]:
         """Seconds at which each output token of each prompt was there. Raises EngineFailed."""

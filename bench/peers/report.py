@@ -74,6 +74,7 @@ def _page(records: Records, name: str) -> Iterator[str]:
         yield f"Measured in the run: {', '.join(shown)}.\n"
     yield "Medians of the rounds; in brackets the smallest and the largest. Random weights, random prompts, greedy.\n"
     yield from _main_table(records)
+    yield from _memory_lines(records)
     yield from _ratio_table(records)
     yield from _serve_table(records)
     yield from _context_table(records)
@@ -93,16 +94,27 @@ def _cell(records: Records, p: Participant, workload: str, form: str = "{:.0f}",
 
 def _main_table(records: Records) -> Iterator[str]:
     titles = ("", "decode, batch 1 tok/s", "batch 16 out tok/s", "prefill 2048 tok/s", "TTFT, known prefix / new",
-              "ready s", "first token s", "resident MiB")  # fmt: skip
+              "ready s", "first token s", "peak of loading MiB", "resident MiB")  # fmt: skip
     yield f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
     for p in PARTICIPANTS:
         cells = [_cell(records, p, w) for w in ("decode", "batch16", "prefill")]
         cells += [_cell(records, p, "prefix", "{:.1%}")]
         cells += [_cell(records, p, w, "{:.1f}") for w in ("ready", "first")]
-        cells += [_cell(records, p, "resident", scale=2**-20)]
+        cells += [_cell(records, p, w, scale=2**-20) for w in ("peak", "resident")]
         if any(cell != "-" for cell in cells):
             name = f"**{p.name}**" if p.is_ours else p.name
             yield f"| {name} | {' | '.join(cells)} |"
+
+
+def _memory_lines(records: Records) -> Iterator[str]:
+    """What of lmkit's memory is neither weights nor KV."""
+    for ours in (p for p in PARTICIPANTS if p.is_ours):
+        names = ("resident", "weight bytes", "kv bytes")
+        held = [records.by_round(ours.group, name).get(ours.name, {}).get(0) for name in names]
+        if None not in held:
+            resident, weights, kv = (value / 2**20 for value in held if value is not None)
+            parts = f"weights {weights:.0f} + KV {kv:.0f} + {resident - weights - kv:.0f} (aim: 400)"
+            yield f"\n{ours.name}: resident {resident:.0f} MiB = {parts}."
 
 
 def best_peer(records: Records, ours: Participant, workload: Workload) -> tuple[str, Ratio] | None:

@@ -85,6 +85,7 @@ def running(
             if part == "main":
                 records.once(Sample(0, member.group, "ready", member.name, engine.ready_after, "s"))
                 records.once(Sample(0, member.group, "first", member.name, engine.ready_after + first, "s"))
+                records.once(Sample(0, member.group, "peak", member.name, float(engine.peak), "B"))
         yield engines
 
 
