@@ -240,6 +240,7 @@ class ChannelFormat:
     final: str  # the channel of answers
     call: str  # the channel of calls
     content_type: str = ""  # what the header of a call ends with
+    content_types: tuple[str, ...] = ()  # all that it may end with
     to: str = "to="  # before the recipient
     namespace: str = ""  # of the recipients that are tools; not part of their names
     nobody: tuple[str, ...] = ()  # recipients that are not tools; messages to them are reasoning

@@ -135,20 +135,32 @@ class ChannelParser:
 
     def _open(self, header: str) -> None:
         """A message begins."""
-        channel, recipient = self._channel.search(header), self._recipient.search(header)
-        to = recipient.group(1) if recipient else ""
-        self._name = "" if to in self._fmt.nobody else to.removeprefix(self._fmt.namespace)
+        fmt = self._fmt
+        channel, to = (m.group(1) if (m := p.search(header)) else "" for p in (self._channel, self._recipient))
+        self._name = "" if to in fmt.nobody else to.removeprefix(fmt.namespace)
         self._state = self._in_body
-        raw, self._lead = self._lead + header + self._fmt.message, ""
+        raw, self._lead = self._lead + header + fmt.message, ""
+        self._check(header, channel, to)
         if not is_name(self._name):
-            is_reasoning = to in self._fmt.nobody or (channel is not None and channel.group(1) in self._fmt.reasoning)
-            self._kind = "reasoning" if is_reasoning else "content"
-        elif self._fmt.calls:
+            self._kind = "reasoning" if to in fmt.nobody or channel in fmt.reasoning else "content"
+        elif fmt.calls:
             self._kind, self._raw = "call", [raw]
             self._arguments = ArgumentsReader(self._sink, self._name)
         else:
             self._kind = "content"
             self._give(raw)
+
+    def _check(self, header: str, channel: str, to: str) -> None:
+        """What stands in a header and has no meaning must not get lost in silence."""
+        fmt, rest = self._fmt, header
+        if channel in (*fmt.reasoning, fmt.final, fmt.call):
+            rest = self._channel.sub(" ", rest, count=1)
+        if to in fmt.nobody or is_name(self._name):
+            rest = self._recipient.sub(" ", rest, count=1)
+        for text in (fmt.role, *fmt.special, *fmt.content_types):
+            rest = rest.replace(text, " ")
+        if rest.strip():
+            self._sink.events.append(ParseWarning("a header with words that have no meaning", header))
 
     def _give(self, text: str) -> None:
         """Text of the message."""

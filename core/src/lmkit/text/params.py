@@ -10,6 +10,7 @@ from lmkit.api import Params, ToolDef
 from lmkit.text.calls import MAX_NAME, CallSink, State, is_name, read_prefix
 from lmkit.text.jsonread import JsonReader
 from lmkit.text.markers import Found, markers
+from lmkit.text.pycalls import literal
 
 _MAX_SCHEMA_DEPTH = 8  # of $ref and anyOf that are looked into for a type
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -219,9 +220,15 @@ def typed(value: str, kinds: frozenset[str] | None) -> str:
     reader = JsonReader()
     end = reader.feed(text, 0)
     reader.end()
-    if not text or reader.state != "done" or end < len(text):
+    if text and reader.state == "done" and end == len(text):
+        written = "".join(reader.out)
+    elif kinds and kinds & {"array", "object"} and text.startswith(("[", "{", "(")):
+        try:
+            written = literal(text)  # templates show lists and dicts of the history as Python does
+        except ValueError:
+            return as_string
+    else:
         return as_string
-    written = "".join(reader.out)
     if kinds is None:
         return written
     kind = _kind_of(json.loads(written)) if written[0] not in "{[" else {"{": "object", "[": "array"}[written[0]]

@@ -2,9 +2,10 @@
 
 from lmkit.api import Params, ReasoningFormat, ToolFormat
 
+# the XML of Qwen 3 Coder, but a newline beside a value belongs to the value
 MIMO = ToolFormat(
     "mimo",
-    Params(name_ends=(">",), open="<parameter=", key_ends=(">",), close="</parameter>", verbatim=True, gap="\n"),
+    Params(name_ends=(">",), open="<parameter=", key_ends=(">",), close="</parameter>", gap="\n"),
     open=("<function=",),
     close=("</function>",),
     section=("<tool_call>\n", "<tool_call>"),

@@ -21,6 +21,7 @@ CALLS = ChannelFormat(
     final="final",
     call="commentary",
     content_type=f"{CONSTRAIN}json",
+    content_types=("json", "code"),
     namespace="functions.",
     nobody=("assistant", "user", "all"),
     special=(CONSTRAIN,),
