@@ -59,6 +59,13 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session
+def structured(session: nox.Session) -> None:
+    """Structured output: 2,000 sampled answers over the matrix, the JSON Schema test suite, round trips of formats."""
+    install(session)
+    session.run("pytest", "-q", "-s", "tests/structured", "plugins/grammars", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
 def mix(session: nox.Session) -> None:
     """Random subsets of plugins in clean environments: what is missing is explained, what is there works."""
     install(session)

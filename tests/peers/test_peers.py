@@ -134,6 +134,17 @@ def test_rounds_resume_and_report(peers: dict[str, ModuleType], arena: Namespace
     assert "vllm bf16, main: no environment" in text
     assert (tmp_path / "r.md").read_text() == text
 
+    readme = tmp_path / "README.md"
+    first, last = peers["report"].README_MARKS
+    readme.write_text(f"before\n{first}\nold\n{last}\nafter\n")
+    for _ in range(2):  # the second time it finds its own table
+        peers["report"].into_readme(again, "r", readme)
+        text = readme.read_text()
+        assert text.startswith(f"before\n{first}\ntiny, ")
+        assert text.endswith(f"\n\n{last}\nafter\n")
+        assert text.count("| prefill 2048 |") == 1
+        assert "old" not in text
+
 
 def test_the_bound_of_a_round(peers: dict[str, ModuleType], arena: Namespace, tmp_path: Path) -> None:
     """1 GB/s, 1 MB of weights, 1 GFLOP/s, 500 thousand parameters in linears and none in the head."""

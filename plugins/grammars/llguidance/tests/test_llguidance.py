@@ -117,6 +117,7 @@ def test_bad_structural_tags_are_refused(backend, fmt, word):
         ("json_schema", '{"x-guidance": {"lenient": true}, "not": {}}', "x-guidance"),
         ("json_schema", '{"$ref": "#"}', "nothing satisfies it"),
         ("json_schema", "false", "false"),
+        ("json_schema", '{"const": "a\\u0000b"}', "control characters"),
         ("regex", "(?=x)a", "look-ahead"),
         ("lark", '%llguidance {"no_forcing": true}\nstart: "a"', "options"),
     ],

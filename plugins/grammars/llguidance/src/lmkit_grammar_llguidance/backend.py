@@ -8,6 +8,7 @@ through a schema, nesting that is too deep, and grammars without any sentence.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MAX_DEPTH = 64  # of a schema
 MAX_CHOICES = 10_000
 UNKNOWN_KEYWORDS = frozenset({"disallow", "divisibleBy", "extends"})  # of old drafts: llguidance passes over them
+_CONTROL = re.compile(r"(?<!\\)(\\\\)*\\u00[01]")  # as json.dumps writes them; OPTIONS leaves no way to
 LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 
 
@@ -162,6 +164,8 @@ def check_schema(schema: object) -> None:
         raise GrammarError("nothing satisfies the schema false")
     if unknown := keywords(schema) & UNKNOWN_KEYWORDS:
         raise GrammarError(f"keywords that are not supported: {', '.join(sorted(unknown))}")
+    if _CONTROL.search(json.dumps(schema)):
+        raise GrammarError("control characters other than \\b \\f \\n \\r \\t cannot be written")
     if '"x-guidance"' in json.dumps(schema):
         raise GrammarError("x-guidance is not a keyword of JSON schema")
 
