@@ -15,6 +15,12 @@ class ModelConfig:
 
     model: Annotated[str, "checkpoint: 'demo', a local directory, or a Hugging Face id"] = "demo"
     tokenizer: Annotated[str | None, "tokenizer directory or id, when it is not the checkpoint's own"] = None
+    impl: Annotated[
+        str,
+        "code that runs the model: auto, native (lmkit's own families), or transformers (the library's)",
+        OneOf(("auto", "native", "transformers")),
+        Flag("model-impl"),
+    ] = "auto"
     task: Annotated[
         str,
         "what it does: auto (as the checkpoint says), generate, embed, classify, token_embed or token_classify",

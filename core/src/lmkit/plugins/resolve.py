@@ -65,6 +65,7 @@ from lmkit.plugins.select import Candidate, Outcome, consider, failure, parse_se
 
 log = logging.getLogger("lmkit.plugins")
 
+FALLBACK = "transformers"  # the model plugin that runs architectures without a family of their own
 MAX_STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
 
 
@@ -172,10 +173,14 @@ class Resolver:
         if not architecture:
             raise CheckpointError(f"{checkpoint.path / 'config.json'} names no architecture", fix="add 'architectures'")
         task = self.config.model.task
-        native, head = find_head(checkpoint, self.host.names("model"), task)
+        known = self.host.names("model")
+        native, head = find_head(checkpoint, known, task)
+        name, why = self._implementation(native, known), f"the checkpoint is a {architecture}"
+        if name != native:
+            why = f"{why}, run by {name}"
         request = ModelRequest(architecture=native, device=self.device, tp=parallel.tp, pp=parallel.pp)
-        outcome = self._consider(request, native)
-        choice = outcome.choice(why=f"the checkpoint is a {architecture}")
+        outcome = self._consider(request, name)
+        choice = outcome.choice(why=why)
         choice = self._keep(outcome, converted(choice, head) if head else choice)
         target: Architecture = load_target(choice)(**choice.options)
         info: ModelInfo = call(f"{choice.target}.describe", target.describe, checkpoint.config)
@@ -184,6 +189,13 @@ class Resolver:
             self._derive("pooler", msgspec.to_builtins(self.info.pooler), "the checkpoint's modules and configuration")
         eos = [*self.described_model.eos_token_ids, *_ints(checkpoint.generation_config.get("eos_token_id"))]
         self._derive("eos_token_ids", sorted(set(eos)), "config and generation_config")
+
+    def _implementation(self, native: str, known: Sequence[str]) -> str:
+        """Name of the model plugin: the family's own, or the one that runs any. Raises SelectionError by name."""
+        impl = self.config.model.impl
+        if impl == "auto" and native not in known and FALLBACK in known:
+            return FALLBACK
+        return native if impl in ("auto", "native") else impl
 
     def _settle_dtypes(self) -> None:
         info, device = self.described_model, self.chosen_device

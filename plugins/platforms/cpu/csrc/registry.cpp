@@ -7,7 +7,8 @@
 #define FAMILIES(X) \
     X(basic)        \
     X(attention)    \
-    X(linear)
+    X(linear)       \
+    X(rowops)
 
 #define DECLARE(name) extern const lk_family lk_family_##name;
 FAMILIES(DECLARE)

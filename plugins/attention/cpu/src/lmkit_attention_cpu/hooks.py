@@ -14,7 +14,7 @@ def lmkit_attention_backends() -> Iterable[AttentionSpec]:
         name="cpu",
         summary="paged attention by native kernels: split over threads, bfloat16 dot products where there are any",
         target="lmkit_attention_cpu.backend:CpuAttention",
-        check="lmkit_attention_cpu.check:native",
+        check="lmkit_platform_cpu.check:native",
         tier=Tier.OPTIMIZED,
         platforms=("cpu",),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),

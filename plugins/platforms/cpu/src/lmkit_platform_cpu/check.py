@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lmkit.api import OpRequest, Refusal
+from lmkit.api import OpRequest, Refusal, SelectRequest
 
 from lmkit_platform_cpu.native import FIX
 from lmkit_platform_cpu.probe import BFLOAT16_FLAGS
@@ -17,7 +17,7 @@ def bfloat16(request: OpRequest) -> Iterator[Refusal]:
         yield Refusal("isa", " or ".join(sorted(BFLOAT16_FLAGS)), ", ".join(device.flags) or "none")
 
 
-def native(request: OpRequest) -> Iterator[Refusal]:
+def native(request: SelectRequest) -> Iterator[Refusal]:
     """The library must have been built."""
     device = request.device
     if device is not None and not device.described and "native" not in device.flags:

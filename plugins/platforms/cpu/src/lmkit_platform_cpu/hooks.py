@@ -50,6 +50,14 @@ def lmkit_ops() -> Iterable[OpSpec]:
         dtypes=frozenset({"bfloat16"}),
         check="lmkit_platform_cpu.check:bfloat16",
     )
+    yield OpSpec(
+        name="rowwise_native",
+        summary="norms, activations, rotary positions and embedding by native kernels",
+        target="lmkit_platform_cpu.rowops:NativeRowOps",
+        op="rowwise",
+        platforms=("cpu",),
+        check="lmkit_platform_cpu.check:native",
+    )
 
 
 @hookimpl

@@ -1,0 +1,54 @@
+"""A model of transformers as a Model: its layers as they are, attention through lmkit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lmkit.api import BuildContext, ModelInfo, PluginError, StepInputs
+from torch import Tensor, nn
+
+from lmkit_model_transformers.probe import need_of
+from lmkit_model_transformers.skeleton import Skeleton, connect
+
+
+class TransformersModel(nn.Module):
+    """`body` makes hidden states, `whole` (with a stand-in for the body) logits, so that whatever the family does
+    around its head is done by its own code."""
+
+    def __init__(self, text: str, info: ModelInfo, ctx: BuildContext) -> None:
+        super().__init__()
+        skeleton = Skeleton(text, ctx.dtype)
+        self.body, self.whole, self.recall = skeleton.body, skeleton.whole, (skeleton.recall,)
+        self.needs = [layer.attn for layer in info.layers]
+        self.attention = [ctx.attention(layer.index, scale=layer.attn.head_dim**-0.5) for layer in info.layers]
+        self.step: StepInputs | None = None  # of the pass that runs: the library's code has no place for it
+        connect(self.body, self._attend)
+
+    @torch.inference_mode()
+    def forward(self, x: StepInputs) -> Tensor:
+        self.step = x
+        try:
+            out = self.body(input_ids=x.token_ids[None], position_ids=x.positions[None], use_cache=False)
+        finally:
+            self.step = None
+        return out[0][0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        (recall,) = self.recall
+        recall.hidden = hidden[None]
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        return self.whole(input_ids=ids, use_cache=False).logits[0]
+
+    def _attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """q [T, Hq, D], k, v [T, Hkv, ...] -> [T, Hq, Dv]."""
+        index = int(module.layer_idx)  # type: ignore[arg-type]
+        need, asked = self.needs[index], need_of(q, k, v, kwargs)
+        if replace(need, dtype=asked.dtype, kv_dtype=asked.kv_dtype, block_size=asked.block_size) != asked:
+            raise PluginError(f"layer {index} asks for another attention than it was probed for: {asked}")
+        attention: Any = self.attention[index]
+        attention.scale = need.head_dim**-0.5 if kwargs.get("scaling") is None else float(kwargs["scaling"])
+        assert self.step is not None
+        return attention(q.contiguous(), k.contiguous(), v.contiguous(), self.step).view(q.shape[0], q.shape[1], -1)

@@ -1,0 +1,162 @@
+"""Architectures without a family of their own against the library itself; refusals have a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lmkit.api import CheckpointOptions, UnsupportedModel, WeightMismatch
+from lmkit.loading import open_checkpoint
+from lmkit.testing.checkpoints import COMMON, randomize
+from lmkit.testing.model import deviation, load_tiny, prompt
+from lmkit.testing.steps import ModelDriver
+from lmkit_model_transformers.arch import TransformersArchitecture
+
+transformers = pytest.importorskip("transformers")
+TARGET = "lmkit_model_transformers.arch:TransformersArchitecture"
+LENGTH = 29
+SMALL = {**COMMON, "vocab_size": 300, "sep_token_id": 2, "cls_token_id": 1}
+# without a family in this repository, with what their configuration needs beside SMALL
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "BitNet": {},
+    "Cwm": {"sliding_window": 11},
+    "GPTBigCode": {"n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 256},
+    "Helium": {"head_dim": 12},
+    "HyperCLOVAX": {},
+    "Jais2": {},
+    "ModernBertDecoder": {"local_attention": 14},
+    "NanoChat": {},
+    "Persimmon": {},
+    "VaultGemma": {"sliding_window": 11, "head_dim": 16},
+}
+
+
+def checkpoint(name: str, folder: Path, dtype: str = "float32", **values: Any) -> Path:
+    if (folder / "config.json").exists():
+        return folder
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **MODELS.get(name, {}), **values})
+    randomize(getattr(transformers, f"{name}ForCausalLM"), config, 0, dtype, 0.2).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def theirs(path: Path, ids: list[int], dtype: str = "float32") -> torch.Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].float()
+
+
+@pytest.mark.parametrize("name", [*MODELS, "Llama", "Qwen3", "Gemma2", "Phi", "Cohere"])
+def test_logits_whole_in_chunks_and_in_company(name: str, folder: Path) -> None:
+    values = {"sliding_window": 9} if name == "Gemma2" else {}
+    path = checkpoint(name, folder / name, **values)
+    loaded = load_tiny(path, TARGET, "float32")
+    ids = prompt(300)
+    want = theirs(path, ids)
+    for chunk in (LENGTH, 7, 1):
+        assert deviation(ModelDriver(loaded, "float32", seed=chunk).run(0, ids, chunk), want) < 1e-4
+    others = [prompt(300, length, seed=length) for length in (5, 1, 17)]
+    together = ModelDriver(loaded, "float32").step(list(enumerate([ids, *others])))
+    assert deviation(together[0], want) < 1e-4
+    assert loaded.weight_bytes == 4 * loaded.info.num_parameters
+
+
+@pytest.mark.parametrize("name", ["NanoChat", "VaultGemma", "Jais2"])
+def test_bfloat16(name: str, folder: Path) -> None:
+    path = checkpoint(name, folder / name)
+    ids = prompt(300)
+    want = theirs(path, ids)
+    got = ModelDriver(load_tiny(path, TARGET, "bfloat16"), "bfloat16").run(0, ids, LENGTH)
+    assert deviation(got, want) < 1.5 * deviation(theirs(path, ids, "bfloat16"), want) + 0.01
+
+
+def test_windows_and_caps_are_found_by_asking(folder: Path) -> None:
+    path = checkpoint("VaultGemma", folder / "VaultGemma")
+    found = open_checkpoint(str(path), CheckpointOptions())
+    assert found is not None
+    info = TransformersArchitecture().describe(found.config)
+    assert {layer.attn.window for layer in info.layers} == {None, 11}
+    assert info.kv_specs(16, "float32")[1].window == 11
+
+
+def test_a_tensor_too_few_is_named(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = checkpoint("Jais2", folder / "Jais2")
+    tensors = load_file(path / "model.safetensors")
+    victim = next(name for name in sorted(tensors) if ".layers.1." in name)
+    del tensors[victim]
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((path / "config.json").read_bytes())
+    with pytest.raises(WeightMismatch, match=victim):
+        load_tiny(tmp_path, TARGET, "float32")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "attention interface"),
+        ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "attention interface"),
+        ({"architectures": ["StrangeForCausalLM"]}, "no such language model"),
+        ({"architectures": ["StrangeForCausalLM"], "auto_map": {"AutoModel": "x.Y"}}, "never run"),
+        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "no such language model"),
+        ({"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama", **SMALL}, "attends twice"),
+        ({"architectures": ["OPTForCausalLM"], "model_type": "opt"}, "does not run apart"),
+        ({"architectures": ["LlamaForCausalLM"], **SMALL, "num_attention_heads": "four"}, "configuration"),
+        (
+            {"architectures": ["LlamaForCausalLM"], **SMALL, "quantization_config": {"quant_method": "x"}},
+            "plain weights",
+        ),
+    ],
+)
+def test_refusals_have_a_reason(config: dict, words: str) -> None:
+    with pytest.raises(UnsupportedModel) as failure:
+        TransformersArchitecture().describe(config)
+    assert words in f"{failure.value.message} {failure.value.fix}"
+
+
+def test_chosen_for_what_nobody_else_knows(folder: Path) -> None:
+    """And for anything when the user says so; `native` never falls back."""
+    from lmkit.api import SelectionError
+    from lmkit.config import from_options
+    from lmkit.plugins.resolve import resolve
+
+    pytest.importorskip("lmkit_platform_cpu")
+    path = checkpoint("NanoChat", folder / "NanoChat")
+
+    def chosen(path: Path, **options: object) -> str:
+        plan, _, _ = resolve(from_options({"model": str(path), "platform": "cpu", **options}))
+        return plan.choice("model").name
+
+    assert chosen(path) == "transformers"
+    with pytest.raises(SelectionError, match="NanoChat"):
+        chosen(path, model_impl="native")
+    if find_spec("lmkit_model_llama"):
+        llama = checkpoint("Llama", folder / "Llama")
+        assert chosen(llama) == "LlamaForCausalLM"
+        assert chosen(llama, model_impl="transformers") == "transformers"
+
+
+def test_generates_as_the_library_does(folder: Path) -> None:
+    """64 greedy tokens through a whole engine."""
+    pytest.importorskip("lmkit_platform_cpu")
+    from lmkit import LLM, SamplingParams
+    from lmkit.testing.checkpoints import byte_tokenizer
+
+    path = checkpoint("NanoChat", folder / "NanoChat")
+    byte_tokenizer(path)
+    ids = prompt(259)
+    with LLM(str(path), dtype="float32", kv_memory="8MiB", max_step_tokens=16) as llm:
+        params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+        got = llm.generate([ids, ids[:9]], params)[0].token_ids
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    want = model.generate(torch.tensor([ids]), max_new_tokens=64, do_sample=False, eos_token_id=[])[0, len(ids) :]
+    assert got == want.tolist()

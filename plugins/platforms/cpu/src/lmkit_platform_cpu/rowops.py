@@ -1,0 +1,188 @@
+"""Row-wise operators in native kernels. What they do not cover (a dtype, a weight of another one) is torch's."""
+
+from __future__ import annotations
+
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+import torch
+from lmkit.api import DeviceInfo, PluginError
+from lmkit.layers import TorchRowOps
+from torch import Tensor
+
+from lmkit_platform_cpu.native import Args, Native, load
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "gelu_new": 2, "gelu_fast": 2, "relu": 3, "relu2": 4}
+CHUNK = 8192  # values per chunk: some microseconds
+
+
+class EmbedArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ids", "weight", "out")),
+        *((name, c_int64) for name in ("rows", "num", "size", "step")),
+    ]
+
+
+class NormArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "residual", "out", "weight", "bias")),
+        *((name, c_int64) for name in ("rows", "heads", "dim", "step")),
+        *((name, c_int64) for name in ("x_row", "x_head", "out_row", "out_head", "residual_row")),
+        *((name, c_int32) for name in ("dtype", "weight_dtype", "centered")),
+        ("eps", c_float),
+    ]
+
+
+class GateArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "out")),
+        *((name, c_int64) for name in ("rows", "dim", "step", "x_row")),
+        *((name, c_int32) for name in ("dtype", "activation", "gated")),
+    ]
+
+
+class AnglesArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("positions", "inv_freq", "cos", "sin")),
+        *((name, c_int64) for name in ("rows", "pairs", "step")),
+        ("magnitude", c_float),
+    ]
+
+
+class RotateArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "cos", "sin")),
+        *((name, c_int64) for name in ("rows", "heads", "pairs", "step", "x_row", "x_head")),
+        *((name, c_int32) for name in ("dtype", "interleaved")),
+    ]
+
+
+class NativeRowOps(TorchRowOps):
+    """See `lmkit.api.RowOps`."""
+
+    name = "rowwise_native"
+
+    def __init__(self) -> None:
+        native = load()
+        assert native is not None, "selection asks whether the library is there"
+        self.native: Native = native
+
+    def can_run(self, dtype: str, device: DeviceInfo) -> str | None:
+        return None if getattr(torch, dtype) in DTYPES else f"{dtype} is not among {', '.join(map(str, DTYPES))}"
+
+    def embed(self, ids: Tensor, weight: Tensor) -> Tensor:
+        _require(ids.dim() == 1 and ids.dtype == torch.int64 and ids.is_contiguous(), "embed", ids)
+        _require(weight.dim() == 2 and weight.is_contiguous(), "embed", weight)
+        out = torch.empty((ids.shape[0], weight.shape[1]), dtype=weight.dtype)
+        size = weight.shape[1] * weight.itemsize
+        args = EmbedArgs(
+            ids=ids.data_ptr(), weight=weight.data_ptr(), out=out.data_ptr(), rows=ids.shape[0], num=weight.shape[0],
+            size=size,
+        )  # fmt: skip
+        self._run("embed", args, weight.shape[1])
+        return out
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        return self._norm("rms_norm", x, weight, None, eps, residual, out)
+
+    def layer_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        return self._norm("layer_norm", x, weight, bias, eps, residual, None)
+
+    def _norm(
+        self, what: str, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None,
+        out: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        dim = x.shape[-1]
+        out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
+        _require(x.dtype in DTYPES and weight.dtype in (x.dtype, torch.float32), what, x, weight)
+        _require(weight.shape == (dim,) and weight.is_contiguous(), what, weight)
+        _require(out.shape == x.shape and out.dtype == x.dtype, what, x, out)
+        if bias is not None:
+            _require(bias.shape == (dim,) and bias.dtype == weight.dtype and bias.is_contiguous(), what, weight, bias)
+        rows, heads, x_row, x_head = _heads(what, x)
+        _, _, out_row, out_head = _heads(what, out)
+        residual_row = 0
+        if residual is not None:
+            _require(x.dim() == 2 and residual.shape == x.shape and residual.dtype == x.dtype, what, x, residual)
+            residual_row = _heads(what, residual)[2]
+        args = NormArgs(
+            x=x.data_ptr(), residual=None if residual is None else residual.data_ptr(), out=out.data_ptr(),
+            weight=weight.data_ptr(), bias=None if bias is None else bias.data_ptr(), rows=rows, heads=heads, dim=dim,
+            x_row=x_row, x_head=x_head, out_row=out_row, out_head=out_head, residual_row=residual_row,
+            dtype=DTYPES[x.dtype], weight_dtype=DTYPES[weight.dtype], centered=what == "layer_norm", eps=eps,
+        )  # fmt: skip
+        self._run("norm", args, heads * dim)
+        return out
+
+    def activate(self, x: Tensor, name: str) -> Tensor:
+        return self._gate(x, name, gated=False)
+
+    def gate(self, x: Tensor, name: str) -> Tensor:
+        return self._gate(x, name, gated=True)
+
+    def _gate(self, x: Tensor, name: str, gated: bool) -> Tensor:
+        if name not in ACTIVATIONS:
+            return super().gate(x, name) if gated else super().activate(x, name)
+        _require(x.dim() == 2 and x.dtype in DTYPES and x.shape[1] % (1 + gated) == 0, "gate", x)
+        rows, _, x_row, _ = _heads("gate", x)
+        dim = x.shape[1] // (1 + gated)
+        out = torch.empty((rows, dim), dtype=x.dtype)
+        args = GateArgs(
+            x=x.data_ptr(), out=out.data_ptr(), rows=rows, dim=dim, x_row=x_row, dtype=DTYPES[x.dtype],
+            activation=ACTIVATIONS[name], gated=gated,
+        )  # fmt: skip
+        self._run("gate", args, dim)
+        return out
+
+    def angles(self, positions: Tensor, inv_freq: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
+        _require(
+            positions.dim() == 1 and positions.dtype == torch.int64 and positions.is_contiguous(), "angles", positions
+        )
+        _require(
+            inv_freq.dim() == 1 and inv_freq.dtype == torch.float32 and inv_freq.is_contiguous(), "angles", inv_freq
+        )
+        rows, pairs = positions.shape[0], inv_freq.shape[0]
+        cos, sin = torch.empty((rows, pairs)), torch.empty((rows, pairs))
+        args = AnglesArgs(
+            positions=positions.data_ptr(), inv_freq=inv_freq.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(),
+            rows=rows, pairs=pairs, magnitude=magnitude,
+        )  # fmt: skip
+        self._run("angles", args, 32 * pairs)
+        return cos, sin
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
+        _require(x.dim() == 3 and x.dtype in DTYPES and x.shape[2] >= 2 * cos.shape[1], "rotate", x, cos)
+        for t in (cos, sin):
+            fits = t.shape == (x.shape[0], cos.shape[1]) and t.dtype == torch.float32 and t.is_contiguous()
+            _require(fits, "rotate", x, cos, sin)
+        rows, heads, x_row, x_head = _heads("rotate", x)
+        args = RotateArgs(
+            x=x.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(), rows=rows, heads=heads, pairs=cos.shape[1],
+            x_row=x_row, x_head=x_head, dtype=DTYPES[x.dtype], interleaved=interleaved,
+        )  # fmt: skip
+        self._run("rotate", args, heads * 2 * cos.shape[1])
+
+    def _run(self, op: str, args: Args, row_values: int) -> None:
+        """In chunks of whole rows of about CHUNK values."""
+        args.step = max(1, CHUNK // max(1, row_values))
+        args.chunks[0] = -(-args.rows // args.step)
+        self.native.run(op, args)
+
+
+def _heads(what: str, x: Tensor) -> tuple[int, int, int, int]:
+    """x [..., D] as [rows, heads, D]: sizes of these axes and their distances in values."""
+    if x.dim() < 2 or x.dim() > 3 or (x.stride(-1) != 1 and x.shape[-1] > 1) or x.device.type != "cpu":
+        raise PluginError(f"{what}: {list(x.shape)} with strides {x.stride()} on {x.device} is not rows of values")
+    if x.dim() == 2:
+        return x.shape[0], 1, x.stride(0), 0
+    return x.shape[0], x.shape[1], x.stride(0), x.stride(1)
+
+
+def _require(ok: bool, what: str, *tensors: Tensor) -> None:
+    if not ok:
+        shapes = ", ".join(f"{list(t.shape)} {t.dtype}" for t in tensors)
+        raise PluginError(f"{what}: operands do not fit each other or the kernel: {shapes}")
