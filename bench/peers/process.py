@@ -49,7 +49,6 @@ class EngineProcess:
             self.close()
             raise
         self.ready_after = perf_counter() - began
-        self.peak = sum(map(peak_resident, tree(self._process.pid)))  # bytes, while it loaded
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[float]]:
         """Seconds at which each output token of each prompt was there. Raises EngineFailed."""
@@ -62,6 +61,10 @@ class EngineProcess:
     def resident(self) -> int:
         """Bytes in memory, of the engine and its children."""
         return sum(map(resident, tree(self._process.pid)))
+
+    def peak(self) -> int:
+        """The most bytes it ever had in memory."""
+        return sum(map(peak_resident, tree(self._process.pid)))
 
     def _ask(self, timeout: float, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None

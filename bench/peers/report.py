@@ -110,13 +110,13 @@ def _cell(records: Records, p: Participant, workload: str, form: str = "{:.0f}",
 
 def _main_table(records: Records) -> Iterator[str]:
     titles = ("", "decode, batch 1 tok/s", "batch 16 out tok/s", "prefill 2048 tok/s", "TTFT, known prefix / new",
-              "ready s", "first token s", "peak of loading MiB", "resident MiB")  # fmt: skip
+              "ready s", "first token s", "resident MiB", "peak MiB")  # fmt: skip
     yield f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
     for p in PARTICIPANTS:
         cells = [_cell(records, p, w) for w in ("decode", "batch16", "prefill")]
         cells += [_cell(records, p, "prefix", "{:.1%}")]
         cells += [_cell(records, p, w, "{:.1f}") for w in ("ready", "first")]
-        cells += [_cell(records, p, w, scale=2**-20) for w in ("peak", "resident")]
+        cells += [_cell(records, p, w, scale=2**-20) for w in ("resident", "peak")]
         if any(cell != "-" for cell in cells):
             name = f"**{p.name}**" if p.is_ours else p.name
             yield f"| {name} | {' | '.join(cells)} |"

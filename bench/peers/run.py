@@ -85,7 +85,6 @@ def running(
             if part == "main":
                 records.once(Sample(0, member.group, "ready", member.name, engine.ready_after, "s"))
                 records.once(Sample(0, member.group, "first", member.name, engine.ready_after + first, "s"))
-                records.once(Sample(0, member.group, "peak", member.name, float(engine.peak), "B"))
         yield engines
 
 
@@ -121,6 +120,7 @@ def measure_group(
         for member, engine in engines.items():
             if part == "main":
                 records.once(Sample(0, member.group, "resident", member.name, float(engine.resident()), "B"))
+                records.once(Sample(0, member.group, "peak", member.name, float(engine.peak()), "B"))
                 for fact, value in engine.facts.items():
                     records.once(Sample(0, member.group, fact, member.name, float(value), "B"))
 
