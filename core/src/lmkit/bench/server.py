@@ -97,8 +97,8 @@ class ServerProcess:
 
 
 def lmkit_serve(settings: Sourced) -> ServerProcess:
-    """`lmkit serve` with this interpreter and the same engine options."""
-    environment = {}
+    """`lmkit serve` with this interpreter and the same engine options, without an API key."""
+    environment = {"LMKIT_API_KEY": ""}
     if settings.disable:
         environment["LMKIT_PLUGINS_DISABLE"] = " ".join(settings.disable)
     if settings.only:

@@ -170,7 +170,7 @@ def serve(
     served_model: Annotated[
         str, typer.Option("--request-model", help="model name to ask for; default: its first")
     ] = "",
-    api_key: Annotated[str, typer.Option(help="key of the server", envvar="LMKIT_API_KEY")] = "",
+    api_key: Annotated[str, typer.Option(help="key of the server; also LMKIT_API_KEY")] = "",
     concurrency: Annotated[str, typer.Option("--concurrency", "-c", help="closed loop: clients, like 1,16,32")] = "",
     rate: Annotated[str, typer.Option("--rate", help="open loop: arrivals per second, like 0.5,1,2")] = "",
     num_prompts: Annotated[
@@ -198,6 +198,7 @@ def serve(
     from lmkit.bench.server import lmkit_serve
     from lmkit.bench.workload import random_prompts, read_dataset
 
+    api_key = api_key or settings.environment.switch("LMKIT_API_KEY")
     loads = [Load("concurrency", x) for x in _numbers("--concurrency", concurrency, whole=True)]
     loads += [Load("rate", x) for x in _numbers("--rate", rate)]
     loads = loads or [Load("concurrency", 1), Load("concurrency", 16)]
