@@ -8,7 +8,8 @@
     X(basic)        \
     X(attention)    \
     X(linear)       \
-    X(rowops)
+    X(rowops)       \
+    X(sample)
 
 #define DECLARE(name) extern const lk_family lk_family_##name;
 FAMILIES(DECLARE)
