@@ -1,0 +1,1 @@
+"""Constrained output by xgrammar."""

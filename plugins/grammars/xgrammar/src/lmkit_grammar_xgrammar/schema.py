@@ -1,0 +1,76 @@
+"""Which JSON schemas xgrammar keeps to the letter.
+
+The library passes over keywords that it does not know, and over some that it knows where they stand beside others. What
+is allowed here is what the official test suite shows to be enforced; everything else is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lmkit.api import GrammarError, keywords, subschemas
+
+SUPPORTED = frozenset({
+    "$ref", "additionalProperties", "anyOf", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "items",
+    "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "pattern", "prefixItems", "properties",
+    "required", "type",
+})  # fmt: skip
+_ALONE = ("$ref", "anyOf", "const", "enum")  # enforced only without other assertions beside them
+_NUMBER = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_NEEDS = {
+    **{key: {"integer"} for key in _NUMBER},
+    **{key: {"string"} for key in ("minLength", "maxLength", "pattern")},
+    **{key: {"array"} for key in ("items", "prefixItems", "minItems", "maxItems")},
+    **{key: {"object"} for key in ("properties", "required", "additionalProperties")},
+}
+
+
+def check(schema: object) -> None:
+    """Raises GrammarError for what would not be enforced."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, Mapping):
+        raise GrammarError("a JSON schema is an object")
+    if unknown := keywords(schema) - SUPPORTED:
+        raise GrammarError(f"keywords that are not supported: {', '.join(sorted(unknown))}")
+    if re.search(r"(?<!\\)(\\\\)*\\u00[01]", json.dumps(schema)):
+        raise GrammarError("control characters cannot be written")
+    for part in subschemas(schema):
+        _check_part(part)
+
+
+def _check_part(part: Mapping[str, Any]) -> None:
+    used = keywords(part) & set(part)
+    for key in _ALONE:
+        beside = used - {key, "type"} if key in ("const", "enum") else used - {key}
+        if key in used and beside:
+            raise GrammarError(f"{key} beside {', '.join(sorted(beside))} is not supported")
+    kind = part.get("type")
+    for key in used & set(_NEEDS):
+        if kind not in _NEEDS[key]:
+            raise GrammarError(f"{key} is supported with type {' or '.join(sorted(_NEEDS[key]))} only")
+    if ("const" in used or "enum" in used) and "type" in used:
+        values = part["enum"] if "enum" in used else [part["const"]]
+        if not all(_is(value, kind) for value in values):
+            raise GrammarError("enum and const with values of another type are not supported")
+    if "pattern" in used:
+        if used & {"minLength", "maxLength"}:
+            raise GrammarError("pattern beside minLength or maxLength is not supported")
+        if re.search(r"\\[^dDwWsS.^$*+?()\[\]{}|/\\-]|\(\?", str(part["pattern"])):
+            raise GrammarError("this pattern is not supported: groups with ?, classes and references by \\")
+    reference = part.get("$ref")
+    if reference is not None and not (isinstance(reference, str) and reference.startswith("#/")):
+        raise GrammarError("$ref is supported to definitions in the schema only")
+    missing = set(part.get("required", ())) - set(part.get("properties", {}))
+    if missing:
+        raise GrammarError(f"required properties must be among the properties: {', '.join(sorted(missing))}")
+
+
+def _is(value: object, kind: object) -> bool:
+    types: dict[object, tuple[type, ...]] = {
+        "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
+    }  # fmt: skip
+    return isinstance(value, types.get(kind, ())) and (kind == "boolean" or not isinstance(value, bool))
