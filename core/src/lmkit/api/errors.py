@@ -133,6 +133,8 @@ class UnsupportedModel(CheckpointError):
     def __init__(self, key: str, value: object, supported: str = "", *, fix: str = "") -> None:
         self.key, self.value = key, value
         tail = f"; supported: {supported}" if supported else ""
+        like = nearest(value, supported.replace("'", "").split(", ")) if isinstance(value, str) else None
+        fix = fix or (f"nearest: {like}" if like else "")
         super().__init__(f"unsupported model configuration: {key} = {value!r}{tail}", fix=fix)
 
 

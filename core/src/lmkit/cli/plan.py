@@ -32,6 +32,7 @@ def command(
         dtype=resolved.value("dtype"),
         block_size=resolved.value("block_size", 16),
         kv_dtype=resolved.value("kv_dtype"),
+        weight_bytes=memory.weight_bytes(info, checkpoint, resolved.value("dtype")),
         max_tokens=memory.step_tokens(config, resolved),
     )
     if as_json:

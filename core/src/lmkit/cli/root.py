@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "chat": ("lmkit.cli.chat:command", "Chat with a model in the terminal.", RUN),
     "complete": ("lmkit.cli.complete:command", "Complete one prompt and print the text.", RUN),
     "generate": ("lmkit.cli.generate:command", "Generate for a file of prompts, offline: JSONL out.", RUN),
+    "inspect": ("lmkit.cli.inspect:command", "Show what a checkpoint is and what would run it.", LOOK),
     "plan": ("lmkit.cli.plan:command", "Show the memory budget of a model before loading it.", LOOK),
     "explain": ("lmkit.cli.explain:command", "Show what would be chosen, and why not the others.", LOOK),
     "parse": ("lmkit.cli.parse:command", "Show what a tool or reasoning parser makes of an output.", LOOK),

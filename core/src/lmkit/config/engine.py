@@ -38,6 +38,9 @@ class ModelConfig:
     served_name: Annotated[str | None, "name under which clients see the model"] = None
     chat_template: Annotated[str | None, "file with a chat template, instead of the checkpoint's"] = None
     quantization: Annotated[str, "auto (what the checkpoint says), none, or a plugin's name"] = "auto"
+    overrides: Annotated[
+        str, "JSON object laid over config.json: rope_scaling, sliding_window, ...; null removes", Flag("hf-overrides")
+    ] = ""
     loader: Annotated[str, "auto or a loader plugin's name"] = "auto"
     seed: Annotated[int, "noise of requests that give no seed", Limits(-(1 << 63), (1 << 63) - 1)] = 0
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lmkit.api import (
     CapacityError,
+    Checkpoint,
     DeviceInfo,
     KVConfig,
     KVSpec,
@@ -30,6 +31,13 @@ def step_tokens(config: EngineConfig, resolved: ResolvedPlan | None = None) -> i
 def num_drafts(config: EngineConfig) -> int:
     """Draft tokens per row and step."""
     return config.spec.num_drafts if config.spec is not None else 0
+
+
+def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, dtype: str) -> int:
+    """Of a loaded model: quantized weights stay as they are stored, others take `dtype`."""
+    if checkpoint.config.get("quantization_config"):
+        return checkpoint.nbytes
+    return info.num_parameters * itemsize(dtype)
 
 
 def activation_bytes(info: ModelInfo, dtype: str, max_tokens: int, max_rows: int) -> int:

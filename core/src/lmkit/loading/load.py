@@ -35,6 +35,7 @@ from lmkit.api import (
     UnsupportedModel,
     WeightMismatch,
     WeightRule,
+    nearest,
 )
 from lmkit.layers.build import Builder
 from lmkit.layers.linear import Linear
@@ -284,7 +285,7 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
                 for kind, names in (("missing", missing), ("extra", extra), ("wrong", wrong))
                 if names
             ),
-            fix="check that config.json belongs to these weights",
+            fix=f"check that config.json belongs to these weights{_nearest(extra, missing)}",
         )
     return fills
 
@@ -307,6 +308,12 @@ def _mismatch(entry: TensorEntry, match: Match, place: Place) -> str | None:
     if have != need and not (have in plain and need in plain):
         return f"has dtype {have}, needs {need}"
     return None
+
+
+def _nearest(extra: Sequence[str], missing: Sequence[str]) -> str:
+    """A wrong name and a right one often belong together."""
+    like = nearest(extra[0], missing) if extra else None
+    return f"; {extra[0]} is nearest to {like}, which is missing" if like else ""
 
 
 def _some(kind: str, names: list[str]) -> str:

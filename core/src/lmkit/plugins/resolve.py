@@ -50,6 +50,8 @@ from lmkit.api import (
     Spec,
     Tier,
     UnknownKey,
+    UnknownName,
+    UnsupportedModel,
     canonical,
     nearest,
 )
@@ -57,6 +59,7 @@ from lmkit.config import EngineConfig
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
+from lmkit.plugins.overrides import overlay, parse_overrides
 from lmkit.plugins.platforms import choose_platform, consider_platforms
 from lmkit.plugins.pooling import complete_pooler, converted, find_head, max_length
 from lmkit.plugins.proposals import PROPOSABLE, merge
@@ -167,6 +170,11 @@ class Resolver:
                 or "give a directory with config.json, or the id of a hub repository",
             )
 
+        if text := self.config.model.overrides:
+            config = overlay(self.checkpoint.config, parse_overrides(text))
+            self.checkpoint = replace(self.checkpoint, config=config)
+            self._derive("hf_overrides", text, "user")
+
     def _choose_model(self) -> None:
         checkpoint, parallel = self.found_checkpoint, self.config.parallel
         architecture = checkpoint.architecture
@@ -183,7 +191,12 @@ class Resolver:
         choice = outcome.choice(why=why)
         choice = self._keep(outcome, converted(choice, head) if head else choice)
         target: Architecture = load_target(choice)(**choice.options)
-        info: ModelInfo = call(f"{choice.target}.describe", target.describe, checkpoint.config)
+        try:
+            info: ModelInfo = call(f"{choice.target}.describe", target.describe, checkpoint.config)
+        except UnsupportedModel as e:
+            if name != native and (like := nearest(native, known)):
+                e.fix = f"{e.fix}; nearest of lmkit's own families: {like}"
+            raise
         self.info = replace(info, pooler=complete_pooler(info, checkpoint, task))
         if self.info.pooler is not None:
             self._derive("pooler", msgspec.to_builtins(self.info.pooler), "the checkpoint's modules and configuration")
@@ -259,6 +272,8 @@ class Resolver:
             if model.quantization is not None and choice.name not in model.quantization:
                 raise ConfigError(f"model {model.name!r} does not support quantization {choice.name!r}")
         elif user not in ("auto", "none"):
+            if user not in self.host.names("quantization"):
+                raise UnknownName("quantization", user, ["auto", "none", *self.host.names("quantization")])
             raise ConfigError(
                 f"quantization {user!r} needs a checkpoint stored that way, and this one is not quantized",
                 fix="--quantization auto",

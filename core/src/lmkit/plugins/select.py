@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmkit.api import Choice, ConfigError, PluginError, Refusal, Refused, SelectionError, SelectRequest, Spec, Tier
+from lmkit.api import (
+    Choice,
+    ConfigError,
+    PluginError,
+    Refusal,
+    Refused,
+    SelectionError,
+    SelectRequest,
+    Spec,
+    Tier,
+    nearest,
+)
 from lmkit.plugins.catalog import catalog
 from lmkit.plugins.codes import CODES
 from lmkit.plugins.host import Entry, PluginHost
@@ -220,7 +231,10 @@ def failure(
         message = f"{kind} {asked!r} cannot be used{where}: " + " | ".join(lines)
         others = auto(host.names(kind)) if auto else None
         works = [c.name for c in others.survivors] if others else []
-        if works:
+        if kind == "model":  # its names are architectures: no other runs this checkpoint
+            like = nearest(str(outcome.wanted[0]), host.names(kind))
+            fixes += [f"nearest: {like}"] if like else []
+        elif works:
             fixes.append(f"these would work: {', '.join(works)}")
     else:
         message = f"no {kind} plugin can be used{where}: " + (" | ".join(lines) or "none is installed")

@@ -24,7 +24,7 @@ def refuse(architecture: str, reason: str) -> UnsupportedModel:
 
 
 def make_config(text: str) -> tuple[Any, Any]:
-    """The library's class of the model and its configuration. Raises UnsupportedModel; nothing of a checkpoint is executed."""
+    """The library's class of the model and its configuration. Raises UnsupportedModel; runs nothing of a checkpoint."""
     data = json.loads(text)
     names = data.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
@@ -37,7 +37,7 @@ def make_config(text: str) -> tuple[Any, Any]:
             "quantization_config", "present", fix="the transformers fallback runs plain weights only"
         )
     try:
-        return kind, kind.config_class.from_dict(data)
+        return kind, getattr(kind, "config_class").from_dict(data)  # noqa: B009  (unknown to type checkers)
     except Exception as e:
         raise refuse(architecture, f"its configuration is not understood ({type(e).__name__}: {e!s:.200})") from e
 
