@@ -68,6 +68,10 @@ class Skeleton:
         embedding, head = whole.get_input_embeddings(), whole.get_output_embeddings()
         if not isinstance(embedding, nn.Embedding) or not isinstance(head, nn.Linear):
             raise refuse(self.architecture, "its embedding or its head is not a plain one")
+        if any(
+            isinstance(m, nn.Embedding) and m is not embedding and m.padding_idx is not None for m in body.modules()
+        ):
+            raise refuse(self.architecture, "it counts positions from its padding token")
         self.tied = head.weight is embedding.weight
         if self.tied:
             whole.set_output_embeddings(TiedHead(embedding, head.bias))
