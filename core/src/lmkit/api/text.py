@@ -196,7 +196,7 @@ class ToolFormat:
                 texts.append(body.value_open)
             elif isinstance(body, LooseObject):
                 texts += [*body.quotes, *body.prefix]
-        return frozenset(t for t in texts if t)
+        return frozenset(t for t in texts if t and t not in "{[")
 
 
 @dataclass(frozen=True, slots=True)

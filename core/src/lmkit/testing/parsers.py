@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
 from lmkit.api import (
     ParseWarning,
     Reasoning,
@@ -29,6 +31,7 @@ from lmkit.api import (
     ToolStart,
 )
 from lmkit.plugins import load_target
+from lmkit.testing import outputs
 from lmkit.testing.specs import PluginConformance, find_plugin
 from lmkit.text.parsing import AnyFormat, Chain, in_order, start_parser
 
@@ -136,22 +139,23 @@ def check_splits(
     return whole
 
 
-def check_linear(fmt: Format, markers: Sequence[str], prompt_tail: str | None = "") -> None:
+def check_linear(fmt: Format, markers: Sequence[str], prompt_tail: str | None = "", size: int = 1_000_000) -> None:
     """A megabyte of nasty text takes under a second, whole and in pieces, and twice the text about twice the time."""
-    nasty = (
-        [m[:-1] for m in markers if len(m) > 1]
-        + list(markers)
-        + ["<", " ", "\n", '"', "\\", "{", '{"name": "f", "arguments": {']
-    )
-    units = [*nasty, *(m + '{"name": "f", "arguments": {"a": "' for m in markers), *(m + "{" for m in markers)]
-    for unit in units:
-        text = (unit * (1_000_000 // len(unit) + 1))[:1_000_000]
-        whole, half = _seconds(fmt, [text], prompt_tail), _seconds(fmt, [text[:500_000]], prompt_tail)
-        assert whole < SECONDS_PER_MEGABYTE, f"{unit!r} x 1 MB took {whole:.2f} s in one piece"
-        assert whole < 0.05 or whole / max(half, 0.005) < 4, f"{unit!r}: twice the text took {whole / half:.1f} times"
-        small = [text[i : i + 3] for i in range(0, 100_000, 3)]
+    allowed = SECONDS_PER_MEGABYTE * max(size, 200_000) / 1_000_000
+    opened = [m + '{"name": "f", "arguments": {"a": "' for m in markers]
+    units = [*markers, *(m[:-1] for m in markers if len(m) > 1), *opened[:1], "<", " ", "\n", '"', "\\", "{", "["]
+    texts = [_repeated(unit, size) for unit in [*units, '{"name"', '{"name": "f", "arguments": {}}']]
+    for text in [*texts, *(_repeated(unit, size, begin) for begin in opened for unit in ("\\", "x", "\\u00"))]:
+        whole, half = _seconds(fmt, [text], prompt_tail), _seconds(fmt, [text[: size // 2]], prompt_tail)
+        assert whole < allowed, f"{text[:80]!r} ...: {size} characters took {whole:.2f} s in one piece"
+        assert whole < 0.05 or whole / max(half, 0.005) < 4, f"{text[:80]!r} ...: took {whole / half:.1f} times half"
+        small = [text[i : i + 3] for i in range(0, size // 10, 3)]
         pieces = _seconds(fmt, small, prompt_tail)
-        assert pieces < SECONDS_PER_MEGABYTE, f"{unit!r} x 100 kB took {pieces:.2f} s in pieces of 3"
+        assert pieces < allowed, f"{text[:80]!r} ...: {size // 10} characters took {pieces:.2f} s in pieces of 3"
+
+
+def _repeated(unit: str, size: int, begin: str = "") -> str:
+    return (begin + unit * (size // len(unit) + 1))[:size]
 
 
 def _seconds(fmt: Format, pieces: list[str], prompt_tail: str | None) -> float:
@@ -198,11 +202,24 @@ class _ParserConformance(PluginConformance):
 
     def test_work_is_linear(self) -> None:
         for tail in self.prompt_tails:
+            check_linear(self.format(), markers_of(self.format()), tail, size=100_000)
+
+    @pytest.mark.slow
+    def test_work_is_linear_in_a_megabyte(self) -> None:
+        for tail in self.prompt_tails:
             check_linear(self.format(), markers_of(self.format()), tail)
 
 
 class ToolParserConformance(_ParserConformance):
-    """For kind tool_parser."""
+    """For kind tool_parser. For a ToolFormat the outputs to try are made from it."""
+
+    num_broken: ClassVar[int] = 150  # broken outputs to try
+
+    def declared(self) -> ToolFormat:
+        fmt = self.format()
+        if not isinstance(fmt, ToolFormat):
+            pytest.skip("the format is not a declaration")
+        return fmt
 
     def test_no_tool_call_is_lost(self) -> None:
         """What is neither content nor reasoning became a call."""
@@ -210,6 +227,26 @@ class ToolParserConformance(_ParserConformance):
             message = check_splits(self.format(), sample)
             lost = without_markers(message.content, self.format()) != without_markers(sample, self.format())
             assert message.calls or not lost, sample
+
+    def test_what_the_family_writes_is_read_back(self) -> None:
+        fmt = self.declared()
+        for text, calls in outputs.examples(fmt):
+            message = check_splits(fmt, text, tools=outputs.TOOLS)
+            assert [(name, json.loads(arguments)) for name, arguments in message.calls] == calls, text
+            assert (message.content, message.warnings) == ("", []), text
+
+    def test_broken_outputs_end_well(self) -> None:
+        """Arguments are JSON (see `parse`), no word is lost, and the split does not matter."""
+        fmt = self.declared()
+        for seed in range(self.num_broken):
+            source = random.Random(seed)
+            text = outputs.mutated(outputs.with_words(fmt, source), markers_of(fmt), source)
+            whole = parse(fmt, [text], tools=outputs.TOOLS)
+            size = source.choice((1, 2, 3, 7))
+            pieces = parse(fmt, [text[i : i + size] for i in range(0, len(text), size)], tools=outputs.TOOLS)
+            assert pieces == whole, f"seed {seed}, pieces of {size}: {text!r}"
+            shown = " ".join([whole.content, *map(str, whole.calls), *whole.ids, *(w.text for w in whole.warnings)])
+            assert outputs.words_in(text) <= outputs.words_in(shown), f"seed {seed}: {text!r}\n{whole}"
 
 
 class ReasoningParserConformance(_ParserConformance):

@@ -14,12 +14,13 @@ import secrets
 import string
 from typing import Literal, Protocol
 
-from lmkit.api import JsonCalls, NamedJson, ParseEvent, ToolArgs, ToolEnd, ToolStart
+from lmkit.api import JsonCalls, NamedJson, ParseEvent, ParseWarning, ToolArgs, ToolEnd, ToolStart
 from lmkit.text.jsonread import JsonReader
 from lmkit.text.markers import markers, skip_blanks
 
 State = Literal["more", "done", "bad"]
 MAX_NAME = 256  # characters of a tool's name or a key
+_HARMLESS = ("id", "type")  # fields of a call that say nothing more
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
@@ -125,6 +126,7 @@ class JsonCallReader:
         self._name = self._id = self._key = ""
         self._early: str | None = None  # arguments that came before the name
         self._finished = False  # the arguments of this call are complete
+        self._extra: list[tuple[str, str]] = []  # fields that no call has
 
     def feed(self, text: str, at: int, final: bool) -> int:
         num_calls, was_open = self._sink.num_calls, self._sink.open
@@ -145,7 +147,8 @@ class JsonCallReader:
         return self._arguments.closing() if self._arguments else ""
 
     def leftover(self) -> str:
-        return self._arguments.leftover() if self._arguments else ""
+        extra = "".join(written for _, written in self._extra)
+        return extra + self._arguments.leftover() if self._arguments else extra
 
     def _structure(self, text: str, at: int) -> int:
         """One character of the array or of the outer object. A wrong one is left unread."""
@@ -195,6 +198,7 @@ class JsonCallReader:
         if reader.state == "done":
             self._sink.end()
             self._arguments, self._finished, self._place = None, True, "member"
+            self._warn()
         elif reader.state == "bad":
             self.state = "bad"
         return end
@@ -241,10 +245,13 @@ class JsonCallReader:
         elif key in body.id and not self._finished:
             id = json.loads(written)
             self._id = id if is_name(id) else ""
+        elif key not in _HARMLESS:
+            self._extra.append((key, written))
 
     def _take_arguments(self, written: str) -> None:
         """Arguments that were not streamed: before the name, null, or JSON inside a string."""
         if self._finished or self._early is not None:
+            self.state = "bad"  # arguments twice
             return
         if written == "null":
             written = "{}"
@@ -268,12 +275,19 @@ class JsonCallReader:
         self._sink.end()
         self._finished = True
 
+    def _warn(self) -> None:
+        """Fields that are not used must not get lost in silence."""
+        for key, written in self._extra:
+            self._sink.events.append(ParseWarning(f"a tool call has a field {key!r}", written))
+        self._extra = []
+
     def _end_object(self) -> None:
         if not self._finished:
-            if not self._name or self._early is not None or self._body.required or self._body.keyed:
+            if not self._name or self._early is not None or self._extra or self._body.required or self._body.keyed:
                 self.state = "bad"
                 return
             self._give("{}")
+        self._warn()
         self._place = "next"
         if not self._in_list:
             self.state = "done"
@@ -320,11 +334,12 @@ class NamedJsonReader:
 
     def _read_head(self, text: str, at: int, final: bool) -> int:
         begin, end, marker = self._ends.find(text, at, final)
+        limit = at + MAX_NAME - self._num_head
+        if begin > limit:  # at a place that does not depend on how the text is split
+            self.state = "bad"
+            return limit
         self._head.append(text[at:begin])
         self._num_head += begin - at
-        if self._num_head > MAX_NAME:
-            self.state = "bad"
-            return begin
         if marker is None:
             return begin
         head, self._head, self._num_head = "".join(self._head).strip(), [], 0

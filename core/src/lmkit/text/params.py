@@ -36,7 +36,6 @@ class ParamsReader:
         self._key = ""
         self._kind = ""  # "string" or "json", where the element says so
         self._written = False  # an argument was given away
-        self._keys: set[str] = set()
         stops = (body.open, body.foot, *ends)
         self._name_ends = markers(*body.name_ends, *ends)
         self._has_end = body.open not in body.name_ends  # a name has an end of its own, also without arguments
@@ -129,11 +128,12 @@ class ParamsReader:
         return found.begin if found.marker in self._kept else found.end
 
     def _collect(self, found: Found, text: str, at: int, limit: int | None) -> Found:
+        last = at + limit - self._num_parts if limit is not None else found.begin
+        if found.begin > last:  # at a place that does not depend on how the text is split
+            self.state = "bad"
+            return Found(last, last, None)
         self._parts.append(text[at : found.begin])
         self._num_parts += found.begin - at
-        if limit is not None and self._num_parts > limit:
-            self.state = "bad"
-            return Found(found.begin, found.begin, None)
         return found
 
     def _take(self) -> str:
@@ -143,12 +143,9 @@ class ParamsReader:
         return text
 
     def _give(self, value: str) -> None:
-        """One argument. A key that comes again keeps its first value."""
+        """One argument. A key may come again: readers of JSON take the last value."""
         self._num_parts = 0
         self._raw.clear()
-        if self._key in self._keys:
-            return
-        self._keys.add(self._key)
         head = ", " if self._written else "{"
         self._written = True
         self._sink.args(f"{head}{json.dumps(self._key, ensure_ascii=False)}: {self._json(value)}")

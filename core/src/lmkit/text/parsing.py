@@ -39,6 +39,8 @@ from lmkit.text.markers import BLANKS, MAX_GAP, Found, markers, skip_blanks
 from lmkit.text.params import ParamsReader
 from lmkit.text.pycalls import PyCallsReader
 
+# between "{" and the first key of a bare call
+_GAPS = ("", " ", "\n", "\n ", "\n  ", "\n    ", "\n\t", "\r\n", "\r\n  ")
 _CLOSERS = BLANKS + ",]})"  # what may follow a finished call when the output ends early
 
 
@@ -162,7 +164,7 @@ class ToolParser:
         self._sink = CallSink(fmt.id_length)
         self._bare = "".join(_first_chars(b) for b in self._bodies) if fmt.bare else ""
         opens = fmt.open if fmt.loose or not fmt.section else ()
-        bare = tuple(self._bare) if fmt.bare == "anywhere" else ()
+        bare = tuple(t for b in self._bodies for t in _bare_texts(b)) if fmt.bare == "anywhere" else ()
         # a call that came without its section may be followed by the end of one
         self._dropped = (*fmt.drop, *(fmt.section_close if fmt.loose else ()))
         self._openers = markers(*opens, *fmt.section, *self._dropped, *fmt.rearm, *fmt.opaque[:1], *bare)
@@ -183,6 +185,7 @@ class ToolParser:
         self._noise: list[str] = []  # text between the calls of a section, where it is dropped
         self._noisy = False  # there was such text since the last call
         self._marked = False  # the call began with a marker
+        self._was_read = False  # something followed the marker
         self._keep_close = False  # the close of a broken call is content
         self._body: BodyReader | None = None
 
@@ -301,6 +304,7 @@ class ToolParser:
         self._raw, self._gap = [self._gap or "", marker], ""
         self._num_raw = len(self._raw[0]) + len(marker)
         self._marked = bool(marker) or self._in_a_section
+        self._was_read = False
         self._body = None
         self._at_start = False
         self._state = self._in_call
@@ -313,6 +317,7 @@ class ToolParser:
             if first == len(text) and not final and first - at <= MAX_GAP:
                 return self._hold(text, at)
             body = self._body = self._reader(text[first : first + 1])
+            self._was_read = first < len(text)
         num_calls, was_open = self._sink.num_calls, self._sink.open
         end = body.feed(text, at, final)
         if self._sink.num_calls > num_calls or was_open:
@@ -354,7 +359,7 @@ class ToolParser:
         if announced and body is not None:
             raw = body.leftover()
             self._sink.end(body.closing())
-        only_marker = ended and self._marked and not announced and not "".join(self._raw[2:]).strip()
+        only_marker = ended and self._marked and not self._was_read
         self._body, self._raw, self._num_raw = None, [], 0
         if announced or self._marked:
             self._sink.events.append(ParseWarning(message, raw if only_marker else ""))
@@ -399,6 +404,15 @@ class ToolParser:
     def _hold(self, text: str, at: int) -> int:
         self._held = text[at:]
         return len(text)
+
+
+def _bare_texts(body: object) -> tuple[str, ...]:
+    """How a body may begin in the middle of text: with a key of a call, not with just any bracket."""
+    if not isinstance(body, JsonCalls) or body.keyed:
+        return tuple(_first_chars(body))
+    brackets = {"one": ("{",), "list": ("[{",), "any": ("{", "[{")}[body.many]
+    keys = (*body.name, *body.arguments, *body.id, "type")
+    return tuple(f'{b}{gap}"{key}"' for b in brackets for gap in _GAPS for key in keys)
 
 
 def _first_chars(body: object) -> str:

@@ -13,7 +13,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _WORD = re.compile(r"[A-Za-z0-9_.\-]*")
 _PLAIN = re.compile(r"[^\"'\[\]{}(),]*")
 _STOP = {q: re.compile(rf"[{q}\\]") for q in "\"'"}  # what ends a plain run inside a string
-_BEGUN = re.compile(r"\s*[A-Za-z_]\w*\s*=\s*[-+.\d\"'\[{(A-Za-z]")  # an argument that has begun well
+# of an argument, before its value
+_HEAD = re.compile(r"\s{0,64}(?:[A-Za-z_]\w{0,255}\s{0,64}(?:=\s{0,64})?)?")
 _MAX_DEPTH = 64
 _MAX_WORD = 256
 
@@ -86,6 +87,10 @@ class PyCallsReader:
 
     def _argument(self, text: str, at: int) -> int:
         """Up to the comma or bracket that ends the argument."""
+        if not self._sink.open:
+            at = self._announce(text, at)
+        if self.state == "bad":
+            return at
         begin = at
         while at < len(text):
             if self._skip:
@@ -114,26 +119,26 @@ class PyCallsReader:
                 break
             at += 1
         self._raw.append(text[begin:at])
-        self._announce()
         return at
 
-    def _announce(self) -> None:
-        """The call begins when its first argument begins well."""
-        if self._sink.open:
-            return
+    def _announce(self, text: str, at: int) -> int:
+        """The call begins when its first argument begins well. Returns where it is wrong, or else `at`."""
         begun = "".join(self._raw)
-        if _BEGUN.match(begun):
+        head = _HEAD.match(begun + text[at : at + 2 * _MAX_WORD])
+        assert head is not None
+        stop = at + head.end() - len(begun)
+        c = text[stop : stop + 1]
+        if head.group().rstrip().endswith("=") and (c.isalnum() or (c and c in "-+.\"'[{(")):
             self._sink.start(self._name)
-        elif len(begun) > _MAX_WORD:
+        elif c and not (c == ")" and not head.group().strip()):
             self.state = "bad"
+            self._raw.append(text[at:stop])
+            return stop
+        return at
 
     def _end_argument(self, rest: str, at: int, c: str) -> int:
         self._raw.append(rest)
-        self._announce()
         argument = "".join(self._raw).strip()
-        if argument and not self._sink.open:
-            self.state = "bad"
-            return at
         if argument or c == ",":
             key, equals, value = argument.partition("=")
             key = key.strip()
