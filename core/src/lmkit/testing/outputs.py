@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmkit.api import ToolDef, ToolFormat
-from lmkit.text.derive import render
+from lmkit.api import Params, ToolDef, ToolFormat
+from lmkit.text.derive import primary, render
 
 TOOLS = (
     ToolDef("get_weather", parameters={
@@ -31,7 +32,14 @@ _WORD = re.compile(r"wa\d+ez")
 
 def examples(fmt: ToolFormat) -> list[tuple[str, Calls]]:
     """Outputs as the family writes them, and their calls."""
-    return [(render(fmt, calls, TOOLS), calls) for calls in CALLS]
+    body = primary(fmt)
+    verbatim = isinstance(body, Params) and body.verbatim
+    return [(render(fmt, calls, TOOLS), _as_strings(calls) if verbatim else calls) for calls in CALLS]
+
+
+def _as_strings(calls: Calls) -> Calls:
+    """The calls in a format whose values are strings as they are written."""
+    return [(name, {k: v if isinstance(v, str) else json.dumps(v) for k, v in a.items()}) for name, a in calls]
 
 
 def with_words(fmt: ToolFormat, source: random.Random) -> str:

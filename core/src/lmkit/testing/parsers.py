@@ -28,6 +28,7 @@ from lmkit.api import (
     ToolArgs,
     ToolDef,
     ToolEnd,
+    ToolFormat,
     ToolStart,
 )
 from lmkit.plugins import load_target
@@ -148,7 +149,7 @@ def check_linear(fmt: Format, markers: Sequence[str], prompt_tail: str | None = 
     for text in [*texts, *(_repeated(unit, size, begin) for begin in opened for unit in ("\\", "x", "\\u00"))]:
         whole, half = _seconds(fmt, [text], prompt_tail), _seconds(fmt, [text[: size // 2]], prompt_tail)
         assert whole < allowed, f"{text[:80]!r} ...: {size} characters took {whole:.2f} s in one piece"
-        assert whole < 0.05 or whole / max(half, 0.005) < 4, f"{text[:80]!r} ...: took {whole / half:.1f} times half"
+        assert whole < 0.2 or whole / max(half, 0.005) < 4, f"{text[:80]!r} ...: took {whole / half:.1f} times half"
         small = [text[i : i + 3] for i in range(0, size // 10, 3)]
         pieces = _seconds(fmt, small, prompt_tail)
         assert pieces < allowed, f"{text[:80]!r} ...: {size // 10} characters took {pieces:.2f} s in pieces of 3"
@@ -202,7 +203,7 @@ class _ParserConformance(PluginConformance):
 
     def test_work_is_linear(self) -> None:
         for tail in self.prompt_tails:
-            check_linear(self.format(), markers_of(self.format()), tail, size=100_000)
+            check_linear(self.format(), markers_of(self.format()), tail, size=30_000)
 
     @pytest.mark.slow
     def test_work_is_linear_in_a_megabyte(self) -> None:
