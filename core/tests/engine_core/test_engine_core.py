@@ -213,3 +213,17 @@ def test_a_long_story_keeps_the_engine_as_it_was():
     assert not s.running.items
     assert not engine.executor.rows
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+def test_large_vectors_are_sent_by_themselves() -> None:
+    """No frame of the socket grows with the number of requests that end in one step."""
+    from lmkit.api import Pooled, TokenEvent
+    from lmkit.engine.loop import LARGE, _portions
+
+    small, large = Pooled(b"1234", (1,)), Pooled(bytes(LARGE + 4), (LARGE // 4 + 1,))
+    events = [TokenEvent(str(i), pooled=large if i % 2 else small) for i in range(6)]
+    portions = list(_portions(events))
+    assert sorted(len(part) for part in portions) == [1, 1, 1, 3]
+    assert sorted(e.id for part in portions for e in part) == [str(i) for i in range(6)]
+    assert list(_portions([])) == []
+    assert list(_portions(events[::2])) == [events[::2]]

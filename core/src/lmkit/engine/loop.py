@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
@@ -30,6 +30,7 @@ from lmkit.engine.messages import (
 
 log = logging.getLogger("lmkit.engine")
 
+LARGE = 1 << 20  # bytes of vectors that are sent by themselves
 GATE_POLL = 0.001  # seconds between looks at gates when nothing else can be done
 
 
@@ -88,8 +89,8 @@ class EngineLoop:
                 started = perf_counter()
                 events = core.step()
                 self._busy += perf_counter() - started
-                if events:
-                    emit(Events(events))
+                for part in _portions(events):
+                    emit(Events(part))
         except Exception as error:  # crash-only: nothing is known about the state any more
             _log_crash(error)
             emit(Failed(_told(error)))
@@ -134,6 +135,16 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         return EngineStats(self._core.stats(), uptime=monotonic() - self._ready, busy=self._busy)
+
+
+def _portions(events: list[TokenEvent]) -> Iterator[list[TokenEvent]]:
+    """Events that fit one frame together: vectors of many tokens go by themselves."""
+    large = [e for e in events if e.pooled is not None and len(e.pooled.data) > LARGE]
+    small = [e for e in events if e.pooled is None or len(e.pooled.data) <= LARGE] if large else events
+    if small:
+        yield small
+    for event in large:
+        yield [event]
 
 
 def _told(error: Exception) -> ErrorInfo:
