@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -102,5 +104,7 @@ class EngineProcess:
         except (subprocess.TimeoutExpired, BrokenPipeError):
             self._process.kill()
             self._process.wait()
+        with suppress(ProcessLookupError):  # children that outlive it
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.stdout.close()
         self._log.close()

@@ -48,7 +48,10 @@ def measure_limits(model: Path, records: Records, round: int, group: str) -> Non
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "limits.json"
         command = [sys.executable, "-m", "lmkit", "bench", "kernels", str(model), "--only", "", "--output", str(file)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            records.absent(Absent("limits", group, "machine", done.stderr.strip()[-300:]))
+            return
         limits = read(file).details["limits"]
     records.add(Sample(round, "limits", "read", group, limits["read"], "B/s"))
     for dtype, value in limits["flops"].items():
