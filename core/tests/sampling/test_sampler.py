@@ -51,9 +51,6 @@ def run(logits: torch.Tensor, rows: Sequence[Row], masks: GrammarMasks | None = 
     for slot in slots:
         made.remove(slot)
     assert not (made.num_random)
-    assert not (made.num_top_k)
-    assert not (made.num_top_p)
-    assert not (made.num_min_p)
     assert not (made.watched)
     assert not (made.bias)
     return result

@@ -40,6 +40,7 @@ from lmkit.api.execution import (
     BuildContext,
     Collectives,
     Control,
+    DrawParams,
     DropAdapter,
     Event,
     Executor,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor, nn
 
@@ -230,6 +231,17 @@ class LinearKernel(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DrawParams:
+    """How each of S rows of logits is sampled: numpy arrays [S]. Set by the sampler, read by `RowOps.draw`."""
+
+    temperature: np.ndarray  # float32, positive
+    min_p: np.ndarray  # float32; 0 keeps every token
+    top_k: np.ndarray  # int64; 0 keeps every token
+    top_p: np.ndarray  # float32; 1 keeps every token
+    share: np.ndarray  # float64 in [0, 1)
+
+
 class RowOps(Protocol):
     """What a model does between its linears and attention: operators that treat each row (token) by itself.
 
@@ -278,6 +290,21 @@ class RowOps(Protocol):
         """Turns the first 2 P entries of each head of x [T, H, D] in place.
 
         The pair of entry i is i + P, or its neighbour when interleaved.
+        """
+        ...
+
+    def argmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [S, V] -> the first position of the maximum [S] int64, and the maximum [S]; NaN counts as the largest.
+
+        Where the maximum is no finite number the position means nothing.
+        """
+        ...
+
+    def draw(self, x: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
+        """Logits [S, V] float32, overwritten -> the token drawn [S] int64, and the largest logit [S] as in `argmax`.
+
+        Temperature, then min_p, top_k, top_p, each on what the one before left; equals of the last one kept stay. Of
+        what is left, in token order, the token at `share` of the sum of the weights. A row depends on nothing else.
         """
         ...
 
@@ -553,3 +580,4 @@ class LoadedModel:
     pack_seconds: float = 0.0  # spent on laying weights out as kernels want them
     dense: nn.Module | None = None  # what follows the head of a pooling model
     attention: AttentionBackend | None = None  # the object the model's layers call: makes planners and KV tensors
+    rows: RowOps | None = None  # that of the model's layers; None: plain torch

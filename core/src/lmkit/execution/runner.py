@@ -61,7 +61,7 @@ class Runner:
         self.kv, self._spans = _allocate(kv, needs, backends, device)
         max_blocks = [limits.max_blocks_per_row for _ in kv.specs]
         self.rows = RowTable(limits.max_rows, limits.max_length + max_drafts + 1, max_blocks)
-        self.sampler = Sampler(limits.max_rows, loaded.info.vocab_size, eos_token_ids, processors)
+        self.sampler = Sampler(limits.max_rows, loaded.info.vocab_size, eos_token_ids, processors, loaded.rows)
         planners = [b.planner(need, limits, platform) for b, need in zip(backends, needs, strict=True)]
         pooler = loaded.info.pooler
         self.pooler = RowPooler(pooler, loaded.model, loaded.dense) if pooler is not None else None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmkit.api import DeviceInfo
+from lmkit.api import DeviceInfo, DrawParams
 from lmkit.layers.activations import activation
+from lmkit.sampling import blocks, truncate
 
 
 class TorchRowOps:
@@ -62,3 +63,10 @@ class TorchRowOps:
         turned = left * cos - right * sin  # `left` may be `a` itself
         b.copy_(right * cos + left * sin)
         a.copy_(turned)
+
+    def argmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return blocks.argmax(x)
+
+    def draw(self, x: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
+        weights, largest = truncate.weigh(x, params)
+        return blocks.draw(weights, params.share), largest

@@ -84,6 +84,7 @@ def load_model(
         warnings=(*builder.warnings, *warnings),
         dense=dense,
         attention=builder.backend,
+        rows=builder.rows,
     )
 
 

@@ -20,7 +20,6 @@ come and go. When no row needs anything but the most likely token, sampling is o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmkit.api import GrammarMasks, LogitsProcessor, SamplingParams, TokenLogprob
+from lmkit.api import DrawParams, GrammarMasks, LogitsProcessor, RowOps, SamplingParams, TokenLogprob
 from lmkit.sampling import blocks, truncate
 from lmkit.sampling.counts import TokenCounts
 from lmkit.sampling.logprobs import TokenChoice, gather_logprobs
@@ -64,11 +63,14 @@ class Sampler:
 
     def __init__(
         self, max_rows: int, vocab_size: int, eos_token_ids: Sequence[int] = (),
-        processors: Mapping[str, LogitsProcessor] | None = None,
+        processors: Mapping[str, LogitsProcessor] | None = None, rows: RowOps | None = None,
     ) -> None:  # fmt: skip
+        from lmkit.layers import TorchRowOps  # which is made of this package's parts
+
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self.processors = Processors(processors or {})
+        self.rows = rows or TorchRowOps()
         self.params: list[SamplingParams | None] = [None] * max_rows  # None: nobody has the slot
         self.num_prompt = np.zeros(max_rows, np.int64)
         self.seed = np.zeros(max_rows, np.uint64)
@@ -82,7 +84,7 @@ class Sampler:
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.blocked: dict[int, np.ndarray] = {}  # ids that may not come before min_tokens
         self.logprobs: dict[int, int] = {}  # alternatives wanted
-        self.num_random = self.num_min_p = self.num_top_k = self.num_top_p = 0
+        self.num_random = 0
 
     # ---------------------------------------------------------------------------------------------- rows
 
@@ -95,7 +97,7 @@ class Sampler:
         self.temperature[slot] = max(params.temperature, MIN_TEMPERATURE)
         self.min_p[slot], self.top_p[slot] = params.min_p, params.top_p
         self.top_k[slot] = params.top_k if params.top_k < self.vocab_size else 0
-        self._count(slot, +1)
+        self.num_random += not params.greedy
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
             self.counts[slot] = TokenCounts(tokens[:num_prompt], tokens[num_prompt:].tolist())
         if params.logit_bias:
@@ -111,7 +113,7 @@ class Sampler:
             self.processors.add(slot, params, tokens[:num_prompt].tolist())
 
     def remove(self, slot: int) -> None:
-        self._count(slot, -1)
+        self.num_random -= not self.greedy[slot]
         for state in (self.counts, self.bias, self.blocked, self.logprobs):
             state.pop(slot, None)
         self.processors.remove(slot)
@@ -122,13 +124,6 @@ class Sampler:
         for slot, params in enumerate(self.params):
             if params is not None:
                 self.remove(slot)
-
-    def _count(self, slot: int, n: int) -> None:
-        if not self.greedy[slot]:
-            self.num_random += n
-            self.num_min_p += n * bool(self.min_p[slot] > 0)
-            self.num_top_k += n * bool(self.top_k[slot] > 0)
-            self.num_top_p += n * bool(self.top_p[slot] < 1)
 
     def observe(self, slot: int, tokens: Sequence[int], num_output: int) -> None:
         """Accepted tokens of a row, which now has `num_output` output tokens. Only needed if `watches(slot)`."""
@@ -154,7 +149,7 @@ class Sampler:
             or self.processors.active["logits"]
         )  # fmt: skip
         if plain:
-            return Sampled(*_argmax(logits))
+            return Sampled(*_checked(*self.rows.argmax(logits)))
 
         greedy = self.greedy[batch.slots]
         raw = self._raw_logprobs(logits, batch) if self.logprobs else None  # 1
@@ -256,44 +251,23 @@ class Sampler:
         x[index] = values
 
     def _greedy(self, x: Tensor, batch: SampleBatch, rows: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
-        return _argmax(x)
+        return _checked(*self.rows.argmax(x))
 
     def _random(self, x: Tensor, batch: SampleBatch, rows: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
-        slots = batch.slots[rows]
-        best = x.amax(-1, keepdim=True)
-        faults = _faults(best[:, 0])
-        # The maximum is taken off first: the quotient stays finite for any temperature. Powers of 2, because torch's
-        # exp is up to a hundred times slower where the result vanishes, as it does for most of a vocabulary.
-        scale = torch.from_numpy(self.temperature[slots] * np.float32(math.log(2))).to(x.device)
-        x = x.sub_(best).div_(scale[:, None])  # 9
-        if faults:
-            x[torch.tensor(list(faults), device=x.device)] = 0.0
-        weights = x.exp2_()
-        if self.num_min_p:
-            _on_rows(truncate.min_p_, weights, self.min_p[slots], self.min_p[slots] > 0)  # 10
-        if self.num_top_k:
-            _on_rows(truncate.top_k_, weights, self.top_k[slots], self.top_k[slots] > 0)
-        if self.num_top_p:
-            _on_rows(truncate.top_p_, weights, self.top_p[slots], self.top_p[slots] < 1)
+        slots, positions = batch.slots[rows], batch.positions[rows]
+        params = DrawParams(
+            self.temperature[slots], self.min_p[slots], self.top_k[slots], self.top_p[slots],
+            uniform(self.seed[slots], positions),
+        )  # fmt: skip
         if self.processors.active["probs"]:
+            weights, largest = truncate.weigh(x, params)  # 9, 10
             weights /= weights.sum(-1, keepdim=True)
             random = np.zeros(len(rows), bool)
-            self.processors.apply("probs", weights, slots, batch.positions[rows], random, batch.tokens)  # 11
-        drawn = blocks.draw(weights, uniform(self.seed[slots], batch.positions[rows]))  # 12
-        tokens = drawn.cpu().numpy()
-        tokens[list(faults)] = 0
-        return tokens, faults
-
-
-def _on_rows(step: Callable[[Tensor, Tensor], None], x: Tensor, values: np.ndarray, wanted: np.ndarray) -> None:
-    """step(x, values), in place, on the wanted rows only."""
-    if wanted.all():
-        step(x, torch.from_numpy(values).to(x.device))
-    elif wanted.any():
-        rows = torch.from_numpy(np.flatnonzero(wanted)).to(x.device)
-        part = x[rows]
-        step(part, torch.from_numpy(values[wanted]).to(x.device))
-        x[rows] = part
+            self.processors.apply("probs", weights, slots, positions, random, batch.tokens)  # 11
+            drawn = blocks.draw(weights, params.share)  # 12
+        else:
+            drawn, largest = self.rows.draw(x, params)
+        return _checked(drawn, largest)
 
 
 def _index(pairs: Sequence[tuple[int, np.ndarray]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -303,13 +277,12 @@ def _index(pairs: Sequence[tuple[int, np.ndarray]], device: torch.device) -> tup
     return torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)
 
 
-def _argmax(x: Tensor) -> tuple[np.ndarray, dict[int, str]]:
-    """The first largest token of each row, and faults. NaN counts as largest, so it is seen."""
-    tokens, largest = blocks.argmax(x)
+def _checked(drawn: Tensor, largest: Tensor) -> tuple[np.ndarray, dict[int, str]]:
+    """Tokens, 0 for those of faulty rows; and what is wrong with these."""
     faults = _faults(largest)
-    found = tokens.cpu().numpy()
-    found[list(faults)] = 0
-    return found, faults
+    tokens = drawn.cpu().numpy()
+    tokens[list(faults)] = 0
+    return tokens, faults
 
 
 def _faults(largest: Tensor) -> dict[int, str]:

@@ -1,14 +1,50 @@
-"""min_p, top_k and top_p without sorting the vocabulary. What a row gets does not depend on its neighbours."""
+"""Temperature, min_p, top_k and top_p without sorting the vocabulary. A row does not depend on its neighbours."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from lmkit.api import DrawParams
 from lmkit.sampling.blocks import topk
 
 FEW = 64  # tokens that usually hold the share asked of top_p
 _BUCKET_SHIFT = 20  # exponent and 3 bits of the mantissa of a float32: 1017 buckets for weights up to 1
+
+
+def weigh(x: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
+    """Logits [S, V] float32 -> the weights to draw from, in place, row maximum 1; and each row's largest logit [S].
+
+    Where that is no finite number all tokens weigh the same.
+    """
+    best = x.amax(-1, keepdim=True)
+    # The maximum is taken off first: the quotient stays finite for any temperature. Powers of 2, because torch's
+    # exp is up to a hundred times slower where the result vanishes, as it does for most of a vocabulary.
+    scale = torch.from_numpy(params.temperature * np.float32(math.log(2))).to(x.device)
+    x = x.sub_(best).div_(scale[:, None])
+    faulty = ~torch.isfinite(best[:, 0])
+    if bool(faulty.any()):
+        x[faulty] = 0.0
+    weights = x.exp2_()
+    _on_rows(min_p_, weights, params.min_p, params.min_p > 0)
+    _on_rows(top_k_, weights, params.top_k, params.top_k > 0)
+    _on_rows(top_p_, weights, params.top_p, params.top_p < 1)
+    return weights, best[:, 0]
+
+
+def _on_rows(step: Callable[[Tensor, Tensor], None], x: Tensor, values: np.ndarray, wanted: np.ndarray) -> None:
+    """step(x, values), in place, on the wanted rows only."""
+    if wanted.all():
+        step(x, torch.from_numpy(values).to(x.device))
+    elif wanted.any():
+        rows = torch.from_numpy(np.flatnonzero(wanted)).to(x.device)
+        part = x[rows]
+        step(part, torch.from_numpy(values[wanted]).to(x.device))
+        x[rows] = part
 
 
 def min_p_(w: Tensor, min_p: Tensor) -> None:

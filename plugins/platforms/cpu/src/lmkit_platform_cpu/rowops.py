@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ctypes import c_float, c_int32, c_int64, c_void_p
 
+import numpy as np
 import torch
-from lmkit.api import DeviceInfo, PluginError
+from lmkit.api import DeviceInfo, DrawParams, PluginError
 from lmkit.layers import TorchRowOps
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from lmkit_platform_cpu.native import Args, Native, load
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "gelu_new": 2, "gelu_fast": 2, "relu": 3, "relu2": 4}
+PIECE = 16384  # values of a row of logits per chunk, as in sample.inc
 CHUNK = 8192  # values per chunk: some microseconds
 
 
@@ -54,6 +56,15 @@ class RotateArgs(Args):
         *((name, c_void_p) for name in ("x", "cos", "sin")),
         *((name, c_int64) for name in ("rows", "heads", "pairs", "step", "x_row", "x_head")),
         *((name, c_int32) for name in ("dtype", "interleaved")),
+    ]
+
+
+class SampleArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "maxima", "token", "largest")),
+        *((name, c_void_p) for name in ("temperature", "min_p", "top_p", "top_k", "share")),
+        *((name, c_int64) for name in ("rows", "size", "pieces", "x_row")),
+        ("dtype", c_int32),
     ]
 
 
@@ -165,6 +176,35 @@ class NativeRowOps(TorchRowOps):
             x_row=x_row, x_head=x_head, dtype=DTYPES[x.dtype], interleaved=interleaved,
         )  # fmt: skip
         self._run("rotate", args, heads * 2 * cos.shape[1])
+
+    def argmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._sample("argmax", x)
+
+    def draw(self, x: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
+        _require(x.dtype == torch.float32, "draw", x)
+        arrays: dict[str, np.ndarray] = {
+            "temperature": np.ascontiguousarray(params.temperature, np.float32),
+            "min_p": np.ascontiguousarray(params.min_p, np.float32),
+            "top_p": np.ascontiguousarray(params.top_p, np.float32),
+            "top_k": np.ascontiguousarray(params.top_k, np.int64),
+            "share": np.ascontiguousarray(params.share, np.float64),
+        }
+        _require(all(a.shape == x.shape[:1] for a in arrays.values()), "draw", x)
+        return self._sample("draw", x, **{name: a.ctypes.data for name, a in arrays.items()})
+
+    def _sample(self, op: str, x: Tensor, **params: int) -> tuple[Tensor, Tensor]:
+        _require(x.dim() == 2 and x.dtype in DTYPES and x.shape[1] > 0, op, x)
+        rows, _, x_row, _ = _heads(op, x)
+        pieces = -(-x.shape[1] // PIECE)
+        maxima, largest = torch.empty(rows * pieces), torch.empty(rows)
+        token = torch.empty(rows, dtype=torch.int64)
+        args = SampleArgs(
+            x=x.data_ptr(), maxima=maxima.data_ptr(), token=token.data_ptr(), largest=largest.data_ptr(), rows=rows,
+            size=x.shape[1], pieces=pieces, x_row=x_row, dtype=DTYPES[x.dtype], **params,
+        )  # fmt: skip
+        args.chunks[:] = (rows * pieces, rows, 0, 0) if op == "argmax" else (rows * pieces, rows * pieces, rows, 0)
+        self.native.run(op, args)
+        return token, largest
 
     def _run(self, op: str, args: Args, row_values: int) -> None:
         """In chunks of whole rows of about CHUNK values."""
