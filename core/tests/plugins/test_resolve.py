@@ -312,8 +312,21 @@ def test_quantization_follows_the_checkpoint(whole: World) -> None:
     ]
     with pytest.raises(ConfigError, match="stored as 'toy4'"):
         resolve(with_model(model="toy-quantized", quantization="none"), whole.host())
-    with pytest.raises(ConfigError, match="not quantized"):
+    with pytest.raises(SelectionError, match="not quantized"):
         resolve(with_model(quantization="toy4"), whole.host())
+
+
+def test_quantization_while_loading_is_asked_for_by_name(whole: World) -> None:
+    whole.add(
+        "toy-quant", {"quantization": {"toy4": "toy_quant.hooks"}, "op": {"fast4": "toy_quant.hooks"}},
+        {"toy_quant.hooks": QUANT.replace('checkpoint_methods=("toy4",)', "online=True")},
+    )  # fmt: skip
+    assert resolve(with_model(), whole.host())[0].choice("quantization") is None
+    chosen = resolve(with_model(quantization="toy4"), whole.host())[0].choice("quantization")
+    assert chosen is not None
+    assert chosen.name == "toy4"
+    with pytest.raises(SelectionError, match="an unquantized checkpoint"):
+        resolve(with_model(model="toy-quantized", quantization="toy4"), whole.host())
 
 
 # --------------------------------------------------------------------------------------------------- the others

@@ -10,7 +10,11 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = sorted(glob("csrc/*.cpp"))
 FLAGS = ["-std=c++17", "-O3", "-g0", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra"]
-FLAGS += ["-Wno-psabi", "-Wno-maybe-uninitialized"]  # vectors passed by value; the compiler's own intrinsics
+FLAGS += [
+    "-Wno-psabi",
+    "-Wno-maybe-uninitialized",
+    "-Wno-uninitialized",
+]  # vectors passed by value; the compiler's own intrinsics
 NEWEST = max(Path(p).stat().st_mtime for p in ["setup.py", *glob("csrc/*")])
 
 

@@ -46,6 +46,8 @@ from lmkit.api.execution import (
     Executor,
     Failure,
     Graphs,
+    IntegerFormat,
+    Integers,
     KVConfig,
     LinearKernel,
     LoadAdapter,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -190,6 +190,28 @@ class QuantFormat(Protocol):
 
     def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """[out, in]: the oracle of every kernel, and the last-resort kernel."""
+        ...
+
+
+@dataclass(slots=True)
+class Integers:
+    """A weight as integers: w[i, j] = (codes[i, j] - zeros[i, g]) * scales[i, g], where g is the group of column j."""
+
+    codes: Tensor  # [out, in] uint8
+    scales: Tensor  # [out, groups], exact in float16
+    zeros: Tensor | int  # [out, groups] uint8, or one for all
+
+
+@runtime_checkable
+class IntegerFormat(QuantFormat, Protocol):
+    """A format of integers with a scale per group of columns: kernels that multiply integers run any of these."""
+
+    bits: int  # 4 or 8
+    group: int  # columns per scale; 0 = one scale per row
+    activations: Literal["float", "int8"]  # int8: kernels may quantize each row of activations to 8 bits
+
+    def integers(self, params: Mapping[str, Tensor]) -> Integers:
+        """The stored tensors as codes, scales and zeros; equal to `dequantize`, element by element."""
         ...
 
 

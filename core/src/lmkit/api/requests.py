@@ -32,7 +32,7 @@ class AttentionRequest(SelectRequest):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationRequest(SelectRequest):
     kind: str = "quantization"
-    method: str  # quantization_config.quant_method, or the user's --quantization
+    method: str  # quantization_config.quant_method; "" = the checkpoint is not quantized
     weight_format: str | None = None
     group_size: int | None = None
 

@@ -153,7 +153,11 @@ class AttentionSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationSpec(Spec):
-    """target: a QuantScheme class. `checkpoint_methods`: values of quantization_config.quant_method it claims."""
+    """target: a QuantScheme class. `checkpoint_methods`: values of quantization_config.quant_method it claims.
+
+    `online`: it quantizes a checkpoint that is not quantized, while it is loaded, when the user names it. `parse` then
+    gets the plugin's options, and the formats store a plain weight.
+    """
 
     checkpoint_methods: tuple[str, ...] = ()
     weight_formats: tuple[str, ...] = ()
@@ -161,6 +165,7 @@ class QuantizationSpec(Spec):
     group_sizes: Dims = ANY
     moe: bool = False
     tensors: tuple[str, ...] = ()  # suffixes it consumes
+    online: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,13 +25,16 @@ from lmkit.layers.norm import Norm, make_norm
 from lmkit.layers.rotary import Rotary
 from lmkit.layers.rowwise import TorchRowOps
 
+HEAD = "lm_head"
+
 
 class Builder:
     """Makes modules with the chosen implementations.
 
     `kernels` maps a weight format to its kernels, preferred first: each layer gets the first that can run it, and a
-    line in `warnings` when that is not the very first. `strict` names formats whose kernel the user chose: there a
-    refusal is an error.
+    line in `warnings` when that is not the very first. `online`: the scheme quantizes a checkpoint that is not, its
+    output head too; else only what a checkpoint may store so. `strict` names formats whose kernel the user chose: there
+    a refusal is an error.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Builder:
         kernels: Mapping[str, Sequence[LinearKernel]],
         *,
         scheme: QuantScheme | None = None,
+        online: bool = False,
         strict: frozenset[str] = frozenset(),
         collectives: Collectives | None = None,
         rows: RowOps | None = None,
@@ -54,7 +58,7 @@ class Builder:
         self.rows = rows or TorchRowOps()
         self.warnings: list[str] = []
         self.backend = attention
-        self._quantizable = {spec.name for spec in info.linears}
+        self._quantizable = {spec.name for spec in info.linears} | ({HEAD} if online else set())
         groups = info.kv_groups()
         self._group_of = {i: (g, need) for g, (need, layers) in enumerate(groups) for i in layers}
 

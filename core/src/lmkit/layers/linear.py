@@ -78,6 +78,10 @@ def shard(spec: LinearSpec, rank: int, size: int) -> LinearSpec:
     return replace(spec, in_features=spec.in_features // size)
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 class Linear(nn.Module):
     """x [..., in] -> [..., out]. Parameters exist from construction (meta device) until `pack`.
 
@@ -99,7 +103,7 @@ class Linear(nn.Module):
         self.spec, self.format, self.kernel, self.dtype = spec, fmt, kernel, dtype
         self.local = shard(spec, self.rank, size)
         self.collectives = collectives if size > 1 and spec.shard == "row" else None
-        name = str(dtype).removeprefix("torch.")
+        name = _name(dtype)
         self.stored = fmt.params(spec, name) | self._bias_spec(spec, name)
         self.params = fmt.params(self.local, name) | self._bias_spec(self.local, name)
         for key, p in self.params.items():
@@ -121,8 +125,8 @@ class Linear(nn.Module):
 
     def tie(self, owner: nn.Module) -> None:
         """Use the `weight` [out, in] of another module (tied embeddings) when packing; it is not loaded twice."""
-        if self.format is not PLAIN:
-            raise PluginError(f"{self.spec.name}: only an unquantized linear can be tied")
+        if "weight" not in self.stored or self.stored["weight"] != PLAIN.params(self.spec, _name(self.dtype))["weight"]:
+            raise PluginError(f"{self.spec.name}: only a linear that is stored unquantized can be tied")
         self.stored = {k: v for k, v in self.stored.items() if k != "weight"}
         self.weight = None
         self.owner = (owner,)  # in a tuple: not a submodule

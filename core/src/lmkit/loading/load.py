@@ -107,12 +107,11 @@ def make_builder(
     resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, collectives: Collectives | None
 ) -> Builder:
     """The BuildContext for the implementations chosen in `resolved`."""
-    quantization = resolved.choice("quantization")
+    quantization, declared = resolved.choice("quantization"), checkpoint.config.get("quantization_config")
     scheme = None
     if quantization is not None:
-        declared = checkpoint.config.get("quantization_config")
-        scheme = load_target(quantization).parse(declared if declared is not None else {})
-    elif checkpoint.config.get("quantization_config"):
+        scheme = load_target(quantization).parse(quantization.options if declared is None else declared)
+    elif declared:
         raise UnsupportedModel("quantization_config", "present", fix="install a plugin for this format")
     ops = [c for c in resolved.choices if c.kind == "op" and c.component.startswith("linear:")]
     kernels: dict[str, list[LinearKernel]] = {}
@@ -126,6 +125,7 @@ def make_builder(
         make(attention),
         kernels,
         scheme=scheme,
+        online=declared is None,
         strict=frozenset(c.component.partition(":")[2] for c in ops if c.why == "explicit"),
         collectives=collectives,
         rows=_row_ops(resolved, dtype),

@@ -260,24 +260,19 @@ class Resolver:
         quantization = checkpoint.config.get("quantization_config")
         method = str(quantization.get("quant_method", "")) if isinstance(quantization, Mapping) else ""
         formats = ["plain"]
-        if method:
-            if user == "none":
-                raise ConfigError(f"the checkpoint's weights are stored as {method!r}", fix="--quantization auto")
+        if method and user == "none":
+            raise ConfigError(f"the checkpoint's weights are stored as {method!r}", fix="--quantization auto")
+        if not method and user not in ("auto", "none", *self.host.names("quantization")):
+            raise UnknownName("quantization", user, ["auto", "none", *self.host.names("quantization")])
+        if method or user not in ("auto", "none"):
             request = QuantizationRequest(method=method, device=self.device, dtype=self.dtype)
-            choice = self._pick(request, user, why=f"checkpoint says quant_method={method}")
+            choice = self._pick(request, user, why=f"checkpoint says quant_method={method}" if method else "explicit")
             spec = self._specs[-1]
             assert isinstance(spec, QuantizationSpec)
             formats += spec.weight_formats
             model = next(s for s in self._specs if isinstance(s, ModelSpec))
             if model.quantization is not None and choice.name not in model.quantization:
                 raise ConfigError(f"model {model.name!r} does not support quantization {choice.name!r}")
-        elif user not in ("auto", "none"):
-            if user not in self.host.names("quantization"):
-                raise UnknownName("quantization", user, ["auto", "none", *self.host.names("quantization")])
-            raise ConfigError(
-                f"quantization {user!r} needs a checkpoint stored that way, and this one is not quantized",
-                fix="--quantization auto",
-            )
         for fmt in formats:
             self._choose_op("linear", f"linear:{fmt}", fmt)
         self._choose_op("rowwise", "rowwise")

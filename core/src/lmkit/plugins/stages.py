@@ -92,8 +92,11 @@ def attention(spec: AttentionSpec, request: AttentionRequest) -> Refusals:
 
 
 def quantization(spec: QuantizationSpec, request: QuantizationRequest) -> Refusals:
-    if request.method not in spec.checkpoint_methods:
-        yield Refusal("format", listed(spec.checkpoint_methods), request.method)
+    if not request.method and not spec.online:
+        yield Refusal("format", "a checkpoint stored that way", "one that is not quantized", "--quantization auto")
+    if request.method and request.method not in spec.checkpoint_methods:
+        needed = listed(spec.checkpoint_methods) if spec.checkpoint_methods else "an unquantized checkpoint"
+        yield Refusal("format", needed, request.method)
     if request.weight_format is not None and request.weight_format not in spec.weight_formats:
         yield Refusal("format", listed(spec.weight_formats), request.weight_format)
     if request.dtype is not None and request.dtype not in spec.activation_dtypes:

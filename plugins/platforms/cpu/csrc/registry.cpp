@@ -9,7 +9,8 @@
     X(attention)    \
     X(linear)       \
     X(rowops)       \
-    X(sample)
+    X(sample)       \
+    X(integer)
 
 #define DECLARE(name) extern const lk_family lk_family_##name;
 FAMILIES(DECLARE)

@@ -25,7 +25,7 @@ def lmkit_platforms() -> Iterable[PlatformSpec]:
         fallback=True,
         tier=Tier.PORTABLE,
         stability="stable",
-        prefers={"attention": ("cpu", "torch"), "op": ("linear_native", "linear_onednn")},
+        prefers={"attention": ("cpu", "torch"), "op": ("linear_native", "linear_integer_native", "linear_onednn")},
     )
 
 
@@ -38,6 +38,15 @@ def lmkit_ops() -> Iterable[OpSpec]:
         op="linear",
         platforms=("cpu",),
         formats=frozenset({"plain"}),
+        check="lmkit_platform_cpu.check:native",
+    )
+    yield OpSpec(
+        name="linear_integer_native",
+        summary="linears over weights of 8 or 4 bits, in native integer arithmetic",
+        target="lmkit_platform_cpu.integer:IntegerLinear",
+        op="linear",
+        platforms=("cpu",),
+        formats=frozenset({"int8", "w8a8", "int4"}),
         check="lmkit_platform_cpu.check:native",
     )
     yield OpSpec(

@@ -91,13 +91,10 @@ def pack(native: Native, weight: Tensor, dtype: torch.dtype) -> Packed:
 
 def linear(native: Native, x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
     """x [..., k] -> [..., n], in the dtype of x. Raises ValueError for what does not fit."""
-    if x.shape[-1] != weight.k or x.dtype != weight.dtype:
-        raise ValueError(f"a linear of {weight.k} values in {weight.dtype} got {x.shape[-1]} in {x.dtype}")
-    if bias is not None and (bias.shape != (weight.n,) or bias.dtype != x.dtype or not bias.is_contiguous()):
-        raise ValueError(f"a bias of {weight.n} values in {x.dtype} is needed, not {list(bias.shape)} in {bias.dtype}")
-    rows = x if x.dim() == 2 else x.reshape(-1, weight.k)
-    if rows.stride(1) != 1 and weight.k > 1:
-        rows = rows.contiguous()
+    if x.dtype != weight.dtype:
+        raise ValueError(f"a linear in {weight.dtype} got {x.dtype}")
+    rows = matrix(x, weight.k)
+    check_bias(bias, weight.n, x.dtype)
     m = rows.shape[0]
     out = x.new_empty((m, weight.n))
     args = LinearArgs(
@@ -109,6 +106,19 @@ def linear(native: Native, x: Tensor, weight: Packed, bias: Tensor | None = None
     native.run("linear", args)
     del scratch
     return out.view(*x.shape[:-1], weight.n)
+
+
+def matrix(x: Tensor, k: int) -> Tensor:
+    """x [..., k] as rows without gaps between their values. Raises ValueError for what no kernel takes."""
+    if not x.dim() or x.shape[-1] != k or str(x.dtype) not in DTYPES or x.device.type != "cpu":
+        raise ValueError(f"a linear of {k} values got {list(x.shape)} in {x.dtype} on {x.device.type}")
+    rows = x if x.dim() == 2 else x.reshape(x.numel() // max(k, 1), k)
+    return rows if rows.stride(1) == 1 or k <= 1 else rows.contiguous()
+
+
+def check_bias(bias: Tensor | None, n: int, dtype: torch.dtype) -> None:
+    if bias is not None and (bias.shape != (n,) or bias.dtype != dtype or not bias.is_contiguous()):
+        raise ValueError(f"a bias of {n} values in {dtype} is needed, not {list(bias.shape)} in {bias.dtype}")
 
 
 def _plan(native: Native, args: LinearArgs, weight: Packed, m: int) -> list[Tensor]:

@@ -1,0 +1,3 @@
+#define LK_FAMILY "integer.inc"
+#define LK_FAMILY_NAME lk_family_integer
+#include "each_isa.h"

@@ -1,0 +1,141 @@
+"""Linears over weights of 8 or 4 bits with a scale per group of columns, in integer arithmetic."""
+
+from __future__ import annotations
+
+from ctypes import c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from lmkit.api import DeviceInfo, IntegerFormat, Integers, LinearSpec, PackedWeight, QuantFormat
+from torch import Tensor
+
+from lmkit_platform_cpu.native import DTYPES, MISSING, Args, Native, load
+from lmkit_platform_cpu.packed import CHUNK_BYTES, DECODE_ROWS, PANEL, PREFILL_ROWS, check_bias, huge, matrix
+
+BLOCK = 128  # columns of x that share a scale; sums of more would not fit 32 bits
+LARGEST = 32512  # of an activation of 16 bits, as in csrc/integer.inc
+LONGEST = 1 << 16  # as many with activations of 8 bits
+GROUPS = (32, 64, 128)
+CACHE_BYTES = 1 << 19  # of weight that a thread works on at a time in a prefill
+
+
+class PackArgs(Args):
+    _fields_ = [
+        ("codes", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("target", c_void_p), ("scales_out", c_void_p),
+        ("zeros_out", c_void_p), ("n", c_int64), ("k", c_int64), ("group", c_int64), ("bits", c_int32),
+    ]  # fmt: skip
+
+
+class IntegerArgs(Args):
+    _fields_ = [
+        ("weight", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("x", c_void_p), ("bias", c_void_p),
+        ("out", c_void_p), ("quantized", c_void_p), ("x_scales", c_void_p), ("x_sums", c_void_p), ("m", c_int64),
+        ("n", c_int64), ("k", c_int64), ("x_stride", c_int64), ("group", c_int64), ("block", c_int64),
+        ("rows_step", c_int64), ("panels_step", c_int64), ("dtype", c_int32), ("bits", c_int32), ("planes", c_int32),
+        ("zero", c_int32),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIntegers:
+    """Codes, scales (float16) and zeros in panels; `group` columns share a scale."""
+
+    data: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    zero: int
+    n: int
+    k: int
+    group: int
+    bits: int
+    planes: int  # bytes of an activation: 2, or 1 with a scale per row
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
+
+
+class IntegerLinear:
+    name = "linear_integer_native"
+
+    def __init__(self) -> None:
+        self.native = load()
+
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
+        if self.native is None:
+            return MISSING
+        if not isinstance(fmt, IntegerFormat):
+            return f"runs formats of integers with a scale per group, not {fmt.name}"
+        if fmt.bits not in (4, 8):
+            return f"runs 4 and 8 bits, not {fmt.bits}"
+        if fmt.group and fmt.group not in GROUPS:
+            return f"runs groups of {', '.join(map(str, GROUPS))} columns, not {fmt.group}"
+        return None
+
+    def pack(
+        self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype
+    ) -> PackedIntegers:
+        assert isinstance(fmt, IntegerFormat)
+        assert self.native is not None
+        integers = fmt.integers(params)
+        params.clear()
+        return pack(self.native, integers, fmt.bits, fmt.group, 1 if fmt.activations == "int8" else 2)
+
+    def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        assert isinstance(weight, PackedIntegers)
+        assert self.native is not None
+        return linear(self.native, x, weight, bias)
+
+
+def pack(native: Native, integers: Integers, bits: int, group: int, planes: int) -> PackedIntegers:
+    """`group` columns share a scale; 0 = all."""
+    n, k = integers.codes.shape
+    group = group or max(k, 1)
+    codes, scales = integers.codes.contiguous(), integers.scales.float().contiguous()
+    zeros = integers.zeros if isinstance(integers.zeros, Tensor) else None
+    zeros = None if zeros is None else zeros.to(torch.uint8).contiguous()
+    panels, groups = -(-n // PANEL), -(-k // group)
+    depth = -(-k // 8) * 8
+    data = huge(panels * PANEL * depth * bits // 8)
+    packed_scales = torch.empty(panels * groups * PANEL, dtype=torch.float16)
+    packed_zeros = None if zeros is None else torch.empty(panels * groups * PANEL, dtype=torch.uint8)
+    args = PackArgs(
+        codes=codes.data_ptr(), scales=scales.data_ptr(), zeros=None if zeros is None else zeros.data_ptr(),
+        target=data.data_ptr(), scales_out=packed_scales.data_ptr(),
+        zeros_out=None if packed_zeros is None else packed_zeros.data_ptr(), n=n, k=k, group=group, bits=bits,
+    )  # fmt: skip
+    args.chunks[0] = panels
+    native.run("integer_pack", args)
+    zero = integers.zeros if isinstance(integers.zeros, int) else 0
+    return PackedIntegers(data, packed_scales, packed_zeros, zero, n, k, group, bits, planes)
+
+
+def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | None = None) -> Tensor:
+    """x [..., k] -> [..., n], in the dtype of x. Raises ValueError for what does not fit."""
+    rows = matrix(x, weight.k)
+    check_bias(bias, weight.n, x.dtype)
+    m, panels = rows.shape[0], -(-weight.n // PANEL)
+    depth = -(-weight.k // 8) * 8
+    block = max(weight.k, 1) if weight.planes == 1 and LONGEST >= weight.group >= weight.k else min(weight.group, BLOCK)
+    blocks = max(1, -(-weight.k // block))
+    out = x.new_empty((m, weight.n))
+    quantized = torch.empty(max(1, m * 2 * depth), dtype=torch.int8)
+    x_scales, x_sums = torch.empty(m * blocks), torch.empty(m * blocks, dtype=torch.int32)
+    size = max(1, PANEL * depth * weight.bits // 8)
+    args = IntegerArgs(
+        weight=weight.data.data_ptr(), scales=weight.scales.data_ptr(),
+        zeros=None if weight.zeros is None else weight.zeros.data_ptr(), x=rows.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(), out=out.data_ptr(), quantized=quantized.data_ptr(),
+        x_scales=x_scales.data_ptr(), x_sums=x_sums.data_ptr(), m=m, n=weight.n, k=weight.k,
+        x_stride=rows.stride(0), group=weight.group, block=block, dtype=DTYPES[str(x.dtype)], bits=weight.bits,
+        planes=weight.planes, zero=weight.zero,
+    )  # fmt: skip
+    if m <= DECODE_ROWS:
+        args.rows_step = max(m, 1)
+        args.panels_step = max(1, min(CHUNK_BYTES // size, panels // (4 * native.threads)))
+    else:
+        args.rows_step, args.panels_step = PREFILL_ROWS, max(1, CACHE_BYTES // size)
+    args.chunks[0] = m
+    args.chunks[1] = -(-m // args.rows_step) * -(-panels // args.panels_step) if m else 0
+    native.run("integer", args)
+    return out.view(*x.shape[:-1], weight.n)

@@ -1,0 +1,135 @@
+"""Integer linears: both widths, groups and zero points, on every instruction set, against float64."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from lmkit.api import Integers
+from lmkit.testing import PluginConformance
+from lmkit_platform_cpu.integer import LARGEST, PackedIntegers, linear, pack
+from lmkit_platform_cpu.native import Native, load
+from torch import Tensor
+
+LIBRARY = load()
+needs_library = pytest.mark.skipif(LIBRARY is None, reason="the native library is not built here")
+ISAS = LIBRARY.isas if LIBRARY is not None else ()
+SHAPES = [(1, 1), (33, 7), (64, 64), (100, 129), (5, 0), (70, 1301)]
+ROWS = (0, 1, 2, 7, 13, 65) + ((64, 131) if os.environ.get("KERNEL_GRID") else ())
+
+
+class TestLinear(PluginConformance):
+    plugin = "op:linear_integer_native"
+
+
+@pytest.fixture
+def native() -> Iterator[Native]:
+    assert LIBRARY is not None
+    before = LIBRARY.threads
+    yield LIBRARY
+    LIBRARY.set_isa("auto")
+    LIBRARY.start(before)
+
+
+def random_integers(n: int, k: int, bits: int, group: int, zeros: bool) -> tuple[Integers, Tensor]:
+    """Codes with scales of very different sizes, and the weight they stand for in float64."""
+    noise = torch.Generator().manual_seed(n + k + bits + group)
+    groups = -(-k // (group or max(k, 1)))
+    codes = torch.randint(0, 1 << bits, (n, k), generator=noise, dtype=torch.uint8)
+    scales = (
+        torch.rand(n, groups, generator=noise) * torch.tensor([1e-3, 1.0])[: max(1, min(2, n))].repeat(n)[:n, None]
+        + 1e-4
+    ).half()
+    zero = torch.randint(0, 1 << bits, (n, groups), generator=noise, dtype=torch.uint8) if zeros else 1 << (bits - 1)
+    wide = lambda t: t.double().repeat_interleave(group or max(k, 1), 1)[:, :k]  # noqa: E731
+    weight = (codes.double() - (wide(zero) if isinstance(zero, Tensor) else zero)) * wide(scales)
+    return Integers(codes, scales.float(), zero), weight
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    ("group", "zeros", "planes"), [(0, False, 2), (32, True, 2), (128, False, 2), (64, True, 1), (0, False, 1)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_equals_the_product_in_float64(
+    native: Native, isa: str, bits: int, group: int, zeros: bool, planes: int, dtype: torch.dtype
+) -> None:
+    """The error is that of rounding activations; a row does not depend on its neighbours nor on threads."""
+    native.set_isa(isa)
+    for n, k in SHAPES:
+        integers, weight = random_integers(n, k, bits, group, zeros)
+        native.start(3)
+        packed = pack(native, integers, bits, group, planes)
+        bias = torch.randn(n, generator=torch.Generator().manual_seed(1)).to(dtype)
+        for rows, with_bias in itertools.product(ROWS, (True, False)):
+            wide = torch.full((rows, k + 3), torch.nan, dtype=dtype)
+            x = wide[:, :k]
+            x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(rows)))
+            added = bias if with_bias else None
+            got = linear(native, x, packed, added)
+            expected = x.double() @ weight.T + (bias.double() if with_bias else 0)
+            # half a step of x in each column, a rounding of the result
+            step = (x.double().abs().amax(1, keepdim=True) if k else 0) / (LARGEST if planes == 2 else 127)
+            unit = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+            bound = step * 0.51 * weight.abs().sum(1) + unit * (x.double().abs() @ weight.abs().T + 1)
+            assert ((got.double() - expected).abs() <= bound).all(), f"{n} x {k}, {rows} rows"
+            for row in {0, rows // 2, rows - 1} if rows else ():
+                assert torch.equal(linear(native, x[row : row + 1], packed, added)[0], got[row])
+            native.start(1)
+            assert torch.equal(linear(native, x, packed, added), got)
+            native.start(3)
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("planes", [1, 2])
+def test_all_instruction_sets_agree(native: Native, isa: str, planes: int) -> None:
+    """The products are exact: only the order of the few sums of blocks could differ, and it does not."""
+    integers, _ = random_integers(70, 300, 8, 64, True)
+    x = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
+    native.set_isa(ISAS[-1])
+    expected = linear(native, x, pack(native, integers, 8, 64, planes))
+    native.set_isa(isa)
+    torch.testing.assert_close(linear(native, x, pack(native, integers, 8, 64, planes)), expected, rtol=1e-6, atol=1e-5)
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ISAS)
+def test_largest_values_do_not_overflow(native: Native, isa: str) -> None:
+    native.set_isa(isa)
+    for planes, k in ((2, 128), (2, 1024), (1, 60_000), (1, 70_000)):
+        integers = Integers(torch.full((3, k), 255, dtype=torch.uint8), torch.ones(3, 1), 0)
+        packed = pack(native, integers, 8, 0, planes)
+        got = linear(native, torch.full((1, k), -2.0), packed)
+        assert torch.allclose(got, torch.tensor(-2.0 * 255 * k), rtol=1e-5), (planes, k)
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("planes", [1, 2])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_shows(native: Native, isa: str, planes: int, bad: float) -> None:
+    """In its own row only; zeros and tiny values give zero."""
+    native.set_isa(isa)
+    integers, _ = random_integers(40, 200, 4, 64, True)
+    x = torch.zeros(4, 200)
+    x[0, 150], x[2] = bad, 1e-38
+    got = linear(native, x, pack(native, integers, 4, 64, planes))
+    assert got[0].isnan().all()
+    assert not got[1:].any()
+
+
+@needs_library
+def test_what_does_not_fit_is_refused(native: Native) -> None:
+    packed: PackedIntegers = pack(native, random_integers(8, 64, 8, 0, False)[0], 8, 0, 2)
+    with pytest.raises(ValueError, match="linear of 64 values"):
+        linear(native, torch.randn(2, 63), packed)
+    with pytest.raises(ValueError, match="float64"):
+        linear(native, torch.randn(2, 64).double(), packed)
+    with pytest.raises(ValueError, match="bias of 8"):
+        linear(native, torch.randn(2, 64), packed, torch.randn(8).half())

@@ -1,0 +1,81 @@
+"""Weights rounded to the nearest of 16 values per group of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from lmkit.api import IntegerFormat, Integers, LinearSpec, ParamSpec, PluginError, QuantScheme, UnsupportedModel
+
+from lmkit_quantization_int4.hooks import Options
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+MIDDLE = 8  # the code of 0 without zero points
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Scheme(QuantScheme):
+    group_size: int = 64
+    zero_points: bool = True
+    name: str = "int4"
+
+    @classmethod
+    def parse(cls, quantization_config: Mapping[str, object]) -> Int4Scheme:
+        values = {"group_size": 64, "zero_points": True} | dict(quantization_config)
+        for key, value in values.items():
+            if key not in ("group_size", "zero_points") or type(value) is not (bool if key == "zero_points" else int):
+                raise UnsupportedModel(key, value, "keys group_size (a number) and zero_points (true or false)")
+        options = Options(**values)  # type: ignore[arg-type]
+        return cls(options.group_size, options.zero_points)
+
+    def for_layer(self, layer: LinearSpec) -> Int4Format:
+        return Int4Format(self.group_size, self.zero_points, layer.in_features)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Format(IntegerFormat):
+    """Stored as a plain weight; `width` is the columns of the whole layer."""
+
+    group: int
+    zero_points: bool
+    width: int
+    name: str = "int4"
+    bits: int = 4
+    activations: Literal["float", "int8"] = "float"
+
+    def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
+        if layer.in_features != self.width and layer.in_features % self.group:
+            raise PluginError(f"{layer.name}: columns that share a scale would lie on two ranks")
+        return {"weight": ParamSpec((layer.total_out, layer.in_features), dtype)}
+
+    def integers(self, params: Mapping[str, Tensor]) -> Integers:
+        import torch
+
+        weight = params["weight"].float()
+        n, k = weight.shape
+        padded = torch.nn.functional.pad(weight, (0, -k % self.group)).view(n, -1, self.group)
+        if self.zero_points:  # the range includes 0, which is then exact
+            low, high = padded.amin(-1).clamp_(max=0), padded.amax(-1).clamp_(min=0)
+            scales = ((high - low) / 15).half().float()  # exact in float16
+        else:
+            low, scales = None, (padded.abs().amax(-1) / 7.5).half().float()
+        steps = torch.where(scales > 0, scales.reciprocal(), 0)
+        zeros = torch.full_like(scales, MIDDLE) if low is None else (-low * steps).round_().clamp_(0, 15)
+        codes = torch.addcmul(zeros[..., None], padded, steps[..., None]).round_().clamp_(0, 15)
+        codes = codes.to(torch.uint8).view(n, -1)[:, :k]
+        return Integers(codes, scales, zeros.to(torch.uint8) if self.zero_points else MIDDLE)
+
+    def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        import torch
+
+        found = self.integers(params)
+        k = found.codes.shape[1]
+        scales = found.scales.repeat_interleave(self.group, 1)[:, :k]
+        zeros = found.zeros
+        if isinstance(zeros, torch.Tensor):
+            zeros = zeros.float().repeat_interleave(self.group, 1)[:, :k]
+        return ((found.codes.float() - zeros) * scales).to(dtype)

@@ -1,0 +1,36 @@
+"""4 bits, rounded while loading: the format and the kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lmkit.api import LinearSpec, UnsupportedModel
+from lmkit.testing import QuantizationConformance
+from lmkit_quantization_int4.scheme import Int4Scheme
+
+
+class TestInt4(QuantizationConformance):
+    plugin = "quantization:int4"
+    configs = {"default": {}, "fine": {"group_size": 32}, "symmetric": {"group_size": 128, "zero_points": False}}
+    kernels = ("linear_integer_native",)
+    tolerance = {"float32": 1e-4, "bfloat16": 2e-2}
+
+
+@pytest.mark.parametrize("zero_points", [True, False])
+def test_rounds_to_nearest(zero_points: bool) -> None:
+    layer = LinearSpec("layer", 100, (7,))
+    weight = torch.randn(7, 100)
+    weight[3] = 0
+    weight[4] = weight[4].abs() + 5
+    fmt = Int4Scheme(32, zero_points).for_layer(layer)
+    found = fmt.dequantize({"weight": weight}, torch.float32)
+    steps = fmt.integers({"weight": weight}).scales.repeat_interleave(32, 1)[:, :100]
+    assert ((found - weight).abs() <= steps * 1.01).all()
+    assert not found[3].any()
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match="48"):
+        Int4Scheme.parse({"group_size": 48})
+    with pytest.raises(UnsupportedModel, match="bits"):
+        Int4Scheme.parse({"bits": 3})

@@ -1,0 +1,89 @@
+"""Weights rounded to the nearest of 255 values, symmetric around zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from lmkit.api import IntegerFormat, Integers, LinearSpec, ParamSpec, PluginError, QuantScheme, UnsupportedModel
+
+from lmkit_quantization_int8.hooks import Options
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+ZERO = 128  # the code of 0
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Scheme(QuantScheme):
+    """`group_size` columns share a scale; 0 = all columns of a row."""
+
+    group_size: int = 0
+    name: str = "int8"
+
+    @classmethod
+    def parse(cls, quantization_config: Mapping[str, object]) -> Int8Scheme:
+        return cls(int(_options(quantization_config, ("group_size",)).get("group_size", 0)))
+
+    def for_layer(self, layer: LinearSpec) -> Int8Format:
+        return Int8Format("int8", self.group_size, "float", layer.in_features)
+
+
+@dataclass(frozen=True, slots=True)
+class W8A8Scheme(QuantScheme):
+    name: str = "w8a8"
+
+    @classmethod
+    def parse(cls, quantization_config: Mapping[str, object]) -> W8A8Scheme:
+        _options(quantization_config, ())
+        return cls()
+
+    def for_layer(self, layer: LinearSpec) -> Int8Format:
+        return Int8Format("w8a8", 0, "int8", layer.in_features)
+
+
+def _options(given: Mapping[str, object], known: tuple[str, ...]) -> dict[str, int]:
+    for key in given:
+        if key not in known:
+            raise UnsupportedModel(key, given[key], f"keys {', '.join(known) or 'none'}")
+    size = given.get("group_size", 0)
+    if not isinstance(size, int):
+        raise UnsupportedModel("group_size", size, "a number of columns")
+    return {"group_size": Options(size).group_size}
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Format(IntegerFormat):
+    """Stored as a plain weight; `width` is the columns of the whole layer."""
+
+    name: str
+    group: int
+    activations: Literal["float", "int8"]
+    width: int
+    bits: int = 8
+
+    def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
+        if layer.in_features != self.width and (not self.group or layer.in_features % self.group):
+            raise PluginError(f"{layer.name}: columns that share a scale would lie on two ranks")
+        return {"weight": ParamSpec((layer.total_out, layer.in_features), dtype)}
+
+    def integers(self, params: Mapping[str, Tensor]) -> Integers:
+        import torch
+
+        weight = params["weight"].float()
+        n, k = weight.shape
+        group = self.group or max(k, 1)
+        padded = torch.nn.functional.pad(weight, (0, -k % group)).view(n, -1, group)
+        scales = (padded.abs().amax(-1) / 127).half().float()  # exact in float16
+        steps = torch.where(scales > 0, scales.reciprocal(), 0)
+        codes = (padded * steps[..., None]).round_().clamp_(-127, 127).add_(ZERO)
+        return Integers(codes.to(torch.uint8).view(n, -1)[:, :k], scales, ZERO)
+
+    def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        found = self.integers(params)
+        k = found.codes.shape[1]
+        scales = found.scales.repeat_interleave(self.group or max(k, 1), 1)[:, :k]
+        return ((found.codes.float() - ZERO) * scales).to(dtype)

@@ -1,0 +1,38 @@
+"""--quantization int8, w8a8, int4 on a checkpoint that is not quantized: the model still says what it said."""
+
+from __future__ import annotations
+
+import pytest
+from lmkit import LLM
+from lmkit.api import LmkitError, SamplingParams
+
+QUESTION = [{"role": "user", "content": "What is lmkit?"}]
+OPTIONS = [
+    ("int8", {}),
+    ("int8", {"quantization.int8.group_size": 32}),
+    ("w8a8", {}),
+    ("int4", {"quantization.int4.group_size": 32}),
+]
+
+
+def answer(**options: object) -> tuple[str, int]:
+    with LLM("demo", max_rows=4, **options) as llm:
+        (result,) = llm.chat(QUESTION, SamplingParams(max_tokens=24, temperature=0))
+        return result.outputs[0].text, llm.facts.weight_bytes
+
+
+@pytest.fixture(scope="module")
+def unquantized() -> tuple[str, int]:
+    return answer(quantization="none")
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
+def test_the_answer_is_the_same(unquantized: tuple[str, int], name: str, options: dict[str, object]) -> None:
+    text, size = answer(quantization=name, **options)
+    assert text == unquantized[0]
+    assert size < 0.6 * unquantized[1]
+
+
+def test_a_format_of_checkpoints_is_refused() -> None:
+    with pytest.raises(LmkitError, match="not quantized"):
+        LLM("demo", quantization="fp8")
