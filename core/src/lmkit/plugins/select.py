@@ -29,7 +29,7 @@ from lmkit.plugins.refs import load_ref, missing_module
 from lmkit.plugins.stages import data_refusals
 
 ITEM = re.compile(
-    r"^(?:(?P<component>\w+):)?(?:(?P<phase>prefill|decode)=)?(?:(?P<dist>[A-Za-z0-9][\w.-]*)/)?(?P<name>\w+)$"
+    r"^(?:(?P<component>\w+):)?(?:(?P<phase>prefill|decode)=)?(?:(?P<dist>[A-Za-z0-9][\w.-]*)/)?(?P<name>\w[\w-]*)$"
 )
 
 

@@ -10,12 +10,19 @@ def lmkit_tool_parsers() -> list[ToolParserSpec]:
             name="deepseek_v3",
             summary="function<｜tool▁sep｜>NAME and a json fence in <｜tool▁call▁begin｜> (DeepSeek V3, R1)",
             target="lmkit_tool_parser_deepseek.formats:V3",
-            markers=("<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json", "```json"),
+            models=("DeepSeek-V3", "DeepSeek-V3-0324", "DeepSeek-R1*"),
+            # as templates write it
+            markers=(
+                "<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json",
+                "<｜tool▁sep｜>function\n```json",
+            ),
         ),
         ToolParserSpec(
             name="deepseek_v31",
             summary="<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜> (DeepSeek V3.1)",
             target="lmkit_tool_parser_deepseek.formats:V31",
+            models=("DeepSeek-V3.1*",),
+            markers=("tool_call_name<｜tool▁sep｜>tool_call_arguments",),
         ),
         ToolParserSpec(
             name="deepseek_v32",
@@ -49,15 +56,18 @@ def lmkit_reasoning_parsers() -> list[ReasoningParserSpec]:
             summary="<think>...</think>, the start may be missing (DeepSeek R1 and its distillations)",
             target="lmkit_tool_parser_deepseek.formats:R1",
             models=("DeepSeek-R1*",),
+            markers=("<｜Assistant｜><think>\\n",),
         ),
         ReasoningParserSpec(
             name="deepseek_v3",
             summary="<think>...</think> when the template switch `thinking` is on (DeepSeek V3.1 and later)",
             target="lmkit_tool_parser_deepseek.formats:REASONING_V3",
+            markers=("<｜Assistant｜><think></think>", "<｜Assistant｜></think>"),
         ),
         ReasoningParserSpec(
             name="deepseek_v31",
             summary="<think>...</think> when the template switch `thinking` is on",
             target="lmkit_tool_parser_deepseek.formats:REASONING_V3",
+            markers=("<｜Assistant｜><think></think>", "<｜Assistant｜></think>"),
         ),
     ]

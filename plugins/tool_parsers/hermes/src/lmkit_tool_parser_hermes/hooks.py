@@ -1,6 +1,6 @@
 """Registers the formats."""
 
-from lmkit.api import ReasoningParserSpec, ToolParserSpec, hookimpl
+from lmkit.api import ReasoningParserSpec, Tier, ToolParserSpec, hookimpl
 
 
 @hookimpl
@@ -30,6 +30,7 @@ def lmkit_reasoning_parsers() -> list[ReasoningParserSpec]:
             summary="<think>...</think> before the answer (Qwen 3, DeepSeek R1, SmolLM 3, demo)",
             target="lmkit_tool_parser_hermes.formats:THINK",
             markers=("<think>",),
+            tier=Tier.REFERENCE,  # what knows a family better is preferred
             stability="stable",
         )
     ]
