@@ -44,6 +44,7 @@ from lmkit.api.execution import (
     DropAdapter,
     Event,
     Executor,
+    ExpertKernel,
     Failure,
     Graphs,
     IntegerFormat,

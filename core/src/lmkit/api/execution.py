@@ -264,6 +264,29 @@ class DrawParams:
     share: np.ndarray  # float64 in [0, 1)
 
 
+class ExpertKernel(Protocol):
+    """One way to run the experts of a mixture on a device."""
+
+    name: str
+
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
+        """A reason why not, or None; asked for each of the two stacked linears (`layer.experts` > 0)."""
+        ...
+
+    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedWeight:
+        """A stacked linear [experts * out, in], as LinearKernel.pack."""
+        ...
+
+    def apply(self, x: Tensor, ids: Tensor, weights: Tensor, up: Any, down: Any, act: str, rows: RowOps) -> Tensor:
+        """x [T, D], chosen experts `ids` [T, K] int64 and their `weights` [T, K] in the dtype of x -> [T, D].
+
+        Each token's result is the weighted sum over its experts of down(act(gate) * up), or of down(act(up)) where an
+        expert has one part. `up` and `down` have `spec` (of all ranks), `packed` (made by `pack`) and `bias`
+        ([experts * out] or None).
+        """
+        ...
+
+
 class RowOps(Protocol):
     """What a model does between its linears and attention: operators that treat each row (token) by itself.
 
@@ -301,7 +324,10 @@ class RowOps(Protocol):
         ...
 
     def gate(self, x: Tensor, name: str) -> Tensor:
-        """activation(first half) * second half: [T, 2 M] -> [T, M]."""
+        """activation(first half) * second half: [T, 2 M] -> [T, M].
+
+        "swiglu_clamped" is gpt-oss's: g = min(first, 7), g * sigmoid(1.702 g) * (clamp(second, -7, 7) + 1).
+        """
         ...
 
     def angles(self, positions: Tensor, inv_freq: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
@@ -372,6 +398,10 @@ class BuildContext(Protocol):
     rows: RowOps
 
     def linear(self, spec: LinearSpec) -> nn.Module: ...
+    def experts(self, up: LinearSpec, down: LinearSpec, act: str) -> nn.Module:
+        """A module called as experts(x [T, D], ids [T, K], weights [T, K]) -> [T, D]; see ExpertKernel."""
+        ...
+
     def attention(self, layer: int, scale: float) -> nn.Module:
         """A module called as attn(q, k, v, x: StepInputs) with q [T, Hq, D], k and v [T, Hkv, D]."""
         ...

@@ -169,6 +169,7 @@ class LinearSpec:
     shard: Literal["column", "row", "none"] = "none"  # tensor-parallel axis
     parts: tuple[str, ...] = ()  # names of the merged parts ("q", "k", "v"); () when not merged
     sources: tuple[str, ...] = ()  # checkpoint module names, for a scheme's ignore lists
+    experts: int = 0  # > 0: the linears of so many experts, one after another along the output axis
 
     @property
     def total_out(self) -> int:

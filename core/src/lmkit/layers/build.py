@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -10,10 +11,10 @@ from lmkit.api import (
     AttentionBackend,
     Collectives,
     DeviceInfo,
-    LinearKernel,
     LinearSpec,
     ModelInfo,
     NormKind,
+    QuantFormat,
     QuantScheme,
     RowOps,
     SelectionError,
@@ -21,6 +22,7 @@ from lmkit.api import (
 from lmkit.layers.attention import Attention
 from lmkit.layers.embedding import Embedding
 from lmkit.layers.linear import PLAIN, Linear
+from lmkit.layers.moe import Experts
 from lmkit.layers.norm import Norm, make_norm
 from lmkit.layers.rotary import Rotary
 from lmkit.layers.rowwise import TorchRowOps
@@ -31,9 +33,9 @@ HEAD = "lm_head"
 class Builder:
     """Makes modules with the chosen implementations.
 
-    `kernels` maps a weight format to its kernels, preferred first: each layer gets the first that can run it, and a
-    line in `warnings` when that is not the very first. `online`: the scheme quantizes a checkpoint that is not, its
-    output head too; else only what a checkpoint may store so. `strict` names formats whose kernel the user chose: there
+    `kernels` maps "op:format" (ops "linear" and "moe") to kernels, preferred first: each layer gets the first that can
+    run it, and a line in `warnings` when that is not the very first. `online`: the scheme quantizes a checkpoint that is
+    not, its output head too; else only what a checkpoint may store so. `strict` names those which the user chose: there
     a refusal is an error.
     """
 
@@ -43,7 +45,7 @@ class Builder:
         dtype: torch.dtype,
         device: DeviceInfo,
         attention: AttentionBackend,
-        kernels: Mapping[str, Sequence[LinearKernel]],
+        kernels: Mapping[str, Sequence[Any]],
         *,
         scheme: QuantScheme | None = None,
         online: bool = False,
@@ -63,20 +65,37 @@ class Builder:
         self._group_of = {i: (g, need) for g, (need, layers) in enumerate(groups) for i in layers}
 
     def linear(self, spec: LinearSpec) -> Linear:
+        fmt, kernel = self._kernel("linear", spec)
+        return Linear(spec, fmt, kernel, self.dtype, self.collectives)
+
+    def experts(self, up: LinearSpec, down: LinearSpec, act: str) -> Experts:
+        linears, kernels = [], []
+        for spec in (up, down):
+            fmt, kernel = self._kernel("moe", spec)
+            linears.append(Linear(spec, fmt, kernel, self.dtype, self.collectives))
+            kernels.append(kernel)
+        if kernels[0] is not kernels[1]:
+            raise SelectionError(
+                f"{up.name}, {down.name}: {kernels[0].name} and {kernels[1].name} cannot share experts"
+            )
+        return Experts(linears[0], linears[1], act, kernels[0], self.rows)
+
+    def _kernel(self, op: str, spec: LinearSpec) -> tuple[QuantFormat, Any]:
+        """The weight format of a linear and the first kernel for `op` that runs it."""
         fmt = self.scheme.for_layer(spec) if self.scheme and spec.name in self._quantizable else None
         fmt = fmt or PLAIN
         refusals: list[str] = []
-        for kernel in self.kernels.get(fmt.name, ()):
+        for kernel in self.kernels.get(f"{op}:{fmt.name}", ()):
             reason = kernel.can_run(fmt, spec, self.device)
             if reason is None:
                 if refusals:
                     self.warnings.append(f"{spec.name}: runs on {kernel.name} ({'; '.join(refusals)})")
-                return Linear(spec, fmt, kernel, self.dtype, self.collectives)
+                return fmt, kernel
             refusals.append(f"{kernel.name} refused: {reason}")
-            if fmt.name in self.strict:
+            if f"{op}:{fmt.name}" in self.strict:
                 break
         reasons = "; ".join(refusals) or "none was chosen"
-        raise SelectionError(f"no kernel for linear format {fmt.name!r}, layer {spec.name}: {reasons}")
+        raise SelectionError(f"no kernel for {op} with format {fmt.name!r}, layer {spec.name}: {reasons}")
 
     def attention(self, layer: int, scale: float) -> Attention:
         group, need = self._group_of[layer]

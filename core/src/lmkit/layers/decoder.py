@@ -7,13 +7,15 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lmkit.api import BuildContext, LinearSpec, ModelInfo, PluginError, StepInputs
+from lmkit.api import BuildContext, ModelInfo, PluginError, StepInputs
 from lmkit.layers.describe import DecoderConfig, decoder_config
 from lmkit.layers.linear import Linear
+from lmkit.layers.mla import LatentAttention
+from lmkit.layers.mlp import MLP, GatedMLP, Specs
+from lmkit.layers.moe import MoE
 from lmkit.layers.norm import Norm
 
 Angles = tuple[Tensor, Tensor]
-Specs = dict[str, LinearSpec]
 
 
 class HeadNorm(nn.Module):
@@ -46,6 +48,7 @@ class SelfAttention(nn.Module):
         self.head_dim, self.interleaved, self.clip = cfg.head_dim, cfg.interleaved, cfg.qkv_clip
         self.qkv = ctx.linear(specs[f"layers.{layer}.attn.qkv"])
         self.o = ctx.linear(specs[f"layers.{layer}.attn.o"])
+        self.gate = ctx.linear(specs[f"layers.{layer}.attn.gate"]) if cfg.gated_attention else None
         self.attn = ctx.attention(layer, scale=cfg.attn_scale or cfg.head_dim**-0.5)
         self.rows = ctx.rows
         self.whole, self.norm_last = cfg.qk_norm == "whole", cfg.qk_norm_last
@@ -61,17 +64,16 @@ class SelfAttention(nn.Module):
 
     def forward(self, h: Tensor, angles: Angles | None, x: StepInputs) -> Tensor:
         q, k, v = self.heads(h, angles, x)
-        return self.output(self.attn(q, k, v, x))
+        return self.output(self.attn(q, k, v, x), h)
 
     def heads(self, h: Tensor, angles: Angles | None, x: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [T, Hq, D], keys and values [T, Hkv, D] as they enter attention."""
-        qkv = self.qkv(h)
-        if self.clip is not None:
-            qkv.clamp_(-self.clip, self.clip)
-        qkv = qkv.view(h.shape[0], -1, self.head_dim)
+        qkv = self.qkv(h).view(h.shape[0], -1, self.head_dim)
         qk, v = qkv.split((self.num_q + self.num_kv, self.num_kv), dim=1)
         if not self.norm_last:
             self.norm_heads(qk)
+        if self.clip is not None:
+            qkv.clamp_(-self.clip, self.clip)
         if angles is not None:
             self.rotate(qk, angles)
         if self.norm_last:
@@ -79,9 +81,9 @@ class SelfAttention(nn.Module):
         q, k = qk.split((self.num_q, self.num_kv), dim=1)
         return q, k, v
 
-    def output(self, y: Tensor) -> Tensor:
-        """What attention gave [T, Hq * D] -> [T, hidden]."""
-        return self.o(y)
+    def output(self, y: Tensor, h: Tensor) -> Tensor:
+        """What attention gave for `h` [T, Hq * D] -> [T, hidden]."""
+        return self.o(y if self.gate is None else y * self.gate(h).sigmoid())
 
     def rotate(self, qk: Tensor, angles: Angles) -> None:
         """Turns queries and keys [T, Hq + Hkv, D] in place."""
@@ -95,35 +97,6 @@ class SelfAttention(nn.Module):
             q, k = q.flatten(1), k.flatten(1)
         self.q_norm(q, out=q)
         self.k_norm(k, out=k)
-
-
-class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x))."""
-
-    def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
-        super().__init__()
-        self.gate_up = ctx.linear(specs[f"layers.{layer}.mlp.gate_up"])
-        self.down = ctx.linear(specs[f"layers.{layer}.mlp.down"])
-        self.act, self.rows = cfg.activation, ctx.rows
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.down(self.rows.gate(self.gate_up(h), self.act))
-
-
-class MLP(nn.Module):
-    """down(act(up(x)))."""
-
-    def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
-        super().__init__()
-        self.up = ctx.linear(specs[f"layers.{layer}.mlp.up"])
-        self.down = ctx.linear(specs[f"layers.{layer}.mlp.down"])
-        self.act, self.rows = cfg.activation, ctx.rows
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.down(self.activate(self.up(h)))
-
-    def activate(self, x: Tensor) -> Tensor:
-        return self.rows.activate(x, self.act)
 
 
 class DecoderLayer(nn.Module):
@@ -211,6 +184,7 @@ class Decoder(nn.Module):
     attention: type[SelfAttention] = SelfAttention
     gated_mlp: type[GatedMLP] = GatedMLP
     plain_mlp: type[MLP] = MLP
+    moe: type[MoE] = MoE
     lm_head: Linear
 
     def __init__(self, info: ModelInfo, ctx: BuildContext) -> None:
@@ -222,7 +196,7 @@ class Decoder(nn.Module):
         self.positions = ctx.embedding(cfg.num_positions, cfg.hidden_size) if cfg.num_positions else None
         self.embed_norm = ctx.norm(cfg.hidden_size, cfg.norm_eps, cfg.norm) if cfg.embed_norm else None
         ropes = [rope for rope in (cfg.rope, cfg.window_rope) if rope is not None]
-        self.rotary = nn.ModuleList(ctx.rotary(cfg.head_dim, rope) for rope in ropes)
+        self.rotary = nn.ModuleList(ctx.rotary(cfg.rotary_dim, rope) for rope in ropes)
         self.turned_by = [self._rotary(i) for i in range(len(cfg.windows))]
         self.layers = nn.ModuleList(self.make_layer(i, specs, ctx) for i in range(len(cfg.windows)))
         self.norm = cast("Norm", ctx.norm(cfg.hidden_size, cfg.norm_eps, cfg.norm))
@@ -237,11 +211,15 @@ class Decoder(nn.Module):
         return 1 if self.cfg.window_rope is not None and self.cfg.windows[layer] is not None else 0
 
     def make_layer(self, i: int, specs: Specs, ctx: BuildContext) -> DecoderLayer:
-        attn, mlp = self.attention(self.cfg, i, specs, ctx), self.make_mlp(i, specs, ctx)
+        attention = LatentAttention if self.cfg.mla else self.attention
+        attn, mlp = attention(self.cfg, i, specs, ctx), self.make_mlp(i, specs, ctx)
         return LAYERS[self.cfg.placement](self.cfg, attn, mlp, ctx)
 
     def make_mlp(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
-        return (self.gated_mlp if self.cfg.gated else self.plain_mlp)(self.cfg, i, specs, ctx)
+        kind: type[nn.Module] = self.gated_mlp if self.cfg.gated else self.plain_mlp
+        if self.cfg.sparse(i):
+            kind = self.moe
+        return kind(self.cfg, f"layers.{i}.mlp", specs, ctx)
 
     def embeddings(self, x: StepInputs) -> Tensor:
         """What enters the first layer: [T, D], the caller's own."""

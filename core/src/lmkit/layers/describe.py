@@ -26,7 +26,7 @@ def tensor_names(layer: str = "model.layers.{i}", **roles: str) -> dict[str, str
         "embed": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head",
         "attn_norm": ".input_layernorm", "mlp_norm": ".post_attention_layernorm",
         "q": ".self_attn.q_proj", "k": ".self_attn.k_proj", "v": ".self_attn.v_proj", "o": ".self_attn.o_proj",
-        "q_norm": ".self_attn.q_norm", "k_norm": ".self_attn.k_norm",
+        "q_norm": ".self_attn.q_norm", "k_norm": ".self_attn.k_norm", "sinks": ".self_attn.sinks",
         "gate": ".mlp.gate_proj", "up": ".mlp.up_proj", "down": ".mlp.down_proj",
     }  # fmt: skip
     for fused, parts in (("qkv", "qkv"), ("gate_up", ("gate", "up"))):
@@ -34,6 +34,78 @@ def tensor_names(layer: str = "model.layers.{i}", **roles: str) -> dict[str, str
             usual = {role: name for role, name in usual.items() if role not in parts}
     names = {role: name for role, name in {**usual, **roles}.items() if name}
     return {role: layer + name if name.startswith(".") else name for role, name in names.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Multi-head latent attention: sizes of the latents, and of the parts of a head."""
+
+    q_rank: int  # 0: queries are projected at once
+    kv_rank: int
+    plain: int  # of queries and keys, not turned
+    turned: int
+    value: int
+    norm_eps: float = 1e-6  # of the latents
+
+    def linears(self, cfg: DecoderConfig, i: int) -> list[LinearSpec]:
+        d, heads, to, bias = cfg.hidden_size, cfg.num_q_heads, f"layers.{i}.attn", cfg.qkv_bias
+        q, kv = heads * (self.plain + self.turned), heads * (self.plain + self.value)
+        specs = [LinearSpec(f"{to}.q_b", d, (q,), False, "column", (), cfg.sources(i, "q"))]
+        if self.q_rank:
+            specs = [
+                LinearSpec(f"{to}.q_a", d, (self.q_rank,), bias, "none", (), cfg.sources(i, "q_a")),
+                LinearSpec(f"{to}.q_b", self.q_rank, (q,), False, "column", (), cfg.sources(i, "q_b")),
+            ]
+        return [
+            *specs,
+            LinearSpec(f"{to}.kv_a", d, (self.kv_rank + self.turned,), bias, "none", (), cfg.sources(i, "kv_a")),
+            LinearSpec(f"{to}.kv_b", self.kv_rank, (kv,), False, "column", (), cfg.sources(i, "kv_b")),
+            LinearSpec(f"{to}.o", heads * self.value, (d,), cfg.o_bias, "row", (), cfg.sources(i, "o")),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoEConfig:
+    """Mixtures of experts in a decoder's layers."""
+
+    num_experts: int
+    top_k: int  # experts per token
+    size: int  # intermediate size of one expert
+    layers: tuple[bool, ...]  # which layers have experts; the others have an MLP
+    activation: str = ""  # "": the decoder's
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = True  # the weights of the chosen sum to 1
+    epsilon: float = 0.0  # added to the sum they are divided by
+    scale: float = 1.0  # of the weights
+    num_groups: int = 1  # experts come from the best groups
+    top_groups: int = 1
+    group_score: Literal["max", "two best"] = "max"
+    correction: bool = False  # added to the scores for the choice
+    router_bias: bool = False
+    router_float32: bool = False  # its product in float32
+    expert_bias: bool = False
+    shared_size: int = 0  # intermediate size of the shared expert
+    shared_gate: bool = False  # the shared expert's output is weighted by a sigmoid
+
+    def linears(self, cfg: DecoderConfig, i: int) -> list[LinearSpec]:
+        """The linears of layer `i`, experts stacked along the output axis."""
+        d, m, e, to = cfg.hidden_size, self.size, self.num_experts, f"layers.{i}.mlp"
+        parts = tuple(f"{n}.{p}" for n in range(e) for p in (("gate", "up") if cfg.gated else ("up",)))
+        into = cfg.sources(i, "expert_gate", "expert_up", "experts_up")
+        out = cfg.sources(i, "expert_down", "experts_down")
+        bias = self.expert_bias
+        specs = [
+            LinearSpec(f"{to}.experts.up", d, (m,) * len(parts), bias, "column", parts, into, e),
+            LinearSpec(f"{to}.experts.down", m, (d,) * e, bias, "row", tuple(map(str, range(e))), out, e),
+        ]
+        if self.shared_size:
+            specs += cfg.mlp_linears(i, f"{to}.shared", self.shared_size, "shared_")
+        return specs
+
+    def num_parameters(self, cfg: DecoderConfig) -> int:
+        """Of all routers."""
+        router = self.num_experts * (cfg.hidden_size + self.router_bias + self.correction)
+        return sum(self.layers) * (router + cfg.hidden_size * self.shared_gate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +138,10 @@ class DecoderConfig:
         ""  # of query and key heads, weights shared or for each; of all at once
     )
     qk_norm_last: bool = False  # after the rotation
-    qkv_clip: float | None = None  # projections are limited to -clip..clip
+    qkv_clip: float | None = None  # queries, keys and values are limited to -clip..clip, after norms
     attn_scale: float | None = None  # None: 1 / sqrt(head_dim)
     attn_softcap: float | None = None
+    gated_attention: bool = False  # its output is multiplied by the sigmoid of another projection
     sinks: bool = False
     alibi: bool = False
     embed_scale: float = 1.0
@@ -78,6 +151,9 @@ class DecoderConfig:
     residual_scale: float = 1.0  # of what a block adds to the residual stream
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    moe: MoEConfig | None = None
+    mla: LatentConfig | None = None  # head_dim is then that of queries and keys as a whole
+    num_unused_layers: int = 0  # that files have after the last one, for drafts
     names: Mapping[str, str] = field(default_factory=tensor_names)  # role -> checkpoint module
 
     def __post_init__(self) -> None:
@@ -92,30 +168,53 @@ class DecoderConfig:
             self.head_dim,
             self.num_q_heads,
             self.num_kv_heads,
+            v_head_dim=self.mla.value if self.mla else None,
             window=self.windows[layer],
             softcap=self.attn_softcap,
             sinks=self.sinks,
             alibi=self.alibi,
         )
 
+    def sparse(self, layer: int) -> bool:
+        """Whether `layer` has experts."""
+        return self.moe is not None and self.moe.layers[layer]
+
+    def sources(self, i: int, *roles: str) -> tuple[str, ...]:
+        """Checkpoint modules of those roles that there are; of the first expert, where each has one."""
+        return tuple(self.names[role].format(i=i, e=0) for role in roles if role in self.names)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Size of the part of a head that rotary positions are made for."""
+        return self.mla.turned if self.mla else self.head_dim
+
+    def attention_linears(self, i: int) -> list[LinearSpec]:
+        if self.mla is not None:
+            return self.mla.linears(self, i)
+        q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        d, to, into = self.hidden_size, f"layers.{i}.attn", self.sources(i, *"qkv", "qkv")
+        specs = [
+            LinearSpec(f"{to}.qkv", d, (q, kv, kv), self.qkv_bias, "column", ("q", "k", "v"), into),
+            LinearSpec(f"{to}.o", q, (d,), self.o_bias, "row", (), self.sources(i, "o")),
+        ]
+        if self.gated_attention:
+            specs.append(LinearSpec(f"{to}.gate", d, (q,), False, "column", (), self.sources(i, "attn_gate")))
+        return specs
+
+    def mlp_linears(self, i: int, to: str, m: int, role: str = "") -> list[LinearSpec]:
+        """Of an MLP with intermediate size `m` at module `to`; `role` precedes the names of its roles."""
+        d, bias = self.hidden_size, self.mlp_bias
+        down = LinearSpec(f"{to}.down", m, (d,), bias, "row", (), self.sources(i, f"{role}down"))
+        if not self.gated:
+            return [LinearSpec(f"{to}.up", d, (m,), bias, "column", (), self.sources(i, f"{role}up")), down]
+        into = self.sources(i, f"{role}gate", f"{role}up", f"{role}gate_up")
+        return [LinearSpec(f"{to}.gate_up", d, (m, m), bias, "column", ("gate", "up"), into), down]
+
     def layer_linears(self, i: int) -> list[LinearSpec]:
         """The quantizable linears of a layer, in order."""
-        q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        d, m, to = self.hidden_size, self.intermediate_size, f"layers.{i}"
-
-        def at(*roles: str) -> tuple[str, ...]:
-            return tuple(self.names[role].format(i=i) for role in roles if role in self.names)
-
-        specs = [
-            LinearSpec(f"{to}.attn.qkv", d, (q, kv, kv), self.qkv_bias, "column", ("q", "k", "v"), at(*"qkv", "qkv")),
-            LinearSpec(f"{to}.attn.o", q, (d,), self.o_bias, "row", (), at("o")),
-        ]
-        if self.gated:
-            sources = at("gate", "up", "gate_up")
-            specs += [LinearSpec(f"{to}.mlp.gate_up", d, (m, m), self.mlp_bias, "column", ("gate", "up"), sources)]
-        else:
-            specs += [LinearSpec(f"{to}.mlp.up", d, (m,), self.mlp_bias, "column", (), at("up"))]
-        return [*specs, LinearSpec(f"{to}.mlp.down", m, (d,), self.mlp_bias, "row", (), at("down"))]
+        if self.moe is not None and self.moe.layers[i]:
+            return self.attention_linears(i) + self.moe.linears(self, i)
+        return self.attention_linears(i) + self.mlp_linears(i, f"layers.{i}.mlp", self.intermediate_size)
 
     def linears(self) -> tuple[LinearSpec, ...]:
         """Every quantizable linear, in order."""
@@ -134,6 +233,8 @@ class DecoderConfig:
         per_layer = [self.hidden_size] * {"sandwich": 4, "parallel": 1}.get(self.placement, 2)
         if self.qk_norm == "head":
             per_layer += [self.head_dim] * 2
+        elif self.mla is not None:
+            per_layer += [self.mla.q_rank, self.mla.kv_rank]
         elif self.qk_norm:
             per_layer += [self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim]
         return per_layer * len(self.windows) + [self.hidden_size] * (1 + self.embed_norm)
@@ -146,7 +247,7 @@ class DecoderConfig:
         norms = sum(self.norms()) * NORM_TENSORS[self.norm]
         if self.qk_norm == "each" and self.norm == "layer":  # these have no bias
             norms -= (self.num_q_heads + self.num_kv_heads) * self.head_dim * len(self.windows)
-        return linears + tables + sinks + norms
+        return linears + tables + sinks + norms + (self.moe.num_parameters(self) if self.moe else 0)
 
 
 NORM_TENSORS: Mapping[NormKind, int] = {
@@ -182,7 +283,7 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
 
     `extra_parameters` is the number of those that a family adds to the shared blocks.
     """
-    roles = ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down")
+    roles = ("q", "k", "v", "qkv", "q_a", "q_b", "kv_a", "kv_b", "o", "gate", "up", "gate_up", "down")
     targets = dict.fromkeys(cfg.names[role].rpartition(".")[2] for role in roles if role in cfg.names)
     if not cfg.gated:
         targets.pop(cfg.names.get("gate", "").rpartition(".")[2], None)
@@ -197,7 +298,7 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
         eos_token_ids=reader.token_ids("eos_token_id"),
         bos_token_id=next(iter(reader.token_ids("bos_token_id")), None),
         tie_embeddings=cfg.tie,
-        intermediate_size=cfg.intermediate_size,
+        intermediate_size=max(cfg.intermediate_size, cfg.moe.size * cfg.moe.top_k if cfg.moe else 0),
         linears=cfg.linears(),
         adapter_targets=tuple(targets),
         config=asdict(cfg),
@@ -207,7 +308,12 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
 def decoder_config(info: ModelInfo) -> DecoderConfig:
     """The DecoderConfig that `decoder_info` stored."""
     values: dict[str, Any] = dict(info.config)
-    return DecoderConfig(**values | {name: tuple(values[name]) for name in ("windows", "unturned")})
+    values |= {name: tuple(values[name]) for name in ("windows", "unturned")}
+    if values["moe"] is not None:
+        values["moe"] = MoEConfig(**values["moe"] | {"layers": tuple(values["moe"]["layers"])})
+    if values["mla"] is not None:
+        values["mla"] = LatentConfig(**values["mla"])
+    return DecoderConfig(**values)
 
 
 TARGETS: Mapping[str, tuple[str, str | None]] = {  # role -> module of the model, part of it
@@ -224,12 +330,36 @@ TARGETS: Mapping[str, tuple[str, str | None]] = {  # role -> module of the model
     "v": ("layers.{i}.attn.qkv", "v"),
     "qkv": ("layers.{i}.attn.qkv", "*"),
     "o": ("layers.{i}.attn.o", None),
+    "attn_gate": ("layers.{i}.attn.gate", None),
+    "q_a": ("layers.{i}.attn.q_a", None),
+    "q_a_norm": ("layers.{i}.attn.q_a_norm", None),
+    "q_b": ("layers.{i}.attn.q_b", None),
+    "kv_a": ("layers.{i}.attn.kv_a", None),
+    "kv_a_norm": ("layers.{i}.attn.kv_a_norm", None),
+    "kv_b": ("layers.{i}.attn.kv_b", None),
     "q_norm": ("layers.{i}.attn.q_norm", None),
     "k_norm": ("layers.{i}.attn.k_norm", None),
     "gate": ("layers.{i}.mlp.gate_up", "gate"),
     "up": ("layers.{i}.mlp.gate_up", "up"),
     "gate_up": ("layers.{i}.mlp.gate_up", "*"),
     "down": ("layers.{i}.mlp.down", None),
+    "router": ("layers.{i}.mlp.router", None),
+    "expert_gate": ("layers.{i}.mlp.experts.up", "{e}.gate"),
+    "expert_up": ("layers.{i}.mlp.experts.up", "{e}.up"),
+    "expert_down": ("layers.{i}.mlp.experts.down", "{e}"),
+    "shared_gate": ("layers.{i}.mlp.shared.gate_up", "gate"),
+    "shared_up": ("layers.{i}.mlp.shared.gate_up", "up"),
+    "shared_gate_up": ("layers.{i}.mlp.shared.gate_up", "*"),
+    "shared_down": ("layers.{i}.mlp.shared.down", None),
+}
+TENSORS: Mapping[str, tuple[str, str | None]] = {  # the same for roles that are single tensors
+    "correction": ("layers.{i}.mlp.router.correction", None),
+    "shared_weight": ("layers.{i}.mlp.shared_gate", None),
+    "experts_up": ("layers.{i}.mlp.experts.up.weight", "*"),
+    "experts_up_bias": ("layers.{i}.mlp.experts.up.bias", "*"),
+    "experts_down": ("layers.{i}.mlp.experts.down.weight", "*"),
+    "experts_down_bias": ("layers.{i}.mlp.experts.down.bias", "*"),
+    "sinks": ("layers.{i}.attn.attn.sinks", None),
 }
 
 
@@ -244,11 +374,18 @@ def decoder_weights(
     """
     cfg, transforms = decoder_config(info), transforms or {}
     where = {**TARGETS, **{role: (target, None) for role, target in (targets or {}).items()}}
-    rules = []
+    layer = cfg.names["o"].partition("{i}")[0]
+    unused = range(len(cfg.windows), len(cfg.windows) + cfg.num_unused_layers)
+    rules = [WeightRule(f"{layer}{i}.{{any}}", "", ignore=True) for i in unused]
+    for role in sorted(TENSORS.keys() & cfg.names.keys()):
+        target, part = TENSORS[role]
+        rules.append(WeightRule(cfg.names[role], target, part=part, transform=transforms.get(role)))
     for role, source in cfg.names.items():
         if role not in where:
             continue
         target, part = where[role]
+        if role == "q" and cfg.mla is not None:
+            target, part = "layers.{i}.attn.q_b", None
         if role == "up" and not cfg.gated:
             target, part = "layers.{i}.mlp.up", None
         if cfg.qk_norm == "each" and role in ("q_norm", "k_norm"):
@@ -258,8 +395,6 @@ def decoder_weights(
         if role.endswith("norm") and cfg.norm.endswith("offset"):
             rules.append(WeightRule(f"{source}.weight", f"{target}.weight", transform=one_more))
         rules.append(WeightRule(f"{source}.{{p}}", f"{target}.{{p}}", part=part, transform=transforms.get(role)))
-    if cfg.sinks:
-        rules.append(WeightRule(cfg.names["o"].rpartition(".")[0] + ".sinks", "layers.{i}.attn.attn.sinks"))
     head = cfg.names["lm_head"]
     if info.tie_embeddings:  # some files carry a second copy of the embedding
         rules.append(WeightRule(f"{head}.weight", "", ignore=True))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmkit.api import Architecture, ModelInfo, WeightRule
-from lmkit.layers.describe import DecoderConfig, decoder_config, decoder_info, decoder_weights
+from lmkit.layers.describe import DecoderConfig, LatentConfig, MoEConfig, decoder_config, decoder_info, decoder_weights
 from lmkit.layers.reader import ConfigReader
 
 if TYPE_CHECKING:
@@ -64,6 +65,75 @@ class DecoderArchitecture(Architecture):
         return rules + [replace(rule, source=rule.source.removeprefix(self.prefix)) for rule in rules]
 
 
+def corrected_moe(r: ConfigReader, **given: Any) -> MoEConfig:
+    """Experts with sigmoid scores, chosen from the best groups by scores that a bias corrects, under the usual keys.
+
+    Fields in `given` are not read.
+    """
+    size = given.pop("size", None) or r.integer("moe_intermediate_size")
+    read: dict[str, Callable[[], Any]] = {
+        "num_experts": lambda: r.integer("n_routed_experts"),
+        "top_k": lambda: r.integer("num_experts_per_tok"),
+        "layers": lambda: tuple(i >= r.count("first_k_dense_replace", 0) for i in range(r.layers())),
+        "scoring": lambda: "sigmoid",
+        "correction": lambda: True,
+        "router_float32": lambda: True,
+        "renormalize": lambda: r.flag("norm_topk_prob", True),
+        "epsilon": lambda: 1e-20,
+        "scale": lambda: r.number("routed_scaling_factor", 1.0),
+        "num_groups": lambda: r.integer("n_group", 1),
+        "top_groups": lambda: r.integer("topk_group", 1),
+        "group_score": lambda: "two best",
+        "shared_size": lambda: size * r.count("n_shared_experts", 0),
+    }
+    values = {name: value() for name, value in read.items() if name not in given}
+    return MoEConfig(size=size, **values, **given)
+
+
+def latent_config(r: ConfigReader, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a decoder with latent attention under the usual keys. A YaRN `mscale_all_dim` sharpens it."""
+    heads, plain, turned = (r.integer(key) for key in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim"))
+    mla = LatentConfig(
+        q_rank=r.count("q_lora_rank", 0),
+        kv_rank=r.integer("kv_lora_rank", 512),
+        plain=plain,
+        turned=turned,
+        value=r.integer("v_head_dim"),
+    )
+    bias = r.flag("attention_bias", False)
+    sharp = 1.0
+    if rope["rope_type"] == "yarn" and rope["factor"] > 1:
+        sharp = 0.1 * rope.get("mscale_all_dim", 0.0) * math.log(rope["factor"]) + 1
+    return {
+        "mla": mla,
+        "rope": rope,
+        "num_q_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": plain + turned,
+        "attn_scale": (plain + turned) ** -0.5 * sharp**2,
+        "qkv_bias": bias,
+        "o_bias": bias,
+    }
+
+
+LATENT: Mapping[str, str] = {  # usual names of its tensors
+    "q_a": ".self_attn.q_a_proj",
+    "q_a_norm": ".self_attn.q_a_layernorm",
+    "q_b": ".self_attn.q_b_proj",
+    "kv_a": ".self_attn.kv_a_proj_with_mqa",
+    "kv_a_norm": ".self_attn.kv_a_layernorm",
+    "kv_b": ".self_attn.kv_b_proj",
+    "k": "",
+    "v": "",
+}
+EXPERTS: Mapping[str, str] = {  # their usual names
+    "router": ".mlp.gate",
+    "correction": ".mlp.gate.e_score_correction_bias",
+    **{f"expert_{p}": f".mlp.experts.{{e}}.{p}_proj" for p in ("gate", "up", "down")},
+    **{f"shared_{p}": f".mlp.shared_experts.{p}_proj" for p in ("gate", "up", "down")},
+}
+
+
 def split_per_head(cfg: DecoderConfig, fused: Tensor) -> Tensor:
     """A projection stored head by head as query, key, value [Hq * 3 * D, ...] -> all queries, all keys, all values."""
     return fused.reshape(cfg.num_q_heads, 3, cfg.head_dim, *fused.shape[1:]).transpose(0, 1).reshape(fused.shape)
@@ -72,3 +142,8 @@ def split_per_head(cfg: DecoderConfig, fused: Tensor) -> Tensor:
 def transposed(cfg: DecoderConfig, weight: Tensor) -> Tensor:
     """A weight stored [in, out] -> [out, in]; a bias as it is."""
     return weight.T if weight.dim() == 2 else weight
+
+
+def stacked(cfg: DecoderConfig, weight: Tensor) -> Tensor:
+    """Experts [E, out, in] -> [E * out, in]; their biases [E, out] -> [E * out]."""
+    return weight.flatten(0, 1)

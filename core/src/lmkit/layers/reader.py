@@ -183,14 +183,14 @@ class ConfigReader:
     def rope(
         self,
         default_theta: float = 10000.0,
-        default_partial: float = 1.0,
+        default_partial: float | None = None,
         kind_of_layer: str | None = None,
         extra: tuple[str, ...] = (),
     ) -> dict[str, Any]:
         """Rotary parameters: {"rope_type", "theta", "partial", ...numbers of the type, those of a family's own}.
 
         Newer files have `rope_parameters` (per kind of layer where kinds differ: then `kind_of_layer` names one), older
-        ones `rope_theta` beside an optional `rope_scaling`.
+        ones `rope_theta` beside an optional `rope_scaling`. `default_partial` is None where a part cannot be turned.
         """
         key = "rope_parameters" if self.config.get("rope_parameters") is not None else "rope_scaling"
         raw = self.config.get(key) or {}
@@ -206,9 +206,11 @@ class ConfigReader:
         lists = LISTS.get(kind, ())
         numbers = ConfigReader(raw)
         theta = numbers.number("rope_theta", self.config.get("rope_theta") or default_theta)
-        partial = numbers.number("partial_rotary_factor", self.config.get("partial_rotary_factor") or default_partial)
-        if partial > 1:
-            raise UnsupportedModel("partial_rotary_factor", partial, "at most 1")
+        given = self.config.get("partial_rotary_factor") or default_partial or 1.0
+        partial = numbers.number("partial_rotary_factor", given)
+        if partial > 1 or (default_partial is None and partial != 1):
+            allowed = "1: heads are turned as a whole" if default_partial is None else "at most 1"
+            raise UnsupportedModel("partial_rotary_factor", partial, allowed)
         rope: dict[str, Any] = {"rope_type": kind, "theta": theta, "partial": partial}
         rope |= {name: numbers.number(name) for name in required}
         rope |= {name: numbers.numbers(name) for name in lists}

@@ -46,6 +46,9 @@ class TorchRowOps:
 
     def gate(self, x: Tensor, name: str) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
+        if name == "swiglu_clamped":
+            gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+            return gate * (gate * 1.702).sigmoid() * (up + 1)
         return activation(name)(gate) * up
 
     def angles(self, positions: Tensor, inv_freq: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:

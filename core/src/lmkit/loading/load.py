@@ -21,7 +21,6 @@ from lmkit.api import (
     CheckpointError,
     Choice,
     Collectives,
-    LinearKernel,
     LoadedModel,
     Loader,
     ModelInfo,
@@ -113,10 +112,10 @@ def make_builder(
         scheme = load_target(quantization).parse(quantization.options if declared is None else declared)
     elif declared:
         raise UnsupportedModel("quantization_config", "present", fix="install a plugin for this format")
-    ops = [c for c in resolved.choices if c.kind == "op" and c.component.startswith("linear:")]
-    kernels: dict[str, list[LinearKernel]] = {}
+    ops = [c for c in resolved.choices if c.kind == "op" and c.component.startswith(("linear:", "moe:"))]
+    kernels: dict[str, list[Any]] = {}
     for c in ops:  # in order of preference
-        kernels.setdefault(c.component.partition(":")[2], []).append(make(c))
+        kernels.setdefault(c.component, []).append(make(c))
     attention, dtype = _choice(resolved, "attention"), resolved.value("dtype") or info.dtype
     return Builder(
         info,
@@ -126,7 +125,7 @@ def make_builder(
         kernels,
         scheme=scheme,
         online=declared is None,
-        strict=frozenset(c.component.partition(":")[2] for c in ops if c.why == "explicit"),
+        strict=frozenset(c.component for c in ops if c.why == "explicit"),
         collectives=collectives,
         rows=_row_ops(resolved, dtype),
     )
@@ -283,7 +282,7 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
             "weights do not fit the model: "
             + "; ".join(
                 _some(kind, names)
-                for kind, names in (("missing", missing), ("extra", extra), ("wrong", wrong))
+                for kind, names in (("missing", list(dict.fromkeys(missing))), ("extra", extra), ("wrong", wrong))
                 if names
             ),
             fix=f"check that config.json belongs to these weights{_nearest(extra, missing)}",

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from lmkit.api import PluginError, WeightRule
 
+PLACEHOLDERS = {"p": "[A-Za-z_][A-Za-z0-9_]*", "any": ".+"}
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """ "a.{i}.b.{p}": {p} is the tensor's own name (letters, digits, _), any other placeholder a number."""
+    """ "a.{i}.b.{p}": {p} is the tensor's own name (letters, digits, _), {any} any text, other placeholders numbers."""
     parts = _PLACEHOLDER.split(pattern)  # text, name, text, name, ..., text
     regex = [re.escape(parts[0])]
     for name, text in zip(parts[1::2], parts[2::2], strict=True):
-        regex.append(f"(?P<{name}>{r'[A-Za-z_][A-Za-z0-9_]*' if name == 'p' else r'[0-9]+'})")
+        regex.append(f"(?P<{name}>{PLACEHOLDERS.get(name, '[0-9]+')})")
         regex.append(re.escape(text))
     return re.compile("".join(regex))
 

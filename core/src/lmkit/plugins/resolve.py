@@ -275,6 +275,8 @@ class Resolver:
                 raise ConfigError(f"model {model.name!r} does not support quantization {choice.name!r}")
         for fmt in formats:
             self._choose_op("linear", f"linear:{fmt}", fmt)
+            if any(linear.experts for linear in self.described_model.linears):
+                self._choose_op("moe", f"moe:{fmt}", fmt)
         self._choose_op("rowwise", "rowwise")
 
     def _choose_op(self, op: str, component: str, fmt: str = "plain") -> None:

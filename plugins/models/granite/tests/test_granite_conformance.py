@@ -26,3 +26,21 @@ class TestGraniteSwa(ModelConformance):
     plugin = "model:GraniteSWAForCausalLM"
     values = SCALES | {"sliding_window": 9}
     variants = {"bases": {"layer_rope_theta": [0, 5000.0], "layer_types": ["full_attention", "sliding_attention"]}}
+
+
+MIX = SCALES | {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+class TestGraniteMoe(ModelConformance):
+    plugin = "model:GraniteMoeForCausalLM"
+    values = MIX
+
+
+class TestGraniteMoeShared(ModelConformance):
+    plugin = "model:GraniteMoeSharedForCausalLM"
+    values = MIX | {"shared_intermediate_size": 40}
+
+
+class TestGraniteMoeSwa(ModelConformance):
+    plugin = "model:GraniteMoeSWAForCausalLM"
+    values = MIX | {"sliding_window": 9, "shared_intermediate_size": 40}

@@ -9,3 +9,8 @@ class TestHunyuanDense(ModelConformance):
     plugin = "model:HunYuanDenseV1ForCausalLM"
     values = {"head_dim": 16}
     variants = {"stretched": {"rope_parameters": ALPHA, "attention_bias": True, "tie_word_embeddings": True}}
+
+
+class TestHunyuanMoe(ModelConformance):
+    plugin = "model:HunYuanMoEV1ForCausalLM"
+    values = {"head_dim": 16, "num_experts": 4, "moe_topk": 2}

@@ -25,3 +25,14 @@ class TestOlmo3(ModelConformance):
             }
         }
     }
+
+
+class TestOlmoe(ModelConformance):
+    plugin = "model:OlmoeForCausalLM"
+    values = {"num_experts": 4, "num_experts_per_tok": 2}
+    variants = {"renormalized": {"norm_topk_prob": True, "clip_qkv": 2.0}}
+
+
+class TestFlexOlmo(ModelConformance):
+    plugin = "model:FlexOlmoForCausalLM"
+    values = {"num_experts": 4, "num_experts_per_tok": 2}

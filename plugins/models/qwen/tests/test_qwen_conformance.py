@@ -20,6 +20,21 @@ class TestQwen3(ModelConformance):
     variants = {"tied": {"tie_word_embeddings": True}, "biases": {"attention_bias": True}, "sliding": SLIDING}
 
 
+MIX = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+class TestQwen2Moe(ModelConformance):
+    plugin = "model:Qwen2MoeForCausalLM"
+    values = MIX | {"num_experts": 4, "shared_expert_intermediate_size": 40}
+    variants = {"one layer": {"mlp_only_layers": [0], "norm_topk_prob": True}}
+
+
+class TestQwen3Moe(ModelConformance):
+    plugin = "model:Qwen3MoeForCausalLM"
+    values = MIX | {"num_experts": 4, "head_dim": 12, "norm_topk_prob": True}
+    variants = {"one layer": {"decoder_sparse_step": 2, "norm_topk_prob": False, "attention_bias": True}}
+
+
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
     "vocab_size": 100,

@@ -15,7 +15,7 @@ class BitNetAttention(SelfAttention):
         super().__init__(cfg, layer, specs, ctx)
         self.sub_norm = ctx.norm(cfg.hidden_size, cfg.norm_eps)
 
-    def output(self, y: Tensor) -> Tensor:
+    def output(self, y: Tensor, h: Tensor) -> Tensor:
         return self.o(self.sub_norm(y))
 
 

@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, usual_config
+from typing import TYPE_CHECKING, Any
+
+from lmkit.layers import (
+    EXPERTS,
+    ConfigReader,
+    DecoderArchitecture,
+    DecoderConfig,
+    MoEConfig,
+    tensor_names,
+    usual_config,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def ernie(r: ConfigReader) -> DecoderConfig:
+def ernie(r: ConfigReader, **more: Any) -> DecoderConfig:
     bias = r.flag("use_bias", False)
+    given = {"num_kv_heads": r.integer("num_key_value_heads", 2), **more}
+    if "moe" not in given:
+        given["head_dim"] = r.integer("head_dim", 128)
     return usual_config(
         r,
         max_positions=131072,
         rope=r.rope(500000.0),
         interleaved=True,
-        num_kv_heads=r.integer("num_key_value_heads", 2),
-        head_dim=r.integer("head_dim", 128),
         norm_eps=r.number("rms_norm_eps", 1e-5),
         tie=r.flag("tie_word_embeddings", True),
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=bias,
+        **given,
     )
 
 
+def ernie_moe(r: ConfigReader) -> DecoderConfig:
+    first, last = r.count("moe_layer_start_index", 1), r.config.get("moe_layer_end_index", -1)
+    end = r.layers() if last == -1 else r.count("moe_layer_end_index") + 1
+    every = r.integer("moe_layer_interval", 1)
+    size = r.integer("moe_intermediate_size", 1536)
+    moe = MoEConfig(
+        num_experts=r.integer("moe_num_experts", 64),
+        top_k=r.integer("moe_k", 6),
+        size=size,
+        layers=tuple((i + 1) % every == 0 and first <= i < end for i in range(r.layers())),
+        correction=True,
+        router_float32=True,
+        shared_size=size * r.count("moe_num_shared_experts", 2),
+    )
+    names = tensor_names(**{**EXPERTS, "correction": ".mlp.moe_statics.e_score_correction_bias"})
+    return ernie(
+        r, moe=moe, head_bias=r.flag("use_bias", False), names=names, num_kv_heads=r.integer("num_key_value_heads", 4)
+    )
+
+
+def flat(cfg: DecoderConfig, correction: Tensor) -> Tensor:
+    """[1, E] -> [E]."""
+    return correction.flatten()
+
+
 class Ernie(DecoderArchitecture):
-    configs = {"Ernie4_5ForCausalLM": ernie}
+    configs = {"Ernie4_5ForCausalLM": ernie, "Ernie4_5_MoeForCausalLM": ernie_moe}
+    transforms = {"Ernie4_5_MoeForCausalLM": {"correction": flat}}

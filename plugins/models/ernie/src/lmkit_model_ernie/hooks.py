@@ -8,9 +8,12 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="ernie",
-            summary="ERNIE 4.5",
+            summary="ERNIE 4.5, dense and with experts",
             target="lmkit_model_ernie.arch:Ernie",
-            architectures=("Ernie4_5ForCausalLM",),
+            architectures=(
+                "Ernie4_5ForCausalLM",
+                "Ernie4_5_MoeForCausalLM",
+            ),
             features=frozenset({"causal"}),
         ),
     ]

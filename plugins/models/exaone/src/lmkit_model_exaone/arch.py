@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+from typing import Any
+
+from lmkit.layers import (
+    EXPERTS,
+    ConfigReader,
+    DecoderArchitecture,
+    DecoderConfig,
+    corrected_moe,
+    tensor_names,
+    usual_config,
+)
+
+AFTER = tensor_names(
+    attn_norm="",
+    mlp_norm="",
+    attn_post_norm=".post_attention_layernorm",
+    mlp_post_norm=".post_feedforward_layernorm",
+)
 
 
-def exaone4(r: ConfigReader) -> DecoderConfig:
+def exaone4(r: ConfigReader, **more: Any) -> DecoderConfig:
     pattern = r.config.get("sliding_window_pattern", 4)
     size = r.optional("sliding_window", 4096)
     if pattern == "LLLG":  # local and global, in older files
@@ -16,19 +33,31 @@ def exaone4(r: ConfigReader) -> DecoderConfig:
     return usual_config(
         r,
         max_positions=2048,
-        placement="post",
         norm_eps=r.number("rms_norm_eps", 1e-5),
         qk_norm="head",
         windows=windows,
         unturned=() if size is None else tuple(i for i, window in enumerate(windows) if window is None),
-        names=tensor_names(
-            attn_norm="",
-            mlp_norm="",
-            attn_post_norm=".post_attention_layernorm",
-            mlp_post_norm=".post_feedforward_layernorm",
-        ),
+        **{"placement": "post", "names": AFTER, **more},
     )
 
 
+def exaone_moe(r: ConfigReader) -> DecoderConfig:
+    """Norms before blocks."""
+    first, size = r.count("first_k_dense_replace", 1), r.integer("moe_intermediate_size", 1024)
+    kinds = r.layer_kinds(lambda i: "dense" if i < first else "sparse", ("dense", "sparse"), "mlp_layer_types")
+    moe = corrected_moe(
+        r,
+        layers=tuple(kind == "sparse" for kind in kinds),
+        num_experts=r.integer("num_experts", 64),
+        top_k=r.integer("num_experts_per_tok", 8),
+        size=size,
+        shared_size=size * r.count("num_shared_experts", 1),
+        scale=r.number("routed_scaling_factor", 2.5),
+    )
+    names = {**EXPERTS, "correction": ".mlp.e_score_correction_bias"}
+    return exaone4(r, placement="pre", moe=moe, names=tensor_names(**names))
+
+
 class Exaone(DecoderArchitecture):
-    configs = {"Exaone4ForCausalLM": exaone4}
+    configs = {"Exaone4ForCausalLM": exaone4, "ExaoneMoeForCausalLM": exaone_moe}
+    ignored = ("mtp.{any}",)

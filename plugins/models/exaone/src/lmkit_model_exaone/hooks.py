@@ -8,9 +8,12 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="exaone",
-            summary="EXAONE 4",
+            summary="EXAONE 4 and EXAONE MoE",
             target="lmkit_model_exaone.arch:Exaone",
-            architectures=("Exaone4ForCausalLM",),
+            architectures=(
+                "Exaone4ForCausalLM",
+                "ExaoneMoeForCausalLM",
+            ),
             features=frozenset({"causal", "sliding_window"}),
         ),
     ]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+from lmkit.layers import (
+    EXPERTS,
+    ConfigReader,
+    DecoderArchitecture,
+    DecoderConfig,
+    corrected_moe,
+    tensor_names,
+    usual_config,
+)
 
 
 def glm(r: ConfigReader, **more: Any) -> DecoderConfig:
@@ -31,5 +39,22 @@ def glm4(r: ConfigReader) -> DecoderConfig:
     return glm(r, placement="sandwich", names=names)
 
 
+def glm4_moe(r: ConfigReader) -> DecoderConfig:
+    """Turned in halves, not in neighbouring pairs."""
+    first = r.count("first_k_dense_replace", 1)
+    return usual_config(
+        r,
+        max_positions=131072,
+        rope=r.rope(default_partial=0.5),
+        norm_eps=r.number("rms_norm_eps", 1e-5),
+        num_kv_heads=r.integer("num_key_value_heads", 8),
+        qkv_bias=r.flag("attention_bias", False),
+        qk_norm="head" if r.flag("use_qk_norm", False) else "",
+        moe=corrected_moe(r, layers=tuple(i >= first for i in range(r.layers()))),
+        num_unused_layers=r.count("num_nextn_predict_layers", 1),
+        names=tensor_names(**EXPERTS),
+    )
+
+
 class Glm(DecoderArchitecture):
-    configs = {"GlmForCausalLM": glm, "Glm4ForCausalLM": glm4}
+    configs = {"GlmForCausalLM": glm, "Glm4ForCausalLM": glm4, "Glm4MoeForCausalLM": glm4_moe}

@@ -8,9 +8,13 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="glm",
-            summary="GLM-4",
+            summary="GLM-4, dense and with experts",
             target="lmkit_model_glm.arch:Glm",
-            architectures=("GlmForCausalLM", "Glm4ForCausalLM"),
+            architectures=(
+                "GlmForCausalLM",
+                "Glm4ForCausalLM",
+                "Glm4MoeForCausalLM",
+            ),
             features=frozenset({"causal"}),
         ),
     ]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from lmkit.api import UnsupportedModel
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+from lmkit.layers import (
+    ConfigReader,
+    DecoderArchitecture,
+    DecoderConfig,
+    MoEConfig,
+    stacked,
+    tensor_names,
+    usual_config,
+)
 
 
 def granite(r: ConfigReader, **more: Any) -> DecoderConfig:
@@ -41,6 +49,18 @@ def hyperclovax(r: ConfigReader) -> DecoderConfig:
 
 
 def granite_swa(r: ConfigReader) -> DecoderConfig:
+    return granite(
+        r,
+        max_positions=8192,
+        norm_eps=r.number("rms_norm_eps", 1e-5),
+        num_kv_heads=r.integer("num_key_value_heads", 4),
+        tie=r.flag("tie_word_embeddings", True),
+        **windowed(r),
+    )
+
+
+def windowed(r: ConfigReader) -> dict[str, Any]:
+    """Windowed layers with rotary bases of their own (0: no positions), and sinks."""
     windows = r.windows(lambda i: i % 4 != 0, 128)
     rope = r.rope()
     thetas = r.config.get("layer_rope_theta") or [rope["theta"]] * len(windows)
@@ -48,18 +68,42 @@ def granite_swa(r: ConfigReader) -> DecoderConfig:
     if len(thetas) != len(windows) or any(len(kind) > 1 for kind in kinds.values()):
         raise UnsupportedModel("layer_rope_theta", thetas, "one base for windowed layers and one for full ones, or 0")
     full, local = ({**rope, "theta": float(next(iter(kinds.get(w) or {rope["theta"]})))} for w in (False, True))
-    return granite(
-        r,
-        max_positions=8192,
-        norm_eps=r.number("rms_norm_eps", 1e-5),
-        num_kv_heads=r.integer("num_key_value_heads", 4),
-        tie=r.flag("tie_word_embeddings", True),
-        windows=windows,
-        sinks=True,
-        rope=full,
-        window_rope=local,
-        unturned=tuple(i for i, theta in enumerate(thetas) if not theta),
+    return {
+        "windows": windows,
+        "sinks": True,
+        "rope": full,
+        "window_rope": local,
+        "unturned": tuple(i for i, theta in enumerate(thetas) if not theta),
+    }
+
+
+def granite_moe(r: ConfigReader, roles: dict[str, str] | None = None, **more: Any) -> DecoderConfig:
+    shared = r.count("shared_intermediate_size", 0)
+    moe = MoEConfig(
+        num_experts=r.integer("num_local_experts", 8),
+        top_k=r.integer("num_experts_per_tok", 2),
+        size=r.integer("intermediate_size"),
+        layers=(True,) * r.layers(),
+        shared_size=shared,
     )
+    roles = {
+        "router": ".block_sparse_moe.router.layer",
+        "experts_up": ".block_sparse_moe.input_linear.weight",
+        "experts_down": ".block_sparse_moe.output_linear.weight",
+        **(roles or {}),
+    }
+    names = tensor_names(
+        **roles,
+        shared_gate_up=".shared_mlp.input_linear",
+        shared_down=".shared_mlp.output_linear",
+    )
+    return granite(r, moe=moe, names=names, **more)
+
+
+def granite_moe_swa(r: ConfigReader) -> DecoderConfig:
+    experts = {"experts_up": ".gate_up_proj", "experts_down": ".down_proj"}
+    roles = {role: f".block_sparse_moe.experts{name}" for role, name in experts.items()}
+    return granite_moe(r, {**roles, "router": ".block_sparse_moe.router"}, **windowed(r))
 
 
 class Granite(DecoderArchitecture):
@@ -67,4 +111,8 @@ class Granite(DecoderArchitecture):
         "GraniteForCausalLM": granite,
         "HyperCLOVAXForCausalLM": hyperclovax,
         "GraniteSWAForCausalLM": granite_swa,
+        "GraniteMoeForCausalLM": granite_moe,
+        "GraniteMoeSharedForCausalLM": granite_moe,
+        "GraniteMoeSWAForCausalLM": granite_moe_swa,
     }
+    transforms = {name: {"experts_up": stacked, "experts_down": stacked} for name in configs if "Moe" in name}

@@ -8,9 +8,16 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="granite",
-            summary="Granite and HyperCLOVA X",
+            summary="Granite, GraniteMoE and HyperCLOVA X",
             target="lmkit_model_granite.arch:Granite",
-            architectures=("GraniteForCausalLM", "HyperCLOVAXForCausalLM", "GraniteSWAForCausalLM"),
+            architectures=(
+                "GraniteForCausalLM",
+                "HyperCLOVAXForCausalLM",
+                "GraniteSWAForCausalLM",
+                "GraniteMoeForCausalLM",
+                "GraniteMoeSharedForCausalLM",
+                "GraniteMoeSWAForCausalLM",
+            ),
             features=frozenset({"causal", "sinks", "sliding_window"}),
         ),
     ]

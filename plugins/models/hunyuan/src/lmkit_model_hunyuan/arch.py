@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+from lmkit.layers import (
+    EXPERTS,
+    ConfigReader,
+    DecoderArchitecture,
+    DecoderConfig,
+    MoEConfig,
+    tensor_names,
+    usual_config,
+)
+
+HEADS = {"q_norm": ".self_attn.query_layernorm", "k_norm": ".self_attn.key_layernorm"}
 
 
 def hunyuan(r: ConfigReader, **more: Any) -> DecoderConfig:
@@ -19,8 +29,7 @@ def hunyuan(r: ConfigReader, **more: Any) -> DecoderConfig:
         qk_norm_last=True,
         qkv_bias=bias,
         o_bias=bias,
-        names=tensor_names(q_norm=".self_attn.query_layernorm", k_norm=".self_attn.key_layernorm"),
-        **more,
+        **{"names": tensor_names(**HEADS), **more},
     )
 
 
@@ -34,5 +43,27 @@ def rope(r: ConfigReader) -> dict[str, Any]:
     return found
 
 
+def hunyuan_moe(r: ConfigReader) -> DecoderConfig:
+    size = r.integer("intermediate_size")
+    moe = MoEConfig(
+        num_experts=r.integer("num_experts", 1),
+        top_k=same(r, "moe_topk", 1),
+        size=size,
+        layers=(True,) * r.layers(),
+        router_float32=True,
+        shared_size=size,
+    )
+    shared = {f"shared_{p}": f".mlp.shared_mlp.{p}_proj" for p in ("gate", "up", "down")}
+    return hunyuan(r, moe=moe, names=tensor_names(**HEADS, **{**EXPERTS, **shared, "router": ".mlp.gate.wg"}))
+
+
+def same(r: ConfigReader, key: str, default: int) -> int:
+    """A number, or a list with that number for each layer."""
+    value = r.config.get(key, default)
+    if isinstance(value, list) and len(set(value)) == 1:
+        value = value[0]
+    return ConfigReader({key: value}).integer(key)
+
+
 class Hunyuan(DecoderArchitecture):
-    configs = {"HunYuanDenseV1ForCausalLM": hunyuan}
+    configs = {"HunYuanDenseV1ForCausalLM": hunyuan, "HunYuanMoEV1ForCausalLM": hunyuan_moe}

@@ -8,9 +8,12 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="hunyuan",
-            summary="Hunyuan",
+            summary="Hunyuan, dense and with experts",
             target="lmkit_model_hunyuan.arch:Hunyuan",
-            architectures=("HunYuanDenseV1ForCausalLM",),
+            architectures=(
+                "HunYuanDenseV1ForCausalLM",
+                "HunYuanMoEV1ForCausalLM",
+            ),
             features=frozenset({"causal"}),
         ),
     ]

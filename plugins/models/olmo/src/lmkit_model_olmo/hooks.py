@@ -8,16 +8,21 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="olmo",
-            summary="OLMo 1 to 3",
+            summary="OLMo 1 to 3, OLMoE and FlexOlmo",
             target="lmkit_model_olmo.arch:Olmo",
             architectures=("OlmoForCausalLM",),
             features=frozenset({"causal"}),
         ),
         ModelSpec(
             name="olmo2",
-            summary="OLMo 1 to 3",
+            summary="OLMo 1 to 3, OLMoE and FlexOlmo",
             target="lmkit_model_olmo.arch:Olmo",
-            architectures=("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
+            architectures=(
+                "Olmo2ForCausalLM",
+                "Olmo3ForCausalLM",
+                "OlmoeForCausalLM",
+                "FlexOlmoForCausalLM",
+            ),
             features=frozenset({"causal", "sliding_window"}),
             supports_tp=False,
         ),

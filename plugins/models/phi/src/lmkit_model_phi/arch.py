@@ -36,6 +36,7 @@ def phi3(r: ConfigReader) -> DecoderConfig:
     return usual_config(
         r,
         max_positions=4096,
+        rope=r.rope(default_partial=1.0),
         norm_eps=r.number("rms_norm_eps", 1e-5),
         windows=(r.optional("sliding_window"),) * r.layers(),
         names=tensor_names(qkv=".self_attn.qkv_proj", gate_up=".mlp.gate_up_proj"),

@@ -1,8 +1,19 @@
-"""Qwen2 and Qwen3 (dense) as data. Torch-free."""
+"""Qwen2 and Qwen3 as data, dense and with experts. Torch-free."""
 
 from __future__ import annotations
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, usual_config
+from typing import Any
+
+from lmkit.api import UnsupportedModel
+from lmkit.layers import (
+    EXPERTS,
+    ConfigReader,
+    DecoderArchitecture,
+    DecoderConfig,
+    MoEConfig,
+    tensor_names,
+    usual_config,
+)
 
 
 def qwen2(r: ConfigReader) -> DecoderConfig:
@@ -31,5 +42,73 @@ def windows(r: ConfigReader) -> tuple[int | None, ...]:
     return r.windows(lambda i: sliding and i >= first, 4096 if sliding else None)
 
 
+def qwen2_moe(r: ConfigReader) -> DecoderConfig:
+    shared = {p: f".mlp.shared_expert.{p}_proj" for p in ("gate", "up", "down")}
+    names = {
+        **EXPERTS,
+        **{f"shared_{p}": name for p, name in shared.items()},
+        "shared_weight": ".mlp.shared_expert_gate.weight",
+    }
+    moe = experts(
+        r,
+        num_experts=r.integer("num_experts", 60),
+        top_k=r.integer("num_experts_per_tok", 4),
+        size=r.integer("moe_intermediate_size", 1408),
+        shared_size=r.integer("shared_expert_intermediate_size", 5632),
+        shared_gate=True,
+    )
+    bias = r.flag("qkv_bias", True)
+    return usual_config(
+        r,
+        max_positions=32768,
+        windows=windows(r),
+        intermediate_size=r.integer("intermediate_size", 5632),
+        num_kv_heads=r.integer("num_key_value_heads", 16),
+        qkv_bias=bias,
+        moe=moe,
+        names=tensor_names(**names),
+    )
+
+
+def qwen3_moe(r: ConfigReader) -> DecoderConfig:
+    bias = r.flag("attention_bias", False)
+    size = r.optional("sliding_window", 4096) if r.flag("use_sliding_window", False) else None
+    moe = experts(
+        r,
+        num_experts=r.integer("num_experts", r.integer("num_local_experts", 128)),
+        top_k=r.integer("num_experts_per_tok", 8),
+        size=r.integer("moe_intermediate_size", 768),
+    )
+    return usual_config(
+        r,
+        max_positions=32768,
+        windows=(size,) * r.layers(),
+        intermediate_size=r.integer("intermediate_size", 6144),
+        num_kv_heads=r.integer("num_key_value_heads", 4),
+        qk_norm="head",
+        qkv_bias=bias,
+        o_bias=bias,
+        moe=moe,
+        names=tensor_names(**EXPERTS),
+    )
+
+
+def experts(r: ConfigReader, **given: Any) -> MoEConfig:
+    """Experts in every `decoder_sparse_step`-th layer, but not in `mlp_only_layers`."""
+    step, without = r.integer("decoder_sparse_step", 1), r.config.get("mlp_only_layers") or []
+    if not isinstance(without, list):
+        raise UnsupportedModel("mlp_only_layers", without, "a list of layers")
+    return MoEConfig(
+        layers=tuple(i not in without and (i + 1) % step == 0 for i in range(r.layers())),
+        renormalize=r.flag("norm_topk_prob", False),
+        **given,
+    )
+
+
 class Qwen(DecoderArchitecture):
-    configs = {"Qwen2ForCausalLM": qwen2, "Qwen3ForCausalLM": qwen3}
+    configs = {
+        "Qwen2ForCausalLM": qwen2,
+        "Qwen3ForCausalLM": qwen3,
+        "Qwen2MoeForCausalLM": qwen2_moe,
+        "Qwen3MoeForCausalLM": qwen3_moe,
+    }

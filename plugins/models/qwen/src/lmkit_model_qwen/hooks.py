@@ -8,9 +8,14 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="qwen",
-            summary="Qwen2, Qwen2.5 and Qwen3 dense decoders",
+            summary="Qwen2, Qwen2.5 and Qwen3, dense and with experts",
             target="lmkit_model_qwen.arch:Qwen",
-            architectures=("Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+            architectures=(
+                "Qwen2ForCausalLM",
+                "Qwen3ForCausalLM",
+                "Qwen2MoeForCausalLM",
+                "Qwen3MoeForCausalLM",
+            ),
             features=frozenset({"causal", "sliding_window"}),
         ),
     ]

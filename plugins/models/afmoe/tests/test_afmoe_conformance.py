@@ -1,0 +1,11 @@
+"""AFMoE against transformers."""
+
+from lmkit.testing import ModelConformance
+
+
+class TestAfmoe(ModelConformance):
+    plugin = "model:AfmoeForCausalLM"
+    values = {
+        "head_dim": 12, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"], "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mup_enabled": True,
+    }  # fmt: skip

@@ -1,0 +1,22 @@
+"""Registration. Light: the implementation is imported when it is chosen."""
+
+from lmkit.api import ModelSpec, hookimpl
+
+
+@hookimpl
+def lmkit_models() -> list[ModelSpec]:
+    return [
+        ModelSpec(
+            name="deepseek",
+            summary="DeepSeek V2 and V3, Kimi K2, GLM-4.7 Flash, Youtu and MiniCPM3",
+            target="lmkit_model_deepseek.arch:Deepseek",
+            architectures=(
+                "DeepseekV2ForCausalLM",
+                "DeepseekV3ForCausalLM",
+                "Glm4MoeLiteForCausalLM",
+                "YoutuForCausalLM",
+                "MiniCPM3ForCausalLM",
+            ),
+            features=frozenset({"causal"}),
+        ),
+    ]

@@ -1,0 +1,71 @@
+"""gpt-oss as data: sinks, every other layer windowed, experts with biases and a clamped gate. Torch-free.
+
+Checkpoints whose experts are stored in mxfp4 need a quantization plugin for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, MoEConfig, tensor_names, usual_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def gpt_oss(r: ConfigReader) -> DecoderConfig:
+    r.one_of("swiglu_alpha", (1.702,), 1.702)
+    r.one_of("swiglu_limit", (7.0,), 7.0)
+    bias, experts = r.flag("attention_bias", True), ".mlp.experts"
+    moe = MoEConfig(
+        num_experts=r.integer("num_local_experts", r.integer("num_experts", 128)),
+        top_k=r.integer("num_experts_per_tok", r.integer("experts_per_token", 4)),
+        size=r.integer("intermediate_size", 2880),
+        layers=(True,) * r.layers(),
+        activation="swiglu_clamped",
+        router_bias=True,
+        expert_bias=True,
+    )
+    return usual_config(
+        r,
+        max_positions=131072,
+        rope=r.rope(150000.0),
+        windows=r.windows(lambda i: i % 2 == 0, 128),
+        num_kv_heads=r.integer("num_key_value_heads", 8),
+        head_dim=r.integer("head_dim", 64),
+        norm_eps=r.number("rms_norm_eps", 1e-5),
+        sinks=True,
+        qkv_bias=bias,
+        o_bias=bias,
+        moe=moe,
+        names=tensor_names(
+            router=".mlp.router",
+            experts_up=f"{experts}.gate_up_proj",
+            experts_up_bias=f"{experts}.gate_up_proj_bias",
+            experts_down=f"{experts}.down_proj",
+            experts_down_bias=f"{experts}.down_proj_bias",
+        ),
+    )
+
+
+def gates_first(cfg: DecoderConfig, weight: Tensor) -> Tensor:
+    """[E, in, 2 M] (bias [E, 2 M]) with gate and up in turn -> [E * 2 M, in] with all gates of an expert first."""
+    halves = weight.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return halves.transpose(1, 2).flatten(0, 1) if halves.dim() == 3 else halves.flatten()
+
+
+def transposed_experts(cfg: DecoderConfig, weight: Tensor) -> Tensor:
+    """[E, in, out] -> [E * out, in]; a bias [E, out] -> [E * out]."""
+    return weight.transpose(1, 2).flatten(0, 1) if weight.dim() == 3 else weight.flatten()
+
+
+class GptOss(DecoderArchitecture):
+    configs = {"GptOssForCausalLM": gpt_oss}
+    transforms = {
+        "GptOssForCausalLM": {
+            "experts_up": gates_first,
+            "experts_up_bias": gates_first,
+            "experts_down": transposed_experts,
+            "experts_down_bias": transposed_experts,
+        }
+    }

@@ -1,0 +1,11 @@
+"""MiniMax M2 against transformers."""
+
+from lmkit.testing import ModelConformance
+
+HALF = {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}
+
+
+class TestMiniMaxM2(ModelConformance):
+    plugin = "model:MiniMaxM2ForCausalLM"
+    values = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+    variants = {"half": {"rope_parameters": HALF}}

@@ -1,0 +1,21 @@
+"""Mixtral and Phi-MoE against transformers."""
+
+from lmkit.testing import ModelConformance
+
+
+class TestMixtral(ModelConformance):
+    plugin = "model:MixtralForCausalLM"
+    values = {"num_local_experts": 4, "head_dim": 12}
+    variants = {"window": {"sliding_window": 9}}
+
+
+class TestPhiMoE(ModelConformance):
+    plugin = "model:PhimoeForCausalLM"
+    values = {"num_local_experts": 4, "router_jitter_noise": 0.3}
+    variants = {"biases": {"attention_bias": True, "lm_head_bias": True}}
+
+
+class TestPhiMoEAsReleased(ModelConformance):
+    plugin = "model:PhiMoEForCausalLM"
+    family = "PhimoeForCausalLM"
+    values = {"num_local_experts": 4}
