@@ -45,6 +45,21 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def parsers(session: nox.Session) -> None:
+    """Tool and reasoning formats: recorded outputs at every split, real calls, broken outputs, cost per token."""
+    install(session)
+    session.run("pytest", "-q", "tests/parsers", *session.posargs)
+
+
+@nox.session
+def parsers_long(session: nox.Session) -> None:
+    """100,000 random and mutated outputs of every format, and work linear in a megabyte of text."""
+    install(session)
+    session.run("pytest", "-q", "tests/parsers/test_fuzz.py", *session.posargs, env={"LMKIT_FUZZ": "100000"})
+    session.run("pytest", "-q", "plugins/tool_parsers", "-k", "linear", *session.posargs)
+
+
+@nox.session
 def trials(session: nox.Session) -> None:
     """The engine core against the hash model: random trials, and injected faults that must be found."""
     session.install("-q", "-e", "./core[testing]", "-e", "./plugins/schedulers/fcfs", "-c", "constraints.txt")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lmkit.api import ToolDef
-from lmkit.plugins import load_target
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
 from lmkit.testing.parsers import Message, parse
 from lmkit.text.derive import render
+from lmkit.text.formats import load_format
 from lmkit.text.render import Renderer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -53,11 +52,6 @@ FAMILIES = {
 }
 
 
-@cache
-def load(name: str) -> Any:
-    return load_target(HOST.load("tool_parser", name).target)
-
-
 def values(message: Message) -> list[tuple[str, Any]]:
     return [(name, json.loads(arguments)) for name, arguments in message.calls]
 
@@ -65,7 +59,7 @@ def values(message: Message) -> list[tuple[str, Any]]:
 @needs_bfcl
 @pytest.mark.parametrize("name", FORMATS)
 def test_calls_as_the_family_writes_them(name: str, count: Callable[..., None]) -> None:
-    fmt = load(name)
+    fmt = load_format(HOST, "tool_parser", name)
     for i, question in enumerate(QUESTIONS):
         text = render(fmt, question.calls, question.tools)
         step = i % 13 + 1
@@ -96,7 +90,10 @@ def test_calls_as_the_template_shows_them(template: str, count: Callable[..., No
     file = TEMPLATES / f"{template}.jinja"
     if not file.is_file():
         pytest.skip("chat templates are not beside the repository (../shared/data/chat_templates)")
-    renderer, fmt = Renderer(file.read_text(encoding="utf-8"), SPECIAL), load(FAMILIES[template])
+    renderer, fmt = (
+        Renderer(file.read_text(encoding="utf-8"), SPECIAL),
+        load_format(HOST, "tool_parser", FAMILIES[template]),
+    )
     single = renderer.findings["parallel tool calls"] != "yes"
     num_read = 0
     for question in QUESTIONS[::8]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lmkit.plugins import load_target
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.switches import Switches
 from lmkit.testing.parsers import Vector, load_vectors
-from lmkit.testing.specs import find_plugin
+from lmkit.text.formats import load_format
 
 HERE = Path(__file__).parent
 DATA = HERE.parents[1].parent / "shared" / "data" / "parsers"
@@ -31,24 +31,19 @@ def vectors() -> Iterator[tuple[str, str, Vector]]:
 
 
 VECTORS = list(vectors())
-
-
-@cache
-def load(kind: str, name: str) -> Any:
-    target = load_target(find_plugin(f"{kind}:{name}")[2].target)
-    return target() if isinstance(target, type) else target
+HOST = PluginHost(switches=Switches())
 
 
 @pytest.mark.parametrize(("kind", "name", "vector"), VECTORS, ids=[v.id for *_, v in VECTORS])
 def test_vector(kind: str, name: str, vector: Vector, count: Callable[..., None]) -> None:
     """Whole, all single splits, single characters, 200 random chunkings, and the recorded deltas."""
     if vector.id not in EXCEPTIONS:
-        vector.check(load(kind, name))
+        vector.check(load_format(HOST, kind, name))
         count("vectors as expected")
         return
     count("vectors with a written exception")
     with pytest.raises(AssertionError, match=f"^{vector.id}: "):  # an exception that is none is to be removed
-        vector.check(load(kind, name), num_random=10)
+        vector.check(load_format(HOST, kind, name), num_random=10)
 
 
 def test_the_vectors_are_here() -> None:

@@ -31,6 +31,7 @@ from lmkit.api import (
     UnknownKey,
     UnknownName,
 )
+from lmkit.text.formats import load_format
 from lmkit.text.parsing import AnyFormat, Chain, in_order, start_parser
 from lmkit.text.tools import tool_def
 
@@ -128,8 +129,7 @@ class Parsers:
                 raise ConfigError(f"{kind} auto needs a checkpoint", fix="name a parser: lmkit plugins list")
             if not self._host.entries(kind, name):
                 raise UnknownName(kind.replace("_", " "), name, self._host.names(kind), "lmkit plugins list")
-            target = self._host.resolve_ref(self._host.load(kind, name).target)
-            self._formats[kind, name] = target() if isinstance(target, type) else target
+            self._formats[kind, name] = load_format(self._host, kind, name)
         return self._formats[kind, name]
 
 
