@@ -147,7 +147,7 @@ class JsonCallReader:
         return self._arguments.closing() if self._arguments else ""
 
     def leftover(self) -> str:
-        extra = "".join(written for _, written in self._extra)
+        extra = "".join(f"{json.dumps(key, ensure_ascii=False)}: {written}" for key, written in self._extra)
         return extra + self._arguments.leftover() if self._arguments else extra
 
     def _structure(self, text: str, at: int) -> int:

@@ -1,0 +1,109 @@
+"""Random and mutated outputs: whatever a model writes, every word of it is shown somewhere, and arguments are JSON.
+
+`parse` raises when events are out of order or the arguments of a call are no JSON object. LMKIT_FUZZ sets the number
+of outputs per format (`nox -s parsers_long`: 100,000).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lmkit.api import ChannelFormat, ToolDef, ToolFormat
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.switches import Switches
+from lmkit.testing.parsers import Message, markers_of, parse
+from lmkit.text.derive import render
+from lmkit.text.formats import load_format
+
+CASES = int(os.environ.get("LMKIT_FUZZ", "500"))
+HOST = PluginHost(switches=Switches())
+FORMATS = [(kind, name) for kind in ("tool_parser", "reasoning_parser") for name in HOST.names(kind)]
+TOOLS = (
+    ToolDef("get_time", "", {"type": "object", "properties": {"zone": {"type": "string"}, "n": {"type": "integer"}}}),
+    ToolDef("f", "", {"type": "object", "properties": {"a": {"type": "array"}, "b": {}}}),
+)
+BITS = (
+    "{", "}", "[", "]", '"', "'", "\\", ",", ":", "=", "(", ")", "<", ">", "|", "\n", " ", "\t", "</", "```", "null",
+    "-1.5e3", "é", "日本", "\U0001f600", "\u0000", "\ud800", '{"name": "f", "arguments": {}}', "f(a=1)",
+)  # fmt: skip
+WORD = re.compile(r"w\d+x")
+
+
+class Outputs:
+    """Outputs of one format: calls as it writes them, texts, its markers, and what happens to them."""
+
+    def __init__(self, fmt: Any, seed: str) -> None:
+        self.fmt, self.random = fmt, random.Random(seed)
+        self.markers = markers_of(fmt)
+        self._count = 0
+
+    def word(self) -> str:
+        """A word that stands nowhere else."""
+        self._count += 1
+        return f"w{self._count}x"
+
+    def next(self) -> str:
+        text = "".join(self._part() for _ in range(self.random.randint(1, 6)))
+        for _ in range(self.random.choice((0, 0, 1, 2, 4))):
+            text = self._mutate(text)
+        return text
+
+    def _part(self) -> str:
+        choice = self.random.random()
+        if choice < 0.4 and isinstance(self.fmt, ToolFormat | ChannelFormat):
+            return render(self.fmt, [self._call() for _ in range(self.random.randint(1, 3))], TOOLS)
+        if choice < 0.6:
+            return self.random.choice(self.markers or [" "])
+        return self.word() + self.random.choice(BITS) + (self.word() if choice < 0.8 else "")
+
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        values = [self.word(), 7, None, True, 1.5, [self.word()], {"k": self.word()}, f"<{self.word()}> \"'\\\n"]
+        keys = self.random.sample(("zone", "n", "a", "b"), self.random.randint(0, 4))
+        return self.random.choice(("get_time", "f", "other.tool")), {k: self.random.choice(values) for k in keys}
+
+    def _mutate(self, text: str) -> str:
+        at, end = sorted(self.random.randint(0, len(text)) for _ in range(2))
+        match self.random.randint(0, 5):
+            case 0:
+                return text[:at]  # cut off
+            case 1:
+                return text[:at] + text[min(end, at + 8) :]  # something is missing
+            case 2:
+                return text[:at] + self.random.choice(BITS) + text[at:]
+            case 3:
+                return text[:at] + self.random.choice(self.markers or BITS) + text[at:]
+            case 4:
+                return text[:at] + self.word() + text[at:]
+        return text[end:] + text[:at]
+
+    def pieces(self, text: str) -> list[str]:
+        found = []
+        while text:
+            size = self.random.choice((1, 1, 2, 3, 5, 8, 40))
+            found.append(text[:size])
+            text = text[size:]
+        return found
+
+
+def shown(message: Message) -> str:
+    """All that a client or an operator can see."""
+    calls = [part for call in message.calls for part in call]
+    warnings = [part for warning in message.warnings for part in (warning.message, warning.text)]
+    return "\n".join([message.content, message.reasoning, *calls, *message.ids, *warnings])
+
+
+@pytest.mark.parametrize(("kind", "name"), FORMATS)
+def test_nothing_is_lost_and_arguments_are_json(kind: str, name: str, count: Callable[..., None]) -> None:
+    outputs = Outputs(load_format(HOST, kind, name), f"{kind}:{name}")
+    for _ in range(CASES):
+        text = outputs.next()
+        whole = parse(outputs.fmt, [text], None, TOOLS)
+        assert parse(outputs.fmt, outputs.pieces(text), None, TOOLS) == whole, f"split: {text!r}"
+        lost = set(WORD.findall(text)) - set(WORD.findall(shown(whole)))
+        assert not lost, f"{sorted(lost)} of {text!r}\n{whole}"
+    count("random outputs, whole and in pieces", CASES)
