@@ -54,6 +54,6 @@ def _schema(value: Any) -> Any:
 
 
 def _calls(answer: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The first of the values that are right, for each argument."""
+    """The first of the values that are right, for each argument; "" stands for leaving it out."""
     calls = [next(iter(call.items())) for call in answer["ground_truth"]]
-    return [(name, {key: values[0] for key, values in arguments.items()}) for name, arguments in calls]
+    return [(name, {key: v[0] for key, v in arguments.items() if v[0] != ""}) for name, arguments in calls]

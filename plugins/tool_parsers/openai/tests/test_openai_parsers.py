@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from lmkit.api import ToolArgs, ToolDef, ToolStart
+from lmkit.api import Grammar, ToolArgs, ToolDef, ToolStart
 from lmkit.testing import ReasoningParserConformance, ToolParserConformance
 from lmkit.testing.parsers import check_splits, parse
-from lmkit.text.parsing import start_parser
+from lmkit.text.constrain import answer_of, thinking_of
+from lmkit.text.parsing import in_order, start_parser
 from lmkit_tool_parser_openai.formats import CALLS, REASONING
 from lmkit_tool_parser_openai.render import JSON, Message, call, developer_text, namespace, render, system_text
 
@@ -143,6 +144,23 @@ def test_calls_survive_the_round_trip() -> None:
     )
     got = check_splits(CALLS, text, PROMPT)
     assert (got.reasoning, got.calls) == ("Hm.", calls)
+
+
+def test_with_tools_one_parser_reads_everything() -> None:
+    assert in_order(REASONING, CALLS) == [CALLS]
+    assert in_order(REASONING, None) == [REASONING]
+    got = check_splits([REASONING, CALLS], SAMPLES[0], PROMPT)
+    assert (got.reasoning, got.calls, got.content) == ("Hm.", [("f", '{"a": 1}')], "")
+
+
+def test_constraints_come_after_the_analysis_and_in_their_channel() -> None:
+    thinking = thinking_of(REASONING, PROMPT, {})
+    assert thinking is not None
+    assert (thinking.open, thinking.close) == (("<|channel|>analysis<|message|>",), ("<|end|><|start|>assistant",))
+    answer = answer_of(REASONING, Grammar("regex", "[0-9]+"))
+    assert answer is not None
+    tag = json.loads(answer.source)["format"]
+    assert (tag["begin"], tag["content"]["pattern"]) == ("<|channel|>final<|message|>", "[0-9]+")
 
 
 # ------------------------------------------------------------------------------------------------------- rendering

@@ -30,5 +30,6 @@ def lmkit_reasoning_parsers() -> list[ReasoningParserSpec]:
             summary="<think>...</think>; a tool call ends it (GLM 4.5 and later)",
             target="lmkit_tool_parser_glm.formats:REASONING",
             models=("Glm4Moe*", "*GLM-4.[5-9]*", "*GLM-5*"),
+            markers=("<arg_key>",),
         ),
     ]

@@ -30,6 +30,7 @@ def lmkit_reasoning_parsers() -> list[ReasoningParserSpec]:
             summary="reasoning up to </think> (MiniMax M2)",
             target="lmkit_tool_parser_minimax.formats:REASONING",
             models=("MiniMaxM2*",),
+            markers=("<minimax:tool_call>",),
         ),
         ReasoningParserSpec(
             name="minimax_m2_append_think",
