@@ -1,71 +1,63 @@
-"""What `auto` finds in the chat templates of released models."""
+"""`auto` finds the formats of a checkpoint by its chat template, says why not the others, and can be overridden."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from lmkit.api import ParserRequest
 from lmkit.plugins.host import PluginHost
+from lmkit.plugins.select import consider
 from lmkit.plugins.switches import Switches
 
 TEMPLATES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "chat_templates"
 HOST = PluginHost(switches=Switches())
-TOOLS = {
-    "ByteDance-Seed-OSS": "seed_oss",
-    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "cohere_command",
-    "GLM-4.6": "glm45",
-    "LFM2-8B-A1B": "lfm2",
-    "MiniMax-M2": "minimax_m2",
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
-    "Qwen-Qwen2.5-7B-Instruct": "hermes",
-    "Qwen-Qwen3-0.6B": "hermes",
-    "Qwen3-Coder": "qwen3_coder",
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek_v3",
-    "ibm-granite-granite-3.3-2B-Instruct": "granite",
-    "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
-    "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
-    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
-    "moonshotai-Kimi-K2": "kimi_k2",
-    "openai-gpt-oss-120b": "openai",
-    "tool_chat_template_deepseekv31": "deepseek_v31",
-    "tool_chat_template_hermes": "hermes",
-    "tool_chat_template_llama3.1_json": "llama3_json",
-    "tool_chat_template_llama4_pythonic": "llama4_pythonic",
-    "tool_chat_template_mistral3": "mistral",
-    "tool_chat_template_qwen3coder": "qwen3_coder",
-    "unsloth-mistral-Devstral-Small-2507": "mistral",
-}
-# no calls in the template; the model's name has to say it
-NOTHING = {
-    "HuggingFaceTB-SmolLM3-3B",
-    "deepseek-ai-DeepSeek-V3.1",
-    "google-gemma-2-2b-it",
-    "microsoft-Phi-3.5-mini-instruct",
-}
-REASONING = {
-    "ByteDance-Seed-OSS": "seed_oss",
-    "GLM-4.6": "glm45",
-    "MiniMax-M2": "minimax_m2",
-    "Qwen-Qwen3-0.6B": "think",
-    "openai-gpt-oss-120b": "openai_gptoss",
+EXPECTED = {  # template: tool parser, reasoning parser
+    "ByteDance-Seed-OSS": ("seed_oss", "seed_oss"),
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("cohere_command", "cohere"),
+    "GLM-4.6": ("glm45", "glm45"),
+    "LFM2-8B-A1B": ("lfm2", None),
+    "MiniMax-M2": ("minimax_m2", "minimax_m2"),
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": ("hermes", None),
+    "Qwen-Qwen2.5-7B-Instruct": ("hermes", None),
+    "Qwen-Qwen3-0.6B": ("hermes", "think"),
+    "Qwen3-Coder": ("qwen3_coder", None),
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": ("deepseek_v3", "deepseek_r1"),
+    "google-gemma-2-2b-it": (None, None),
+    "ibm-granite-granite-3.3-2B-Instruct": ("granite", "think"),
+    "meta-llama-Llama-3.1-8B-Instruct": ("llama3_json", None),
+    "meta-llama-Llama-3.2-3B-Instruct": ("llama3_json", None),
+    "microsoft-Phi-3.5-mini-instruct": (None, None),
+    "mistralai-Mistral-Nemo-Instruct-2407": ("mistral", None),
+    "moonshotai-Kimi-K2": ("kimi_k2", None),
+    "openai-gpt-oss-120b": ("openai", "openai_gptoss"),
+    "tool_chat_template_deepseekv31": ("deepseek_v31", "deepseek_v3"),
+    "tool_chat_template_llama4_pythonic": ("llama4_pythonic", None),
+    "unsloth-mistral-Devstral-Small-2507": ("mistral", None),
 }
 
 
-def found(kind: str, template: str) -> list[str]:
-    file = TEMPLATES / f"{template}.jinja"
+def choose(kind: str, template: str = "", architecture: str = "", user: str = "auto") -> str | None:
+    request = ParserRequest(kind=kind, model="model", architecture=architecture, chat_template=template)
+    outcome = consider(HOST, request, user)
+    return outcome.chosen.name if outcome.chosen else None
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_template_gives_its_formats_away(name: str) -> None:
+    file = TEMPLATES / f"{name}.jinja"
     if not file.is_file():
-        pytest.skip("chat templates are not beside the repository (../shared/data/chat_templates)")
-    text = file.read_text(encoding="utf-8")
-    specs = [HOST.load(kind, name) for name in HOST.names(kind)]
-    return [spec.name for spec in specs if any(marker in text for marker in spec.markers)]
+        pytest.skip("chat templates are not here")
+    template = file.read_text(encoding="utf-8")
+    assert (choose("tool_parser", template), choose("reasoning_parser", template)) == EXPECTED[name]
 
 
-@pytest.mark.parametrize("template", [*TOOLS, *sorted(NOTHING)])
-def test_tool_format_of_a_template(template: str) -> None:
-    assert found("tool_parser", template) == ([TOOLS[template]] if template in TOOLS else [])
+def test_an_architecture_gives_them_away_too() -> None:
+    assert choose("reasoning_parser", architecture="Qwen3ForCausalLM") == "qwen3"
+    assert choose("tool_parser", architecture="InternLM3ForCausalLM") == "internlm"
+    assert choose("tool_parser", architecture="DeepseekV32ForCausalLM") == "deepseek_v32"
 
 
-@pytest.mark.parametrize("template", REASONING)
-def test_reasoning_format_of_a_template(template: str) -> None:
-    """Where several match, the first by name is taken: `think` knows the tags only."""
-    assert found("reasoning_parser", template)[0] == REASONING[template]
+def test_without_a_sign_there_is_none_but_a_name_is_taken() -> None:
+    assert choose("tool_parser", "plain", "PlainForCausalLM") is None
+    assert choose("tool_parser", "plain", "PlainForCausalLM", user="granite-20b-fc") == "granite-20b-fc"
