@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import nox
@@ -124,3 +125,39 @@ def api(session: nox.Session) -> None:
     """Compare the public surface with core/api.lock.json (`nox -s api -- --write` renews it)."""
     session.install("-q", "-e", "./core", "-c", "constraints.txt")
     session.run("python", "tools/api_lock.py", *session.posargs)
+
+
+KERNEL_TESTS = ["plugins/platforms/cpu/tests", "plugins/attention/cpu/tests"]
+
+
+@nox.session
+def kernels(session: nox.Session) -> None:
+    """Native kernels against float64 on every instruction set of this machine: the long grid."""
+    install(session)
+    session.run("pytest", "-q", *KERNEL_TESTS, *session.posargs, env=ONE_THREAD | {"KERNEL_GRID": "1"})
+
+
+@nox.session
+def asan(session: nox.Session) -> None:
+    """The same tests with the native library under AddressSanitizer and UndefinedBehaviorSanitizer (needs gcc)."""
+    install(session)
+    session.install("-q", "setuptools>=77")
+    out, source = Path(session.create_tmp()).resolve(), ROOT / "plugins/platforms/cpu"
+    with session.chdir(source):
+        build = ["--build-lib", str(out / "lib"), "--build-temp", str(out / "temp")]
+        session.run("python", "setup.py", "-q", "build_ext", *build, env={"SANITIZE": "address,undefined"})
+    package = "lmkit_platform_cpu"
+    for folder in (source / "src", out / "lib"):  # the library replaces the one that was installed
+        shutil.copytree(folder / package, out / "site" / package, dirs_exist_ok=True)
+    libraries = [
+        str(session.run("gcc", f"-print-file-name={name}.so", external=True, silent=True)).strip()
+        for name in ("libasan", "libubsan", "libstdc++")
+    ]
+    env = ONE_THREAD | {
+        "LD_PRELOAD": " ".join(libraries),
+        "PYTHONPATH": str(out / "site"),
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",  # Python keeps much until the end
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    select = ["-s", "-p", "no:cacheprovider", "-k", "not fork and not works_alone"]
+    session.run("pytest", "-q", *select, *KERNEL_TESTS, *session.posargs, env=env)

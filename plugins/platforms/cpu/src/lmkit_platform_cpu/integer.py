@@ -104,7 +104,7 @@ def pack(native: Native, integers: Integers, bits: int, group: int, planes: int)
         target=data.data_ptr(), scales_out=packed_scales.data_ptr(),
         zeros_out=None if packed_zeros is None else packed_zeros.data_ptr(), n=n, k=k, group=group, bits=bits,
     )  # fmt: skip
-    args.chunks[0] = panels
+    args.chunks[0] = panels if k else 0
     native.run("integer_pack", args)
     zero = integers.zeros if isinstance(integers.zeros, int) else 0
     return PackedIntegers(data, packed_scales, packed_zeros, zero, n, k, group, bits, planes)

@@ -84,7 +84,7 @@ def pack(native: Native, weight: Tensor, dtype: torch.dtype) -> Packed:
         source=weight.data_ptr(), target=data.data_ptr(), n=n, k=k, stride=weight.stride(0),
         from_=DTYPES[str(weight.dtype)], to=DTYPES[str(dtype)],
     )  # fmt: skip
-    args.chunks[0] = panels
+    args.chunks[0] = panels if k else 0
     native.run("linear_pack", args)
     return Packed(data, n, k, dtype)
 
