@@ -82,6 +82,15 @@ def structured(session: nox.Session) -> None:
 
 
 @nox.session
+def model_table(session: nox.Session) -> None:
+    """What every model architecture passes, into docs/models.md. `-- --shard 1/4` does a part and keeps the rest."""
+    install(session)
+    report = ["-p", "lmkit.testing.report", "--model-report", "docs/reference/models.json"]
+    session.run("pytest", "-q", *report, "plugins/models", "tests/parity/test_architectures.py", *session.posargs)
+    session.run("python", "tools/sync.py")
+
+
+@nox.session
 def mix(session: nox.Session) -> None:
     """Random subsets of plugins in clean environments: what is missing is explained, what is there works."""
     install(session)

@@ -1,4 +1,4 @@
-"""Writes what follows from other files: the core's catalog of official plugins, and two pages of reference.
+"""Writes what follows from other files: the core's catalog of official plugins, pages of reference, the models' table.
 
 python tools/sync.py           write
 python tools/sync.py --check   exit 1 if something is stale
@@ -62,11 +62,38 @@ def codes_page() -> str:
     )
 
 
+CHECKS = {  # of the report that `nox -s model_table` writes -> heading
+    "logits": "logits", "bfloat16": "bf16", "chunks": "chunks", "batch": "batch", "greedy": "64 tokens",
+    "ranks": "TP", "loading": "loading",
+}  # fmt: skip
+TABLE = "## Table\n"
+MARKS = {"passed": "yes", "failed": "FAILED", "no": "-", None: ""}
+
+
+def models_page(report: dict[str, dict], introduction: str) -> str:
+    """The table of architectures, from the report of a test run."""
+    head = f"| architecture | dist | attention | {' | '.join(CHECKS.values())} |"
+    rows = []
+    for name, row in report.items():
+        marks = " | ".join(MARKS[row["checks"].get(check)] for check in CHECKS)
+        features = ", ".join(f for f in row["features"] if f != "causal").replace("_", " ")
+        rows.append(f"| `{name}` | `{row['dist'].removeprefix('lmkit-model-')}` | {features} | {marks} |")
+    return "\n".join([introduction, f"{len(rows)} architectures.\n", head, "|---" * (3 + len(CHECKS)) + "|", *rows, ""])
+
+
 def outputs() -> dict[Path, str]:
     """Every generated file with its content."""
     sys.path.insert(0, str(ROOT / "core" / "src"))
-    pages = ROOT / "docs" / "reference"
-    return {CATALOG: catalog(), pages / "hooks.md": hooks_page(), pages / "refusal-codes.md": codes_page()}
+    docs = ROOT / "docs"
+    pages = docs / "reference"
+    report = json.loads((pages / "models.json").read_text())
+    introduction = (docs / "models.md").read_text().partition(TABLE)[0] + TABLE
+    return {
+        CATALOG: catalog(),
+        pages / "hooks.md": hooks_page(),
+        pages / "refusal-codes.md": codes_page(),
+        docs / "models.md": models_page(report, introduction),
+    }
 
 
 def main(arguments: list[str]) -> int:

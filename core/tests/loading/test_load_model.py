@@ -372,3 +372,45 @@ def test_large_tensors_stay_mapped(tmp_path: Path) -> None:
     assert torch.equal(mapped, expected)
     mapped.zero_()
     assert torch.equal(read()[1], expected)
+
+
+def test_one_tensor_for_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused projections load like separate ones, also over two ranks; a second source for a part is refused."""
+    tensors = toy_tensors()
+    expected = logits(write(tmp_path, tensors))
+    for i in range(2):
+        p = f"model.layers.{i}.self_attn"
+        for kind in ("weight", "bias"):
+            tensors[f"{p}.qkv.{kind}"] = torch.cat([tensors.pop(f"{p}.{x}_proj.{kind}") for x in "qkv"])
+    fused = WeightRule("model.layers.{i}.self_attn.qkv.{p}", "layers.{i}.attn.qkv.{p}", part="*")
+    monkeypatch.setattr(Toy, "rules", staticmethod(lambda rules: [fused, *rules]))
+    assert torch.equal(logits(write(tmp_path, tensors)), expected)
+
+    def rank(collectives: Any) -> torch.Tensor:
+        loaded = load_tiny(tmp_path, TARGET, "float32", collectives=collectives)
+        return ModelDriver(loaded, "float32", tp_size=2).run(0, list(range(3, 20)), 5)
+
+    for got in Ranks(2).run(rank):
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    write(tmp_path, {**tensors, Q: torch.zeros(16, 16)})
+    assert "both fill layers.0.attn.qkv.weight" in mismatch(tmp_path)
+
+
+def test_parts_named_by_numbers() -> None:
+    from lmkit.loading.rules import Rules
+
+    rules = Rules(
+        [
+            WeightRule("l.{i}.e.{e}.w{p}", "", ignore=True),
+            WeightRule("l.{i}.e.{e}.up.{p}", "layers.{i}.up.{p}", part="{e}.up"),
+            WeightRule("mtp.{any}", "", ignore=True),
+        ]
+    )
+    match = rules.match("l.3.e.12.up.weight")
+    assert match is not None
+    assert (match.target, match.part) == ("layers.3.up.weight", "12.up")
+    assert [source for source, _ in rules.sources("layers.3.up.weight", "5.up")] == ["l.3.e.5.up.weight"]
+    assert rules.sources("layers.3.up.weight", "5.gate") == []
+    extra = rules.match("mtp.0.self_attn.q.weight")
+    assert extra is not None
+    assert extra.rule.ignore

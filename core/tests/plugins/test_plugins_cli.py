@@ -12,7 +12,7 @@ from pathlib import Path
 import lmkit.cli
 import pytest
 from lmkit.api import ConfigError, UnknownName
-from lmkit.plugins.scaffold import kinds, write_plugin
+from lmkit.plugins.scaffold import entry_name, kinds, write_plugin
 from lmkit.testing.dists import write_dist
 
 
@@ -113,7 +113,9 @@ def test_new_plugins_pass_their_own_tests(tmp_path: Path, kind: str, run: Callab
     done = run("plugins", "new", kind, "my_own", "--folder", str(root))
     assert done.code == 0, done.stderr
     module = f"lmkit_{kind}_my_own"
-    write_dist(root / "src", f"lmkit-{kind}-my-own".replace("_", "-"), {kind: {"my_own": f"{module}.hooks"}})
+    write_dist(
+        root / "src", f"lmkit-{kind}-my-own".replace("_", "-"), {kind: {entry_name(kind, "my_own"): f"{module}.hooks"}}
+    )
     tests = next((root / "tests").glob("test_*.py"))
     code = f"import sys, pytest; sys.path.insert(0, {str(root / 'src')!r}); sys.exit(pytest.main(sys.argv[1:]))"
     arguments = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "-k", NEW_TESTS, str(tests)]

@@ -34,9 +34,9 @@ class Builder:
     """Makes modules with the chosen implementations.
 
     `kernels` maps "op:format" (ops "linear" and "moe") to kernels, preferred first: each layer gets the first that can
-    run it, and a line in `warnings` when that is not the very first. `online`: the scheme quantizes a checkpoint that is
-    not, its output head too; else only what a checkpoint may store so. `strict` names those which the user chose: there
-    a refusal is an error.
+    run it, and a line in `warnings` when that is not the very first. `online`: the scheme quantizes a checkpoint that
+    is not, its output head too; else only what a checkpoint may store so. `strict` names those which the user chose:
+    there a refusal is an error.
     """
 
     def __init__(

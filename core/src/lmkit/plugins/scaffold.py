@@ -11,7 +11,7 @@ import lmkit
 from lmkit.api import ConfigError, UnknownName
 from lmkit.api.specs import NAME
 
-MORE_DEPENDENCIES = {"attention": ', "torch>=2.4"'}
+MORE_DEPENDENCIES = {"attention": ', "torch>=2.4"', "model": ', "torch>=2.4"'}
 
 
 def kinds() -> list[str]:
@@ -39,7 +39,8 @@ def write_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]
         "name": name,
         "dist": dist,
         "module": module,
-        "class_name": "".join(part.capitalize() for part in name.split("_")),
+        "class_name": _class_name(name),
+        "entry": entry_name(kind, name),
         "core_range": f"lmkit-core>={major}.{minor},<{major}.{int(minor) + 2}",
         "more": MORE_DEPENDENCIES.get(kind, ""),
     }
@@ -51,6 +52,15 @@ def write_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]
         written.append(_write(root / path, text))
     written.append(_write(root / "src" / module / "__init__.py", ""))
     return sorted(written, key=lambda p: p.name != "pyproject.toml")
+
+
+def entry_name(kind: str, name: str) -> str:
+    """Name of a plugin's entry point: of a model, the architecture it serves."""
+    return _class_name(name) + "ForCausalLM" if kind == "model" else name
+
+
+def _class_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
 
 
 def _templates() -> Traversable:

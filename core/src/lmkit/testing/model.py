@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -124,7 +125,16 @@ class ModelConformance(PluginConformance):
     def directory(cls, variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         family = cls.family or cls.plugin.partition(":")[2]
         values = {**cls.values, **cls.variants.get(variant, {})}
-        return tiny_checkpoint(family, tmp_path_factory.mktemp(f"{family}-{variant}"), **values)
+        folder = tiny_checkpoint(family, tmp_path_factory.mktemp(f"{family}-{variant}"), **values)
+        cls.name_architecture(folder)
+        return folder
+
+    @classmethod
+    def name_architecture(cls, directory: Path) -> None:
+        """Released files may call an architecture otherwise than transformers: let the configuration say `plugin`."""
+        config = json.loads((directory / "config.json").read_text())
+        config["architectures"] = [cls.plugin.partition(":")[2]]
+        (directory / "config.json").write_text(json.dumps(config))
 
     @pytest.fixture(scope="class")
     @classmethod

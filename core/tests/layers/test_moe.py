@@ -1,0 +1,87 @@
+"""Mixtures of experts: the stacked reference against one expert at a time, and the routers' choices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmkit.api import LinearSpec
+from lmkit.layers import MoEConfig, ReferenceExperts, Router, TorchRowOps
+from lmkit.layers.linear import PLAIN, Linear
+from lmkit.layers.moe import Experts
+from torch.nn import functional as F
+
+D, M = 6, 4
+
+
+def stacked(name: str, num: int, parts: tuple[str, ...], into: int, out: int, bias: bool) -> Linear:
+    spec = LinearSpec(name, into, (out,) * len(parts), bias, "none", parts, (), num)
+    linear = Linear(spec, PLAIN, ReferenceExperts(), torch.float32)
+    for parameter in linear.parameters():
+        parameter.data = torch.randn_like(parameter)
+    return linear
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 9), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.booleans(), st.integers(0, 99))
+def test_experts_equal_one_at_a_time(tokens: int, num: int, top_k: int, gated: bool, bias: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    top_k = min(top_k, num)
+    parts = tuple(f"{e}.{p}" for e in range(num) for p in (("gate", "up") if gated else ("up",)))
+    up = stacked("up", num, parts, D, M, bias)
+    down = stacked("down", num, tuple(map(str, range(num))), M, D, bias)
+    up_weight, down_weight = up.weight.data.view(num, -1, D), down.weight.data.view(num, D, M)
+    biases = [x.bias.view(num, -1) if x.bias is not None else torch.zeros(num, 1) for x in (up, down)]
+    up.pack()
+    down.pack()
+    x, weights = torch.randn(tokens, D), torch.rand(tokens, top_k)
+    ids = torch.stack([torch.randperm(num)[:top_k] for _ in range(tokens)]) if tokens else torch.zeros(0, top_k).long()
+    got = Experts(up, down, "silu", ReferenceExperts(), TorchRowOps())(x, ids, weights)
+    want = torch.zeros(tokens, D)
+    for t in range(tokens):
+        for e, weight in zip(ids[t].tolist(), weights[t], strict=True):
+            y = x[t] @ up_weight[e].T + biases[0][e]
+            y = F.silu(y[:M]) * y[M:] if gated else F.silu(y)
+            want[t] += weight * (y @ down_weight[e].T + biases[1][e])
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def router(**fields: Any) -> Router:
+    config = MoEConfig(**{"num_experts": 4, "top_k": 2, "size": 1, "layers": (True,), **fields})
+    return Router(config, D, torch.float32)
+
+
+LOGITS = torch.tensor([[2.0, 1.0, 1.5, -1.0]])
+
+
+def chosen(made: Router) -> dict[int, float]:
+    ids, weights = made.choose(LOGITS)
+    return dict(zip(ids[0].tolist(), weights[0].tolist(), strict=True))
+
+
+def test_softmax_and_sigmoid_scores() -> None:
+    shares = LOGITS.softmax(-1)[0]
+    both = float(shares[0] + shares[2])
+    assert chosen(router()) == pytest.approx({0: float(shares[0]) / both, 2: float(shares[2]) / both})
+    plain = chosen(router(renormalize=False, scale=2.0))
+    assert plain == pytest.approx({0: 2 * float(shares[0]), 2: 2 * float(shares[2])})
+    assert chosen(router(scoring="sigmoid", renormalize=False))[0] == float(LOGITS.sigmoid()[0, 0])
+
+
+def test_a_correction_changes_the_choice_and_not_the_weights() -> None:
+    made = router(scoring="sigmoid", correction=True, renormalize=False)
+    assert made.correction is not None
+    made.correction.data = torch.tensor([0.0, 0.0, 0.0, 9.0])
+    assert chosen(made) == {3: float(LOGITS.sigmoid()[0, 3]), 0: float(LOGITS.sigmoid()[0, 0])}
+
+
+def test_experts_come_from_the_best_groups() -> None:
+    """Group 0 has the best expert; by its two best, group 0 (3.0) beats group 1 (0.5) too."""
+    assert set(chosen(router(num_groups=2, top_groups=1))) == {0, 1}
+    made = router(num_groups=2, top_groups=1, group_score="two best", scoring="sigmoid", correction=True)
+    assert made.correction is not None
+    made.correction.data = torch.tensor([-2.0, 0.0, 0.0, 1.0])
+    assert set(chosen(made)) == {2, 3}

@@ -1,0 +1,72 @@
+"""Every architecture that a model plugin proves: 64 greedy tokens of the whole engine against transformers, with and
+without the prefix cache. The tiny configurations are those of the plugins' conformance tests."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from lmkit import LLM, SamplingParams
+from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
+from lmkit.testing import ModelConformance
+from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit.testing.model import prompt, reference
+
+PLUGINS = Path(__file__).parents[2] / "plugins" / "models"
+VOCAB, NEW = 259, 64
+
+
+def conformance_classes() -> Iterator[type[ModelConformance]]:
+    """The classes that the conformance tests of model plugins consist of."""
+    for path in sorted(PLUGINS.glob("*/tests/test_*_conformance.py")):
+        spec = importlib.util.spec_from_file_location(f"{path.stem}_of_{path.parts[-3]}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, ModelConformance) and value is not ModelConformance:
+                yield value
+
+
+CLASSES = {kit.plugin.partition(":")[2]: kit for kit in conformance_classes()}
+
+
+def prompts() -> list[list[int]]:
+    """The last two begin alike."""
+    first, second, third = (prompt(VOCAB, length, seed=length) for length in (5, 23, 40))
+    return [first, second, third, third[:32] + first]
+
+
+def greedy(directory: Path) -> list[list[int]]:
+    """NEW tokens for each prompt by transformers in float32."""
+    model = reference(directory, "float32")
+    options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
+    with torch.no_grad():
+        return [
+            model.generate(torch.tensor([ids]), pad_token_id=0, **options)[0, len(ids) :].tolist() for ids in prompts()
+        ]
+
+
+@pytest.mark.parametrize("architecture", sorted(CLASSES))
+def test_greedy_tokens(architecture: str, tmp_path: Path) -> None:
+    kit = CLASSES[architecture]
+    tiny_checkpoint(kit.family or architecture, tmp_path, **{**kit.values, "vocab_size": VOCAB, "eos_token_id": None})
+    kit.name_architecture(tmp_path)
+    byte_tokenizer(tmp_path)
+    expected = greedy(tmp_path)
+    params = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
+    for prefix_cache in (True, False):
+        config = EngineConfig(
+            model=ModelConfig(str(tmp_path), dtype="float32", max_length=128),
+            cache=CacheConfig(block_size=4, num_blocks=256, prefix_cache=prefix_cache),
+            sched=SchedConfig(max_tokens=48, max_rows=4),
+        )
+        with LLM(config=config) as llm:
+            for attempt in range(1 + prefix_cache):  # the second time, prompts are in the cache
+                outputs = llm.generate(prompts(), params, progress=False)
+                assert [output.token_ids for output in outputs] == expected, f"{prefix_cache=}, {attempt=}"
+        assert any(output.num_cached for output in outputs) == prefix_cache
