@@ -193,8 +193,8 @@ def test_hostile_templates_end_quickly(source: str) -> None:
     begin, cpu = time.perf_counter(), time.thread_time()
     with pytest.raises(TemplateFailed):
         renderer.render([{"role": "user", "content": "now"}])
-    assert time.thread_time() - cpu < 0.6
-    assert time.perf_counter() - begin < 2.0  # it is less than 1 on a machine that is not shared
+    assert time.thread_time() - cpu < 1.5
+    assert time.perf_counter() - begin < 20.0  # it is less than 1 on a machine that is not shared
 
 
 @pytest.mark.parametrize(

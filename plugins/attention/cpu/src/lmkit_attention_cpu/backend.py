@@ -68,10 +68,11 @@ class WriteArgs(Args):
 class CpuPlan:
     """The work of a step; the same object, at the same addresses, in every step."""
 
-    __slots__ = ("args", "batch", "native", "need", "num_tokens", "slopes", "slots", "work")
+    __slots__ = ("args", "batch", "memory", "native", "need", "num_tokens", "slopes", "slots", "work")
 
-    def __init__(self, need: AttnNeed, native: Native, args: PlanArgs) -> None:
-        self.need, self.native, self.args = need, native, args
+    def __init__(self, need: AttnNeed, native: Native, args: PlanArgs, memory: tuple[object, ...]) -> None:
+        """`memory`: what `args` points to; it lives as long as the plan."""
+        self.need, self.native, self.args, self.memory = need, native, args, memory
         self.work = addressof(args) + PlanArgs.work.offset
         self.slopes = alibi_slopes(need.num_q_heads) if need.alibi else None
         self.slots: Tensor = torch.empty(0, dtype=torch.int64)
@@ -87,16 +88,16 @@ class CpuPlanner:
         # Rows of at most a tile's queries (64) give an item per segment, longer ones one per tile.
         max_partial = PARTIAL_BYTES // (need.num_q_heads * (v_dim + 2) * 4)
         max_items = max_partial + limits.max_rows + limits.max_tokens
-        self.items, self.merges = (Item * max_items)(), (Merge * max_items)()
-        self.partial = torch.empty(PARTIAL_BYTES // 4)  # pages are taken as they are written to
+        items, merges = (Item * max_items)(), (Merge * max_items)()
+        partial = torch.empty(PARTIAL_BYTES // 4)  # pages are taken as they are written to
         self.args = PlanArgs(
-            items=addressof(self.items), merges=addressof(self.merges), partial=self.partial.data_ptr(),
+            items=addressof(items), merges=addressof(merges), partial=partial.data_ptr(),
             max_items=max_items, max_partial=max_partial, num_q_heads=need.num_q_heads, num_kv_heads=need.num_kv_heads,
             head_dim=need.head_dim, v_head_dim=v_dim, block_size=need.block_size, window=need.window or 0,
             causal=need.causal,
         )  # fmt: skip
         self.args.chunks[0] = 1
-        self.result = CpuPlan(need, native, self.args)
+        self.result = CpuPlan(need, native, self.args, (items, merges, partial))
 
     def plan(self, batch: AttnBatch) -> CpuPlan:
         args, plan, table = self.args, self.result, batch.table.host
