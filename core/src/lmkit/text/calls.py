@@ -14,12 +14,13 @@ import secrets
 import string
 from typing import Literal, Protocol
 
-from lmkit.api import JsonCalls, NamedJson, ParseEvent, ParseWarning, ToolArgs, ToolEnd, ToolStart
+from lmkit.api import JsonCalls, NamedJson, ParseEvent, ParseWarning, Text, ToolArgs, ToolEnd, ToolStart
 from lmkit.text.jsonread import JsonReader
-from lmkit.text.markers import markers, skip_blanks
+from lmkit.text.markers import BLANKS, markers, skip_blanks
 
 State = Literal["more", "done", "bad"]
 MAX_NAME = 256  # characters of a tool's name or a key
+_PLAIN_KEY = re.compile(r'"([A-Za-z_]{1,64})"')
 _HARMLESS = ("id", "type")  # fields of a call that say nothing more
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -28,11 +29,28 @@ class CallSink:
     """Turns calls into events. The arguments of a call join to JSON: `end` closes what is still open."""
 
     def __init__(self, id_length: int = 0) -> None:
-        self.events: list[ParseEvent] = []
+        self._events: list[ParseEvent] = []
+        self._texts: list[str] = []  # content that comes after `_events`
         self.num_calls = 0
         self.open = False  # a call began and has not ended
         self._id_length = id_length
         self._ids: set[str] = set()
+
+    @property
+    def events(self) -> list[ParseEvent]:
+        """What there is so far, to append to. Neighbouring pieces of content are one event."""
+        if self._texts:
+            self._events.append(Text("".join(self._texts)))
+            self._texts = []
+        return self._events
+
+    def take(self) -> list[ParseEvent]:
+        """The events, once."""
+        events, self._events = self.events, []
+        return events
+
+    def text(self, text: str) -> None:
+        self._texts.append(text)
 
     def start(self, name: str, id: str = "") -> None:
         if not id or id in self._ids:
@@ -112,21 +130,27 @@ class ArgumentsReader:
 class JsonCallReader:
     """JsonCalls: one object, or an array of them. Keys may come in any order; a missing outer end is forgiven."""
 
+    __slots__ = (
+        "_arguments", "_body", "_early", "_extra", "_finished", "_id", "_in_list", "_key", "_name", "_place", "_sink",
+        "_strict_keys", "_value", "state",
+    )  # fmt: skip
+
     def __init__(self, body: JsonCalls, sink: CallSink, *, strict_keys: bool = False) -> None:
         self._body, self._sink = body, sink
         self._strict_keys = strict_keys
         self.state: State = "more"
         self._in_list = False
+        self._key = ""
         self._place: Literal["begin", "element", "next", "first", "key", "colon", "value", "member"] = "begin"
         self._value: JsonReader | None = None
         self._arguments: ArgumentsReader | None = None
         self._reset()
 
     def _reset(self) -> None:
-        self._name = self._id = self._key = ""
+        self._name = self._id = ""
         self._early: str | None = None  # arguments that came before the name
         self._finished = False  # the arguments of this call are complete
-        self._extra: list[tuple[str, str]] = []  # fields that no call has
+        self._extra: list[str] = []  # fields that no call has, as written
 
     def feed(self, text: str, at: int, final: bool) -> int:
         num_calls, was_open = self._sink.num_calls, self._sink.open
@@ -136,7 +160,8 @@ class JsonCallReader:
             elif self._value is not None:
                 at = self._feed_value(text, at)
             else:
-                at = skip_blanks(text, at)
+                if text[at] in BLANKS:
+                    at = skip_blanks(text, at)
                 if at < len(text):
                     at = self._structure(text, at)
             if not self._sink.open and (was_open or self._sink.num_calls > num_calls):
@@ -147,7 +172,7 @@ class JsonCallReader:
         return self._arguments.closing() if self._arguments else ""
 
     def leftover(self) -> str:
-        extra = "".join(f"{json.dumps(key, ensure_ascii=False)}: {written}" for key, written in self._extra)
+        extra = ", ".join(self._extra)
         return extra + self._arguments.leftover() if self._arguments else extra
 
     def _structure(self, text: str, at: int) -> int:
@@ -163,6 +188,9 @@ class JsonCallReader:
         elif place == "next" and c == ",":
             self._place = "element"
         elif place in ("first", "key") and c == '"':
+            if plain := _PLAIN_KEY.match(text, at):
+                self._take_key(plain.group(1))
+                return plain.end()
             self._value, self._key = JsonReader(), ""
             return at
         elif place == "colon" and c == ":":
@@ -246,7 +274,7 @@ class JsonCallReader:
             id = json.loads(written)
             self._id = id if is_name(id) else ""
         elif key not in _HARMLESS:
-            self._extra.append((key, written))
+            self._extra.append(f"{json.dumps(key, ensure_ascii=False)}: {written}")
 
     def _take_arguments(self, written: str) -> None:
         """Arguments that were not streamed: before the name, null, or JSON inside a string."""
@@ -277,8 +305,8 @@ class JsonCallReader:
 
     def _warn(self) -> None:
         """Fields that are not used must not get lost in silence."""
-        for key, written in self._extra:
-            self._sink.events.append(ParseWarning(f"a tool call has a field {key!r}", written))
+        for written in self._extra:
+            self._sink.events.append(ParseWarning("a tool call has a field that is none", written))
         self._extra = []
 
     def _end_object(self) -> None:

@@ -65,18 +65,14 @@ class ChannelParser:
         if self._arguments is not None:
             self._break("the output ended inside a tool call")
         self._state = self._in_text
-        return [*events, *self._take()]
+        return [*events, *self._sink.take()]
 
     def _run(self, text: str, final: bool) -> list[ParseEvent]:
         text, self._held = self._held + text, ""
         at = 0
         while at < len(text):
             at = self._state(text, at, final)
-        return self._take()
-
-    def _take(self) -> list[ParseEvent]:
-        events, self._sink.events = self._sink.events, []
-        return events
+        return self._sink.take()
 
     # Each state reads `text` from `at` and returns where the next state goes on.
 

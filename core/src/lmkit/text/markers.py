@@ -34,6 +34,8 @@ class Markers:
     def find(self, text: str, at: int, final: bool = False) -> Found:
         """The first marker at or after `at`; with `final` no more text comes."""
         match = self._pattern.search(text, at)
+        if match is not None and match.start() < len(text) - self._reach:
+            return Found(match.start(), match.end(), match.group())
         begin = len(text) if final else self._undecided(text, at)
         if match is None or begin <= match.start():  # what began there may become an earlier or longer marker
             return Found(begin, len(text), None)

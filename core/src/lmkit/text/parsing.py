@@ -41,6 +41,7 @@ from lmkit.text.pycalls import PyCallsReader
 
 # between "{" and the first key of a bare call
 _GAPS = ("", " ", "\n", "\n ", "\n  ", "\n    ", "\n\t", "\r\n", "\r\n  ")
+_MAX_WARNINGS = 100  # of broken calls in one output
 _CLOSERS = BLANKS + ",]})"  # what may follow a finished call when the output ends early
 
 
@@ -161,6 +162,10 @@ class ToolParser:
     def __init__(self, fmt: ToolFormat, tools: Sequence[ToolDef] = ()) -> None:
         self._fmt, self._tools = fmt, tools
         self._bodies = fmt.body if isinstance(fmt.body, tuple) else (fmt.body,)
+        json_bodies = [b for b in self._bodies if isinstance(b, JsonCalls)]
+        self._only_json = len(json_bodies) == len(self._bodies)
+        self._json_body = (*json_bodies, *self._bodies)[0]
+        self._other_body = next((b for b in self._bodies if not isinstance(b, JsonCalls)), self._bodies[0])
         self._sink = CallSink(fmt.id_length)
         self._bare = "".join(_first_chars(b) for b in self._bodies) if fmt.bare else ""
         opens = fmt.open if fmt.loose or not fmt.section else ()
@@ -185,6 +190,7 @@ class ToolParser:
         self._noise: list[str] = []  # text between the calls of a section, where it is dropped
         self._noisy = False  # there was such text since the last call
         self._marked = False  # the call began with a marker
+        self._num_broken = 0
         self._was_read = False  # something followed the marker
         self._keep_close = False  # the close of a broken call is content
         self._body: BodyReader | None = None
@@ -203,20 +209,16 @@ class ToolParser:
             self._break("the output ended inside a tool call", ended=True)
         self._end_noise()
         if self._gap and not self._sink.num_calls:
-            self._sink.events.append(Text(self._gap))
+            self._sink.text(self._gap)
         self._gap = None
-        return self._take()
+        return self._sink.take()
 
     def _run(self, text: str, final: bool, take: bool = True) -> list[ParseEvent]:
         text, self._held = self._held + text, ""
         at = 0
         while at < len(text):
             at = self._state(text, at, final)
-        return self._take() if take else []
-
-    def _take(self) -> list[ParseEvent]:
-        events, self._sink.events = self._sink.events, []
-        return events
+        return self._sink.take() if take else []
 
     # Each state reads `text` from `at` and returns where the next state goes on.
 
@@ -316,6 +318,10 @@ class ToolParser:
             first = skip_blanks(text, at)
             if first == len(text) and not final and first - at <= MAX_GAP:
                 return self._hold(text, at)
+            if self._only_json and first < len(text) and text[first] not in "{[":
+                self._was_read = True
+                self._break("a tool call is malformed")
+                return at
             body = self._body = self._reader(text[first : first + 1])
             self._was_read = first < len(text)
         num_calls, was_open = self._sink.num_calls, self._sink.open
@@ -340,8 +346,7 @@ class ToolParser:
 
     def _reader(self, first: str) -> BodyReader:
         """The reader for the body that begins with this character."""
-        json_body = first in ("{", "[")
-        body = next((b for b in self._bodies if isinstance(b, JsonCalls) == json_body), self._bodies[0])
+        body = self._json_body if first in ("{", "[") else self._other_body
         if isinstance(body, JsonCalls):
             return JsonCallReader(body, self._sink, strict_keys=self._fmt.bare == "anywhere" and not self._marked)
         if isinstance(body, NamedJson):
@@ -362,7 +367,9 @@ class ToolParser:
         only_marker = ended and self._marked and not self._was_read
         self._body, self._raw, self._num_raw = None, [], 0
         if announced or self._marked:
-            self._sink.events.append(ParseWarning(message, raw if only_marker else ""))
+            self._num_broken += 1
+            if only_marker or self._num_broken <= _MAX_WARNINGS:
+                self._sink.events.append(ParseWarning(message, raw if only_marker else ""))
         if announced or not (only_marker or (self._sink.num_calls and not raw.strip(_CLOSERS))):
             self._text(raw)
         self._keep_close = not announced
@@ -399,7 +406,7 @@ class ToolParser:
                 return
             self._gap, text = None, gap
         if text:
-            self._sink.events.append(Text(text))
+            self._sink.text(text)
 
     def _hold(self, text: str, at: int) -> int:
         self._held = text[at:]

@@ -16,7 +16,7 @@ PHI4_MINI_JSON = ToolFormat(
 XLAM = ToolFormat(
     "xlam",
     JsonCalls(many="list"),
-    open=("", "```json", "```", "[TOOL_CALLS]", "<tool_call>"),
+    open=("", "```json\n[", "```json[", "```\n[", "```[", "[TOOL_CALLS]", "<tool_call>"),
     close=("```", "</tool_call>"),
     bare="start",
     rearm=("</think>",),
