@@ -7,19 +7,21 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "types", "tests", "trials", "parity", "mix"]
+nox.options.sessions = ["lint", "tests", "trials", "mix"]
 nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
+BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def install(session: nox.Session) -> None:
     """The default set, what the tests need, and the GPU plugins without their libraries (to be refused)."""
-    session.install("-q", "-r", "requirements-test.txt")
-    session.install("-q", "--no-deps", *(arg for path in GPU_PLUGINS for arg in ("-e", path)))
+    session.install("-q", *BUILD)
+    session.install("-q", "--no-build-isolation", "-r", "requirements-test.txt")
+    session.install("-q", "--no-build-isolation", "--no-deps", *(arg for path in GPU_PLUGINS for arg in ("-e", path)))
 
 
 @nox.session
@@ -30,19 +32,24 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
 
 
-@nox.session
-def types(session: nox.Session) -> None:
-    """Static types of the core and the plugins."""
-    install(session)
+def check_types(session: nox.Session) -> None:
     session.install("-q", "mypy>=1.13", "types-PyYAML")
     session.run("mypy", "core/src/lmkit", *(f"{path}/src" for path in PLUGINS))
 
 
 @nox.session
-def tests(session: nox.Session) -> None:
-    """Unit, server, wire, end-to-end and house-rule tests."""
+def types(session: nox.Session) -> None:
+    """Static types of the core and the plugins."""
     install(session)
-    session.run("pytest", "-q", "-m", "not slow", "--ignore=tests/parity", "--ignore=tests/mix", *session.posargs)
+    check_types(session)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Static types, then all quick tests: unit, server, wire, end to end, house rules, parity with transformers."""
+    install(session)
+    check_types(session)
+    session.run("pytest", "-q", "-m", "not slow", "--ignore=tests/mix", *session.posargs)
 
 
 @nox.session
@@ -94,7 +101,6 @@ def model_table(session: nox.Session) -> None:
 def mix(session: nox.Session) -> None:
     """Random subsets of plugins in clean environments: what is missing is explained, what is there works."""
     install(session)
-    session.install("-q", "flit_core>=3.11,<4", "setuptools>=77")
     session.run("pytest", "-q", "tests/mix", *session.posargs)
 
 
