@@ -49,14 +49,6 @@ def lmkit_ops() -> Iterable[OpSpec]:
         op="linear",
     )
     yield OpSpec(
-        name="moe_reference",
-        summary="Experts of any weight format, dequantized; the oracle of kernels for them",
-        target="lmkit.layers.moe:ReferenceExperts",
-        tier=Tier.REFERENCE,
-        stability="stable",
-        op="moe",
-    )
-    yield OpSpec(
         name="rowwise_torch",
         summary="Norms, activations and rotary positions in plain torch; the oracle of row-wise operators",
         target="lmkit.layers.rowwise:TorchRowOps",

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the stacked reference against one expert at a time, and the routers' choices."""
+"""Mixtures of experts: stacked ones against one expert at a time, and the routers' choices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import LinearSpec
-from lmkit.layers import MoEConfig, ReferenceExperts, Router, TorchRowOps
+from lmkit.layers import LinearExperts, MoEConfig, ReferenceLinear, Router, TorchRowOps
 from lmkit.layers.linear import PLAIN, Linear
 from lmkit.layers.moe import Experts
 from torch.nn import functional as F
@@ -19,7 +19,7 @@ D, M = 6, 4
 
 def stacked(name: str, num: int, parts: tuple[str, ...], into: int, out: int, bias: bool) -> Linear:
     spec = LinearSpec(name, into, (out,) * len(parts), bias, "none", parts, (), num)
-    linear = Linear(spec, PLAIN, ReferenceExperts(), torch.float32)
+    linear = Linear(spec, PLAIN, LinearExperts(ReferenceLinear()), torch.float32)
     for parameter in linear.parameters():
         parameter.data = torch.randn_like(parameter)
     return linear
@@ -39,7 +39,7 @@ def test_experts_equal_one_at_a_time(tokens: int, num: int, top_k: int, gated: b
     down.pack()
     x, weights = torch.randn(tokens, D), torch.rand(tokens, top_k)
     ids = torch.stack([torch.randperm(num)[:top_k] for _ in range(tokens)]) if tokens else torch.zeros(0, top_k).long()
-    got = Experts(up, down, "silu", ReferenceExperts(), TorchRowOps())(x, ids, weights)
+    got = Experts(up, down, "silu", LinearExperts(ReferenceLinear()), TorchRowOps())(x, ids, weights)
     want = torch.zeros(tokens, D)
     for t in range(tokens):
         for e, weight in zip(ids[t].tolist(), weights[t], strict=True):

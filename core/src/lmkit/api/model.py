@@ -28,6 +28,7 @@ class AttnNeed:
     block_size: int = 0  # 0 until chosen
     v_head_dim: int | None = None  # None = head_dim
     window: int | None = None  # a token sees the `window` last positions, itself included; see `causal`
+    chunked: bool = False  # a token sees back to the last multiple of `window` only, itself included
     softcap: float | None = None
     sinks: bool = False
     alibi: bool = False
@@ -40,7 +41,8 @@ class AttnNeed:
         named = {
             "causal": self.causal,
             "bidirectional": not self.causal,
-            "sliding_window": self.window is not None and self.causal,
+            "sliding_window": self.window is not None and self.causal and not self.chunked,
+            "chunked": self.chunked,
             "bidirectional_window": self.window is not None and not self.causal,
             "softcap": self.softcap is not None,
             "sinks": self.sinks,

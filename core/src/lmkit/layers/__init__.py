@@ -44,7 +44,7 @@ _HOME = {
     "MLP": "mlp",
     "MoE": "moe",
     "Router": "moe",
-    "ReferenceExperts": "moe",
+    "LinearExperts": "moe",
     "MoEConfig": "describe",
     "LatentConfig": "describe",
     "LatentAttention": "mla",

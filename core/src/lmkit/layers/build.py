@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from lmkit.api import (
     AttentionBackend,
     Collectives,
     DeviceInfo,
+    LinearKernel,
     LinearSpec,
     ModelInfo,
     NormKind,
@@ -22,7 +23,7 @@ from lmkit.api import (
 from lmkit.layers.attention import Attention
 from lmkit.layers.embedding import Embedding
 from lmkit.layers.linear import PLAIN, Linear
-from lmkit.layers.moe import Experts
+from lmkit.layers.moe import Experts, LinearExperts, one_expert
 from lmkit.layers.norm import Norm, make_norm
 from lmkit.layers.rotary import Rotary
 from lmkit.layers.rowwise import TorchRowOps
@@ -65,37 +66,44 @@ class Builder:
         self._group_of = {i: (g, need) for g, (need, layers) in enumerate(groups) for i in layers}
 
     def linear(self, spec: LinearSpec) -> Linear:
-        fmt, kernel = self._kernel("linear", spec)
-        return Linear(spec, fmt, kernel, self.dtype, self.collectives)
+        fmt = self._format(spec)
+        return Linear(spec, fmt, self._kernel(fmt, spec), self.dtype, self.collectives)
 
     def experts(self, up: LinearSpec, down: LinearSpec, act: str) -> Experts:
-        linears, kernels = [], []
+        """On a kernel for experts where one runs them, else each expert on a kernel for linears."""
+        made = []
         for spec in (up, down):
-            fmt, kernel = self._kernel("moe", spec)
-            linears.append(Linear(spec, fmt, kernel, self.dtype, self.collectives))
-            kernels.append(kernel)
-        if kernels[0] is not kernels[1]:
-            raise SelectionError(
-                f"{up.name}, {down.name}: {kernels[0].name} and {kernels[1].name} cannot share experts"
+            fmt = self._format(spec)
+            special: Iterator[Any] = (
+                k for k in self.kernels.get(f"moe:{fmt.name}", ()) if k.can_run(fmt, spec, self.device) is None
             )
-        return Experts(linears[0], linears[1], act, kernels[0], self.rows)
+            kernel: Any = next(special, None) or LinearExperts(self._kernel(fmt, one_expert(spec)))
+            made.append((Linear(spec, fmt, kernel, self.dtype, self.collectives), kernel))
+        if type(made[0][1]) is not type(made[1][1]):
+            raise SelectionError(
+                f"{up.name}, {down.name}: {made[0][1].name} and {made[1][1].name} cannot share experts"
+            )
+        return Experts(made[0][0], made[1][0], act, made[0][1], self.rows)
 
-    def _kernel(self, op: str, spec: LinearSpec) -> tuple[QuantFormat, Any]:
-        """The weight format of a linear and the first kernel for `op` that runs it."""
+    def _format(self, spec: LinearSpec) -> QuantFormat:
         fmt = self.scheme.for_layer(spec) if self.scheme and spec.name in self._quantizable else None
-        fmt = fmt or PLAIN
+        return fmt or PLAIN
+
+    def _kernel(self, fmt: QuantFormat, spec: LinearSpec) -> LinearKernel:
+        """The first linear kernel that runs `fmt`."""
+        op = f"linear:{fmt.name}"
         refusals: list[str] = []
-        for kernel in self.kernels.get(f"{op}:{fmt.name}", ()):
+        for kernel in self.kernels.get(op, ()):
             reason = kernel.can_run(fmt, spec, self.device)
             if reason is None:
                 if refusals:
                     self.warnings.append(f"{spec.name}: runs on {kernel.name} ({'; '.join(refusals)})")
-                return fmt, kernel
+                return kernel
             refusals.append(f"{kernel.name} refused: {reason}")
-            if f"{op}:{fmt.name}" in self.strict:
+            if op in self.strict:
                 break
         reasons = "; ".join(refusals) or "none was chosen"
-        raise SelectionError(f"no kernel for {op} with format {fmt.name!r}, layer {spec.name}: {reasons}")
+        raise SelectionError(f"no kernel for linear format {fmt.name!r}, layer {spec.name}: {reasons}")
 
     def attention(self, layer: int, scale: float) -> Attention:
         group, need = self._group_of[layer]

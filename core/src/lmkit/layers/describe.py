@@ -125,6 +125,7 @@ class DecoderConfig:
     rope: Mapping[str, Any] | None  # None: no rotary positions
     window_rope: Mapping[str, Any] | None = None  # of the layers with a window, where theirs differ
     unturned: tuple[int, ...] = ()  # layers without rotary positions
+    chunked: bool = False  # windows are chunks (AttnNeed)
     interleaved: bool = False  # rotary pairs are neighbours
     tie: bool = False
     qkv_bias: bool = False
@@ -170,6 +171,7 @@ class DecoderConfig:
             self.num_kv_heads,
             v_head_dim=self.mla.value if self.mla else None,
             window=self.windows[layer],
+            chunked=self.chunked and self.windows[layer] is not None,
             softcap=self.attn_softcap,
             sinks=self.sinks,
             alibi=self.alibi,
@@ -307,7 +309,7 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
 
 def decoder_config(info: ModelInfo) -> DecoderConfig:
     """The DecoderConfig that `decoder_info` stored."""
-    values: dict[str, Any] = dict(info.config)
+    values: dict[str, Any] = {name: value for name, value in info.config.items() if name != "options"}
     values |= {name: tuple(values[name]) for name in ("windows", "unturned")}
     if values["moe"] is not None:
         values["moe"] = MoEConfig(**values["moe"] | {"layers": tuple(values["moe"]["layers"])})

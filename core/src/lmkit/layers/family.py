@@ -25,6 +25,7 @@ class DecoderArchitecture(Architecture):
     `configs`: architecture name -> function that reads its configuration.
     `models`: architecture name -> "package.module:Class" of those that are not the shared Decoder.
     `transforms`: architecture name -> role of a tensor -> (configuration, tensor) -> what is loaded.
+    `options`: architecture name -> function that reads what is the family's own: `info.config["options"]`.
     `targets`: role that is the family's own -> module of the model.
     `ignored`: patterns of tensors that are not needed.
     `prefix`: what the names of tensors begin with in some files and not in others.
@@ -33,6 +34,7 @@ class DecoderArchitecture(Architecture):
     configs: ClassVar[Mapping[str, Callable[[ConfigReader], DecoderConfig]]]
     models: ClassVar[Mapping[str, str]] = {}
     transforms: ClassVar[Mapping[str, Mapping[str, Callable[[DecoderConfig, Tensor], Tensor]]]] = {}
+    options: ClassVar[Mapping[str, Callable[[ConfigReader], Mapping[str, Any]]]] = {}
     targets: ClassVar[Mapping[str, str]] = {}
     ignored: ClassVar[tuple[str, ...]] = ()
     prefix: ClassVar[str] = ""
@@ -45,7 +47,10 @@ class DecoderArchitecture(Architecture):
         reader = ConfigReader(config)
         name = reader.architecture(self.names)
         cfg = self.configs[name](reader)
-        return decoder_info(name, reader, cfg, self.extra_parameters(name, cfg))
+        info = decoder_info(name, reader, cfg, self.extra_parameters(name, cfg))
+        if name not in self.options:
+            return info
+        return replace(info, config={**info.config, "options": dict(self.options[name](reader))})
 
     def extra_parameters(self, name: str, cfg: DecoderConfig) -> int:
         """Number of parameters beside those of the shared blocks."""

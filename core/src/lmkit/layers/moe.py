@@ -2,41 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmkit.api import BuildContext, DeviceInfo, ExpertKernel, LinearSpec, PluginError, QuantFormat, RowOps
+from lmkit.api import (
+    BuildContext,
+    DeviceInfo,
+    ExpertKernel,
+    LinearKernel,
+    LinearSpec,
+    PackedWeight,
+    PluginError,
+    QuantFormat,
+    RowOps,
+)
 from lmkit.layers.describe import DecoderConfig, MoEConfig
 from lmkit.layers.linear import Linear
 from lmkit.layers.mlp import GatedMLP, Specs
 
 
 @dataclass(frozen=True, slots=True)
-class StackedWeight:
-    """[experts, out, in] in the dtype of the activations."""
+class PackedExperts:
+    """The weight of each expert as a linear kernel wants it."""
 
-    weight: Tensor
+    experts: list[PackedWeight]
 
     @property
     def nbytes(self) -> int:
-        return self.weight.nbytes
+        return sum(weight.nbytes for weight in self.experts)
 
 
-class ReferenceExperts:
-    """Tokens sorted by expert, one matrix product for each expert that has any: in torch, over dequantized weights."""
+def one_expert(spec: LinearSpec) -> LinearSpec:
+    """The linear of a single expert among those stacked in `spec`."""
+    share = len(spec.out_features) // spec.experts
+    return replace(spec, out_features=spec.out_features[:share], parts=(), experts=0)
 
-    name = "moe_reference"
+
+class LinearExperts:
+    """Tokens sorted by expert; a linear kernel runs for each expert that has any.
+
+    What serves where no kernel for experts is installed, with every weight format that has a linear kernel.
+    """
+
+    name = "moe_linear"
+
+    def __init__(self, kernel: LinearKernel) -> None:
+        self.kernel = kernel
 
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
-        return None
+        return self.kernel.can_run(fmt, one_expert(layer), device)
 
-    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> StackedWeight:
-        weight = fmt.dequantize(params, dtype)
-        params.clear()
-        return StackedWeight(weight.view(layer.experts, -1, layer.in_features))
+    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedExperts:
+        stored = fmt.params(layer, str(dtype).removeprefix("torch."))
+        split: dict[str, Sequence[Tensor]] = {}
+        for key in list(params):
+            tensor, axis = params.pop(key), stored[key].part_axis
+            split[key] = [tensor] * layer.experts if axis is None else tensor.chunk(layer.experts, axis)
+        spec = one_expert(layer)
+        pieces = ({key: tensors[e] for key, tensors in split.items()} for e in range(layer.experts))
+        return PackedExperts([self.kernel.pack(fmt, piece, spec, dtype) for piece in pieces])
 
     def apply(
         self, x: Tensor, ids: Tensor, weights: Tensor, up: Linear, down: Linear, act: str, rows: RowOps
@@ -44,27 +72,22 @@ class ReferenceExperts:
         order = ids.flatten().argsort(stable=True)  # (token, choice) pairs, by expert
         tokens = order // ids.shape[1]
         ends = torch.bincount(ids.flatten(), minlength=up.spec.experts).cumsum(0).tolist()
-        y = _products(x[tokens], ends, up)
+        y = self._products(x[tokens], ends, up)
         y = rows.gate(y, act) if len(up.spec.parts) > up.spec.experts else rows.activate(y, act)
-        y = _products(y, ends, down)
-        y.mul_(weights.flatten()[order, None])
-        out = torch.zeros_like(x) if y.dtype == x.dtype else torch.zeros_like(x, dtype=y.dtype)
-        return out.index_add_(0, tokens, y)
+        y = self._products(y, ends, down)[order.argsort()]  # in the order of tokens again
+        return torch.bmm(weights[:, None], y.view(*ids.shape, y.shape[-1]))[:, 0]
 
-
-def _products(x: Tensor, ends: list[int], linear: Linear) -> Tensor:
-    """Rows of x up to ends[e] times the weight of expert e: [N, in] -> [N, out]."""
-    assert isinstance(linear.packed, StackedWeight)
-    weight = linear.packed.weight.transpose(1, 2)
-    bias = None if linear.bias is None else linear.bias.view(linear.spec.experts, -1)
-    out, start = x.new_empty(x.shape[0], weight.shape[2]), 0
-    for expert, end in enumerate(ends):
-        if end > start:
-            torch.mm(x[start:end], weight[expert], out=out[start:end])
-            if bias is not None:
-                out[start:end] += bias[expert]
-            start = end
-    return out
+    def _products(self, x: Tensor, ends: list[int], linear: Linear) -> Tensor:
+        """Rows of x up to ends[e] through the linear of expert e: [N, in] -> [N, out]."""
+        assert isinstance(linear.packed, PackedExperts)
+        biases = None if linear.bias is None else linear.bias.view(linear.spec.experts, -1)
+        parts, start = [], 0
+        for expert, end in enumerate(ends):
+            if end > start:
+                bias = None if biases is None else biases[expert]
+                parts.append(self.kernel.apply(x[start:end], linear.packed.experts[expert], bias))
+                start = end
+        return torch.cat(parts) if parts else x.new_empty(0, linear.spec.total_out // linear.spec.experts)
 
 
 class Experts(nn.Module):

@@ -276,7 +276,7 @@ class Resolver:
         for fmt in formats:
             self._choose_op("linear", f"linear:{fmt}", fmt)
             if any(linear.experts for linear in self.described_model.linears):
-                self._choose_op("moe", f"moe:{fmt}", fmt)
+                self._choose_experts(fmt)
         self._choose_op("rowwise", "rowwise")
 
     def _choose_op(self, op: str, component: str, fmt: str = "plain") -> None:
@@ -285,6 +285,17 @@ class Resolver:
         outcome = self._consider(request, "auto", only=lambda spec: isinstance(spec, OpSpec) and spec.op == op)
         for i, candidate in enumerate(outcome.survivors):
             self._keep(outcome, outcome.choice(candidate, f"fallback {i}" if i else ""), candidate)
+
+    def _choose_experts(self, fmt: str) -> None:
+        """Kernels for experts where there are any; without one, each expert runs on a kernel for linears."""
+        request = OpRequest(op="moe", format=fmt, component=f"moe:{fmt}", device=self.device, dtype=self.dtype)
+        outcome = consider(
+            self.host, request, only=lambda spec: isinstance(spec, OpSpec) and spec.op == "moe", imports=self.imports
+        )
+        if outcome.candidates:
+            self.outcomes.append(outcome)
+        for candidate in outcome.survivors:
+            self._keep(outcome, outcome.choice(candidate), candidate)
 
     def _choose_loader(self) -> None:
         self._pick(LoaderRequest(format=self.found_checkpoint.format), self.config.model.loader)

@@ -28,6 +28,7 @@ RATIOS = (1, 2, 7)
 FEATURES: Mapping[str, Mapping[str, Any]] = {
     "causal": {},
     "sliding_window": {"window": 5},
+    "chunked": {"window": 5, "chunked": True},
     "softcap": {"softcap": 8.0},
     "sinks": {"sinks": True},
     "alibi": {"alibi": True},

@@ -15,6 +15,8 @@ from lmkit.api import AttentionBackend, AttnBatch, AttnNeed, AttnPlan, DeviceInf
 def visible(need: AttnNeed, query: int, key: int) -> bool:
     """Whether the token at position `query` reads position `key`."""
     near = need.window is None or abs(query - key) < need.window
+    if need.chunked and need.window is not None:
+        near = query // need.window == key // need.window
     return near and (key <= query or not need.causal)
 
 
@@ -104,6 +106,8 @@ class DenseAttention(AttentionBackend):
             if end == first or length == 0:
                 continue
             low = 0 if plan.need.window is None else max(0, length - (end - first) - plan.need.window + 1)
+            if plan.need.chunked and plan.need.window is not None:
+                low -= low % plan.need.window  # what `attend` counts as 0 begins a chunk
             cached = flat[torch.tensor(slots[low:])]  # what lies before the window may have been given back
             need, start = plan.need, length - (end - first) - low
             out[first:end] = attend(q[first:end], cached[..., :dim], cached[..., dim:], start, need, scale, sinks)

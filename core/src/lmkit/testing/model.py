@@ -58,7 +58,6 @@ def load_tiny(
             choice("loader", "lmkit.loading.safetensors:SafetensorsLoader"),
             *([kernel] if kernel else []),
             choice("op", "lmkit.layers.linear:ReferenceLinear", "linear:plain", why="auto"),
-            choice("op", "lmkit.layers.moe:ReferenceExperts", "moe:plain", why="auto"),
             *choices,
         ),
         (Derived("dtype", dtype, "test"),),

@@ -20,7 +20,16 @@ def lmkit_attention_backends() -> list[AttentionSpec]:
             block_sizes=ANY,
             gqa_ratios=ANY,
             features=frozenset(
-                {"causal", "bidirectional", "sliding_window", "bidirectional_window", "softcap", "sinks", "alibi"}
+                {
+                    "causal",
+                    "bidirectional",
+                    "sliding_window",
+                    "chunked",
+                    "bidirectional_window",
+                    "softcap",
+                    "sinks",
+                    "alibi",
+                }
             ),
         )
     ]

@@ -66,11 +66,18 @@ class TorchPlanner:
             if end == start or length == 0:
                 continue
             if end - start == 1 and self.need.causal:
-                decode.append((start, row, max(0, length - (self.need.window or length)), length))
+                decode.append((start, row, self._first(length - 1), length))
             else:
                 tasks += self._prefill(batch, row, start, end, length)
         tasks += [self._decode(batch, group) for group in _similar(decode)]
         return TorchPlan(batch.slots.push(batch.num_tokens), tasks, self.need, self.slopes)
+
+    def _first(self, query: int) -> int:
+        """First position that the one at `query` sees."""
+        window = self.need.window
+        if window is None:
+            return 0
+        return query // window * window if self.need.chunked else max(0, query + 1 - window)
 
     def _prefill(self, batch: AttnBatch, row: int, start: int, end: int, length: int) -> list[Task]:
         """Tasks of a row with several queries: positions [length - (end - start), length)."""
@@ -92,13 +99,15 @@ class TorchPlanner:
         for first in range(start, end, PIECE):
             last = min(first + PIECE, end)
             queries = torch.arange(length - (end - first), length - (end - last))
-            low = max(0, int(queries[0]) + 1 - (need.window or length))
+            low = self._first(int(queries[0]))
             high = int(queries[-1]) + 1 if need.causal else min(length, int(queries[-1]) + (need.window or length))
             keys = torch.arange(low, high)
             distance = (queries[:, None] - keys)[None]
             hidden = distance < 0 if need.causal else torch.zeros_like(distance, dtype=torch.bool)
             if need.window is not None:
                 hidden |= distance.abs() >= need.window
+            if need.window is not None and need.chunked:
+                hidden |= (queries[:, None] // need.window != keys // need.window)[None]
             tasks.append(
                 Task(
                     slice(first, last),
