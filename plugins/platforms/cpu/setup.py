@@ -10,9 +10,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCES = sorted(glob("csrc/*.cpp"))
-FLAGS = ["-std=c++17", "-O3", "-g0", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra"]
+FLAGS = ["-std=c++17", "-O3", "-g0", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
 # Quiet about vectors passed by value, and about the compiler's own intrinsics.
-FLAGS += ["-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+FLAGS += ["-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 SANITIZE = os.environ.get("SANITIZE")  # "address,undefined": a library to be tested (nox -s asan)
 if SANITIZE:
     FLAGS += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1"]

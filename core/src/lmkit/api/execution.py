@@ -210,6 +210,16 @@ class IntegerFormat(QuantFormat, Protocol):
     group: int  # columns per scale; 0 = one scale per row
     activations: Literal["float", "int8"]  # int8: kernels may quantize each row of activations to 8 bits
 
+    @property
+    def rounding(self) -> Literal["", "symmetric", "range"]:
+        """How `integers` makes them from params["weight"], for kernels that can do it in one pass; "" = otherwise.
+
+        Scales are float16. symmetric: scale = max |w| / 127 (4 bits: / 7.5), zero = 128 (8), code = w / scale + zero
+        within 1 to 255 (0 to 15). range (4 bits): low and high = least and most of w and 0, scale = (high - low) / 15,
+        zero = -low / scale. Everything is rounded to nearest even; division is multiplication by 1 / scale, or by 0.
+        """
+        ...
+
     def integers(self, params: Mapping[str, Tensor]) -> Integers:
         """The stored tensors as codes, scales and zeros; equal to `dequantize`, element by element."""
         ...

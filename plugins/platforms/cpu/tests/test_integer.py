@@ -10,7 +10,7 @@ import pytest
 import torch
 from lmkit.api import Integers
 from lmkit.testing import PluginConformance
-from lmkit_platform_cpu.integer import LARGEST, PackedIntegers, linear, pack
+from lmkit_platform_cpu.integer import LARGEST, PackedIntegers, linear, pack, round_and_pack
 from lmkit_platform_cpu.native import Native, load
 from torch import Tensor
 
@@ -133,3 +133,37 @@ def test_what_does_not_fit_is_refused(native: Native) -> None:
         linear(native, torch.randn(2, 64).double(), packed)
     with pytest.raises(ValueError, match="bias of 8"):
         linear(native, torch.randn(2, 64), packed, torch.randn(8).half())
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("bits", "group", "rounding"), [(8, 0, "symmetric"), (8, 32, "symmetric"), (4, 64, "symmetric"), (4, 32, "range")]
+)
+def test_rounding_follows_the_rules(
+    native: Native, isa: str, dtype: torch.dtype, bits: int, group: int, rounding: str
+) -> None:
+    """Bit for bit what the rules say, packed; rows of zeros, of one sign and of one large value included."""
+    native.set_isa(isa)
+    weight = torch.randn(70, 333, generator=torch.Generator().manual_seed(bits))
+    weight[3], weight[4], weight[5, 7] = 0, weight[4].abs() + 5, 1000
+    weight = weight.to(dtype)
+    k = weight.shape[1]
+    width = group or k
+    padded = torch.nn.functional.pad(weight.float(), (0, -k % width)).unflatten(1, (-1, width))
+    low, high = padded.amin(-1).clamp(max=0), padded.amax(-1).clamp(min=0)
+    divisor = 127 if bits == 8 else 7.5
+    scales = ((high - low) / 15 if rounding == "range" else padded.abs().amax(-1) / divisor).half().float()
+    steps = torch.where(scales > 0, scales.reciprocal(), 0)
+    zeros = (-low * steps).round().clamp(0, 15) if rounding == "range" else torch.full_like(scales, 1 << (bits - 1))
+    codes = (padded * steps[..., None] + zeros[..., None]).round()
+    codes = codes.clamp(1, 255) if bits == 8 else codes.clamp(0, 15)
+    given = zeros.to(torch.uint8) if rounding == "range" else 1 << (bits - 1)
+    expected = pack(native, Integers(codes.flatten(1)[:, :k].to(torch.uint8), scales, given), bits, group, 2)
+    got = round_and_pack(native, weight, bits, group, 2, rounding)
+    assert torch.equal(got.data, expected.data)
+    assert torch.equal(got.scales, expected.scales)
+    assert (got.zeros is None) == (expected.zeros is None)
+    assert got.zeros is None or torch.equal(got.zeros, expected.zeros)
+    assert got.zero == expected.zero

@@ -18,7 +18,7 @@ from lmkit_platform_cpu.packed import NativeLinear, linear, pack
 LIBRARY = load()
 needs_library = pytest.mark.skipif(LIBRARY is None, reason="the native library is not built here")
 ISAS = LIBRARY.isas if LIBRARY is not None else ()
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+TOLERANCE = {torch.float32: 6e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 SHAPES = [(1, 1), (33, 7), (64, 64), (100, 129), (5, 0), (70, 1301), (300, 2050)]
 ROWS = (0, 1, 2, 5, 13, 64, 65, 131)
 LONG = bool(os.environ.get("KERNEL_GRID"))  # set by `nox -s kernels`

@@ -26,6 +26,13 @@ class PackArgs(Args):
     ]  # fmt: skip
 
 
+class RoundArgs(Args):
+    _fields_ = [
+        ("weight", c_void_p), ("target", c_void_p), ("scales_out", c_void_p), ("zeros_out", c_void_p), ("n", c_int64),
+        ("k", c_int64), ("stride", c_int64), ("group", c_int64), ("dtype", c_int32), ("bits", c_int32),
+    ]  # fmt: skip
+
+
 class IntegerArgs(Args):
     _fields_ = [
         ("weight", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("x", c_void_p), ("bias", c_void_p),
@@ -77,9 +84,12 @@ class IntegerLinear:
     ) -> PackedIntegers:
         assert isinstance(fmt, IntegerFormat)
         assert self.native is not None
+        planes = 1 if fmt.activations == "int8" else 2
+        if fmt.rounding:
+            return round_and_pack(self.native, params.pop("weight"), fmt.bits, fmt.group, planes, fmt.rounding)
         integers = fmt.integers(params)
         params.clear()
-        return pack(self.native, integers, fmt.bits, fmt.group, 1 if fmt.activations == "int8" else 2)
+        return pack(self.native, integers, fmt.bits, fmt.group, planes)
 
     def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, PackedIntegers)
@@ -108,6 +118,25 @@ def pack(native: Native, integers: Integers, bits: int, group: int, planes: int)
     native.run("integer_pack", args)
     zero = integers.zeros if isinstance(integers.zeros, int) else 0
     return PackedIntegers(data, packed_scales, packed_zeros, zero, n, k, group, bits, planes)
+
+
+def round_and_pack(native: Native, weight: Tensor, bits: int, group: int, planes: int, rounding: str) -> PackedIntegers:
+    """The same as `pack` of what `IntegerFormat.integers` gives, in one pass over weight [n, k] of any float type."""
+    n, k = weight.shape
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    group = group or max(k, 1)
+    panels, groups, depth = -(-n // PANEL), -(-k // group), -(-k // 8) * 8
+    data = huge(panels * PANEL * depth * bits // 8)
+    scales = torch.empty(panels * groups * PANEL, dtype=torch.float16)
+    zeros = torch.empty(panels * groups * PANEL, dtype=torch.uint8) if rounding == "range" else None
+    args = RoundArgs(
+        weight=weight.data_ptr(), target=data.data_ptr(), scales_out=scales.data_ptr(),
+        zeros_out=None if zeros is None else zeros.data_ptr(), n=n, k=k, stride=weight.stride(0), group=group,
+        dtype=DTYPES[str(weight.dtype)], bits=bits,
+    )  # fmt: skip
+    args.chunks[0] = panels if k else 0
+    native.run("integer_round", args)
+    return PackedIntegers(data, scales, zeros, 0 if zeros is not None else 1 << (bits - 1), n, k, group, bits, planes)
 
 
 def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | None = None) -> Tensor:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MIDDLE = 8  # the code of 0 without zero points
+SLICE = 1 << 18  # values rounded at a time: what a processor's cache holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class Int4Format(IntegerFormat):
     bits: int = 4
     activations: Literal["float", "int8"] = "float"
 
+    @property
+    def rounding(self) -> Literal["", "symmetric", "range"]:
+        return "range" if self.zero_points else "symmetric"
+
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         if layer.in_features != self.width and layer.in_features % self.group:
             raise PluginError(f"{layer.name}: columns that share a scale would lie on two ranks")
@@ -55,19 +60,26 @@ class Int4Format(IntegerFormat):
     def integers(self, params: Mapping[str, Tensor]) -> Integers:
         import torch
 
-        weight = params["weight"].float()
+        weight = params["weight"]
         n, k = weight.shape
-        padded = torch.nn.functional.pad(weight, (0, -k % self.group)).view(n, -1, self.group)
-        if self.zero_points:  # the range includes 0, which is then exact
-            low, high = padded.amin(-1).clamp_(max=0), padded.amax(-1).clamp_(min=0)
-            scales = ((high - low) / 15).half().float()  # exact in float16
-        else:
-            low, scales = None, (padded.abs().amax(-1) / 7.5).half().float()
-        steps = torch.where(scales > 0, scales.reciprocal(), 0)
-        zeros = torch.full_like(scales, MIDDLE) if low is None else (-low * steps).round_().clamp_(0, 15)
-        codes = torch.addcmul(zeros[..., None], padded, steps[..., None]).round_().clamp_(0, 15)
-        codes = codes.to(torch.uint8).view(n, -1)[:, :k]
-        return Integers(codes, scales, zeros.to(torch.uint8) if self.zero_points else MIDDLE)
+        groups = -(-k // self.group)
+        codes, scales = torch.empty((n, k), dtype=torch.uint8), torch.empty((n, groups))
+        zeros = torch.full((n, groups), MIDDLE, dtype=torch.uint8)
+        step = max(1, SLICE // max(k, 1))
+        for rows in (slice(first, first + step) for first in range(0, n, step)):
+            padded = torch.nn.functional.pad(weight[rows].float(), (0, -k % self.group))
+            padded = padded.unflatten(1, (-1, self.group))
+            if self.zero_points:  # the range includes 0, which is then exact
+                low, high = padded.amin(-1).clamp_(max=0), padded.amax(-1).clamp_(min=0)
+                scale = ((high - low) / 15).half().float()  # exact in float16
+            else:
+                low, scale = None, (padded.abs().amax(-1) / 7.5).half().float()
+            steps = torch.where(scale > 0, scale.reciprocal(), 0)
+            if low is not None:
+                zeros[rows] = (-low * steps).round_().clamp_(0, 15)
+            rounded = padded.mul_(steps[..., None]).add_(zeros[rows][..., None]).round_().clamp_(0, 15)
+            codes[rows], scales[rows] = rounded.flatten(1)[:, :k], scale
+        return Integers(codes, scales, zeros if self.zero_points else MIDDLE)
 
     def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         import torch

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ZERO = 128  # the code of 0
+SLICE = 1 << 18  # values rounded at a time: what a processor's cache holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Int8Format(IntegerFormat):
     activations: Literal["float", "int8"]
     width: int
     bits: int = 8
+    rounding: Literal["", "symmetric", "range"] = "symmetric"
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         if layer.in_features != self.width and (not self.group or layer.in_features % self.group):
@@ -73,14 +75,19 @@ class Int8Format(IntegerFormat):
     def integers(self, params: Mapping[str, Tensor]) -> Integers:
         import torch
 
-        weight = params["weight"].float()
+        weight = params["weight"]
         n, k = weight.shape
         group = self.group or max(k, 1)
-        padded = torch.nn.functional.pad(weight, (0, -k % group)).view(n, -1, group)
-        scales = (padded.abs().amax(-1) / 127).half().float()  # exact in float16
-        steps = torch.where(scales > 0, scales.reciprocal(), 0)
-        codes = (padded * steps[..., None]).round_().clamp_(-127, 127).add_(ZERO)
-        return Integers(codes.to(torch.uint8).view(n, -1)[:, :k], scales, ZERO)
+        codes = torch.empty((n, k), dtype=torch.uint8)
+        scales = torch.empty((n, -(-k // group)))
+        step = max(1, SLICE // max(k, 1))
+        for rows in (slice(first, first + step) for first in range(0, n, step)):
+            padded = torch.nn.functional.pad(weight[rows].float(), (0, -k % group)).unflatten(1, (-1, group))
+            scale = (padded.abs().amax(-1) / 127).half().float()  # exact in float16
+            steps = torch.where(scale > 0, scale.reciprocal(), 0)
+            rounded = padded.mul_(steps[..., None]).add_(ZERO).round_().clamp_(1, 255)
+            codes[rows], scales[rows] = rounded.flatten(1)[:, :k], scale
+        return Integers(codes, scales, ZERO)
 
     def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         found = self.integers(params)
