@@ -1,20 +1,24 @@
 """The formats as data."""
 
+from dataclasses import replace
+
 from lmkit.api import NamedJson, Params, ReasoningFormat, ToolFormat
 
-_SECTION = {
-    "open": ("<｜tool▁call▁begin｜>",),
-    "section": ("<｜tool▁calls▁begin｜>",),
-    "section_close": ("<｜tool▁calls▁end｜>",),
-    "drop": ("<｜end▁of▁sentence｜>",),
-}
-V3 = ToolFormat(
-    "deepseek_v3",
-    NamedJson(prefix=("function<｜tool▁sep｜>",), ends=("\n```json\n", "\n```json", "```json")),
-    close=("\n```<｜tool▁call▁end｜>", "```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"),
-    **_SECTION,
+V31 = ToolFormat(
+    "deepseek_v31",
+    NamedJson(ends=("<｜tool▁sep｜>",)),
+    open=("<｜tool▁call▁begin｜>",),
+    close=("<｜tool▁call▁end｜>",),
+    section=("<｜tool▁calls▁begin｜>",),
+    section_close=("<｜tool▁calls▁end｜>",),
+    drop=("<｜end▁of▁sentence｜>",),
 )
-V31 = ToolFormat("deepseek_v31", NamedJson(ends=("<｜tool▁sep｜>",)), close=("<｜tool▁call▁end｜>",), **_SECTION)
+V3 = replace(
+    V31,
+    name="deepseek_v3",
+    body=NamedJson(prefix=("function<｜tool▁sep｜>",), ends=("\n```json\n", "\n```json", "```json")),
+    close=("\n```<｜tool▁call▁end｜>", "```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"),
+)
 
 
 def _dsml(name: str, section: str, tag: str = "｜DSML｜") -> ToolFormat:
