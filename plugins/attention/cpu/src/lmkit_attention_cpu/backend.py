@@ -176,6 +176,8 @@ class CpuAttention(AttentionBackend):
             raise PluginError(f"forward: out {list(out.shape)} does not fit q {list(q.shape)}, or has gaps")
         if q.dtype != out.dtype or kv.dtype not in DTYPES or not kv.is_contiguous():
             raise PluginError(f"forward: q {q.dtype}, out {out.dtype}, KV memory {kv.dtype}")
+        if not scale > 0:
+            raise PluginError(f"forward: a scale of {scale} is not positive")
         if sinks is not None and (sinks.shape != (need.num_q_heads,) or sinks.dtype != torch.float32):
             raise PluginError(f"forward: sinks {list(sinks.shape)} {sinks.dtype}")
         args = AttentionArgs(
