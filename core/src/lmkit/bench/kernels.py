@@ -142,7 +142,7 @@ def plugin_cases(host: PluginHost) -> Iterator[BenchmarkCase]:
 def _kernels_for(builder: Any, spec: LinearSpec) -> Iterator[tuple[LinearKernel, QuantFormat]]:
     """The kernels that can run a layer in the format the model stores it in."""
     fmt = (builder.scheme.for_layer(spec) if builder.scheme else None) or PLAIN
-    for kernel in builder.kernels.get(fmt.name, ()):
+    for kernel in builder.kernels.get(f"linear:{fmt.name}", ()):
         if kernel.can_run(fmt, spec, builder.device) is None:
             yield kernel, fmt
 
