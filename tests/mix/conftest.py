@@ -20,7 +20,8 @@ class Env:
     """A virtual environment with some lmkit dists."""
 
     def __init__(self, path: Path, third_party: Path) -> None:
-        venv.create(path, with_pip=True, symlinks=True)
+        # No pip of its own: with it would come an old setuptools, before the one in `third_party`.
+        venv.create(path, symlinks=True)
         self.bin = path / "bin"
         site = next(path.glob("lib/python*/site-packages"))
         (site / "third_party.pth").write_text(f"{third_party}\n")
@@ -28,9 +29,11 @@ class Env:
     def install(self, paths: Iterable[str | Path]) -> None:
         targets = [arg for p in paths for arg in ("-e", str(p))]
         pip = [
-            str(self.bin / "python"),
+            sys.executable,
             "-m",
             "pip",
+            "--python",
+            str(self.bin / "python"),
             "install",
             "-q",
             "--no-deps",
