@@ -78,11 +78,22 @@ def check(rows: Rows, work: list[tuple[int, int]]) -> list[torch.Tensor]:
         replace(NEED, dtype="float16", kv_dtype="float16", num_q_heads=2, block_size=48),
         replace(NEED, dtype="bfloat16", kv_dtype="float8_e4m3fn"),
         replace(NEED, window=SEGMENT),
+        replace(NEED, window=200, chunked=True),
         replace(NEED, window=SEGMENT + 40, softcap=3.0, sinks=True, alibi=True),
         replace(NEED, causal=False, softcap=3.0, sinks=True),
         replace(NEED, causal=False, window=40),
     ],
-    ids=["plain", "bf16", "fp16", "fp8", "window of a segment", "everything", "bidirectional", "both ways, window"],
+    ids=[
+        "plain",
+        "bf16",
+        "fp16",
+        "fp8",
+        "window of a segment",
+        "chunks",
+        "everything",
+        "bidirectional",
+        "both ways, window",
+    ],
 )
 def test_long_rows(need: AttnNeed, length: int) -> None:
     rows = make(need, length=length + 40)

@@ -39,7 +39,8 @@ struct AttentionPlan {
     const int32_t* table;        // [R][table_stride]
     int64_t table_stride, num_rows, max_items, max_partial;
     int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, block_size;
-    int32_t window;  // 0 = none
+    int32_t window;   // 0 = none
+    int32_t chunked;  // the window begins at a multiple of its size
     int32_t causal;
     int32_t full;  // result: 1 when there was not enough room
 };

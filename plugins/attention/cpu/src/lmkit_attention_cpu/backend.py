@@ -42,7 +42,7 @@ class PlanArgs(Args):
         *((name, c_void_p) for name in ("items", "merges", "partial", "query_start", "seq_len", "table")),
         *((name, c_int64) for name in ("table_stride", "num_rows", "max_items", "max_partial")),
         *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "block_size")),
-        *((name, c_int32) for name in ("window", "causal", "full")),
+        *((name, c_int32) for name in ("window", "chunked", "causal", "full")),
     ]
 
 
@@ -94,7 +94,7 @@ class CpuPlanner:
             items=addressof(items), merges=addressof(merges), partial=partial.data_ptr(),
             max_items=max_items, max_partial=max_partial, num_q_heads=need.num_q_heads, num_kv_heads=need.num_kv_heads,
             head_dim=need.head_dim, v_head_dim=v_dim, block_size=need.block_size, window=need.window or 0,
-            causal=need.causal,
+            chunked=need.chunked, causal=need.causal,
         )  # fmt: skip
         self.args.chunks[0] = 1
         self.result = CpuPlan(need, native, self.args, (items, merges, partial))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from lmkit.api import AttentionSpec, Tier, hookimpl, multiple_of
 
-MASKS = frozenset({"causal", "bidirectional", "sliding_window", "bidirectional_window"})
+MASKS = frozenset({"causal", "bidirectional", "sliding_window", "chunked", "bidirectional_window"})
 FEATURES = MASKS | {"softcap", "sinks", "alibi", "batch_invariant"}
 
 
