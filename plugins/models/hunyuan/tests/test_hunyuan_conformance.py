@@ -14,3 +14,15 @@ class TestHunyuanDense(ModelConformance):
 class TestHunyuanMoe(ModelConformance):
     plugin = "model:HunYuanMoEV1ForCausalLM"
     values = {"head_dim": 16, "num_experts": 4, "moe_topk": 2}
+
+
+class TestHYV3(ModelConformance):
+    plugin = "model:HYV3ForCausalLM"
+    values = {
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "mlp_layer_types": ["dense", "sparse"],
+    }
+    variants = {"biases, two shared": {"attention_bias": True, "mlp_bias": True, "num_shared_experts": 2}}

@@ -8,9 +8,13 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="cohere",
-            summary="Command-R and Command-R7B",
+            summary="Command-R, Command-R7B and Command A+",
             target="lmkit_model_cohere.arch:Cohere",
-            architectures=("CohereForCausalLM", "Cohere2ForCausalLM"),
+            architectures=(
+                "CohereForCausalLM",
+                "Cohere2ForCausalLM",
+                "Cohere2MoeForCausalLM",
+            ),
             features=frozenset({"causal", "sliding_window"}),
         ),
     ]

@@ -1,4 +1,4 @@
-"""Hunyuan as data: heads are normed after they have been turned. Torch-free."""
+"""Hunyuan and HY 3 as data: Hunyuan norms heads after they have been turned. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from lmkit.layers import (
     DecoderArchitecture,
     DecoderConfig,
     MoEConfig,
+    corrected_moe,
     tensor_names,
     usual_config,
 )
 
 HEADS = {"q_norm": ".self_attn.query_layernorm", "k_norm": ".self_attn.key_layernorm"}
+SHARED = {f"shared_{p}": f".mlp.shared_mlp.{p}_proj" for p in ("gate", "up", "down")}
 
 
 def hunyuan(r: ConfigReader, **more: Any) -> DecoderConfig:
@@ -53,8 +55,7 @@ def hunyuan_moe(r: ConfigReader) -> DecoderConfig:
         router_float32=True,
         shared_size=size,
     )
-    shared = {f"shared_{p}": f".mlp.shared_mlp.{p}_proj" for p in ("gate", "up", "down")}
-    return hunyuan(r, moe=moe, names=tensor_names(**HEADS, **{**EXPERTS, **shared, "router": ".mlp.gate.wg"}))
+    return hunyuan(r, moe=moe, names=tensor_names(**HEADS, **{**EXPERTS, **SHARED, "router": ".mlp.gate.wg"}))
 
 
 def same(r: ConfigReader, key: str, default: int) -> int:
@@ -65,5 +66,43 @@ def same(r: ConfigReader, key: str, default: int) -> int:
     return ConfigReader({key: value}).integer(key)
 
 
+def hy_v3(r: ConfigReader) -> DecoderConfig:
+    first = r.count("first_k_dense_replace", 1)
+    kinds = r.layer_kinds(lambda i: "dense" if i < first else "sparse", ("dense", "sparse"), "mlp_layer_types")
+    size, bias = r.integer("moe_intermediate_size", 1536), r.flag("attention_bias", False)
+    moe = corrected_moe(
+        r,
+        size=size,
+        num_experts=r.integer("num_experts", 192),
+        top_k=r.integer("num_experts_per_tok", 8),
+        layers=tuple(kind == "sparse" for kind in kinds),
+        renormalize=True,
+        scale=r.number("router_scaling_factor", 2.826),
+        num_groups=1,
+        top_groups=1,
+        shared_size=size * r.count("num_shared_experts", 1),
+    )
+    router = {"router": ".mlp.router.gate", "correction": ".mlp.expert_bias"}
+    return usual_config(
+        r,
+        max_positions=131072,
+        rope=r.rope(11158840.0),
+        norm_eps=r.number("rms_norm_eps", 1e-5),
+        head_dim=r.integer("head_dim", 128),
+        num_kv_heads=r.integer("num_key_value_heads", 8),
+        qk_norm="head",
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=r.flag("mlp_bias", False),
+        moe=moe,
+        num_unused_layers=r.count("num_nextn_predict_layers", 1),
+        names=tensor_names(**{**EXPERTS, **SHARED, **router}),
+    )
+
+
 class Hunyuan(DecoderArchitecture):
-    configs = {"HunYuanDenseV1ForCausalLM": hunyuan, "HunYuanMoEV1ForCausalLM": hunyuan_moe}
+    configs = {
+        "HunYuanDenseV1ForCausalLM": hunyuan,
+        "HunYuanMoEV1ForCausalLM": hunyuan_moe,
+        "HYV3ForCausalLM": hy_v3,
+    }
