@@ -196,7 +196,7 @@ class WeightRule:
 
     source: str  # "model.layers.{i}.self_attn.q_proj.{p}"
     target: str  # "layers.{i}.attn.qkv.{p}"
-    part: str | int | None = None  # "q"; "{e}.up", with a number of the source; "*": all parts, one after another
+    part: str | int | None = None  # "q"; "{e}.up", with a number of the source; "*", "*.up": all (such) parts, in order
     transform: Callable[[torch.Tensor], torch.Tensor] | None = None
     optional: bool = False  # may be absent (tied embeddings)
     ignore: bool = False  # present in some checkpoints, not needed (rotary caches)

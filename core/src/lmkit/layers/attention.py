@@ -29,3 +29,8 @@ class Attention(nn.Module):
         else:
             self.backend.forward(q, kv, plan, self.scale, out, self.sinks)
         return out.flatten(1)
+
+
+def grow(q: Tensor, positions: Tensor, beta: float, length: float) -> None:
+    """Queries [T, H, D] times 1 + beta * log(1 + position // length), in place: long contexts stay in focus."""
+    q *= (1 + beta * torch.log1p(positions // length)).to(q.dtype)[:, None, None]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lmkit.api import BuildContext, ModelInfo, PluginError, StepInputs
+from lmkit.layers.attention import grow
 from lmkit.layers.describe import DecoderConfig, decoder_config
 from lmkit.layers.linear import Linear
 from lmkit.layers.mla import LatentAttention
@@ -46,6 +47,7 @@ class SelfAttention(nn.Module):
             raise PluginError("alibi, sinks and norms with weights for each head cannot be split over ranks")
         self.num_q, self.num_kv = cfg.num_q_heads // ctx.tp_size, cfg.num_kv_heads // ctx.tp_size
         self.head_dim, self.interleaved, self.clip = cfg.head_dim, cfg.interleaved, cfg.qkv_clip
+        self.growth = cfg.query_growth
         self.qkv = ctx.linear(specs[f"layers.{layer}.attn.qkv"])
         self.o = ctx.linear(specs[f"layers.{layer}.attn.o"])
         self.gate = ctx.linear(specs[f"layers.{layer}.attn.gate"]) if cfg.gated_attention else None
@@ -79,6 +81,8 @@ class SelfAttention(nn.Module):
         if self.norm_last:
             self.norm_heads(qk)
         q, k = qk.split((self.num_q, self.num_kv), dim=1)
+        if self.growth is not None:
+            grow(q, x.positions, *self.growth)
         return q, k, v
 
     def output(self, y: Tensor, h: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ class MoEConfig:
         """The linears of layer `i`, experts stacked along the output axis."""
         d, m, e, to = cfg.hidden_size, self.size, self.num_experts, f"layers.{i}.mlp"
         parts = tuple(f"{n}.{p}" for n in range(e) for p in (("gate", "up") if cfg.gated else ("up",)))
-        into = cfg.sources(i, "expert_gate", "expert_up", "experts_up")
+        into = cfg.sources(i, "expert_gate", "expert_up", "experts_gate", "experts_up")
         out = cfg.sources(i, "expert_down", "experts_down")
         bias = self.expert_bias
         specs = [
@@ -142,6 +142,7 @@ class DecoderConfig:
     qkv_clip: float | None = None  # queries, keys and values are limited to -clip..clip, after norms
     attn_scale: float | None = None  # None: 1 / sqrt(head_dim)
     attn_softcap: float | None = None
+    query_growth: tuple[float, float] | None = None  # (beta, length): see layers.attention.grow
     gated_attention: bool = False  # its output is multiplied by the sigmoid of another projection
     sinks: bool = False
     alibi: bool = False
@@ -357,6 +358,7 @@ TARGETS: Mapping[str, tuple[str, str | None]] = {  # role -> module of the model
 TENSORS: Mapping[str, tuple[str, str | None]] = {  # the same for roles that are single tensors
     "correction": ("layers.{i}.mlp.router.correction", None),
     "shared_weight": ("layers.{i}.mlp.shared_gate", None),
+    "experts_gate": ("layers.{i}.mlp.experts.up.weight", "*.gate"),  # "experts_up" then holds the rest only
     "experts_up": ("layers.{i}.mlp.experts.up.weight", "*"),
     "experts_up_bias": ("layers.{i}.mlp.experts.up.bias", "*"),
     "experts_down": ("layers.{i}.mlp.experts.down.weight", "*"),
@@ -381,6 +383,8 @@ def decoder_weights(
     rules = [WeightRule(f"{layer}{i}.{{any}}", "", ignore=True) for i in unused]
     for role in sorted(TENSORS.keys() & cfg.names.keys()):
         target, part = TENSORS[role]
+        if role == "experts_up" and "experts_gate" in cfg.names:
+            part = "*.up"
         rules.append(WeightRule(cfg.names[role], target, part=part, transform=transforms.get(role)))
     for role, source in cfg.names.items():
         if role not in where:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lmkit.api import BuildContext, PluginError, StepInputs
+from lmkit.layers.attention import grow
 from lmkit.layers.describe import DecoderConfig
 from lmkit.layers.mlp import Specs
 from lmkit.layers.norm import Norm
@@ -27,7 +28,7 @@ class LatentAttention(nn.Module):
         if cfg.num_q_heads % ctx.tp_size:
             raise PluginError(f"{cfg.num_q_heads} heads cannot be split over {ctx.tp_size} ranks")
         self.mla, self.interleaved, self.rows = cfg.mla, cfg.interleaved, ctx.rows
-        self.heads = cfg.num_q_heads // ctx.tp_size
+        self.heads, self.growth = cfg.num_q_heads // ctx.tp_size, cfg.query_growth
         path = f"layers.{layer}.attn"
         self.q_a = ctx.linear(specs[f"{path}.q_a"]) if self.mla.q_rank else None
         self.q_a_norm = cast("Norm", ctx.norm(self.mla.q_rank, self.mla.norm_eps)) if self.mla.q_rank else None
@@ -47,6 +48,8 @@ class LatentAttention(nn.Module):
         if angles is not None:
             self.rows.rotate(q[..., mla.plain :], *angles, self.interleaved)
             self.rows.rotate(turned, *angles, self.interleaved)
+        if self.growth is not None:
+            grow(q, x.positions, *self.growth)
         k, v = self.kv_b(self.kv_a_norm(latent)).view(num, self.heads, -1).split((mla.plain, mla.value), dim=-1)
         k = torch.cat((k, turned.expand(-1, self.heads, -1)), dim=-1)
         return self.o(self.attn(q, k, v, x))

@@ -46,7 +46,7 @@ from lmkit.plugins import load_target
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ALL = "*"  # a rule's part: the tensor holds all parts, one after another
+ALL = "*"  # a rule's part: the tensor holds all parts, one after another; "*.up": all whose names end so
 LISTED = 8  # names shown per kind of mismatch
 
 
@@ -171,14 +171,20 @@ class Place:
         """The parts that a tensor called `part` fills; () when there are none."""
         if part == ALL:
             return self.parts
+        if isinstance(part, str) and part.startswith(f"{ALL}."):
+            return tuple(each for each in self.parts if str(each).endswith(part[1:]))
         return (part,) if part in self.parts else ()
 
     def part_shape(self, part: str | int | None) -> tuple[int, ...]:
         """Shape of `part` as the checkpoint has it."""
         shape, axis = list(self.stored.shape), self.stored.part_axis
-        if axis is not None and len(self.parts) > 1 and part != ALL:
-            shape[axis] = self.stored_sizes[self.parts.index(part)]
+        if axis is not None and len(self.parts) > 1:
+            shape[axis] = sum(self.sizes(self.covered(part)))
         return tuple(shape)
+
+    def sizes(self, parts: Sequence[str | int | None]) -> list[int]:
+        """Of those parts along part_axis, as the checkpoint has them."""
+        return [self.stored_sizes[self.parts.index(part)] for part in parts]
 
     def put(self, part: str | int | None, value: Tensor, device: torch.device) -> None:
         """Copy `value` (the whole part) into its place; allocates the parameter at its first part.
@@ -186,10 +192,13 @@ class Place:
         What is not packed later (an embedding) is taken as it is where it fits: it stays memory-mapped.
         Parts that share one value (part_axis None) must agree; CheckpointError otherwise.
         """
-        if part == ALL and len(self.parts) > 1 and self.stored.part_axis is not None:
-            for each, piece in zip(self.parts, value.split(self.stored_sizes, self.stored.part_axis), strict=True):
+        covered = self.covered(part)
+        if len(covered) > 1 and self.stored.part_axis is not None:
+            pieces = value.split(self.sizes(covered), self.stored.part_axis)
+            for each, piece in zip(covered, pieces, strict=True):
                 self.put(each, piece, device)
             return
+        part = covered[0]
         parameter: nn.Parameter = getattr(self.module, self.attribute)
         shared = self.local.part_axis is None and not parameter.is_meta
         fits = (value.dtype, value.device.type, tuple(value.shape)) == (parameter.dtype, device.type, self.local.shape)

@@ -73,5 +73,7 @@ def _part_numbers(rule: WeightRule, part: str | int | None) -> dict[str, str] | 
         return {}
     if not isinstance(rule.part, str) or not isinstance(part, str):
         return None
+    if rule.part.startswith("*."):
+        return {} if part.endswith(rule.part[1:]) else None
     match = compile_pattern(rule.part).fullmatch(part)
     return match.groupdict() if match else None

@@ -71,10 +71,12 @@ def choice(kind: str, target: str, component: str = "", why: str = "explicit") -
 
 
 def reference(directory: Path, dtype: str) -> Any:
-    """The same checkpoint in `transformers`."""
+    """The same checkpoint in `transformers`: in the class called like the architecture, or that of its model type."""
     transformers = pytest.importorskip("transformers")
     transformers.utils.logging.disable_progress_bar()
-    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
+    name = json.loads((directory / "config.json").read_text())["architectures"][0]
+    model_class = getattr(transformers, name, transformers.AutoModelForCausalLM)
+    return model_class.from_pretrained(directory, dtype=getattr(torch, dtype))
 
 
 def prompt(vocab_size: int, length: int = LENGTH, seed: int = 0) -> list[int]:

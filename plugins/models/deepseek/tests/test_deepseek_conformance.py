@@ -41,3 +41,8 @@ class TestYoutu(ModelConformance):
 class TestMiniCpm3(ModelConformance):
     plugin = "model:MiniCPM3ForCausalLM"
     values = LATENT | {"tie_word_embeddings": True, "scale_emb": 3, "dim_model_base": 24}
+
+
+class TestMistral4(ModelConformance):
+    plugin = "model:Mistral4ForCausalLM"
+    values = MIX | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 8}}

@@ -15,3 +15,8 @@ class TestExaoneMoe(ModelConformance):
         "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"], "num_experts": 4,
         "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     }  # fmt: skip
+
+
+class TestExaoneMoE(TestExaoneMoe):
+    plugin = "model:ExaoneMoEForCausalLM"
+    family = "ExaoneMoeForCausalLM"

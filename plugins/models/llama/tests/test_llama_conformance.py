@@ -83,6 +83,37 @@ class TestJais2(ModelConformance):
     values = {"head_dim": 12}
 
 
+class TestInternLM3(ModelConformance):
+    """Its file has names of its own for what transformers runs as Llama."""
+
+    plugin = "model:InternLM3ForCausalLM"
+    family = "llama"
+    values = {"head_dim": 16}
+    variants = {"biases": dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "bias"), True)}
+
+
+class TestIQuestCoder(ModelConformance):
+    plugin = "model:IQuestCoderForCausalLM"
+    family = "llama"
+    values = {"head_dim": 16}
+
+
+class TestMiniCPM(ModelConformance):
+    """Granite multiplies the same places."""
+
+    plugin = "model:MiniCPMForCausalLM"
+    family = "GraniteForCausalLM"
+    values = {
+        "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 24, "embedding_multiplier": 12.0,
+        "residual_multiplier": 1.4 / 2**0.5, "attention_multiplier": 12**-0.5, "logits_scaling": 2.0,
+    }  # fmt: skip
+
+
+class TestOldLlama(ModelConformance):
+    plugin = "model:LLaMAForCausalLM"
+    family = "llama"
+
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 100,

@@ -72,3 +72,9 @@ def test_unsupported_values_are_refused_by_name(change: dict[str, object], key: 
     with pytest.raises(UnsupportedModel) as failure:
         Qwen().describe(CONFIG | change)
     assert failure.value.key == key
+
+
+class TestMiMo(ModelConformance):
+    plugin = "model:MiMoForCausalLM"
+    family = "qwen2"
+    values = {"tie_word_embeddings": False}

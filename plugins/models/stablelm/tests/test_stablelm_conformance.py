@@ -10,3 +10,9 @@ class TestStableLm(ModelConformance):
         "norms": {"qk_layernorm": True, "use_qkv_bias": True},
         "parallel": {"use_parallel_residual": True},
     }
+
+
+class TestOrion(ModelConformance):
+    plugin = "model:OrionForCausalLM"
+    family = "StableLmForCausalLM"
+    values = {"layer_norm_eps": 1e-5, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}

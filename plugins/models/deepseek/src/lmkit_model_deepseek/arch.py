@@ -1,9 +1,10 @@
-"""DeepSeek V2 and V3 and models built like them: latent attention, grouped routing, shared experts. Torch-free."""
+"""DeepSeek V2 and V3 and models like them: latent attention, grouped routing, shared experts. Torch-free."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from lmkit.api import UnsupportedModel
 from lmkit.layers import (
     EXPERTS,
     LATENT,
@@ -12,6 +13,7 @@ from lmkit.layers import (
     DecoderConfig,
     corrected_moe,
     latent_config,
+    stacked,
     tensor_names,
     usual_config,
 )
@@ -90,9 +92,29 @@ def minicpm3(r: ConfigReader) -> DecoderConfig:
     )
 
 
+def mistral4(r: ConfigReader) -> DecoderConfig:
+    """Softmax scores; queries that grow with their position; experts whose tensors are stacked."""
+    rope = r.rope(default_partial=1.0, extra=("llama_4_scaling_beta", "max_position_embeddings"))
+    if rope["rope_type"] != "yarn" or "llama_4_scaling_beta" not in rope:
+        raise UnsupportedModel("rope_parameters", rope["rope_type"], "yarn with llama_4_scaling_beta")
+    moe = corrected_moe(r, scoring="softmax", correction=False, router_float32=False)
+    names = EXPERTS | {"experts_up": ".mlp.experts.gate_up_proj", "experts_down": ".mlp.experts.down_proj"}
+    names |= {f"expert_{p}": "" for p in ("gate", "up", "down")}
+    return latent(
+        r,
+        1048576,
+        rope=rope | {"partial": 1.0},  # of the part that is turned
+        moe=moe,
+        interleaved=r.flag("rope_interleave", True),
+        query_growth=(rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]),
+        names=tensor_names(**{**LATENT, **names}),
+    )
+
+
 def latent(r: ConfigReader, max_positions: int, **given: Any) -> DecoderConfig:
     r.one_of("pretraining_tp", (1,), 1)
-    return usual_config(r, max_positions=max_positions, names=NAMES, **latent_config(r, r.rope()), **given)
+    rope = given.pop("rope", None) or r.rope()
+    return usual_config(r, **{"max_positions": max_positions, "names": NAMES, **latent_config(r, rope), **given})
 
 
 def unused(r: ConfigReader) -> int:
@@ -107,4 +129,6 @@ class Deepseek(DecoderArchitecture):
         "Glm4MoeLiteForCausalLM": glm4_moe_lite,
         "YoutuForCausalLM": youtu,
         "MiniCPM3ForCausalLM": minicpm3,
+        "Mistral4ForCausalLM": mistral4,
     }
+    transforms = {"Mistral4ForCausalLM": {"experts_up": stacked, "experts_down": stacked}}

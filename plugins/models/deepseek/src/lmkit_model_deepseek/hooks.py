@@ -16,6 +16,7 @@ def lmkit_models() -> list[ModelSpec]:
                 "Glm4MoeLiteForCausalLM",
                 "YoutuForCausalLM",
                 "MiniCPM3ForCausalLM",
+                "Mistral4ForCausalLM",
             ),
             features=frozenset({"causal"}),
         ),

@@ -59,5 +59,9 @@ def exaone_moe(r: ConfigReader) -> DecoderConfig:
 
 
 class Exaone(DecoderArchitecture):
-    configs = {"Exaone4ForCausalLM": exaone4, "ExaoneMoeForCausalLM": exaone_moe}
+    configs = {
+        "Exaone4ForCausalLM": exaone4,
+        "ExaoneMoeForCausalLM": exaone_moe,
+        "ExaoneMoEForCausalLM": exaone_moe,  # its name in released files
+    }
     ignored = ("mtp.{any}",)

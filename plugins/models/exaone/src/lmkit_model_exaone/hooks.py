@@ -13,6 +13,7 @@ def lmkit_models() -> list[ModelSpec]:
             architectures=(
                 "Exaone4ForCausalLM",
                 "ExaoneMoeForCausalLM",
+                "ExaoneMoEForCausalLM",
             ),
             features=frozenset({"causal", "sliding_window"}),
         ),

@@ -33,7 +33,11 @@ def ministral3(r: ConfigReader) -> DecoderConfig:
     if rope["rope_type"] != "yarn" or "llama_4_scaling_beta" not in rope:
         raise UnsupportedModel("rope_parameters", rope["rope_type"], "yarn with llama_4_scaling_beta")
     return usual_config(
-        r, rope=rope, norm_eps=r.number("rms_norm_eps", 1e-5), windows=(r.optional("sliding_window"),) * r.layers()
+        r,
+        rope=rope,
+        norm_eps=r.number("rms_norm_eps", 1e-5),
+        windows=(r.optional("sliding_window"),) * r.layers(),
+        query_growth=(rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]),
     )
 
 
@@ -123,6 +127,41 @@ def jais2(r: ConfigReader) -> DecoderConfig:
     )
 
 
+def internlm3(r: ConfigReader) -> DecoderConfig:
+    bias = r.flag("bias", False)
+    return usual_config(
+        r,
+        max_positions=32768,
+        num_kv_heads=r.integer("num_key_value_heads", 2),
+        head_dim=r.integer("head_dim", 128),
+        qkv_bias=r.flag("qkv_bias", False),
+        o_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+def iquest_coder(r: ConfigReader) -> DecoderConfig:
+    r.one_of("clip_qkv", (None,))
+    r.one_of("use_sliding_window", (None, False))
+    return llama(r)
+
+
+def minicpm(r: ConfigReader) -> DecoderConfig:
+    r.one_of("num_experts", (None, 0))
+    r.one_of("sparse_config", (None,))
+    bias = r.flag("attention_bias", False)
+    return usual_config(
+        r,
+        max_positions=2048,
+        embed_scale=r.number("scale_emb", 1),
+        residual_scale=r.number("scale_depth", 1.0) / r.layers() ** 0.5,
+        logit_scale=r.number("dim_model_base", 1) / r.integer("hidden_size"),
+        tie=r.flag("tie_word_embeddings", True),
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+
+
 class Llama(DecoderArchitecture):
     configs = {
         "LlamaForCausalLM": llama,
@@ -135,5 +174,8 @@ class Llama(DecoderArchitecture):
         "CwmForCausalLM": cwm,
         "HeliumForCausalLM": helium,
         "Jais2ForCausalLM": jais2,
+        "InternLM3ForCausalLM": internlm3,
+        "IQuestCoderForCausalLM": iquest_coder,
+        "MiniCPMForCausalLM": minicpm,
+        "LLaMAForCausalLM": llama,  # its name in the oldest files
     }
-    models = {"Ministral3ForCausalLM": "lmkit_model_llama.model:Ministral3"}

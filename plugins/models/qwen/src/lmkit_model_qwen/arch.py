@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3 as data, dense and with experts. Torch-free."""
+"""Qwen2 and Qwen3 as data, dense and with experts, and MiMo, which is a Qwen2. Torch-free."""
 
 from __future__ import annotations
 
@@ -111,4 +111,6 @@ class Qwen(DecoderArchitecture):
         "Qwen3ForCausalLM": qwen3,
         "Qwen2MoeForCausalLM": qwen2_moe,
         "Qwen3MoeForCausalLM": qwen3_moe,
+        "MiMoForCausalLM": qwen2,
     }
+    ignored = ("model.mtp_layers.{any}",)

@@ -15,6 +15,7 @@ def lmkit_models() -> list[ModelSpec]:
                 "Qwen3ForCausalLM",
                 "Qwen2MoeForCausalLM",
                 "Qwen3MoeForCausalLM",
+                "MiMoForCausalLM",
             ),
             features=frozenset({"causal", "sliding_window"}),
         ),

@@ -1,4 +1,4 @@
-"""StableLM as data: layer norms, a quarter of each head turned. Torch-free."""
+"""StableLM and Orion as data: layer norms; StableLM turns a quarter of each head. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,5 +21,12 @@ def stablelm(r: ConfigReader) -> DecoderConfig:
     )
 
 
+def orion(r: ConfigReader) -> DecoderConfig:
+    """A Llama with layer norms."""
+    r.one_of("pretraining_tp", (1,), 1)
+    r.one_of("attention_bias", (None, False))
+    return usual_config(r, max_positions=4096, norm="layer", norm_eps=r.number("rms_norm_eps", 1e-5))
+
+
 class Stablelm(DecoderArchitecture):
-    configs = {"StableLmForCausalLM": stablelm}
+    configs = {"StableLmForCausalLM": stablelm, "OrionForCausalLM": orion}

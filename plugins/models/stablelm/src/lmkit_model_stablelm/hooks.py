@@ -10,7 +10,10 @@ def lmkit_models() -> list[ModelSpec]:
             name="stablelm",
             summary="StableLM",
             target="lmkit_model_stablelm.arch:Stablelm",
-            architectures=("StableLmForCausalLM",),
+            architectures=(
+                "StableLmForCausalLM",
+                "OrionForCausalLM",
+            ),
             features=frozenset({"causal"}),
         ),
     ]

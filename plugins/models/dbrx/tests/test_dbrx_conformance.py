@@ -1,0 +1,23 @@
+"""DBRX against transformers."""
+
+from lmkit.testing import ModelConformance
+
+FFN = {"hidden_size": 48, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}
+
+
+class TestDbrx(ModelConformance):
+    plugin = "model:DbrxForCausalLM"
+    values = {
+        "d_model": 48,
+        "n_heads": 4,
+        "n_layers": 2,
+        "max_seq_len": 256,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 10000.0},
+        "ffn_config": FFN,
+    }
+    variants = {
+        "weights as they are": {
+            "attn_config": {"kv_n_heads": 4, "clip_qkv": 100.0, "rope_theta": 10000.0},
+            "ffn_config": FFN | {"moe_normalize_expert_weights": None, "ffn_act_fn": {"name": "gelu"}},
+        }
+    }
