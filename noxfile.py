@@ -64,6 +64,7 @@ def parsers_long(session: nox.Session) -> None:
     """100,000 random and mutated outputs of every format, and work linear in a megabyte of text."""
     install(session)
     session.run("pytest", "-q", "tests/parsers/test_fuzz.py", *session.posargs, env={"LMKIT_FUZZ": "100000"})
+    session.run("pytest", "-q", "tests/parsers/test_linear.py", *session.posargs, env={"LMKIT_LINEAR": "1000000"})
     session.run("pytest", "-q", "plugins/tool_parsers", "-k", "linear", *session.posargs)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from lmkit.api import ParserRequest
+from lmkit.config import from_options
 from lmkit.plugins.host import PluginHost
+from lmkit.plugins.resolve import Resolver
 from lmkit.plugins.select import consider
 from lmkit.plugins.switches import Switches
 
@@ -61,3 +64,38 @@ def test_an_architecture_gives_them_away_too() -> None:
 def test_without_a_sign_there_is_none_but_a_name_is_taken() -> None:
     assert choose("tool_parser", "plain", "PlainForCausalLM") is None
     assert choose("tool_parser", "plain", "PlainForCausalLM", user="granite-20b-fc") == "granite-20b-fc"
+
+
+QWEN3, LLAMA4 = "Qwen3ForCausalLM", "Llama4ForConditionalGeneration"
+HERMES = '<tool_call>\n{"name"'
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "architecture", "chosen"),
+    [
+        ("tool_parser", HERMES, LLAMA4, "hermes"),  # tuned to another format
+        ("tool_parser", "", LLAMA4, "llama4_pythonic"),
+        ("tool_parser", "no marker", LLAMA4, "llama4_pythonic"),
+        ("tool_parser", HERMES, "GraniteMoeHybridForCausalLM", "granite4"),  # a family with that format of its own
+        ("reasoning_parser", "<think>", QWEN3, "qwen3"),
+        ("reasoning_parser", "<｜Assistant｜><think>\\n", QWEN3, "deepseek_r1"),
+        ("reasoning_parser", "<think>", "LlamaForCausalLM", "think"),
+        ("reasoning_parser", "[THINK]", QWEN3, "mistral"),
+    ],
+)
+def test_the_template_comes_before_the_architecture(kind: str, template: str, architecture: str, chosen: str) -> None:
+    assert choose(kind, template, architecture) == chosen
+
+
+def test_the_checkpoints_own_templates_are_read(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "<think>"}, {"name": "tool_use", "template": "[TOOL_CALLS]"}]
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [QWEN3]}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    resolver = Resolver(from_options({"model": str(tmp_path)}), HOST, tolerant=True)
+    resolver.run()
+    plan = resolver.plan()
+    assert [(c.name, c.why) for c in plan.choices if c.kind.endswith("_parser")] == [
+        ("mistral", "auto: the chat template has '[TOOL_CALLS]'"),
+        ("qwen3", "auto: the model is Qwen3ForCausalLM"),
+    ]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmkit.api import ExecutorSpec, LoaderSpec, OpSpec, Tier, hookimpl
@@ -62,29 +60,3 @@ def lmkit_ops() -> Iterable[OpSpec]:
 def lmkit_resolve_checkpoint(ref: str, options: CheckpointOptions) -> Checkpoint | None:
     """Local directories and hub ids. The import waits until a checkpoint is really looked for."""
     return import_module("lmkit.loading.checkpoint").open_checkpoint(ref, options)
-
-
-@hookimpl(trylast=True)
-def lmkit_chat_template(checkpoint: Checkpoint) -> str | None:
-    """The template beside the weights: chat_template.jinja, or a field of one of the JSON files."""
-    file = checkpoint.path / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        value = _read(checkpoint.path / name).get("chat_template")
-        if isinstance(value, list):  # several, by name
-            dicts = [v for v in value if isinstance(v, dict) and v.keys() >= {"name", "template"}]
-            named = {v["name"]: v["template"] for v in dicts}
-            value = named.get("default") or named.get("tool_use")
-        if isinstance(value, str):
-            return value
-    return None
-
-
-def _read(path: Path) -> dict[str, object]:
-    """A JSON object, {} when the file is absent or damaged: the tokenizer reports that, with its name."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

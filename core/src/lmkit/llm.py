@@ -347,6 +347,7 @@ class LLM(PoolingCalls):
         definitions = [tool_def(tool) for tool in tools]
         if choice.mode == "named" and choice.name not in [d.name for d in definitions]:
             raise InvalidParam("tool_choice", choice.name, "the name of one of the tools")
+        constrained = choice.mode == "auto" and params.grammar is not None
         params = self.text.constrain(params, text[-TAIL:], template_options, definitions, choice)
         return self._expand(
             number,
@@ -354,7 +355,9 @@ class LLM(PoolingCalls):
             ids,
             params,
             n,
-            lambda: self.text.output_stream(params, text[-TAIL:], definitions, num_prompt_tokens=len(ids)),
+            lambda: self.text.output_stream(
+                params, text[-TAIL:], definitions, num_prompt_tokens=len(ids), constrained=constrained
+            ),
         )
 
     def default_params(self, **changes: Any) -> SamplingParams:

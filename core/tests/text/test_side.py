@@ -18,12 +18,15 @@ from lmkit.api import (
     TemplateFailed,
     Text,
     TokenEvent,
+    ToolChoice,
     ToolDef,
     ToolStart,
 )
 from lmkit.config import EngineConfig
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.switches import Switches
 from lmkit.testing.engines import no_plan
-from lmkit.testing.serving import CALLS, byte_tokenizer
+from lmkit.testing.serving import CALLS, END, THINK, byte_tokenizer, text_side
 from lmkit.text.side import TextSide
 
 
@@ -103,3 +106,52 @@ def test_without_a_template(checkpoint: Checkpoint) -> None:
     side = TextSide.open(checkpoint, no_plan(), EngineConfig())
     with pytest.raises(TemplateFailed, match="no chat template"):
         side.render_chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_template_for_tools_is_used_with_plugins_too(checkpoint: Checkpoint) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].name }}"}]
+    (checkpoint.path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    side = TextSide.open(checkpoint, no_plan(), EngineConfig(), PluginHost(switches=Switches()))
+    user = [{"role": "user", "content": "hi"}]
+    assert side.render_chat(user) == "plain"
+    assert side.render_chat(user, [{"name": "f"}]) == "f"
+
+
+def grammar_of(choice: ToolChoice, parallel: bool) -> str:
+    tools = [ToolDef("f", parameters={"type": "object"}), ToolDef("g")]
+    params = text_side().constrain(SamplingParams(), "", {}, tools, choice, parallel=parallel)
+    assert params.grammar is not None
+    return params.grammar.source
+
+
+def test_a_named_tool_is_called_once() -> None:
+    named = ToolChoice("named", "f")
+    assert grammar_of(named, True) == grammar_of(named, False)
+    assert '"stop_after_first": true' in grammar_of(named, True)
+    assert '"stop_after_first": false' in grammar_of(ToolChoice("required"), True)
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "num_calls"),
+    [
+        ('{"a": "<tool_call>{}"}', '{"a": "<tool_call>{}"}', 0),
+        (f'{{"a": "<think>x</think>{CALL}"}}', f'{{"a": "<think>x</think>{CALL}"}}', 0),
+        (f"<think>{CALL}</think>\n[1]", "\n[1]", 0),
+        (f"\n{CALL}\n{CALL}", "", 2),
+        (f"<think>mull</think>\n{CALL}", "", 1),
+        (f"<tool_call>[] {CALL}", f"<tool_call>[] {CALL}", 0),
+    ],
+)
+def test_markers_inside_of_a_constrained_answer_are_text(text: str, content: str, num_calls: int, size: int) -> None:
+    side = text_side(reasoning=replace(THINK, anywhere=True))
+    stream = side.output_stream(SamplingParams(), "", [ToolDef("f")], constrained=True)
+    ids = [*side.tokenizer.encode(text), END]
+    parts = [TokenEvent("r", ids[i : i + size]) for i in range(0, len(ids), size)]
+    parts[-1].finish, parts[-1].stop_token = "stop", END
+    events = [e for part in parts for e in stream.feed(part)]
+    assert "".join(e.text for e in events if isinstance(e, Text)) == content
+    assert sum(isinstance(e, ToolStart) for e in events) == num_calls

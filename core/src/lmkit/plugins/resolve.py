@@ -57,6 +57,7 @@ from lmkit.api import (
 )
 from lmkit.config import EngineConfig
 from lmkit.plugins.catalog import install_command
+from lmkit.plugins.chat_templates import chat_templates
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
@@ -65,6 +66,7 @@ from lmkit.plugins.pooling import complete_pooler, converted, find_head, max_len
 from lmkit.plugins.proposals import PROPOSABLE, merge
 from lmkit.plugins.refs import call, load_target
 from lmkit.plugins.select import Candidate, Outcome, consider, failure, parse_selection
+from lmkit.plugins.stages import claim_of
 
 log = logging.getLogger("lmkit.plugins")
 
@@ -339,14 +341,18 @@ class Resolver:
             outcome = consider(self.host, request, imports=self.imports)
             self.outcomes.append(outcome)
             if outcome.chosen is not None:
-                self._keep(outcome)
+                claim = claim_of(outcome.chosen.spec, request)
+                self._keep(outcome, outcome.choice(why=f"auto: {claim.why}" if claim else ""))
 
     def _chat_template(self, checkpoint: Checkpoint) -> str:
+        """What tells the formats of the model: the user's template, the checkpoint's own, or one that a plugin has."""
         if file := self.config.model.chat_template:
             try:
                 return Path(file).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as e:
                 raise ConfigError(f"chat template {file!r} cannot be read: {e}", fix="give a text file") from e
+        if own := chat_templates(checkpoint.path):
+            return "\n".join(own.values())
         return self.host.first("lmkit_chat_template", checkpoint=checkpoint) or ""
 
     def _check_options(self) -> None:

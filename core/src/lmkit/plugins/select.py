@@ -26,7 +26,7 @@ from lmkit.plugins.catalog import catalog
 from lmkit.plugins.codes import CODES
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.refs import load_ref, missing_module
-from lmkit.plugins.stages import data_refusals
+from lmkit.plugins.stages import claim_of, data_refusals
 
 ITEM = re.compile(
     r"^(?:(?P<component>\w+):)?(?:(?P<phase>prefill|decode)=)?(?:(?P<dist>[A-Za-z0-9][\w.-]*)/)?(?P<name>\w[\w-]*)$"
@@ -170,9 +170,10 @@ def consider(
 ) -> Outcome:
     """Evaluate every candidate and pick; raises only for a selection that cannot be parsed.
 
-    `auto` orders what passes by `prefers` (the platform's measured order of names), then tier, then official before
-    third-party, then name. `only` drops entries that are of no concern to it (kernels of another op). With `imports`,
-    stage 10 imports the implementation; without, it only looks whether its module exists: nothing heavy is loaded.
+    `auto` orders what passes by `prefers` (the platform's measured order of names), then the claims of parsers, then
+    tier, then official before third-party, then name. `only` drops entries that are of no concern to it (kernels of
+    another op). With `imports`, stage 10 imports the implementation; without, it only looks whether its module exists:
+    nothing heavy is loaded.
     """
     requests = (request,) if isinstance(request, SelectRequest) else tuple(request)
     first = requests[0]
@@ -197,7 +198,8 @@ def consider(
     def rank(c: Candidate) -> tuple[Any, ...]:
         tier = c.spec.tier if c.spec and c.ok else Tier.REFERENCE  # a refused one may not even be loaded
         preference = prefers.index(c.name) if c.name in prefers else len(prefers)
-        return (not c.ok, preference, -tier, not c.official, c.name, c.dist or "")
+        claim = claim_of(c.spec, first)
+        return (not c.ok, preference, claim.rank if claim else 0, -tier, not c.official, c.name, c.dist or "")
 
     candidates.sort(key=rank)
     warnings: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -26,6 +27,7 @@ from lmkit.api import (
     Refusal,
     SelectRequest,
     Spec,
+    Tier,
     ToolParserSpec,
 )
 
@@ -131,15 +133,39 @@ def executor(spec: ExecutorSpec, request: ExecutorRequest) -> Refusals:
         yield Refusal("ranks", f"at most {spec.max_ranks}", str(request.num_ranks), "--tp 1 --pp 1")
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What makes `auto` take a parser. Claims of the lowest rank come first."""
+
+    rank: int
+    why: str
+
+
+def claim_of(spec: Spec | None, request: SelectRequest) -> Claim | None:
+    """A template says what its model writes, so markers in it come before the name of an architecture.
+
+    Rank 0: both; 1: a marker; 2: the architecture or name; 3: a marker of a format that many families share (tier
+    REFERENCE); 4: the architecture, although the parser's markers are missing in the template.
+    """
+    if not isinstance(request, ParserRequest) or not isinstance(spec, ToolParserSpec | ReasoningParserSpec):
+        return None
+    marker = max((m for m in spec.markers if m in request.chat_template), key=len, default="")
+    named = [s for s in (request.architecture, request.model) for glob in spec.models if fnmatchcase(s, glob)]
+    if marker:
+        rank = 0 if named else 3 if spec.tier == Tier.REFERENCE else 1
+        return Claim(rank, f"the chat template has {marker!r}")
+    if named:
+        return Claim(4 if spec.markers and request.chat_template else 2, f"the model is {named[0]}")
+    return None
+
+
 def parser_claims(spec: ToolParserSpec | ReasoningParserSpec, request: ParserRequest) -> Refusals:
     """For `auto` only: a parser named by the user is used for any model."""
-    subjects = (request.architecture, request.model)
-    if any(fnmatchcase(s, glob) for glob in spec.models for s in subjects):
-        return
-    if any(marker in request.chat_template for marker in spec.markers):
-        return
-    claims = listed((*spec.models, *spec.markers))
-    yield Refusal("model", claims, f"{request.model} ({request.architecture})", f"name {spec.name} to use it anyway")
+    if claim_of(spec, request) is None:
+        claims = listed((*spec.models, *spec.markers))
+        yield Refusal(
+            "model", claims, f"{request.model} ({request.architecture})", f"name {spec.name} to use it anyway"
+        )
 
 
 def features(spec: Spec, request: SelectRequest) -> Refusals:

@@ -142,6 +142,7 @@ class Chat:
                 include_stop=bool(r.include_stop_str_in_output),
                 skip_special=r.skip_special_tokens is not False,
                 single_call=r.parallel_tool_calls is False,
+                constrained=r.choice.mode == "auto" and r.answer_grammar() is not None,
             )  # fmt: skip
             request = make_request(
                 f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt,

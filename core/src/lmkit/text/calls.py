@@ -21,6 +21,10 @@ from lmkit.text.markers import BLANKS, markers, skip_blanks
 State = Literal["more", "done", "bad"]
 MAX_NAME = 256  # characters of a tool's name or a key
 _PLAIN_KEY = re.compile(r'"([A-Za-z_]{1,64})"')
+# the usual way to write these: one match instead of a step for each part
+_NEXT_KEY = re.compile(r'[{,][ \t\r\n]*"([A-Za-z_]{1,64})"[ \t\r\n]*:')
+_PLAIN_TEXT = re.compile(r'"([^"\\\x00-\x1f]{0,256})"')
+_JSON_BEGINS = '-0123456789tfn"{['
 _HARMLESS = ("id", "type")  # fields of a call that say nothing more
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -35,6 +39,7 @@ class CallSink:
         self.open = False  # a call began and has not ended
         self._id_length = id_length
         self._ids: set[str] = set()
+        self._number = secrets.randbits(96)  # of the next id: they count from a random one
 
     @property
     def events(self) -> list[ParseEvent]:
@@ -70,9 +75,14 @@ class CallSink:
         self.open = False
 
     def _new_id(self) -> str:
+        self._number += 1
         if not self._id_length:
-            return f"call_{secrets.token_hex(12)}"
-        return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(self._id_length))
+            return f"call_{self._number % (1 << 96):024x}"
+        number, digits = self._number, ""
+        for _ in range(self._id_length):
+            number, digit = divmod(number, len(_ALPHANUMERIC))
+            digits += _ALPHANUMERIC[digit]
+        return digits
 
 
 class BodyReader(Protocol):
@@ -183,6 +193,8 @@ class JsonCallReader:
         elif c == "{" and (place == "element" or (place == "begin" and many != "list")):
             self._reset()
             self._place = "first"
+            if plain := _NEXT_KEY.match(text, at):
+                return self._pass_key(plain)
         elif (place == "element" and c == "]") or (place == "next" and c == "]"):
             self.state = "done"
         elif place == "next" and c == ",":
@@ -196,10 +208,11 @@ class JsonCallReader:
         elif place == "colon" and c == ":":
             self._place = "value"
         elif place == "value":
-            self._begin_value(c)
-            return at
+            return self._begin_value(c, text, at)
         elif place == "member" and c == "," and not self._body.keyed:
             self._place = "key"
+            if plain := _NEXT_KEY.match(text, at):
+                return self._pass_key(plain)
         elif place == "member" and c == "}":
             self._end_object()
         elif place == "member" and self._finished:
@@ -210,14 +223,27 @@ class JsonCallReader:
             return at
         return at + 1 if self.state != "bad" else at
 
-    def _begin_value(self, c: str) -> None:
+    def _pass_key(self, plain: re.Match[str]) -> int:
+        """A key and its colon. Returns where the value begins, or where the key ends if it is wrong."""
+        self._take_key(plain[1])
+        if self.state == "bad":
+            return plain.end(1) + 1
+        self._place = "value"
+        return plain.end()
+
+    def _begin_value(self, c: str, text: str, at: int) -> int:
         is_arguments = self._body.keyed or self._key in self._body.arguments
         if is_arguments and c == "{" and self._name and not self._finished:
             self._arguments = ArgumentsReader(self._sink, self._name, self._id)
-        elif is_arguments and c not in '{"n':
+        elif c not in ('{"n' if is_arguments else _JSON_BEGINS):
             self.state = "bad"
+        elif self._key in self._body.name and not is_arguments and (plain := _PLAIN_TEXT.match(text, at)):
+            self._place = "member"
+            self._take_name(plain[1])
+            return plain.end()
         else:
             self._value = JsonReader()
+        return at
 
     def _feed_arguments(self, text: str, at: int) -> int:
         reader = self._arguments
@@ -263,18 +289,20 @@ class JsonCallReader:
         if body.keyed or key in body.arguments:
             self._take_arguments(written)
         elif key in body.name:
-            name = json.loads(written)
-            if self._name or not is_name(name):
-                self.state = "bad"
-                return
-            self._name = name
-            if self._early is not None:
-                self._give(self._early)
+            self._take_name(json.loads(written))
         elif key in body.id and not self._finished:
             id = json.loads(written)
             self._id = id if is_name(id) else ""
         elif key not in _HARMLESS:
             self._extra.append(f"{json.dumps(key, ensure_ascii=False)}: {written}")
+
+    def _take_name(self, name: object) -> None:
+        if self._name or not is_name(name):
+            self.state = "bad"
+            return
+        self._name = str(name)
+        if self._early is not None:
+            self._give(self._early)
 
     def _take_arguments(self, written: str) -> None:
         """Arguments that were not streamed: before the name, null, or JSON inside a string."""

@@ -14,6 +14,7 @@ time a ParseWarning says so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from lmkit.api import (
@@ -45,6 +46,10 @@ _MAX_WARNINGS = 100  # of broken calls in one output
 _CLOSERS = BLANKS + ",]})"  # what may follow a finished call when the output ends early
 
 
+# by the brackets that may begin a JSON body: such a bracket, and no way to go on behind it
+_NO_JSON = {"{": r'\{[ \t\r\n]*+(?=[^"} \t\r\n])', "[": r"\[[ \t\r\n]*+(?=[^{\] \t\r\n])"}
+_NO_JSON["{["] = "|".join(_NO_JSON.values())
+
 AnyFormat = ToolFormat | ReasoningFormat | ChannelFormat | ParserFormat
 
 
@@ -59,12 +64,18 @@ def start_parser(
     prompt_tail: str | None,
     tools: Sequence[ToolDef] = (),
     template_kwargs: Mapping[str, object] | None = None,
+    *,
+    constrained: bool = False,
 ) -> StreamParser:
-    """A parser for one choice. `prompt_tail`: the end of the rendered prompt; None when no prompt is known."""
+    """A parser for one choice. `prompt_tail`: the end of the rendered prompt; None when no prompt is known.
+
+    `constrained`: a grammar sees to it that the answer is calls, or one text in which markers are text.
+    """
     if isinstance(fmt, ReasoningFormat):
-        return ReasoningParser(fmt, inside=begins_inside(fmt, prompt_tail, template_kwargs or {}))
+        inside = begins_inside(fmt, prompt_tail, template_kwargs or {})
+        return ReasoningParser(fmt, inside=inside, constrained=constrained)
     if isinstance(fmt, ToolFormat):
-        return ToolParser(fmt, tools)
+        return ToolParser(fmt, tools, constrained=constrained)
     if isinstance(fmt, ChannelFormat):
         return ChannelParser(fmt, prompt_tail or "")
     return fmt.start(prompt_tail or "", tools)
@@ -87,13 +98,13 @@ def begins_inside(fmt: ReasoningFormat, prompt_tail: str | None, template_kwargs
 class ReasoningParser:
     """Reasoning at the start of the output, or with `anywhere` wherever its marker is."""
 
-    def __init__(self, fmt: ReasoningFormat, *, inside: bool) -> None:
+    def __init__(self, fmt: ReasoningFormat, *, inside: bool, constrained: bool = False) -> None:
         self.inside = inside
         self._fmt = fmt
         self._opens, self._ends = markers(*fmt.open), markers(*fmt.close, *fmt.until)
         self._begins = markers(*fmt.open, *(fmt.close if fmt.stray_close else ()))
         in_text = (*fmt.drop, *(fmt.open if fmt.anywhere else ()))
-        self._in_text = markers(*in_text) if in_text else None
+        self._in_text = markers(*in_text) if in_text and not constrained else None
         self._state = "start"  # "start" (blanks, perhaps `open`), "body", "text"
         self._held = ""
 
@@ -159,13 +170,15 @@ class ReasoningParser:
 class ToolParser:
     """Content, and calls as `fmt` declares them. Blanks next to a call are not content."""
 
-    def __init__(self, fmt: ToolFormat, tools: Sequence[ToolDef] = ()) -> None:
-        self._fmt, self._tools = fmt, tools
+    def __init__(self, fmt: ToolFormat, tools: Sequence[ToolDef] = (), *, constrained: bool = False) -> None:
+        """`constrained`: what does not begin with a call is content to its end."""
+        self._fmt, self._tools, self._constrained = fmt, tools, constrained
         self._bodies = fmt.body if isinstance(fmt.body, tuple) else (fmt.body,)
         json_bodies = [b for b in self._bodies if isinstance(b, JsonCalls)]
         self._only_json = len(json_bodies) == len(self._bodies)
         self._json_body = (*json_bodies, *self._bodies)[0]
         self._other_body = next((b for b in self._bodies if not isinstance(b, JsonCalls)), self._bodies[0])
+        self._no_json = re.compile(_NO_JSON[_first_chars(self._json_body)]) if self._only_json else None
         self._sink = CallSink(fmt.id_length)
         self._bare = "".join(_first_chars(b) for b in self._bodies) if fmt.bare else ""
         opens = fmt.open if fmt.loose or not fmt.section else ()
@@ -182,7 +195,7 @@ class ToolParser:
         self._closes = markers(*fmt.close)
         self._state: Callable[[str, int, bool], int] = self._in_text
         self._in_a_section = False
-        self._at_start = fmt.bare == "start"  # nothing but blanks so far: a bare body may come
+        self._at_start = fmt.bare == "start" or constrained  # nothing but blanks so far: a bare body may come
         self._held = ""
         self._gap: str | None = ""  # blanks since the start or the last call; None once there was text
         self._raw: list[str] = []  # the call as written, until it is announced
@@ -232,6 +245,9 @@ class ToolParser:
                 self._text(text[at:first])
                 return self._begin("", first)
             self._at_start = False
+            if found is None and self._constrained:
+                self._state = self._in_answer
+                return at
         begin, end, marker = self._openers.find(text, at, final)
         if marker is None and self._fmt.trim and not final:
             begin = max(at, len(text[:begin].rstrip(BLANKS)), begin - MAX_GAP)
@@ -254,6 +270,11 @@ class ToolParser:
         elif marker not in self._dropped:  # a bare body
             return self._begin("", begin)
         return end
+
+    def _in_answer(self, text: str, at: int, final: bool) -> int:
+        """The rest is content, whatever it looks like."""
+        self._text(text[at:])
+        return len(text)
 
     def _in_opaque(self, text: str, at: int, final: bool) -> int:
         begin, end, marker = self._opaque_end.find(text, at, final)
@@ -322,6 +343,11 @@ class ToolParser:
                 self._was_read = True
                 self._break("a tool call is malformed")
                 return at
+            if self._no_json is not None and (wrong := self._no_json.match(text, first)):
+                self._was_read = True
+                self._raw.append(text[at : wrong.end()])
+                self._break("a tool call is malformed")
+                return wrong.end()
             body = self._body = self._reader(text[first : first + 1])
             self._was_read = first < len(text)
         num_calls, was_open = self._sink.num_calls, self._sink.open
@@ -378,6 +404,8 @@ class ToolParser:
         self._state = self._in_raw if self._marked and self._fmt.close else self._leave()
 
     def _leave(self) -> Callable[[str, int, bool], int]:
+        if self._constrained and not self._sink.num_calls:
+            return self._in_answer
         return self._in_section if self._in_a_section else self._in_text
 
     def _after_call(self, text: str, at: int, final: bool) -> int:
@@ -398,6 +426,8 @@ class ToolParser:
         return end
 
     def _text(self, text: str) -> None:
+        if not text:
+            return
         if self._gap is not None:
             gap = self._gap + text
             blank = BLANKS + self._fmt.separators if self._sink.num_calls else BLANKS
@@ -405,8 +435,7 @@ class ToolParser:
                 self._gap = gap
                 return
             self._gap, text = None, gap
-        if text:
-            self._sink.text(text)
+        self._sink.text(text)
 
     def _hold(self, text: str, at: int) -> int:
         self._held = text[at:]

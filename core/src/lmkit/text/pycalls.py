@@ -15,6 +15,7 @@ _PLAIN = re.compile(r"[^\"'\[\]{}(),]*")
 _STOP = {q: re.compile(rf"[{q}\\]") for q in "\"'"}  # what ends a plain run inside a string
 # of an argument, before its value
 _HEAD = re.compile(r"\s{0,64}(?:[A-Za-z_]\w{0,255}\s{0,64}(?:=\s{0,64})?)?")
+_INTEGER = re.compile(r"\s*(-?(?:0|[1-9][0-9]{0,17}))\s*")
 _MAX_DEPTH = 64
 _MAX_WORD = 256
 
@@ -177,6 +178,8 @@ def literal(text: str) -> str:
 
     Raises ValueError for anything else.
     """
+    if plain := _INTEGER.fullmatch(text):
+        return plain[1]
     reader = _Literal(text)
     written = reader.value(0)
     if text[reader.at :].strip():

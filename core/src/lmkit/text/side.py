@@ -26,6 +26,7 @@ from lmkit.api import (
     Vocabulary,
 )
 from lmkit.plugins import load_target
+from lmkit.plugins.chat_templates import chat_templates
 from lmkit.text.constrain import answer_of, constraint, thinking_of
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
 from lmkit.text.parsing import Chain, in_order, start_parser
@@ -66,6 +67,8 @@ class TextSide:
         if host is not None and not config.model.tokenizer:
             template = template or host.first("lmkit_chat_template", checkpoint=checkpoint)
         tokenizer = load_tokenizer(checkpoint, resolved, config, host)
+        if not (template or tokenizer.chat_template or config.model.tokenizer):
+            template = chat_templates(checkpoint.path).get("default")
         formats = _format(resolved, "tool_parser"), _format(resolved, "reasoning_parser")
         return cls(tokenizer, _renderer(tokenizer, template, formats), *formats, _defaults(checkpoint))
 
@@ -132,10 +135,13 @@ class TextSide:
     ) -> SamplingParams:
         """`params` of a chat with what the output must be: its grammar is about the answer, or about calls of tools.
 
+        A named tool is called exactly once, as in the OpenAI API; `parallel` is about the other choices.
+
         Raises RequestError.
         """
         answer = answer_of(self.reasoning_format, params.grammar)
-        grammar = constraint(answer, tools, choice or ToolChoice(), self.tool_format, parallel)
+        choice = choice or ToolChoice()
+        grammar = constraint(answer, tools, choice, self.tool_format, parallel and choice.mode != "named")
         if grammar is None and thinking_budget is None:
             return params
         thinking = thinking_of(self.reasoning_format, prompt_tail, template_kwargs or {}, thinking_budget)
@@ -152,14 +158,16 @@ class TextSide:
         include_stop: bool = False,
         skip_special: bool = True,
         single_call: bool = False,
+        constrained: bool = False,
         context: Sequence[int] = (),
     ) -> OutputStream:
         """The stream of one choice. `parse=False`: all output is text (completions, reasoning is not separated).
 
-        `context`: the prompt's tokens, when the text goes on where the prompt ends.
+        `constrained`: `params.grammar` of `constrain` was about the answer, so it is calls, or a text in which markers
+        are text. `context`: the prompt's tokens, when the text goes on where the prompt ends.
         """
         formats = in_order(self.reasoning_format, self.tool_format if tools else None) if parse else []
-        stages = [start_parser(fmt, prompt_tail, tools) for fmt in formats]
+        stages = [start_parser(fmt, prompt_tail, tools, constrained=constrained) for fmt in formats]
         keep = frozenset[str]().union(*(fmt.keep_special for fmt in formats))
         return OutputStream(
             params,

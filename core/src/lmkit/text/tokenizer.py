@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from lmkit.api import CheckpointError, InvalidParam
+from lmkit.plugins.chat_templates import chat_templates, read_object
 from lmkit.text.control import MARK, shown
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
@@ -183,9 +184,9 @@ def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
         raw = RawTokenizer.from_file(str(file))
     except Exception as e:  # the library raises bare Exception
         raise CheckpointError(f"{file} is not a tokenizer: {e}", fix="download or convert it again") from e
-    settings = _read(path / "special_tokens_map.json") | _read(path / "tokenizer_config.json")
+    settings = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
     _add_missing(raw, settings.get("added_tokens_decoder"))
-    templates = _templates(path, settings)
+    templates = chat_templates(path)
     special = {k: _content(v) for k, v in settings.items() if k.endswith("_token") and _content(v)}
     return JsonTokenizer(
         raw,
@@ -197,18 +198,6 @@ def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
         tools_template=None if chat_template else templates.get("tool_use"),
         add_bos=settings.get("add_bos_token"),
     )
-
-
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise CheckpointError(f"{file} is not JSON: {e}", fix="download it again") from e
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{file} is not a JSON object", fix="download it again")
-    return data
 
 
 def _content(token: Any) -> str:
@@ -231,19 +220,3 @@ def _add_missing(raw: RawTokenizer, added: Any) -> None:
         flags = {k: bool(entry.get(k)) for k in ("lstrip", "rstrip", "single_word", "normalized")}
         token = AddedToken(text, special=bool(entry.get("special")), **flags)
         (raw.add_special_tokens if entry.get("special") else raw.add_tokens)([token])
-
-
-def _templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """By name: "default", "tool_use" and others. A file of its own comes before the configuration."""
-    value = settings.get("chat_template") or _read(path / "chat_template.json").get("chat_template")
-    if isinstance(value, list):  # several named templates
-        pairs = [(v.get("name"), v.get("template")) for v in value if isinstance(v, dict)]
-        found = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
-    else:
-        found = {"default": value} if isinstance(value, str) else {}
-    files = {"default": path / "chat_template.jinja"}
-    files |= {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
-    found |= {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
-    if found and "default" not in found:
-        found["default"] = found.get("tool_use") or next(iter(found.values()))
-    return found

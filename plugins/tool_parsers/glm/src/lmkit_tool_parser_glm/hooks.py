@@ -18,6 +18,7 @@ def lmkit_tool_parsers() -> list[ToolParserSpec]:
             summary="<tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call> (GLM 4.7 and later)",
             target="lmkit_tool_parser_glm.formats:GLM47",
             models=("*GLM-4.7*", "*GLM-5*"),
+            markers=("<arg_key>",),
         ),
     ]
 

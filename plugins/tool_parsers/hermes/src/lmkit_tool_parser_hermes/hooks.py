@@ -17,6 +17,7 @@ def lmkit_tool_parsers() -> list[ToolParserSpec]:
                 '<tool_call>\n{"name"',
                 '<tool_call>{"name"',
             ),
+            tier=Tier.REFERENCE,  # what knows a family better is preferred
             stability="stable",
         )
     ]

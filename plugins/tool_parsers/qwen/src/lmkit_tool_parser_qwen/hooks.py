@@ -1,6 +1,6 @@
 """Registers the formats."""
 
-from lmkit.api import ReasoningParserSpec, ToolParserSpec, hookimpl
+from lmkit.api import ReasoningParserSpec, Tier, ToolParserSpec, hookimpl
 
 
 @hookimpl
@@ -17,6 +17,7 @@ def lmkit_tool_parsers() -> list[ToolParserSpec]:
             target="lmkit_tool_parser_qwen.formats:QWEN3_CODER",
             models=("*Qwen3-Coder*",),
             markers=("<tool_call>\\n<function=", "<tool_call>\n<function="),
+            tier=Tier.REFERENCE,  # other families write it too, some with rules of their own
         ),
         ToolParserSpec(
             name="qwen3_xml",

@@ -1,0 +1,43 @@
+"""The chat templates that come with a checkpoint. No Jinja here: they are read, not run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lmkit.api import CheckpointError
+
+
+def chat_templates(path: Path) -> dict[str, str]:
+    """Those beside the weights, by name: "default" where there is one, "tool_use" and others. Raises CheckpointError.
+
+    Files of their own come before fields of the tokenizer's configuration.
+    """
+    value = read_object(path / "tokenizer_config.json").get("chat_template")
+    value = value or read_object(path / "chat_template.json").get("chat_template")
+    if isinstance(value, list):  # several named templates
+        pairs = [(v.get("name"), v.get("template")) for v in value if isinstance(v, Mapping)]
+        found = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+    else:
+        found = {"default": value} if isinstance(value, str) else {}
+    files = {"default": path / "chat_template.jinja"}
+    files |= {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
+    found |= {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    if found and "default" not in found:
+        found["default"] = found.get("tool_use") or next(iter(found.values()))
+    return found
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON object, {} when there is no file. Raises CheckpointError when it holds something else."""
+    if not file.is_file():
+        return {}
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise CheckpointError(f"{file} is not JSON: {e}", fix="download it again") from e
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{file} is not a JSON object", fix="download it again")
+    return data
