@@ -208,7 +208,7 @@ class IntegerFormat(QuantFormat, Protocol):
 
     bits: int  # 4 or 8
     group: int  # columns per scale; 0 = one scale per row
-    activations: Literal["float", "int8"]  # int8: kernels may quantize each row of activations to 8 bits
+    activations: Literal["float", "int8"]  # int8: kernels may round those of a row to 8 bits, per group
 
     @property
     def rounding(self) -> Literal["", "symmetric", "range"]:

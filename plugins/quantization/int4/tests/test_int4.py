@@ -13,6 +13,13 @@ class TestInt4(QuantizationConformance):
     plugin = "quantization:int4"
     configs = {"default": {}, "fine": {"group_size": 32}, "symmetric": {"group_size": 128, "zero_points": False}}
     kernels = ("linear_integer_native",)
+    tolerance = {"float32": 3e-2, "bfloat16": 4e-2}
+
+
+class TestInt4WithFloatActivations(QuantizationConformance):
+    plugin = "quantization:int4"
+    configs = {"default": {"activations": "float"}}
+    kernels = ("linear_integer_native",)
     tolerance = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
@@ -32,5 +39,7 @@ def test_rounds_to_nearest(zero_points: bool) -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="48"):
         Int4Scheme.parse({"group_size": 48})
+    with pytest.raises(ValueError, match="int16"):
+        Int4Scheme.parse({"activations": "int16"})
     with pytest.raises(UnsupportedModel, match="bits"):
         Int4Scheme.parse({"bits": 3})

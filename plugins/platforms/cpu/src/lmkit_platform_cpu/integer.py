@@ -10,7 +10,7 @@ from lmkit.api import DeviceInfo, IntegerFormat, Integers, LinearSpec, PackedWei
 from torch import Tensor
 
 from lmkit_platform_cpu.native import DTYPES, MISSING, Args, Native, load
-from lmkit_platform_cpu.packed import CHUNK_BYTES, DECODE_ROWS, PANEL, PREFILL_ROWS, check_bias, huge, matrix
+from lmkit_platform_cpu.packed import DECODE_ROWS, PANEL, PREFILL_ROWS, check_bias, chunk_bytes, huge, matrix
 
 BLOCK = 128  # columns of x that share a scale; sums of more would not fit 32 bits
 LARGEST = 32512  # of an activation of 16 bits, as in csrc/integer.inc
@@ -161,7 +161,7 @@ def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | Non
     )  # fmt: skip
     if m <= DECODE_ROWS:
         args.rows_step = max(m, 1)
-        args.panels_step = max(1, min(CHUNK_BYTES // size, panels // (4 * native.threads)))
+        args.panels_step = max(1, min(chunk_bytes(m) // size, panels // (4 * native.threads)))
     else:
         args.rows_step, args.panels_step = PREFILL_ROWS, max(1, CACHE_BYTES // size)
     args.chunks[0] = m

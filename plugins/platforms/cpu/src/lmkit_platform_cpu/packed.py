@@ -15,7 +15,6 @@ from lmkit_platform_cpu.native import DTYPES, MISSING, Args, Native, load
 PANEL = 32  # output rows side by side, as in csrc/linear.inc
 HUGE = 1 << 21  # bytes of a huge page
 DECODE_ROWS = 64  # up to so many rows of x a panel of the weight is read once
-CHUNK_BYTES = 1 << 17  # of weight, that a thread takes at a time in such a step
 PREFILL_ROWS, PREFILL_PANELS, PREFILL_DEPTH = 96, 8, 1024  # a chunk of larger ones: what a core's second cache holds
 
 
@@ -116,6 +115,14 @@ def matrix(x: Tensor, k: int) -> Tensor:
     return rows if rows.stride(1) == 1 or k <= 1 else rows.contiguous()
 
 
+def chunk_bytes(m: int) -> int:
+    """Bytes of weight that a thread takes at a time in a step of `m` rows, at most DECODE_ROWS.
+
+    From two tiles of rows on, each panel of a chunk is asked for while the one before it is multiplied.
+    """
+    return 1 << 17 if m <= 12 else 1 << 19
+
+
 def check_bias(bias: Tensor | None, n: int, dtype: torch.dtype) -> None:
     if bias is not None and (bias.shape != (n,) or bias.dtype != dtype or not bias.is_contiguous()):
         raise ValueError(f"a bias of {n} values in {dtype} is needed, not {list(bias.shape)} in {bias.dtype}")
@@ -127,12 +134,12 @@ def _plan(native: Native, args: LinearArgs, weight: Packed, m: int) -> list[Tens
     if m <= DECODE_ROWS:
         size = PANEL * weight.k * weight.dtype.itemsize
         args.rows_step, args.k_step = max(m, 1), weight.k
-        args.panels_step = max(1, min(CHUNK_BYTES // max(size, 1), panels // (4 * native.threads)))
+        args.panels_step = max(1, min(chunk_bytes(m) // max(size, 1), panels // (4 * native.threads)))
     else:
         args.rows_step, args.panels_step, args.k_step = PREFILL_ROWS, PREFILL_PANELS, PREFILL_DEPTH
-        if args.k_step < weight.k:
-            scratch.append(torch.empty(native.threads * PREFILL_ROWS * PREFILL_PANELS * PANEL))
-            args.sums = scratch[-1].data_ptr()
+    if args.k_step < weight.k:
+        scratch.append(torch.empty(native.threads * args.rows_step * args.panels_step * PANEL))
+        args.sums = scratch[-1].data_ptr()
     if weight.dtype != torch.float32 and not (weight.dtype == torch.bfloat16 and native.isa == "avx512_bf16"):
         scratch.append(torch.empty(m * weight.k))
         args.wide = scratch[-1].data_ptr()

@@ -12,8 +12,11 @@ class Options:
 
     group_size: int = 64  # columns that share a scale: 32, 64 or 128
     zero_points: bool = True  # a zero point per group: the 16 values need not lie around zero
+    activations: str = "int8"  # rounded to 8 bits per group, far finer than the weights; or "float"
 
     def __post_init__(self) -> None:
+        if self.activations not in ("int8", "float"):
+            raise ValueError(f"activations is {self.activations!r}, needs int8 or float")
         if self.group_size not in (32, 64, 128):
             raise ValueError(f"group_size is {self.group_size}, needs 32, 64 or 128")
 

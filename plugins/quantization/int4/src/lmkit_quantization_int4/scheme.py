@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+KINDS: dict[str, type] = {"group_size": int, "zero_points": bool, "activations": str}
 MIDDLE = 8  # the code of 0 without zero points
 SLICE = 1 << 18  # values rounded at a time: what a processor's cache holds
 
@@ -22,19 +23,20 @@ SLICE = 1 << 18  # values rounded at a time: what a processor's cache holds
 class Int4Scheme(QuantScheme):
     group_size: int = 64
     zero_points: bool = True
+    activations: Literal["float", "int8"] = "int8"
     name: str = "int4"
 
     @classmethod
     def parse(cls, quantization_config: Mapping[str, object]) -> Int4Scheme:
-        values = {"group_size": 64, "zero_points": True} | dict(quantization_config)
-        for key, value in values.items():
-            if key not in ("group_size", "zero_points") or type(value) is not (bool if key == "zero_points" else int):
-                raise UnsupportedModel(key, value, "keys group_size (a number) and zero_points (true or false)")
-        options = Options(**values)  # type: ignore[arg-type]
-        return cls(options.group_size, options.zero_points)
+        for key, value in quantization_config.items():
+            kind = KINDS.get(key)
+            if kind is None or type(value) is not kind:
+                raise UnsupportedModel(key, value, ", ".join(f"{key}: {kind.__name__}" for key, kind in KINDS.items()))
+        options = Options(**quantization_config)  # type: ignore[arg-type]
+        return cls(options.group_size, options.zero_points, options.activations)
 
     def for_layer(self, layer: LinearSpec) -> Int4Format:
-        return Int4Format(self.group_size, self.zero_points, layer.in_features)
+        return Int4Format(self.group_size, self.zero_points, layer.in_features, self.activations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,9 @@ class Int4Format(IntegerFormat):
     group: int
     zero_points: bool
     width: int
+    activations: Literal["float", "int8"] = "int8"
     name: str = "int4"
     bits: int = 4
-    activations: Literal["float", "int8"] = "float"
 
     @property
     def rounding(self) -> Literal["", "symmetric", "range"]:
