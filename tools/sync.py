@@ -70,17 +70,36 @@ TABLE = "## Table\n"
 MARKS = {"passed": "yes", "failed": "FAILED", "no": "-", None: ""}
 
 
+FALLBACK = "lmkit-model-transformers"
+
+
 def models_page(report: dict[str, dict], introduction: str) -> str:
-    """The table of architectures, from the report of a test run."""
-    head = f"| architecture | dist | attention | {' | '.join(CHECKS.values())} |"
-    rows = []
+    """The tables of architectures, from the report of a test run."""
+    rows = {True: [], False: []}  # through the fallback?
     for name, row in report.items():
         if "logits" not in row["checks"]:  # a pooling model's: its tests are other ones
             continue
         marks = " | ".join(MARKS[row["checks"].get(check)] for check in CHECKS)
         features = ", ".join(f for f in row["features"] if f != "causal").replace("_", " ")
-        rows.append(f"| `{name}` | `{row['dist'].removeprefix('lmkit-model-')}` | {features} | {marks} |")
-    return "\n".join([introduction, f"{len(rows)} architectures.\n", head, "|---" * (3 + len(CHECKS)) + "|", *rows, ""])
+        dist = f" `{row['dist'].removeprefix('lmkit-model-')}` | {features} |"
+        through = row["dist"] == FALLBACK
+        rows[through].append(f"| `{name}` |{'' if through else dist} {marks} |")
+    head = " | ".join(CHECKS.values())
+    return "\n".join(
+        [
+            introduction,
+            f"{len(rows[False])} architectures.\n",
+            f"| architecture | dist | attention | {head} |",
+            "|---" * (3 + len(CHECKS)) + "|",
+            *rows[False],
+            "\n## Through transformers\n",
+            f"{len(rows[True])} architectures without a family of their own, served by the fallback:\n",
+            f"| architecture | {head} |",
+            "|---" * (1 + len(CHECKS)) + "|",
+            *rows[True],
+            "",
+        ]
+    )
 
 
 def outputs() -> dict[Path, str]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lmkit import LLM, SamplingParams
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
-from lmkit.testing import ModelConformance
+from lmkit.testing import ArchitectureConformance, ModelConformance
 from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from lmkit.testing.model import prompt, reference
 
@@ -19,7 +19,7 @@ PLUGINS = Path(__file__).parents[2] / "plugins" / "models"
 VOCAB, NEW = 259, 64
 
 
-def conformance_classes() -> Iterator[type[ModelConformance]]:
+def conformance_classes() -> Iterator[type[ArchitectureConformance]]:
     """The classes that the conformance tests of model plugins consist of."""
     for path in sorted(PLUGINS.glob("*/tests/test_*_conformance.py")):
         spec = importlib.util.spec_from_file_location(f"{path.stem}_of_{path.parts[-3]}", path)
@@ -28,11 +28,12 @@ def conformance_classes() -> Iterator[type[ModelConformance]]:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, ModelConformance) and value is not ModelConformance:
+            bases = (ArchitectureConformance, ModelConformance)
+            if isinstance(value, type) and issubclass(value, bases) and value not in bases and value.plugin:
                 yield value
 
 
-CLASSES = {kit.plugin.partition(":")[2]: kit for kit in conformance_classes()}
+CLASSES = {kit.name(): kit for kit in conformance_classes()}
 
 
 def prompts() -> list[list[int]]:
@@ -41,27 +42,34 @@ def prompts() -> list[list[int]]:
     return [first, second, third, third[:32] + first]
 
 
-def greedy(directory: Path) -> list[list[int]]:
+def greedy(directory: Path, first_position: int) -> list[list[int]]:
     """NEW tokens for each prompt by transformers in float32."""
     model = reference(directory, "float32")
     options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
-    with torch.no_grad():
-        return [
-            model.generate(torch.tensor([ids]), pad_token_id=0, **options)[0, len(ids) :].tolist() for ids in prompts()
-        ]
+    found = []
+    for ids in prompts():
+        if first_position:
+            options["position_ids"] = torch.arange(first_position, first_position + len(ids))[None]
+        with torch.no_grad():
+            made = model.generate(torch.tensor([ids]), pad_token_id=0, **options)
+        found.append(made[0, len(ids) :].tolist())
+    return found
 
 
-@pytest.mark.parametrize("architecture", sorted(CLASSES))
-def test_greedy_tokens(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "plugin"), [(name, kit.plugin) for name, kit in sorted(CLASSES.items())], ids=sorted(CLASSES)
+)
+def test_greedy_tokens(architecture: str, plugin: str, tmp_path: Path) -> None:
     kit = CLASSES[architecture]
     tiny_checkpoint(kit.family or architecture, tmp_path, **{**kit.values, "vocab_size": VOCAB, "eos_token_id": None})
     kit.name_architecture(tmp_path)
     byte_tokenizer(tmp_path)
-    expected = greedy(tmp_path)
+    expected = greedy(tmp_path, kit.first_position)
+    impl = "native" if plugin == f"model:{architecture}" else "transformers"
     params = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
     for prefix_cache in (True, False):
         config = EngineConfig(
-            model=ModelConfig(str(tmp_path), dtype="float32", max_length=128),
+            model=ModelConfig(str(tmp_path), dtype="float32", max_length=128, impl=impl),
             cache=CacheConfig(block_size=4, num_blocks=256, prefix_cache=prefix_cache),
             sched=SchedConfig(max_tokens=48, max_rows=4),
         )

@@ -206,10 +206,10 @@ class Place:
             setattr(self.module, self.attribute, nn.Parameter(value.contiguous(), requires_grad=False))
             return
         if parameter.is_meta:
-            data = torch.empty(self.local.shape, dtype=parameter.dtype, device=device)
+            data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
             parameter = nn.Parameter(data, requires_grad=False)
             setattr(self.module, self.attribute, parameter)
-        target, axis = parameter.data, self.local.part_axis
+        target, axis = parameter.data.view(self.local.shape), self.local.part_axis
         if axis is not None and len(self.parts) > 1:
             i = self.parts.index(part)
             target = target.narrow(axis, sum(self.local_sizes[:i]), self.local_sizes[i])
@@ -236,10 +236,13 @@ def places(model: nn.Module) -> dict[str, Place]:
                 found[name] = Place(name, module, key, stored, local, parts, sizes, local_sizes, module.rank)
         else:
             for key, parameter in module.named_parameters(recurse=False):
-                whole = ParamSpec(tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
                 name = f"{path}.{key}" if path else key
                 parts = getattr(module, "parts", {}).get(key, (None,))  # equal ones, along the first axis
-                sizes = (len(parameter) // len(parts),) * len(parts) if len(parts) > 1 else ()
+                shape = tuple(parameter.shape)
+                if len(parts) > 1 and len(shape) > 2:  # stacked matrices: their rows, one after another
+                    shape = (shape[0] * shape[1], *shape[2:])
+                whole = ParamSpec(shape, str(parameter.dtype).removeprefix("torch."))
+                sizes = (shape[0] // len(parts),) * len(parts) if len(parts) > 1 else ()
                 found[name] = Place(name, module, key, whole, whole, parts, sizes, sizes)
     return found
 

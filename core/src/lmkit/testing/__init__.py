@@ -20,6 +20,7 @@ _LAZY = {
     "AttentionConformance": "lmkit.testing.attention",
     "QuantizationConformance": "lmkit.testing.quantization",
     "ModelConformance": "lmkit.testing.model",
+    "ArchitectureConformance": "lmkit.testing.model",
     "PoolingConformance": "lmkit.testing.pooling",
     "ToolParserConformance": "lmkit.testing.parsers",
     "ReasoningParserConformance": "lmkit.testing.parsers",

@@ -29,7 +29,7 @@ from lmkit.api import (
 from lmkit.loading import load_model, open_checkpoint
 from lmkit.plugins import load_target
 from lmkit.testing.checkpoints import tiny_checkpoint
-from lmkit.testing.specs import PluginConformance
+from lmkit.testing.specs import PluginConformance, find_plugin
 from lmkit.testing.steps import ModelDriver, Ranks, plain_platform
 
 DENSE = "lmkit.testing.dense:DenseAttention"
@@ -106,16 +106,31 @@ def drift(got: Tensor, want: Tensor) -> float:
     return float(errors.median())
 
 
-class ModelConformance(PluginConformance):
-    """Set `plugin` ("model:SomeForCausalLM"), where its tiny configuration needs them `values`, and for configurations
-    that take other paths `variants`: name -> configuration values. `family` is that of `lmkit.testing.checkpoints`; ""
-    is the architecture itself."""
+class ArchitectureConformance:
+    """One architecture against transformers. Set `plugin` ("model:SomeForCausalLM"; where one plugin serves many, the
+    `architecture` too), where its tiny configuration needs them `values`, and for configurations that take other paths
+    `variants`: name -> configuration values. `family` is that of `lmkit.testing.checkpoints`; "" is the architecture
+    itself."""
 
+    plugin: ClassVar[str] = ""
+    architecture: ClassVar[str] = ""  # "": the plugin's name
     family: ClassVar[str] = ""
     values: ClassVar[Mapping[str, Any]] = {}
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    torch_free_target = True
     tolerance: ClassVar[float] = 1e-4  # float32, relative
+    first_position: ClassVar[int] = 0  # of a text; the library's generate() does not know where it is another
+
+    @classmethod
+    def name(cls) -> str:
+        """The architecture's."""
+        return cls.architecture or cls.plugin.partition(":")[2]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def spec(cls) -> ModelSpec:
+        spec = find_plugin(cls.plugin)[2]
+        assert isinstance(spec, ModelSpec)
+        return spec
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "variant" in metafunc.fixturenames:
@@ -124,7 +139,7 @@ class ModelConformance(PluginConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def directory(cls, variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        family = cls.family or cls.plugin.partition(":")[2]
+        family = cls.family or cls.name()
         values = {**cls.values, **cls.variants.get(variant, {})}
         folder = tiny_checkpoint(family, tmp_path_factory.mktemp(f"{family}-{variant}"), **values)
         cls.name_architecture(folder)
@@ -132,9 +147,9 @@ class ModelConformance(PluginConformance):
 
     @classmethod
     def name_architecture(cls, directory: Path) -> None:
-        """Released files may call an architecture otherwise than transformers: let the configuration say `plugin`."""
+        """Released files may call an architecture otherwise than transformers: let the configuration say `name`."""
         config = json.loads((directory / "config.json").read_text())
-        config["architectures"] = [cls.plugin.partition(":")[2]]
+        config["architectures"] = [cls.name()]
         (directory / "config.json").write_text(json.dumps(config))
 
     @pytest.fixture(scope="class")
@@ -252,3 +267,9 @@ class ModelConformance(PluginConformance):
         info = load_target(spec.target)().describe(checkpoint.config)
         for layer in info.layers:
             assert layer.attn.features <= spec.features
+
+
+class ModelConformance(ArchitectureConformance, PluginConformance):
+    """A model plugin: what every plugin must do, and its architecture."""
+
+    torch_free_target = True

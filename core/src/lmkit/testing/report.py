@@ -52,8 +52,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     architecture, check = _architecture(item), CHECKS.get(getattr(item, "originalname", item.name))
     if architecture is None or check is None or (call.when != "call" and report.passed):
         return
-    outcomes = item.config.stash[FOUND].setdefault(architecture, {}).setdefault(check, set())
-    outcomes.add(report.outcome)
+    _, checks = item.config.stash[FOUND].setdefault(architecture, (_of(item, "plugin"), {}))
+    checks.setdefault(check, set()).add(report.outcome)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -62,28 +62,32 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if path is None:
         return
     rows = json.loads(path.read_text()) if path.exists() else {}
-    for name, found in session.config.stash[FOUND].items():
-        row = _row(name, found)
+    for name, (plugin, found) in session.config.stash[FOUND].items():
+        row = _row(plugin, found)
         row["checks"] = {**rows.get(name, {}).get("checks", {}), **row["checks"]}
         rows[name] = row
     path.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
 
 
-FOUND: pytest.StashKey[dict[str, dict[str, set[str]]]] = pytest.StashKey()
+# architecture -> its plugin, and the outcomes of each check
+FOUND: pytest.StashKey[dict[str, tuple[str, dict[str, set[str]]]]] = pytest.StashKey()
+
+
+def _of(item: pytest.Item, what: str) -> str:
+    """The "architecture" or "plugin" that a test is parametrized with, or its class names; or ""."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return str(parameters.get(what) or getattr(getattr(item, "cls", None), what, ""))
 
 
 def _architecture(item: pytest.Item) -> str | None:
     """The architecture that a test is about."""
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    if "architecture" in parameters:
-        return str(parameters["architecture"])
-    kind, _, name = getattr(getattr(item, "cls", None), "plugin", "").partition(":")
-    return name if kind == "model" else None
+    kind, _, name = _of(item, "plugin").partition(":")
+    return _of(item, "architecture") or (name if kind == "model" else None)
 
 
-def _row(architecture: str, found: dict[str, set[str]]) -> dict[str, Any]:
+def _row(plugin: str, found: dict[str, set[str]]) -> dict[str, Any]:
     """Of the report: a check is passed when no test of it failed and one passed, "no" when all were skipped."""
-    _, entry, spec = find_plugin(f"model:{architecture}")
+    _, entry, spec = find_plugin(plugin)
     checks = {
         check: next((word for word in ("failed", "passed") if word in outcomes), "no")
         for check, outcomes in sorted(found.items())

@@ -45,6 +45,6 @@ class TransformersArchitecture(Architecture):
         from lmkit_model_transformers.probe import probe
 
         found = probe(str(info.config["text"]))
-        return [WeightRule(source, target) for source, target in found.weights] + [
+        return [WeightRule(source, target, part) for source, target, part in found.weights.rules] + [
             WeightRule(source, "", ignore=True) for source in found.ignored
         ]

@@ -11,7 +11,7 @@ def lmkit_models() -> list[ModelSpec]:
             summary="Any language model of the transformers library, on lmkit's attention and KV cache",
             target="lmkit_model_transformers.arch:TransformersArchitecture",
             architectures=("transformers",),
-            features=frozenset({"causal", "sliding_window", "softcap"}),
+            features=frozenset({"causal", "sliding_window", "softcap", "sinks"}),
             supports_tp=False,
             quantization=frozenset(),
             tier=Tier.PORTABLE,

@@ -21,16 +21,23 @@ class TransformersModel(nn.Module):
         super().__init__()
         skeleton = Skeleton(text, ctx.dtype)
         self.body, self.whole, self.recall = skeleton.body, skeleton.whole, (skeleton.recall,)
+        self.first_position = skeleton.first_position
         self.needs = [layer.attn for layer in info.layers]
         self.attention = [ctx.attention(layer.index, scale=layer.attn.head_dim**-0.5) for layer in info.layers]
         self.step: StepInputs | None = None  # of the pass that runs: the library's code has no place for it
+        self.calls = 0  # of attention, so far in this pass
         connect(self.body, self._attend)
+        for target, parts in skeleton.weights.parts:
+            path, _, key = target.rpartition(".")
+            module: Any = self.get_submodule(path)
+            module.parts = {**getattr(module, "parts", {}), key: parts}
 
     @torch.inference_mode()
     def forward(self, x: StepInputs) -> Tensor:
-        self.step = x
+        self.step, self.calls = x, 0
+        positions = x.positions[None] + self.first_position if self.first_position else x.positions[None]
         try:
-            out = self.body(input_ids=x.token_ids[None], position_ids=x.positions[None], use_cache=False)
+            out = self.body(input_ids=x.token_ids[None], position_ids=positions, use_cache=False)
         finally:
             self.step = None
         return out[0][0]
@@ -42,13 +49,16 @@ class TransformersModel(nn.Module):
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         return self.whole(input_ids=ids, use_cache=False).logits[0]
 
-    def _attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    def _attend(self, name: str, q: Tensor, k: Tensor, v: Tensor, mask: None, kwargs: dict[str, Any]) -> Tensor:
         """q [T, Hq, D], k, v [T, Hkv, ...] -> [T, Hq, Dv]."""
-        index = int(module.layer_idx)  # type: ignore[arg-type]
-        need, asked = self.needs[index], need_of(q, k, v, kwargs)
+        index, asked = self.calls, need_of(q, k, v, kwargs)
+        self.calls += 1
+        need = self.needs[index]
         if replace(need, dtype=asked.dtype, kv_dtype=asked.kv_dtype, block_size=asked.block_size) != asked:
-            raise PluginError(f"layer {index} asks for another attention than it was probed for: {asked}")
+            raise PluginError(f"{name} asks for another attention than it was probed for: {asked}")
         attention: Any = self.attention[index]
         attention.scale = need.head_dim**-0.5 if kwargs.get("scaling") is None else float(kwargs["scaling"])
+        if need.sinks:
+            attention.sinks = nn.Parameter(kwargs["s_aux"].float(), requires_grad=False)
         assert self.step is not None
         return attention(q.contiguous(), k.contiguous(), v.contiguous(), self.step).view(q.shape[0], q.shape[1], -1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +15,15 @@ import transformers
 from lmkit.api import UnsupportedModel
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-NAME = "lmkit"  # of our attention in the library's registry
+from lmkit_model_transformers.stored import Stored, stored_weights
+
+NAME = "lmkit"  # of our attention in the library's registry, for which it makes no masks
+ASKING = "lmkit_asking"  # the same, with a Mask that says what the code wants
 
 
 def refuse(architecture: str, reason: str) -> UnsupportedModel:
@@ -29,7 +36,8 @@ def make_config(text: str) -> tuple[Any, Any]:
     names = data.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     kind: Any = getattr(transformers, architecture, None)
-    if not architecture.endswith("ForCausalLM") or not isinstance(kind, type):
+    known = architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or architecture.endswith("ForCausalLM")
+    if not known or architecture.endswith("ForConditionalGeneration") or not isinstance(kind, type):
         remote = " (its code comes with the checkpoint, and such code is never run)" if data.get("auto_map") else ""
         raise refuse(architecture, f"transformers {transformers.__version__} has no such language model{remote}")
     if data.get("quantization_config"):
@@ -43,9 +51,12 @@ def make_config(text: str) -> tuple[Any, Any]:
 
 
 class Skeleton:
-    """`body`: hidden states of tokens. `whole`: the model with `recall` in place of its body."""
+    """`body`: hidden states of tokens. `whole`: the model with `recall` in place of its body.
 
-    def __init__(self, text: str, dtype: torch.dtype) -> None:
+    `weights` says where a checkpoint stores the parameters of both; `first_position` is what the body calls 0.
+    """
+
+    def __init__(self, text: str, dtype: torch.dtype, attention: str = NAME) -> None:
         kind, self.config = make_config(text)
         self.architecture = kind.__name__
         if self.config.is_encoder_decoder:
@@ -54,10 +65,14 @@ class Skeleton:
             raise refuse(self.architecture, "its attention does not go through the library's attention interface")
         if getattr(kind, "_is_stateful", False):
             raise refuse(self.architecture, "it keeps a state of its own beside keys and values")
-        self.config._attn_implementation = NAME
+        self.config._attn_implementation = attention
+        if attention == ASKING:
+            self.config._experts_implementation = "batched_mm"  # runs without values
         self.config.use_cache = False
         with _parameters_on_meta():
             whole = kind._from_config(self.config, dtype=dtype)
+        _buffers_as_parameters(whole)
+        _keep_precision(whole, dtype)
         whole.requires_grad_(False)
         whole.eval()
         prefix = whole.base_model_prefix
@@ -68,20 +83,33 @@ class Skeleton:
         embedding, head = whole.get_input_embeddings(), whole.get_output_embeddings()
         if not isinstance(embedding, nn.Embedding) or not isinstance(head, nn.Linear):
             raise refuse(self.architecture, "its embedding or its head is not a plain one")
-        if any(
-            isinstance(m, nn.Embedding) and m is not embedding and m.padding_idx is not None for m in body.modules()
-        ):
-            raise refuse(self.architecture, "it counts positions from its padding token")
+        self.first_position = self._first_position(body)
         self.tied = head.weight is embedding.weight
         if self.tied:
             whole.set_output_embeddings(TiedHead(embedding, head.bias))
         names = [name for name, _ in whole.named_parameters(remove_duplicate=False)]
         if len(names) != len(dict(whole.named_parameters())):
             raise refuse(self.architecture, "its layers share weights")
-        self.names, self.prefix = names, prefix
+        try:
+            self.weights: Stored = stored_weights(whole, prefix)
+        except Exception as e:
+            raise refuse(self.architecture, f"where checkpoints store its weights is not known ({e!s:.200})") from e
         self.recall = Recall()
         setattr(whole, prefix, self.recall)
         self.body, self.whole = body, whole
+
+    def _first_position(self, body: nn.Module) -> int:
+        """Models that count positions from behind a padding token: where they begin, in texts without that token."""
+        for name, module in body.named_modules():
+            if "position" not in name or getattr(module, "padding_idx", None) is None:
+                continue
+            owner: Any = body.get_submodule(name.rpartition(".")[0])
+            count = getattr(owner, "create_position_ids_from_input_ids", None)
+            if count is None:
+                raise refuse(self.architecture, "it counts positions from its padding token")
+            padding = int(owner.padding_idx)
+            return int(count(torch.full((1, 1), padding + 1, device="cpu"), padding))
+        return 0
 
 
 class TiedHead(nn.Module):
@@ -96,36 +124,57 @@ class TiedHead(nn.Module):
         return F.linear(x, self.owner[0].weight, self.bias)
 
 
+@dataclass
+class Recalled(BaseModelOutputWithPastAndCrossAttentions):
+    router_logits: Any = None
+
+
 class Recall(nn.Module):
     """Stands for a body that has run: gives the hidden states it was told."""
 
     hidden: Tensor
 
-    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.hidden)
+    def forward(self, *args: Any, **kwargs: Any) -> Recalled:
+        return Recalled(last_hidden_state=self.hidden)
+
+
+class Mask:
+    """What the library's code wants a token to see: `sees(batch, head, query, key)` of positions."""
+
+    def __init__(self, mask_function: Any, **_: Any) -> None:
+        self.sees = mask_function
+
+    def __getattr__(self, name: str) -> Any:
+        raise TypeError("it computes with its mask")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError("it computes with its mask")
 
 
 class Route:
-    """Where one attention module's calls go: `call(module, q, k, v, kwargs)` -> [tokens, heads, v_dim]."""
+    """Where the calls of one module go: `call(name, q, k, v, mask, kwargs)` -> [tokens, heads, v_dim]."""
 
-    def __init__(self, call: Any) -> None:
-        self.call = call
+    def __init__(self, name: str, module: nn.Module, call: Any) -> None:
+        self.name, self.call = name, call
+        self.causal = getattr(module, "is_causal", True)
 
 
 def connect(body: nn.Module, call: Any) -> None:
-    """Every attention module of `body` calls `call` from now on."""
-    for module in body.modules():
-        if isinstance(getattr(module, "layer_idx", None), int):
-            object.__setattr__(module, "lmkit_route", Route(call))
+    """Whatever module of `body` attends calls `call` from now on."""
+    for name, module in body.named_modules():
+        object.__setattr__(module, "lmkit_route", Route(name, module, call))
 
 
 def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
     """[1, heads, tokens, dim] each -> [1, tokens, heads, v_dim]."""
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    return module.lmkit_route.call(module, q, k, v, kwargs)[None], None  # type: ignore[union-attr,operator]
+    route: Any = module.lmkit_route
+    return route.call(route.name, q, k, v, mask, {"is_causal": route.causal, **kwargs})[None], None
 
 
-ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)  # and no mask under this name: what a token sees is the backend's
+for name in (NAME, ASKING):
+    ALL_ATTENTION_FUNCTIONS.register(name, _attend)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ASKING, Mask)
 
 
 @contextmanager
@@ -144,3 +193,20 @@ def _parameters_on_meta() -> Iterator[None]:
             yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _buffers_as_parameters(model: nn.Module) -> None:
+    """Buffers that checkpoints store (the corrections of routers) are loaded like parameters."""
+    for module in model.modules():
+        for key in [key for key in module._buffers if key not in module._non_persistent_buffers_set]:
+            buffer = module._buffers.pop(key)
+            if buffer is not None:
+                module.register_parameter(key, nn.Parameter(buffer.to("meta"), requires_grad=False))
+
+
+def _keep_precision(model: Any, dtype: torch.dtype) -> None:
+    """What the library keeps in float32 whatever the model's dtype stays so."""
+    patterns = [re.escape(p).replace(r"\*", ".*") for p in model._get_dtype_plan(dtype)]
+    for name, parameter in model.named_parameters():
+        if any(re.search(rf"(^|\.){pattern}(\.|$)", name) for pattern in patterns):
+            parameter.data = parameter.data.float()
