@@ -27,7 +27,7 @@ from lmkit.engine.intake import Intake
 from lmkit.execution.runner import Runner
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit.testing.stepper import ArrivalOrder
-from lmkit.testing.toy import TOY_VOCAB, ToyAttention, ToyPlatform, toy_model, toy_tokens
+from lmkit.testing.toy import RECURRENT, TOY_VOCAB, ToyAttention, ToyPlatform, toy_model, toy_tokens
 
 MAX_LENGTH = 40
 Windows = tuple[int | None, ...]
@@ -39,11 +39,12 @@ class RunnerExecutor:
     def __init__(self, kv: KVConfig, limits: SchedLimits, windows: Windows, break_at: int) -> None:
         self.depth, self.break_at = limits.depth, break_at
         self.lookahead = limits.lookahead
-        block_size = kv.specs[0].block_size
+        block_size = min(spec.block_size for spec in kv.specs)
         length = limits.max_length + limits.lookahead
         sizes = StepLimits(limits.max_rows, limits.max_tokens, -(-length // block_size) + 1, limits.max_length)
+        backends = [ToyAttention() for spec in kv.specs if not spec.recurrent]
         self.runner = Runner(
-            toy_model(block_size, windows), kv, sizes, [ToyAttention()] * len(kv.specs), ToyPlatform(),
+            toy_model(block_size, windows), kv, sizes, backends, ToyPlatform(),
             torch.device("cpu"), eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead, debug_kv=True,
         )  # fmt: skip
         self.propose: Callable[[list[int]], list[int]] = lambda tokens: []
@@ -107,15 +108,20 @@ def check_mirror(engine: EngineCore, runner: Runner) -> None:
 def test_every_token_is_right(seed: int) -> None:
     rng = random.Random(seed)
     block_size, depth = rng.choice([1, 3, 4]), rng.choice([1, 2])
+    layers: Windows = rng.choice(
+        [(None, None), (None, 5), (7,), (3, None, 9), (RECURRENT,), (RECURRENT, None, RECURRENT)]
+    )
+    recurrent = RECURRENT in layers
     limits = SchedLimits(
         max_tokens=rng.choice([3, 8, 40]), max_rows=rng.choice([1, 3, 8]), max_length=MAX_LENGTH, eos_token_ids=(0,),
-        prefix_cache=rng.random() < 0.7, lookahead=rng.choice([0, 3]) if depth == 1 else 0, depth=depth,
+        prefix_cache=rng.random() < 0.7 and not recurrent, depth=depth,
+        lookahead=rng.choice([0, 3]) if depth == 1 and not recurrent else 0,
     )  # fmt: skip
-    layers: Windows = rng.choice([(None, None), (None, 5), (7,), (3, None, 9)])
     specs = tuple(toy_model(block_size, layers).info.kv_specs(block_size, "float32"))
     windows = tuple(spec.window for spec in specs)
     alone = -(-(MAX_LENGTH + limits.lookahead) // block_size)
-    kv = KVConfig(specs, tuple(2 + int(alone * rng.choice([1.0, 1.5, 4.0])) for _ in specs))
+    states = rng.choice([2, 3, 9])
+    kv = KVConfig(specs, tuple(states if s.recurrent else 2 + int(alone * rng.choice([1.0, 1.5, 4.0])) for s in specs))
 
     def propose(tokens: list[int]) -> list[int]:
         right = toy_tokens(tokens, 3, windows)

@@ -53,6 +53,7 @@ def test_everything_is_chosen(whole: World) -> None:
         "kv_dtype": "bfloat16",
         "block_size": 16,
         "max_step_tokens": 512,
+        "prefix_cache": True,
     }
     assert all(d.source for d in plan.derived)
     assert checkpoint.ref == "toy"

@@ -9,7 +9,8 @@ from lmkit.api import ConfigError, KVConfig
 from lmkit.scheduling.blocks import BlockPool
 from lmkit.scheduling.groups import NEVER, FullGroup, WindowGroup, hit_length, make_groups
 from lmkit.scheduling.table import BlockTable
-from lmkit.testing.hash_model import hash_kv
+from lmkit.testing.hash_model import RECURRENT, expected_tokens, hash_kv
+from lmkit.testing.stepper import Stepper, make_request
 
 sizes = st.integers(1, 5)
 windows = st.integers(1, 12)
@@ -107,6 +108,36 @@ def test_what_cannot_be_scheduled_is_refused():
         make_groups(hash_kv(1, 4))
     with pytest.raises(ConfigError, match="one block size"):
         make_groups(KVConfig((spec, hash_kv(8, 8).specs[0]), (8, 8)))
-    recurrent = type(spec)("recurrent", (0,), 4, 1, 1, "float32", 16)
-    with pytest.raises(ConfigError, match="recurrent"):
-        make_groups(KVConfig((recurrent,), (8,)))
+    cross = type(spec)("cross", (0,), 4, 1, 1, "float32", 16)
+    with pytest.raises(ConfigError, match="cross"):
+        make_groups(KVConfig((cross,), (8,)))
+
+
+def test_a_request_holds_one_state():
+    groups = make_groups(hash_kv([9, 3], 4, (None, RECURRENT)))
+    first, second, third = (BlockTable(groups) for _ in range(3))
+    assert first.reserve(0, 2)
+    assert first.unsent() == [[1], [1]]
+    assert first.reserve(2, 9)
+    assert first.unsent() == [[2, 3], []]
+    assert second.reserve(0, 1)
+    assert not third.reserve(0, 1)  # two states, however many blocks are left
+    first.release()
+    assert third.reserve(0, 1)
+    assert third.unsent()[1] == [1]
+
+
+@pytest.mark.parametrize("limit", [{"prefix_cache": True}, {"prefix_cache": False, "lookahead": 2}])
+def test_state_can_be_neither_shared_nor_taken_back(limit):
+    with pytest.raises(ConfigError, match="recurrent state"):
+        Stepper(hash_kv(9, 4, (None, RECURRENT)), **limit)
+
+
+def test_a_new_row_finds_zeros():
+    s = Stepper(hash_kv([9, 2], 4, (None, RECURRENT)), prefix_cache=False)
+    s.add("a", [1, 2, 3], 2)
+    s.add("b", [4, 5], 1)
+    assert s.step().zero == [(1, 1)]
+    assert s.step().zero == []
+    s.run()
+    assert s.tokens("b") == expected_tokens(s.executor.model, [4, 5], make_request("b", [4, 5], 1).params)

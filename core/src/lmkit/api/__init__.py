@@ -67,6 +67,7 @@ from lmkit.api.execution import (
     ResetCache,
     RowOps,
     SampleContext,
+    StateBatch,
     StepInputs,
     StepLimits,
     TensorEntry,
@@ -85,6 +86,7 @@ from lmkit.api.model import (
     NormKind,
     ParamSpec,
     PoolerInfo,
+    StateTensor,
     WeightRule,
 )
 from lmkit.api.null import NullCollectives, NullEvent, NullGraphs

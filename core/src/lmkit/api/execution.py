@@ -371,18 +371,33 @@ class RowOps(Protocol):
 
 
 @dataclass(slots=True)
+class StateBatch:
+    """The recurrent state of a step's rows, made once per step. Layers read it and leave it as it is after the step.
+
+    Each row has one slot in the tensors of every recurrent layer. The state of a row that begins is zero.
+    """
+
+    tensors: Sequence[Mapping[str, Tensor]]  # per layer: name -> [slots, *shape of one row], as LayerInfo.state says
+    slots: Tensor  # [R] int64
+    query_start: Tensor  # [R + 1] int32, cumulative numbers of tokens
+    num_decode_rows: int  # rows [0, num_decode_rows) have one token each
+    prompts: Sequence[tuple[int, int, int]]  # slot, first token and end in the step, of each of the other rows
+
+
+@dataclass(slots=True)
 class StepInputs:
     """Argument of Model.forward; nothing is fetched from globals."""
 
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    attn: Sequence[AttnPlan]  # per KV group
-    kv: Sequence[Tensor]  # per layer
+    attn: Sequence[AttnPlan]  # per KV group of attention layers
+    kv: Sequence[Tensor]  # per layer; empty where it has no attention
     logits_rows: Tensor  # [S] int64 rows of hidden states that need logits
     capture: bool = False  # one token per row, and every planner allows it: may run as a captured graph
     adapters: Any = None
     embeds: Tensor | None = None
     token_types: Tensor | None = None  # [T] int64: 1 in the second text of a pair; None: 0 everywhere
+    state: StateBatch | None = None  # of models with recurrent layers
 
 
 class Model(Protocol):

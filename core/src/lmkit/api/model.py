@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from lmkit.api.dtypes import itemsize
@@ -54,7 +55,10 @@ class AttnNeed:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """One KV group: layers that share block tables. Answers how many bytes and which blocks are needed."""
+    """One KV group: layers that share block tables. Answers how many bytes and which blocks are needed.
+
+    A block of kind "recurrent" is the state of one row, after any number of tokens: `block_size` is the longest row's.
+    """
 
     kind: Literal["full", "window", "recurrent", "cross"]
     layers: tuple[int, ...]
@@ -62,16 +66,42 @@ class KVSpec:
     num_kv_heads: int
     head_dim: int
     dtype: str
-    bytes_per_block: int  # over all layers of the group, K and V
+    bytes_per_block: int  # over all layers of the group, K and V (or state)
     window: int | None = None
+
+    @property
+    def recurrent(self) -> bool:
+        return self.kind == "recurrent"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """By which a row's share of the cache grows with each token."""
+        return 0 if self.recurrent else self.bytes_per_block // self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of recurrent state that a layer keeps for each row."""
+
+    name: str  # "conv", "ssm"
+    shape: tuple[int, ...]  # of one row
+    dtype: str = "float32"
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * itemsize(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInfo:
-    """One decoder layer as seen from outside: its attention need. Layers with equal needs form a KV group."""
+    """One decoder layer as seen from outside: what it keeps of the tokens before, which may be nothing.
+
+    Layers with equal attention needs form a KV group; those with recurrent state form one more, the last.
+    """
 
     index: int
-    attn: AttnNeed
+    attn: AttnNeed | None = None
+    state: tuple[StateTensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +159,24 @@ class ModelInfo:
     @property
     def causal(self) -> bool:
         """Whether no token sees what follows it. Otherwise a prompt is computed in one step and nothing is cached."""
-        return all(layer.attn.causal for layer in self.layers)
+        return all(need.causal for need, _ in self.kv_groups())
+
+    @property
+    def recurrent(self) -> tuple[int, ...]:
+        """Layers that keep recurrent state: it cannot be taken back to an earlier token, nor shared by prefixes."""
+        return tuple(layer.index for layer in self.layers if layer.state)
 
     def kv_groups(self) -> list[tuple[AttnNeed, tuple[int, ...]]]:
-        """Layers grouped by equal need, full attention first, in order of their first layer."""
+        """Layers grouped by equal attention need, full attention first, in order of their first layer."""
         groups: dict[AttnNeed, list[int]] = {}
         for layer in self.layers:
-            groups.setdefault(layer.attn, []).append(layer.index)
+            if layer.attn is not None:
+                groups.setdefault(layer.attn, []).append(layer.index)
         ordered = sorted(groups.items(), key=lambda kv: (kv[0].window is not None, kv[1][0]))
         return [(need, tuple(layers)) for need, layers in ordered]
 
     def kv_specs(self, block_size: int, kv_dtype: str) -> list[KVSpec]:
-        """One KVSpec per KV group."""
+        """One KVSpec per group of attention layers, then one for all recurrent state."""
         specs = []
         for need, layers in self.kv_groups():
             v_dim = need.v_head_dim or need.head_dim
@@ -157,6 +193,9 @@ class ModelInfo:
                     window=need.window,
                 )
             )
+        if self.recurrent:
+            size = sum(t.nbytes for layer in self.layers for t in layer.state)
+            specs.append(KVSpec("recurrent", self.recurrent, self.max_length, 0, 0, "", size))
         return specs
 
 

@@ -100,8 +100,9 @@ def all_cases(config: EngineConfig, host: PluginHost, only: str = "*") -> Iterat
     if config.parallel.threads:
         torch.set_num_threads(config.parallel.threads)
     builder = make_builder(plan, resolver.found_checkpoint, info, None)
-    need = replace(info.layers[0].attn, dtype=str(plan.value("dtype", info.dtype)))
-    need = replace(need, kv_dtype=str(plan.value("kv_dtype", need.dtype)), block_size=int(plan.value("block_size")))
+    dtype = str(plan.value("dtype", info.dtype))
+    kv_dtype, size = str(plan.value("kv_dtype", dtype)), int(plan.value("block_size", 0))
+    needs = [replace(n, dtype=dtype, kv_dtype=kv_dtype, block_size=size) for n, _ in info.kv_groups()[:1]]
     with torch.inference_mode():
         yield from limit_cases()
         yield from (case for case in plugin_cases(host) if case.limit or wanted(case.name))
@@ -109,9 +110,9 @@ def all_cases(config: EngineConfig, host: PluginHost, only: str = "*") -> Iterat
             for kernel, fmt in _kernels_for(builder, spec):
                 yield from linear_cases(kernel, fmt, spec, builder.dtype, wanted)
         for target in _survivors(resolver, "op", "rowwise"):
-            yield from rowwise_cases(target(), info, need, builder.dtype, wanted)
+            yield from rowwise_cases(target(), info, needs, builder.dtype, wanted)
         for target in _survivors(resolver, "attention"):
-            yield from attention_cases(target(), need, platform, wanted)
+            yield from attention_cases(target(), needs[0], platform, wanted)
 
 
 def _choice(plan: Any, kind: str) -> Any:
@@ -196,7 +197,7 @@ def random_params(fmt: QuantFormat, spec: LinearSpec, dtype: torch.dtype) -> dic
 
 
 def rowwise_cases(
-    ops: RowOps, info: ModelInfo, need: AttnNeed, dtype: torch.dtype, wanted: Wanted
+    ops: RowOps, info: ModelInfo, needs: Sequence[AttnNeed], dtype: torch.dtype, wanted: Wanted
 ) -> Iterator[BenchmarkCase]:
     """Norm with residual, gated activation and rotation, on ROWS rows. Bytes are those of what goes in and out."""
     hidden, middle = info.hidden_size, info.intermediate_size or 4 * info.hidden_size
@@ -204,16 +205,15 @@ def rowwise_cases(
         x, residual = torch.randn(2, rows, hidden).to(dtype)
         weight = torch.ones(hidden, dtype=dtype)
         gated = torch.randn(rows, 2 * middle).to(dtype)
-        heads = torch.randn(rows, need.num_q_heads, need.head_dim).to(dtype)
-        cos, sin = torch.randn(2, rows, need.head_dim // 2)
         cases: dict[str, tuple[Callable[[], object], int]] = {
             f"rms_norm {rows}x{hidden}": (partial(ops.rms_norm, x, weight, 1e-6, residual), 4 * x.nbytes),
             f"gate {rows}x{middle}": (partial(ops.gate, gated, "silu"), gated.nbytes * 3 // 2),
-            f"rotate {rows}x{need.num_q_heads}x{need.head_dim}": (
-                partial(ops.rotate, heads, cos, sin),
-                2 * heads.nbytes + 2 * cos.nbytes,
-            ),
         }
+        for need in needs:
+            heads = torch.randn(rows, need.num_q_heads, need.head_dim).to(dtype)
+            cos, sin = torch.randn(2, rows, need.head_dim // 2)
+            name = f"rotate {rows}x{need.num_q_heads}x{need.head_dim}"
+            cases[name] = partial(ops.rotate, heads, cos, sin), 2 * heads.nbytes + 2 * cos.nbytes
         for name, (run, size) in cases.items():
             if wanted(f"{ops.name} {name}"):
                 yield BenchmarkCase(name=f"{ops.name} {name}", run=run, bytes=size)

@@ -84,6 +84,7 @@ def _model(info: ModelInfo) -> dict[str, Any]:
              "head_dim": need.head_dim, "features": sorted(need.features), "window": need.window}
             for need, layers in info.kv_groups()
         ],
+        "recurrent": len(info.recurrent),
         **({"labels": list(pooler.labels), "vector": pooler.size} if pooler is not None else {}),
     }  # fmt: skip
 
@@ -100,7 +101,7 @@ def _memory(resolver: Resolver, info: ModelInfo, context: int) -> dict[str, Any]
     kv = memory.bytes_for(specs, context, tokens)
     return {
         "context": context, "dtype": dtype, "weights": weights, "activations": activations, "kv": kv,
-        "kv_per_token": sum(spec.bytes_per_block // spec.block_size for spec in specs),
+        "kv_per_token": sum(spec.bytes_per_token for spec in specs),
         "total": weights + activations + kv,
     }  # fmt: skip
 
@@ -120,6 +121,8 @@ def _show(found: dict[str, Any], console: Console) -> None:
             window = f", window {group['window']}" if group["window"] else ""
             heads = f"{group['q_heads']} query and {group['kv_heads']} KV heads of {group['head_dim']}"
             table.add_row("attention", f"{group['layers']} layers: {heads}{window}")
+        if found["recurrent"]:
+            table.add_row("recurrent state", f"{found['recurrent']} layers; no prefix cache, no drafts")
     table.add_row("quantization", found["quantization"] or "none")
     if (parts := found.get("memory")) is not None:
         sizes = {name: format_size(parts[name]) for name in ("total", "weights", "activations", "kv")}

@@ -60,7 +60,9 @@ class CacheConfig:
     ] = None
     num_blocks: Annotated[int | None, "exact number of KV blocks, instead of a memory budget", Limits(2)] = None
     dtype: Annotated[str, "auto (the model's), or a dtype the attention backend declares", Flag("kv-dtype")] = "auto"
-    prefix_cache: Annotated[bool, "reuse KV blocks of equal prompt prefixes"] = True
+    prefix_cache: Annotated[
+        bool | None, "reuse KV blocks of equal prompt prefixes; default: where the model allows it"
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def _limits(
         max_rows=config.sched.max_rows,
         max_length=length,
         eos_token_ids=tuple(resolved.value("eos_token_ids", info.eos_token_ids)),
-        prefix_cache=config.cache.prefix_cache and info.causal,
+        prefix_cache=resolved.value("prefix_cache", True),
         whole_prompts=not info.causal,
         lookahead=memory.num_drafts(config),
         depth=depth,

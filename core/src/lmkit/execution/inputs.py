@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from lmkit.api import AttnBatch, EngineError, KVSpec, StepInputs, StepLimits, StepPlan
+from lmkit.api import AttnBatch, EngineError, KVSpec, StateBatch, StepInputs, StepLimits, StepPlan
 from lmkit.execution.buffers import ArrayBuffer
 from lmkit.execution.rows import RowTable
 
@@ -53,9 +53,14 @@ class InputBuilder:
     def __init__(
         self, rows: RowTable, limits: StepLimits, specs: Sequence[KVSpec], planners: Sequence[AttnPlanner],
         kv: Sequence[torch.Tensor], platform: Platform, pairs: bool = False,
+        state: Sequence[Mapping[str, torch.Tensor]] = (),
     ) -> None:  # fmt: skip
-        """`pairs`: rows may hold two texts, which the model tells apart by token types."""
+        """`pairs`: rows may hold two texts, which the model tells apart by token types.
+
+        `specs`: those of attention layers, one per planner, then that of recurrent state `state` if there is any.
+        """
         self.rows, self.limits, self.specs, self.planners, self.kv = rows, limits, specs, planners, kv
+        self.state = state
         tokens, max_rows = limits.max_tokens, limits.max_rows
 
         def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> ArrayBuffer:
@@ -67,10 +72,11 @@ class InputBuilder:
         self.token_types = buffer((tokens,), torch.int64) if pairs else None
         self.query_start = buffer((max_rows + 1,), torch.int32)
         self.seq_len = buffer((max_rows,), torch.int32)
-        self.tables = [buffer((max_rows, table.shape[1]), torch.int32) for table in rows.table]
-        self.slots = [buffer((tokens,), torch.int64) for _ in specs]
+        self.tables = [buffer((max_rows, table.shape[1]), torch.int32) for table in rows.table[: len(planners)]]
+        self.slots = [buffer((tokens,), torch.int64) for _ in planners]
+        self.state_slots = buffer((max_rows,), torch.int64)
         self.arange = np.arange(max(tokens, max_rows) + 1)
-        self.capturable = all(planner.capture != "none" for planner in planners)
+        self.capturable = not state and all(planner.capture != "none" for planner in planners)
         self.uploaded = platform.event()  # behind the copies of the last step: its host buffers may be written again
         self.batches = [
             AttnBatch(
@@ -115,9 +121,8 @@ class InputBuilder:
         single = lengths - drafts == 1
         decodes = n if single.all() else int(single.argmin())
         max_query, max_seq = int(lengths.max()), int(ends.max())
-        for group, spec in enumerate(self.specs):
-            self._fill_group(group, spec.block_size, slots, token_slots, positions, max_seq)
-            batch = self.batches[group]
+        for group, batch in enumerate(self.batches):
+            self._fill_group(group, self.specs[group].block_size, slots, token_slots, positions, max_seq)
             batch.num_rows, batch.num_tokens, batch.num_decode_rows = n, num_tokens, decodes
             batch.max_query, batch.max_seq = max_query, max_seq
 
@@ -141,6 +146,7 @@ class InputBuilder:
             kv=self.kv,
             logits_rows=self.logits_rows.push(len(last)),
             capture=decode_only and self.capturable,
+            state=self._state_batch(slots, query_start, decodes) if self.state else None,
         )
         if self.token_types is not None and (second := rows.second[token_slots]).any():
             self.token_types.array[:num_tokens] = (second > 0) & (positions >= second)
@@ -170,6 +176,18 @@ class InputBuilder:
         self.slots[group].array[: len(positions)] = table[token_slots, blocks] * np.int64(size) + offsets
         width = -(-max_seq // size)
         self.tables[group].array[: len(slots), :width] = table[slots, :width]
+
+    def _state_batch(self, slots: np.ndarray, query_start: np.ndarray, decodes: int) -> StateBatch:
+        held, n = self.rows.table[-1][slots, 0], len(slots)
+        self.state_slots.array[:n] = held
+        starts = query_start[decodes:].tolist()
+        return StateBatch(
+            tensors=self.state,
+            slots=self.state_slots.push(n),
+            query_start=self.query_start.push(n + 1),
+            num_decode_rows=decodes,
+            prompts=list(zip(held[decodes:].tolist(), starts[:-1], starts[1:], strict=True)),
+        )
 
     def _check(
         self, plan: StepPlan, slots: np.ndarray, epochs: np.ndarray, starts: np.ndarray, lengths: np.ndarray,

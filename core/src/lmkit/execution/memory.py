@@ -19,6 +19,7 @@ from lmkit.api import (
 from lmkit.config import EngineConfig, format_size, parse_budget
 
 DEFAULT_MAX_TOKENS = 2048  # step budget when neither user nor platform says one
+NEVER = 1 << 62
 MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, unless the user asks for fewer
 
 
@@ -44,15 +45,17 @@ def activation_bytes(info: ModelInfo, dtype: str, max_tokens: int, max_rows: int
     """Peak of one step: residual, attention and MLP activations of `max_tokens`, and logits of `max_rows` rows.
 
     A layer holds the residual stream and its normed copy, q, k, v and the attention output, and gate, up and their
-    product; logits exist in the model's dtype, in float32, and as two float32 temporaries of the sampler.
+    product; recurrent state of all rows is gathered and changed; logits exist in the model's dtype, in float32, and as
+    two float32 temporaries of the sampler.
     """
     size = itemsize(dtype)
     attn = max(
-        (a.num_q_heads * 2 + a.num_kv_heads * 2) * max(a.head_dim, a.v_head_dim or 0)
-        for a in (layer.attn for layer in info.layers)
+        ((a.num_q_heads + a.num_kv_heads) * 2 * max(a.head_dim, a.v_head_dim or 0) for a, _ in info.kv_groups()),
+        default=0,
     )
+    state = 2 * max((sum(t.nbytes for t in layer.state) for layer in info.layers), default=0)
     per_token = (3 * info.hidden_size + attn + 3 * (info.intermediate_size or 4 * info.hidden_size)) * size
-    return max_tokens * per_token + max_rows * info.vocab_size * (size + 3 * 4)
+    return max_tokens * per_token + max_rows * (state + info.vocab_size * (size + 3 * 4))
 
 
 def blocks_needed(spec: KVSpec, length: int, max_tokens: int) -> int:
@@ -82,7 +85,8 @@ def plan_kv(
     longest = asked or max_length
     floor = asked or min(longest or MIN_LENGTH, MIN_LENGTH)
     if config.cache.num_blocks is not None:
-        kv = KVConfig(specs, tuple(config.cache.num_blocks for _ in specs))
+        most = config.sched.max_rows + 1  # a row has one state
+        kv = KVConfig(specs, tuple(min(config.cache.num_blocks, most if s.recurrent else NEVER) for s in specs))
         if kv.nbytes > facts.free_kv_bytes:
             raise _too_little(kv.nbytes, facts.free_kv_bytes, f"cache.num_blocks = {config.cache.num_blocks}")
     else:
@@ -92,12 +96,27 @@ def plan_kv(
         rows = config.sched.max_rows if config.cache.memory == "auto" and longest else None
         if rows and longest and not causal:  # each row fills its last block in part
             rows = -(-config.parallel.depth * (max_tokens + rows * specs[0].block_size) // longest)
-        kv = KVConfig(specs, _share(specs, budget, longest or floor, max_tokens, rows))
+        kv = KVConfig(specs, _divide(specs, budget, config.sched.max_rows, longest or floor, max_tokens, rows))
     for spec, num in zip(specs, kv.num_blocks, strict=True):
         if num - 1 < blocks_needed(spec, floor, max_tokens):
             needed = bytes_for(specs, floor, max_tokens) + sum(s.bytes_per_block for s in specs)
             raise _too_little(needed, min(kv.nbytes, facts.free_kv_bytes), f"one request of {floor} tokens")
     return kv
+
+
+def _divide(
+    specs: Sequence[KVSpec], budget: int, max_rows: int, length: int, max_tokens: int, rows: int | None
+) -> tuple[int, ...]:
+    """Blocks per group. Every one of `max_rows` rows gets its recurrent state, as long as that is half of the budget.
+
+    For few rows of great length that is too much; but most are shorter, and those that wait for a state wait long.
+    """
+    shared = _share(specs, budget, length, max_tokens, rows)
+    state = next((spec.bytes_per_block for spec in specs if spec.recurrent), 0)
+    if not state:
+        return shared
+    num = min(max_rows, max(shared[-1] - 1, budget // 2 // state - 1)) + 1
+    return (*_share(specs[:-1], budget - num * state, length, max_tokens, rows), num) if specs[:-1] else (num,)
 
 
 def _share(specs: Sequence[KVSpec], budget: int, length: int, max_tokens: int, rows: int | None) -> tuple[int, ...]:
@@ -165,7 +184,7 @@ def estimate(
     facts = WorkerFacts(free, weights, activations, specs)
     kv = plan_kv(facts, config, max_length=info.max_length, max_tokens=max_tokens, causal=info.causal)
     length = fit_length(info, kv, config.model.max_length)
-    per_token = sum(spec.bytes_per_block // spec.block_size for spec in specs)
+    per_token = sum(spec.bytes_per_token for spec in specs)
     tokens = min((n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True))
     full = [(n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True) if spec.window is None]
     return Estimate(memory, weights, activations, kv.nbytes, per_token, min(full, default=tokens), length)

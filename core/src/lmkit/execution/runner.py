@@ -31,7 +31,7 @@ from lmkit.sampling.noise import seed_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmkit.api import AttentionBackend, AttnNeed, Platform
+    from lmkit.api import AttentionBackend, AttnNeed, LayerInfo, Platform
 
 PROMPT_ROWS = 64  # rows of logits made at once for prompt log-probabilities
 
@@ -55,10 +55,18 @@ class Runner:
         platform: Platform, device: torch.device, *, eos_token_ids: Sequence[int] = (), max_drafts: int = 0,
         seed: int = 0, processors: Mapping[str, LogitsProcessor] | None = None, debug_kv: bool = False,
     ) -> None:  # fmt: skip
-        """`backends`: one per KV group. `debug_kv` fills fresh blocks with NaN: reading what nobody wrote shows."""
+        """`backends`: one per KV group of attention layers.
+
+        `debug_kv` fills fresh blocks with NaN: reading what nobody wrote shows.
+        """
         self.model, self.kv_config, self.seed, self.debug_kv = loaded.model, kv, seed, debug_kv
         needs = [need for need, _ in loaded.info.kv_groups()]
-        self.kv, self._spans = _allocate(kv, needs, backends, device)
+        num_layers = len(loaded.info.layers)
+        self.kv, self._spans = _allocate(kv, num_layers, needs, backends, device)
+        self.state: list[dict[str, Tensor]] = []
+        if loaded.info.recurrent:
+            self.state = _allocate_state(kv, loaded.info.layers, device)
+            self._spans.append([_block_of(tensor, 0, 1) for layer in self.state for tensor in layer.values()])
         max_blocks = [limits.max_blocks_per_row for _ in kv.specs]
         self.rows = RowTable(limits.max_rows, limits.max_length + max_drafts + 1, max_blocks)
         self.sampler = Sampler(limits.max_rows, loaded.info.vocab_size, eos_token_ids, processors, loaded.rows)
@@ -66,7 +74,7 @@ class Runner:
         pooler = loaded.info.pooler
         self.pooler = RowPooler(pooler, loaded.model, loaded.dense) if pooler is not None else None
         self.inputs = InputBuilder(
-            self.rows, limits, kv.specs, planners, self.kv, platform, pairs=self.pooler is not None
+            self.rows, limits, kv.specs, planners, self.kv, platform, pairs=self.pooler is not None, state=self.state
         )
         self.graphs = platform.graphs(limits)
         self.adapters = AdapterBank()
@@ -223,12 +231,14 @@ class Runner:
 
 
 def _allocate(
-    kv: KVConfig, needs: Sequence[AttnNeed], backends: Sequence[AttentionBackend], device: torch.device
+    kv: KVConfig, num_layers: int, needs: Sequence[AttnNeed], backends: Sequence[AttentionBackend], device: torch.device
 ) -> tuple[list[Tensor], list[list[Callable[[int], Tensor]]]]:
-    """KV tensors by layer, and for each group and layer a function from block id to that block's part."""
-    by_layer: dict[int, Tensor] = {}
+    """KV tensors by layer (empty where it has no attention), and for each group of attention layers and layer a
+    function from block id to that block's part."""
+    by_layer = [torch.empty(0, device=device)] * num_layers
     spans: list[list[Callable[[int], Tensor]]] = []
-    for spec, num, need, backend in zip(kv.specs, kv.num_blocks, needs, backends, strict=True):
+    paged = [(spec, num) for spec, num in zip(kv.specs, kv.num_blocks, strict=True) if not spec.recurrent]
+    for (spec, num), need, backend in zip(paged, needs, backends, strict=True):
         shape, smaller = backend.kv_shape(need, num), backend.kv_shape(need, num - 1)
         axes = [i for i, (a, b) in enumerate(zip(shape, smaller, strict=True)) if a != b]
         if len(axes) != 1 or shape[axes[0]] % num:
@@ -245,7 +255,18 @@ def _allocate(
                 )
             by_layer[layer] = tensor
             spans[-1].append(_block_of(tensor, axes[0], span))
-    return [by_layer[layer] for layer in sorted(by_layer)], spans
+    return by_layer, spans
+
+
+def _allocate_state(kv: KVConfig, layers: Sequence[LayerInfo], device: torch.device) -> list[dict[str, Tensor]]:
+    """The state tensors of each layer, by name."""
+    num = kv.num_blocks[-1]
+    state = [
+        {t.name: torch.empty((num, *t.shape), dtype=getattr(torch, t.dtype), device=device) for t in layer.state}
+        for layer in layers
+    ]
+    assert sum(t.nbytes for layer in state for t in layer.values()) == kv.specs[-1].bytes_per_block * num
+    return state
 
 
 def _block_of(tensor: Tensor, axis: int, span: int) -> Callable[[int], Tensor]:

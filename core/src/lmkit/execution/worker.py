@@ -81,8 +81,10 @@ class Worker:
         )
 
     def configure_kv(self, kv: KVConfig) -> None:
-        if self.loaded is None or self.loaded.attention is None:
+        if self.loaded is None:
             raise EngineError("configure_kv before load")
+        attention = self.loaded.attention
+        backends = [attention] * len(self.info.kv_groups()) if attention is not None else []
         max_length = memory.fit_length(self.info, kv, self.resolved.value("max_length") or self.config.model.max_length)
         block_size = min(spec.block_size for spec in kv.specs)
         drafts = memory.num_drafts(self.config)
@@ -93,7 +95,7 @@ class Worker:
             max_length=max_length,
         )
         self.runner = Runner(
-            self.loaded, kv, limits, [self.loaded.attention] * len(kv.specs), self.platform, self.device,
+            self.loaded, kv, limits, backends, self.platform, self.device,
             eos_token_ids=self.resolved.value("eos_token_ids", self.info.eos_token_ids), max_drafts=drafts,
             seed=self.config.model.seed, debug_kv=self.debug_kv,
         )  # fmt: skip
@@ -152,6 +154,6 @@ def describe_model(resolved: ResolvedPlan, checkpoint: Checkpoint) -> ModelInfo:
     info: ModelInfo = make(resolved, "model").describe(checkpoint.config)
     dtype = resolved.value("dtype", info.dtype)
     known = {"dtype": dtype, "kv_dtype": resolved.value("kv_dtype", dtype), "block_size": resolved.value("block_size")}
-    layers = tuple(replace(layer, attn=replace(layer.attn, **known)) for layer in info.layers)
+    layers = tuple(replace(layer, attn=layer.attn and replace(layer.attn, **known)) for layer in info.layers)
     pooler = resolved.value("pooler")
     return replace(info, layers=layers, pooler=pooler and msgspec.convert(pooler, PoolerInfo))

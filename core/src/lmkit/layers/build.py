@@ -15,6 +15,7 @@ from lmkit.api import (
     LinearSpec,
     ModelInfo,
     NormKind,
+    PluginError,
     QuantFormat,
     QuantScheme,
     RowOps,
@@ -45,7 +46,7 @@ class Builder:
         info: ModelInfo,
         dtype: torch.dtype,
         device: DeviceInfo,
-        attention: AttentionBackend,
+        attention: AttentionBackend | None,
         kernels: Mapping[str, Sequence[Any]],
         *,
         scheme: QuantScheme | None = None,
@@ -106,6 +107,8 @@ class Builder:
         raise SelectionError(f"no kernel for linear format {fmt.name!r}, layer {spec.name}: {reasons}")
 
     def attention(self, layer: int, scale: float) -> Attention:
+        if self.backend is None or layer not in self._group_of:
+            raise PluginError(f"{self.info.architecture}: layer {layer} is described without attention")
         group, need = self._group_of[layer]
         return Attention(self.backend, need, layer, group, scale)
 

@@ -9,7 +9,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lmkit.api import Architecture, LinearSpec, ModelInfo, PluginError, PoolerInfo, PoolingTask, Ref, WeightRule
+from lmkit.api import (
+    Architecture,
+    LinearSpec,
+    ModelInfo,
+    PluginError,
+    PoolerInfo,
+    PoolingTask,
+    Ref,
+    UnsupportedModel,
+    WeightRule,
+)
 from lmkit.layers.describe import ConfigReader
 from lmkit.layers.poolers import class_pooler
 from lmkit.plugins import load_target
@@ -45,7 +55,9 @@ class ConvertedArchitecture(Architecture):
             num_parameters += sum(s.total_out * (s.in_features + s.bias) for s in self._head(info, pooler))
         layers = info.layers
         if not reader.flag("is_causal", True):
-            layers = tuple(replace(layer, attn=replace(layer.attn, causal=False)) for layer in layers)
+            if info.recurrent:
+                raise UnsupportedModel("is_causal", False, "true: recurrent layers do not see what follows")
+            layers = tuple(replace(layer, attn=layer.attn and replace(layer.attn, causal=False)) for layer in layers)
         return replace(info, linears=linears, num_parameters=num_parameters, pooler=pooler, layers=layers)
 
     def build(self, info: ModelInfo, ctx: BuildContext) -> Model:

@@ -116,12 +116,12 @@ def make_builder(
     kernels: dict[str, list[Any]] = {}
     for c in ops:  # in order of preference
         kernels.setdefault(c.component, []).append(make(c))
-    attention, dtype = _choice(resolved, "attention"), resolved.value("dtype") or info.dtype
+    dtype = resolved.value("dtype") or info.dtype
     return Builder(
         info,
         getattr(torch, dtype),
         resolved.device,
-        make(attention),
+        make(_choice(resolved, "attention")) if info.kv_groups() else None,
         kernels,
         scheme=scheme,
         online=declared is None,

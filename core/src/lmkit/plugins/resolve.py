@@ -239,6 +239,8 @@ class Resolver:
             for need, _ in self.described_model.kv_groups()
         ]
         if not needs:
+            if items:
+                raise ConfigError(f"attention: {self.config.attention!r}: the model has none", fix="--attention auto")
             return
         phases = ("prefill", "decode") if any(w.phase for w in items) else (None,)
         choices = [self._choose_attention_phase(needs, phase) for phase in phases]
@@ -400,7 +402,23 @@ class Resolver:
             )
         if block is not None and block.value not in dims:
             raise ConfigError(f"block_size is {block.value} ({block.source}), {attention[0].name} needs {dims}")
+        if (tokens := config.cache.block_size) is not None and not attention:
+            raise ConfigError(f"block_size is {tokens}, the model has no attention", fix="leave it out")
         self._derived.extend(values.values())
+        self._settle_cache()
+
+    def _settle_cache(self) -> None:
+        """Prefixes can be reused where each position's KV stays what it is; drafts can be taken back there too."""
+        info, asked = self.described_model, self.config.cache.prefix_cache
+        reason = "" if info.causal else "the model's tokens see those that follow"
+        if info.recurrent:
+            reason = f"{len(info.recurrent)} layers keep recurrent state, which is that of the last token only"
+            if self.config.spec is not None:
+                raise ConfigError(f"proposer {self.config.spec.proposer!r}: drafts cannot be taken back: {reason}")
+        if reason and asked:
+            raise ConfigError(f"the prefix cache cannot be used: {reason}", fix="leave --prefix-cache out")
+        usual = "the default" if asked is None else "user"
+        self._derive("prefix_cache", not reason and asked is not False, reason or usual)
 
     def _platform_defaults(self) -> list[tuple[str, ConfigProposal]]:
         """What the platform suggests; its module loads torch in the worker only."""

@@ -1,7 +1,8 @@
 """KV kinds: which blocks a request needs, may drop, and may find in the prefix cache.
 
 Layers with the same kind and sizes form a group; each group has its own pool, and each request one row of block ids
-per group. All groups have the same block size, so block i holds the same positions everywhere.
+per group. Groups that can be found in the prefix cache have the same block size, so block i holds the same positions
+everywhere. A recurrent group has one block per request, the state after its last position, whatever its length.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ NEVER = 1 << 62  # a position, or number of blocks, that no request reaches
 
 class FullGroup:
     """Every position is read until the request ends."""
+
+    grows = True  # a request needs more blocks as it goes on
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self.pool = pool
@@ -69,10 +72,22 @@ class WindowGroup(FullGroup):
         return end
 
 
+class RecurrentGroup(FullGroup):
+    """One block of a request, for as long as it runs: zeroed at its start, changed in place by each step.
+
+    It is the state after the last position only, so it is no prefix of anything else.
+    """
+
+    grows = False
+
+    def hit_length(self, hashes: Sequence[bytes], limit: int) -> int:
+        return 0
+
+
 def make_groups(kv: KVConfig) -> list[FullGroup]:
     """One group per KVSpec. Raises ConfigError for a kind or a mix of block sizes that cannot be scheduled."""
-    sizes = {spec.block_size for spec in kv.specs}
-    if len(sizes) != 1 or min(sizes) < 1:
+    sizes = {spec.block_size for spec in kv.specs if not spec.recurrent}
+    if len(sizes) > 1 or min(spec.block_size for spec in kv.specs) < 1:
         raise ConfigError(f"KV groups need one block size, got {sorted(sizes)}")
     groups: list[FullGroup] = []
     for spec, num_blocks in zip(kv.specs, kv.num_blocks, strict=True):
@@ -83,6 +98,8 @@ def make_groups(kv: KVConfig) -> list[FullGroup]:
             groups.append(FullGroup(pool, spec.block_size))
         elif spec.kind == "window" and spec.window:
             groups.append(WindowGroup(pool, spec.block_size, spec.window))
+        elif spec.recurrent:
+            groups.append(RecurrentGroup(pool, spec.block_size))
         else:
             raise ConfigError(f"KV kind {spec.kind!r} (window {spec.window}) cannot be scheduled")
     return groups

@@ -36,17 +36,21 @@ def _check_waiting(r: Request) -> None:
 
 def _check_running(s: Scheduler, r: Request) -> None:
     table, size = r.held, s.block_size
+    held = [len(blocks) * group.block_size for group, blocks in zip(s.groups, table.blocks, strict=True)]
     assert r.resident, f"running request {r.id} has no row"
     assert r.num_computed <= len(r.tokens) + r.num_inflight + r.num_unverified, f"{r.id} computed too much"
-    assert table.capacity == len(table) * size, f"{r.id}: capacity differs from blocks"
+    assert table.capacity == min(held), f"{r.id}: capacity differs from blocks"
     assert r.num_computed <= table.capacity, f"{r.id} computed outside its blocks"
-    assert len({len(blocks) for blocks in table.blocks}) == 1, f"{r.id}: groups have different lengths"
-    assert table.num_sent == len(table), f"{r.id}: blocks were not sent"
+    paged = [len(blocks) for group, blocks in zip(s.groups, table.blocks, strict=True) if group.grows]
+    assert len(set(paged)) <= 1, f"{r.id}: groups have different lengths"
+    assert all(group.grows or len(b) == 1 for group, b in zip(s.groups, table.blocks, strict=True)), f"{r.id}: states"
+    assert table.sent == table.capacity, f"{r.id}: blocks were not sent"
     known = min(r.num_computed, len(r.tokens))
     assert r.num_published == NEVER or r.num_published * size <= known, f"{r.id} published what is not known"
     for group, blocks in zip(s.groups, table.blocks, strict=True):
         first = group.droppable(r.num_computed - r.num_unverified)
-        assert all(blocks[first : -(-r.num_computed // size)]), f"{r.id} lost a block that it still reads"
+        last = -(-r.num_computed // group.block_size)
+        assert all(blocks[first:last]), f"{r.id} lost a block that it still reads"
     parent = r.root_hash
     assert len(r.block_hashes) * size <= len(r.tokens), f"{r.id} hashed what is not known"
     for i, digest in enumerate(r.block_hashes):

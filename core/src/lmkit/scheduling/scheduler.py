@@ -54,7 +54,11 @@ class Scheduler:
         self.policy = policy
         self.groups = make_groups(kv)
         self.block_size = self.groups[0].block_size
-        self.reserve = [int(limits.watermark * g.pool.num_usable) for g in self.groups]  # kept free at admission
+        self.zeroed = [i for i, g in enumerate(self.groups) if not g.grows]
+        if self.zeroed and (limits.prefix_cache or limits.lookahead):
+            what = "prefix caching" if limits.prefix_cache else "draft tokens"
+            raise ConfigError(f"{what}: recurrent state is that of the last token only, it cannot be taken back")
+        self.reserve = [int(limits.watermark * g.pool.num_usable) * g.grows for g in self.groups]  # free at admission
         self.eos = frozenset(limits.eos_token_ids)
         self.requests: dict[str, Request] = {}
         self.waiting = OrderedQueue()
@@ -192,7 +196,7 @@ class Scheduler:
             cached, first = group.pool.cached, group.droppable(start)
             found = [0] * first + [cached[digest] for digest in r.block_hashes[first:num_hits]]
             # Enough for this chunk always; for the whole prompt and a little more, unless it has the engine to itself.
-            need = -(-(start + n) // self.block_size) - num_hits
+            need = -(-(start + n) // group.block_size) - num_hits
             if self.running.items:
                 whole = group.blocks_needed(len(r.tokens), self.limits.max_tokens) - (num_hits - first)
                 need = max(need, whole) + reserve
@@ -232,6 +236,7 @@ class Scheduler:
         table = r.held
         if not r.resident:
             r.resident = True
+            plan.zero += [(i, table.blocks[i][0]) for i in self.zeroed]
             plan.new.append(
                 NewRow(
                     r.id,
@@ -245,7 +250,7 @@ class Scheduler:
                     r.pooling,
                 )
             )
-        elif len(table.blocks[0]) > table.num_sent:
+        elif table.capacity > table.sent:
             plan.grown.append((r.id, table.unsent()))
         drafts: list[int] = []
         if r.drafts:

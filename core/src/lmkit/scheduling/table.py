@@ -8,23 +8,19 @@ from lmkit.scheduling.groups import FullGroup
 
 
 class BlockTable:
-    """Append-only while it lives: entry i of each group holds positions [i * block_size, (i + 1) * block_size).
+    """Append-only while it lives: entry i of each group holds positions [i * size, (i + 1) * size), its block size.
 
     A dropped entry becomes 0 here; workers keep the old id, which they never read again.
     """
 
-    __slots__ = ("block_size", "blocks", "capacity", "drop_at", "groups", "num_sent")
+    __slots__ = ("blocks", "capacity", "drop_at", "groups", "sent")
 
     def __init__(self, groups: Sequence[FullGroup]) -> None:
         self.groups = groups
-        self.block_size = groups[0].block_size
-        self.blocks: list[list[int]] = [[] for _ in groups]  # per group, all of one length
+        self.blocks: list[list[int]] = [[] for _ in groups]
         self.capacity = 0  # positions
-        self.num_sent = 0  # entries the workers already have
+        self.sent = 0  # positions for which the workers have blocks already
         self.drop_at = min(g.drop_at(0) for g in groups)  # from this position on something can be dropped
-
-    def __len__(self) -> int:
-        return len(self.blocks[0])
 
     def adopt(self, hits: Sequence[Sequence[int]]) -> None:
         """Start with cached blocks (0 where a group does not need one)."""
@@ -32,7 +28,11 @@ class BlockTable:
             assert not mine, "adopt comes first"
             group.pool.touch(block for block in found if block)
             mine.extend(found)
-        self.capacity = len(self) * self.block_size
+        self.capacity = self.held()
+
+    def held(self) -> int:
+        """Positions that every group has blocks for."""
+        return min(len(mine) * group.block_size for group, mine in zip(self.groups, self.blocks, strict=True))
 
     def reserve(self, start: int, n: int) -> bool:
         """Room for positions [start, start + n), none before `start` to be computed again. False: nothing was taken."""
@@ -40,13 +40,15 @@ class BlockTable:
             self._drop(start)
         if start + n <= self.capacity:
             return True
-        need = -(-(start + n - self.capacity) // self.block_size)
-        for group in self.groups:
+        needs = []
+        for group, mine in zip(self.groups, self.blocks, strict=True):
+            need = -(-(start + n) // group.block_size) - len(mine)
             if need > len(group.pool.free):
                 return False
-        for group, mine in zip(self.groups, self.blocks, strict=True):
+            needs.append(need)
+        for group, mine, need in zip(self.groups, self.blocks, needs, strict=True):
             mine.extend(group.pool.take(need))
-        self.capacity += need * self.block_size
+        self.capacity = self.held()
         return True
 
     def _drop(self, num_computed: int) -> None:
@@ -63,8 +65,8 @@ class BlockTable:
 
     def unsent(self) -> list[list[int]]:
         """Entries the workers do not have yet, per group; they count as sent from now on."""
-        tail = [mine[self.num_sent :] for mine in self.blocks]
-        self.num_sent = len(self)
+        tail = [mine[-(-self.sent // group.block_size) :] for group, mine in zip(self.groups, self.blocks, strict=True)]
+        self.sent = self.capacity
         return tail
 
     def release(self) -> None:
@@ -72,4 +74,4 @@ class BlockTable:
         for group, mine in zip(self.groups, self.blocks, strict=True):
             group.pool.release([block for block in mine if block])
             mine.clear()
-        self.capacity = self.num_sent = 0
+        self.capacity = self.sent = 0

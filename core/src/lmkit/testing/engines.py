@@ -87,7 +87,7 @@ def hash_engine(
         max_length=options.max_length,
         depth=config.parallel.depth,
         max_waiting=config.sched.max_waiting,
-        prefix_cache=config.cache.prefix_cache,
+        prefix_cache=config.cache.prefix_cache is not False,
     )
     intake = Intake(vocab_size=options.vocab_size, max_length=options.max_length)
     core = _Faulty(options, Scheduler(limits, kv, Fcfs()), executor, intake)

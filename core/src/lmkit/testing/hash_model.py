@@ -35,23 +35,28 @@ from lmkit.api import (
 EMPTY = -1  # content of a slot that was never written
 NAN = -2  # content written by a faulty row: whoever reads it is faulty too
 NUM_RANKS = 5  # ranks that made-up logprobs take
+RECURRENT = 0  # among windows: a group of recurrent state
+STATE_SIZE = 1 << 20  # tokens after which a state would be full
 
 
 def hash_kv(
     num_blocks: int | Sequence[int] = 64, block_size: int = 4, windows: Sequence[int | None] = (None,)
 ) -> KVConfig:
-    """A KVConfig of one group per entry of `windows` (None = full attention); `num_blocks` includes the null block."""
+    """A KVConfig of one group per entry of `windows`: None = full attention, RECURRENT = one state per row.
+
+    `num_blocks` includes the null block.
+    """
     counts = [num_blocks] * len(windows) if isinstance(num_blocks, int) else list(num_blocks)
     specs = tuple(
         KVSpec(
-            kind="full" if window is None else "window",
+            kind="full" if window is None else "window" if window else "recurrent",
             layers=(i,),
-            block_size=block_size,
+            block_size=STATE_SIZE if window == RECURRENT else block_size,
             num_kv_heads=1,
             head_dim=1,
             dtype="float32",
             bytes_per_block=8 * block_size,
-            window=window,
+            window=window or None,
         )
         for i, window in enumerate(windows)
     )
@@ -68,7 +73,7 @@ def _tint(adapter: str | None) -> int:
 
 
 def _high(before: int, here: int) -> int:
-    """Entry of layer 1, from those of layer 0."""
+    """Entry of layer 1, from those of layer 0; in a recurrent group the state, from that before and the entry."""
     return crc32(array("q", (before, here)).tobytes())
 
 
@@ -110,8 +115,11 @@ def expected_tokens(
         for mine, window in zip(entries, model.windows, strict=True):
             for position in range(len(mine), len(tokens)):
                 before = _low(tokens[position - 1], position - 1, tint) if position and window != 1 else EMPTY
+                if window == RECURRENT:
+                    before = mine[-1] if mine else EMPTY
                 mine.append(_high(before, _low(tokens[position], position, tint)))
-        seen = [mine[-window:] if window else mine for mine, window in zip(entries, model.windows, strict=True)]
+        reach = [1 if window == RECURRENT else window or 0 for window in model.windows]
+        seen = [mine[-n:] for mine, n in zip(entries, reach, strict=True)]
         num_output = len(tokens) - len(prompt)
         token = model.draw(seen, params, num_output)
         tokens.append(token)
@@ -182,8 +190,8 @@ class HashExecutor:
 
     def configure_kv(self, kv: KVConfig) -> None:
         self.kv = kv
-        self.block_size = kv.specs[0].block_size
-        windows = tuple(spec.window for spec in kv.specs)
+        self.block_size = min(spec.block_size for spec in kv.specs)
+        windows = tuple(RECURRENT if spec.recurrent else spec.window for spec in kv.specs)
         self.model = HashModel(self.vocab_size, windows, self.eos_token_ids, self.masks_stops)
         self._clear()
 
@@ -228,15 +236,20 @@ class HashExecutor:
     def _clear(self) -> None:
         self.rows.clear()
         self._plans.clear()
-        self.low = [[EMPTY] * (n * self.block_size) for n in self.kv.num_blocks]
-        self.high = [[EMPTY] * (n * self.block_size) for n in self.kv.num_blocks]
+        counts = [n * self._entries(group) for group, n in enumerate(self.kv.num_blocks)]
+        self.low = [[EMPTY] * n for n in counts]
+        self.high = [[EMPTY] * n for n in counts]
+
+    def _entries(self, group: int) -> int:
+        """Of one block: a state is one entry."""
+        return 1 if self.model.windows[group] == RECURRENT else self.block_size
 
     def _later(self, result: StepResult) -> StepResult:
         time.sleep(self.delay)
         return result
 
     def _apply(self, plan: StepPlan) -> None:
-        """gone, new, grown: in this order."""
+        """gone, new, grown, zero: in this order."""
         for rid in plan.gone:
             assert rid in self.rows, f"forget {rid}: not here"
             del self.rows[rid]
@@ -253,12 +266,21 @@ class HashExecutor:
         for rid, blocks in plan.grown:
             for mine, more in zip(self.rows[rid].blocks, blocks, strict=True):
                 mine.extend(more)
+        for group, block in plan.zero:
+            size = self._entries(group)
+            self.high[group][block * size : (block + 1) * size] = [EMPTY] * size
         self.max_rows_seen = max(self.max_rows_seen, len(self.rows))
 
     def _slot(self, row: _Row, group: int, position: int) -> int:
-        block = row.blocks[group][position // self.block_size]
+        block = row.blocks[group][position // self.kv.specs[group].block_size]
         assert block != 0, f"group {group}, position {position}: null block"
-        return block * self.block_size + position % self.block_size
+        size = self._entries(group)
+        return block * size + position % size
+
+    def _positions(self, group: int, work: RowWork) -> range:
+        """Those whose slots are written: in a recurrent group all are in one."""
+        last = work.start + work.num_tokens
+        return range(last - 1 if self.model.windows[group] == RECURRENT else work.start, last)
 
     def _write(self, plan: StepPlan) -> None:
         """Both layers, each for all rows before the next: what makes hits within a step legal."""
@@ -270,7 +292,7 @@ class HashExecutor:
             assert work.num_tokens >= 1, "a row without work"
             assert work.start + work.num_tokens <= len(tokens), f"row {work.id}: positions without tokens"
             for g, low in enumerate(self.low):
-                for position in range(work.start, work.start + work.num_tokens):
+                for position in self._positions(g, work):
                     slot = self._slot(row, g, position)
                     assert slot not in written[g], f"slot {slot} of group {g} is written twice"
                     written[g].add(slot)
@@ -278,6 +300,11 @@ class HashExecutor:
         for work in plan.rows:
             row = self.rows[work.id]
             for g, (low, high, window) in enumerate(zip(self.low, self.high, self.model.windows, strict=True)):
+                if window == RECURRENT:
+                    slot = self._slot(row, g, work.start)
+                    for position in range(work.start, work.start + work.num_tokens):
+                        high[slot] = _high(high[slot], _low(row.tokens[position], position, row.tint))
+                    continue
                 before = low[self._slot(row, g, work.start - 1)] if work.start and window != 1 else EMPTY
                 for position in range(work.start, work.start + work.num_tokens):
                     slot = self._slot(row, g, position)
@@ -289,6 +316,9 @@ class HashExecutor:
         size = self.block_size
         found = []
         for blocks, high, window in zip(row.blocks, self.high, self.model.windows, strict=True):
+            if window == RECURRENT:
+                found.append([high[blocks[0]]])
+                continue
             first = max(0, length - window) if window else 0
             entries: list[int] = []
             for i in range(first // size, -(-length // size)):

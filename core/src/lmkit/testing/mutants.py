@@ -84,7 +84,7 @@ def blocks_leak() -> Patches:
         for group, mine in zip(self.groups, self.blocks, strict=True):
             group.pool.release([block for block in mine[:-1] if block])
             mine.clear()
-        self.capacity = self.num_sent = 0
+        self.capacity = self.sent = 0
 
     return [(BlockTable, "release", release)]
 
@@ -167,7 +167,7 @@ def grown_blocks_lost() -> Patches:
     real = BlockTable.unsent
 
     def unsent(self):
-        first = self.num_sent == 0
+        first = self.sent == 0
         tail = real(self)
         return tail if first else [mine[-1:] for mine in tail]
 
@@ -265,6 +265,37 @@ def budget_ignored() -> Patches:
     return [(Scheduler, "_start", lambda self, r, budget: real(self, r, len(r.tokens)))]
 
 
+def state_not_zeroed() -> Patches:
+    """A new row goes on with the state that the row before left behind."""
+    real = Scheduler.schedule
+
+    def schedule(self):
+        plan = real(self)
+        plan.zero.clear()
+        return plan
+
+    return [(Scheduler, "schedule", schedule)]
+
+
+def state_survives_preemption() -> Patches:
+    """A resumed request computes only what came after, as if its state were still there."""
+    real = Scheduler._start
+
+    def start(self, r, budget):
+        n = real(self, r, budget)
+        if n and self.zeroed and r.num_preempted:
+            r.num_computed = min(n, len(r.tokens)) - 1
+        return n and n - r.num_computed
+
+    return [(Scheduler, "_start", start)]
+
+
+def state_grows() -> Patches:
+    """A request takes another state for every few tokens."""
+    real = groups.RecurrentGroup.__init__
+    return [(groups.RecurrentGroup, "__init__", lambda self, pool, size: real(self, pool, 8))]
+
+
 def capacity_overstated() -> Patches:
     """A table believes to have one position more than its blocks hold."""
     real = BlockTable.reserve
@@ -283,7 +314,8 @@ MUTANTS: Mapping[str, Callable[[], Patches]] = {
         counters_survive_preemption, gone_is_not_said, first_is_the_victim, grown_blocks_lost, window_too_narrow,
         window_ignored_in_hits, groups_disagree, any_size_accepted, min_tokens_ignored, stop_after_length,
         cache_survives_lost_step, fault_stays_cached, gates_ignored, scored_twice,
-        scored_from_cache, budget_ignored, capacity_overstated,
+        scored_from_cache, budget_ignored, state_not_zeroed, state_survives_preemption, state_grows,
+        capacity_overstated,
     )
 }  # fmt: skip
 

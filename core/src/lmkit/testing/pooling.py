@@ -101,8 +101,8 @@ class PoolingConformance(PluginConformance):
         assert loaded.weight_bytes == 4 * loaded.info.num_parameters
 
     def test_needs_are_declared(self, loaded: LoadedModel, spec: ModelSpec) -> None:
-        for layer in loaded.info.layers:
-            assert layer.attn.features <= spec.features
+        for need, _ in loaded.info.kv_groups():
+            assert need.features <= spec.features
 
     def test_loading_is_strict(self, directory: Path, spec: ModelSpec, tmp_path: Path) -> None:
         """A tensor too few or too many is named."""

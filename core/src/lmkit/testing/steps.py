@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmkit.api import AttentionBackend, AttnBatch, AttnNeed, Collectives, LoadedModel, StepInputs, StepLimits
+from lmkit.api import (
+    AttentionBackend,
+    AttnBatch,
+    AttnNeed,
+    Collectives,
+    LoadedModel,
+    StateBatch,
+    StateTensor,
+    StepInputs,
+    StepLimits,
+)
 
 
 class PlainBuffer:
@@ -103,8 +113,7 @@ class ModelDriver:
         self, loaded: LoadedModel, dtype: str, *, num_rows: int = 4, block_size: int = 4, num_blocks: int = 128,
         seed: int = 0, tp_size: int = 1,
     ) -> None:  # fmt: skip
-        backend = loaded.attention
-        assert backend is not None
+        backend: Any = loaded.attention  # None: no layer has attention
         self.loaded = loaded
         self.paged = PagedRows(num_rows, num_blocks, block_size, seed)
         known: dict[str, Any] = {"dtype": dtype, "kv_dtype": dtype, "block_size": block_size}
@@ -118,7 +127,11 @@ class ModelDriver:
 
         limits = StepLimits(num_rows, 4096, num_blocks, num_blocks * block_size)
         self.planners = [backend.planner(local(need), limits, plain_platform()) for need, _ in loaded.info.kv_groups()]
-        self.kv = [kv_memory(backend, local(layer.attn), num_blocks) for layer in loaded.info.layers]
+        layers = loaded.info.layers
+        self.kv = [
+            kv_memory(backend, local(layer.attn), num_blocks) if layer.attn else torch.empty(0) for layer in layers
+        ]
+        self.state = [state_memory(layer.state, num_rows) for layer in layers] if loaded.info.recurrent else []
 
     def step(self, work: Sequence[tuple[int, Sequence[int]]]) -> list[Tensor]:
         """`work` = (row, its next tokens); returns logits [tokens, V] of each."""
@@ -132,9 +145,27 @@ class ModelDriver:
             attn=[planner.plan(batch) for planner in self.planners],
             kv=self.kv,
             logits_rows=torch.arange(len(positions)),
+            state=self._state_batch([row for row, _ in work], batch) if self.state else None,
         )
         logits = self.loaded.model.logits(self.loaded.model.forward(x))
         return list(logits.float().split([len(ids) for _, ids in work]))
+
+    def _state_batch(self, rows: Sequence[int], batch: AttnBatch) -> StateBatch:
+        """Row i has slot num_rows - i, and zeros there when it begins."""
+        slots = [len(self.paged.rows) - row for row in rows]
+        starts, decodes = batch.query_start.host.tolist(), batch.num_decode_rows
+        for i, slot in enumerate(slots):
+            if batch.seq_len.host[i] == starts[i + 1] - starts[i]:
+                for tensors in self.state:
+                    for tensor in tensors.values():
+                        tensor[slot] = 0
+        return StateBatch(
+            tensors=self.state,
+            slots=torch.tensor(slots),
+            query_start=batch.query_start.host,
+            num_decode_rows=decodes,
+            prompts=list(zip(slots[decodes:], starts[decodes:-1], starts[decodes + 1 :], strict=True)),
+        )
 
     def run(self, row: int, ids: Sequence[int], chunk: int) -> Tensor:
         """Logits [tokens, V] of a whole prompt, computed `chunk` tokens at a time."""
@@ -195,3 +226,8 @@ def kv_memory(backend: AttentionBackend, need: AttnNeed, num_blocks: int, device
     """One layer's KV tensor, full of NaN."""
     dtype = getattr(torch, need.kv_dtype if need.kv_dtype != "auto" else need.dtype)
     return torch.full(backend.kv_shape(need, num_blocks), float("nan"), dtype=dtype, device=device)
+
+
+def state_memory(state: Sequence[StateTensor], num_rows: int) -> dict[str, Tensor]:
+    """The state tensors of one layer for so many rows and slot 0, full of NaN."""
+    return {t.name: torch.full((num_rows + 1, *t.shape), torch.nan, dtype=getattr(torch, t.dtype)) for t in state}

@@ -24,6 +24,8 @@ from lmkit.api import (
     NullEvent,
     NullGraphs,
     Platform,
+    StateBatch,
+    StateTensor,
     StepInputs,
     StepLimits,
 )
@@ -142,6 +144,9 @@ def checksum(tokens: Sequence[float]) -> float:
     return value
 
 
+RECURRENT = 0  # among windows: a layer that keeps the checksum itself, of all tokens so far
+
+
 def toy_next(tokens: Sequence[int], windows: Sequence[int | None] = (None,)) -> int:
     """The token that follows."""
     return int(sum(checksum(tokens[-(window or len(tokens)) :]) for window in windows) % TOY_VOCAB)
@@ -153,6 +158,9 @@ def toy_tokens(prompt: Sequence[int], n: int, windows: Sequence[int | None] = (N
     for _ in range(n):
         tokens.append(toy_next(tokens, windows))
     return tokens[len(prompt) :]
+
+
+STATE = (StateTensor("sum", ()),)
 
 
 class ToyModel:
@@ -173,7 +181,22 @@ class ToyModel:
                 self.backend.forward(ids, x.kv[layer], x.attn[group], 1.0, outs[-1])
             assert all(torch.equal(out.nan_to_num(), outs[0].nan_to_num()) for out in outs), "layers of a group agree"
             total += outs[0][:, 0]
+        if x.state is not None:
+            states = [x.state.tensors[layer]["sum"] for layer in self.info.recurrent]
+            outs = [self.recur(x.token_ids, x.state, state) for state in states]
+            assert all(torch.equal(out.nan_to_num(), outs[0].nan_to_num()) for out in outs), "layers of a group agree"
+            total += outs[0][:, None]
         return total % TOY_VOCAB
+
+    def recur(self, ids: Tensor, batch: StateBatch, state: Tensor) -> Tensor:
+        """The checksum so far at each token: [T]."""
+        decodes = [(slot, i, i + 1) for i, slot in enumerate(batch.slots[: batch.num_decode_rows].tolist())]
+        out = torch.empty(len(ids))
+        for slot, first, end in [*decodes, *batch.prompts]:
+            for i in range(first, end):
+                state[slot] = ((state[slot] + 7) * 31 + ids[i] + 1) % TOY_VOCAB - 7  # an empty text's is 7, a zero here
+                out[i] = (state[slot] + 7) % TOY_VOCAB
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         distance = (torch.arange(self.info.vocab_size, device=hidden.device) - hidden).abs()
@@ -187,7 +210,10 @@ def toy_info(block_size: int = 4, windows: Sequence[int | None] = (None, None)) 
         architecture="Toy",
         vocab_size=TOY_VOCAB,
         hidden_size=1,
-        layers=tuple(LayerInfo(i, replace(need, window=window)) for i, window in enumerate(windows)),
+        layers=tuple(
+            LayerInfo(i, state=STATE) if window == RECURRENT else LayerInfo(i, replace(need, window=window))
+            for i, window in enumerate(windows)
+        ),
         max_length=512,
         dtype="float32",
         num_parameters=0,

@@ -39,7 +39,7 @@ from lmkit.api import Scheduler as SchedulerType
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.scheduling.scheduler import Scheduler
-from lmkit.testing.hash_model import HashExecutor, expected_tokens, hash_kv
+from lmkit.testing.hash_model import RECURRENT, HashExecutor, expected_tokens, hash_kv
 from lmkit.testing.mutants import MUTANTS, applied
 
 VOCAB = 97
@@ -155,22 +155,27 @@ class Trial:
         """What is tried: an order for the core's scheduler, or a whole scheduler."""
         self.rng = rng = random.Random(seed)
         self.depth = rng.choice([1, 2, 3])
-        self.num_drafts = 0 if self.depth > 1 else rng.choice([0, 0, 1, 3])
+        recurrent = rng.random() < 0.2
+        self.num_drafts = 0 if self.depth > 1 or recurrent else rng.choice([0, 0, 1, 3])
         self.accept = rng.choice([0.0, 0.5, 0.9, 1.0])
         self.block_size = rng.choice([1, 2, 3, 4, 8])
         window = rng.randint(1, 12)
         self.windows = rng.choice([(None,), (None,), (None,), (None, window), (window,), (window, None, 2 * window)])
+        if recurrent:
+            self.windows = rng.choice([(RECURRENT,), (None, RECURRENT), (None, window, RECURRENT)])
         max_length = rng.choice([20, 40])
         alone = -(-max_length // self.block_size)  # blocks that the longest request needs
         room = rng.choice([1.0, 1.0, 1.2, 1.5, 3.0])
         num_blocks = [int(alone * room) + rng.randint(-2, 2) + self.num_drafts + 1 for _ in self.windows]
+        if recurrent:
+            num_blocks[-1] = rng.choice([2, 3, 17])
         self.kv = hash_kv([max(2, n) for n in num_blocks], self.block_size, self.windows)
         self.limits = SchedLimits(
             max_tokens=rng.choice([1, 2, 5, 16, 64]),
             max_rows=rng.choice([1, 2, 4, 16]),
             max_length=max_length,
             eos_token_ids=tuple(rng.sample(range(VOCAB), rng.choice([0, 1, 4]))),
-            prefix_cache=rng.random() < 0.75,
+            prefix_cache=rng.random() < 0.75 and not recurrent,
             lookahead=self.num_drafts,
             depth=self.depth,
             watermark=rng.choice([0.0, 0.01, 0.2]),
@@ -445,6 +450,7 @@ def run_trials(seeds: Iterable[int]) -> Summary:
         c[f"depth {t.depth}"] += 1
         c["with drafts"] += t.num_drafts > 0
         c["with windows"] += t.windows != (None,)
+        c["with recurrent state"] += RECURRENT in t.windows
         summary.trials += 1
     summary.seconds = time.perf_counter() - start
     summary.digest = digest.hexdigest()

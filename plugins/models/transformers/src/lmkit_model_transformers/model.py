@@ -22,8 +22,8 @@ class TransformersModel(nn.Module):
         skeleton = Skeleton(text, ctx.dtype)
         self.body, self.whole, self.recall = skeleton.body, skeleton.whole, (skeleton.recall,)
         self.first_position = skeleton.first_position
-        self.needs = [layer.attn for layer in info.layers]
-        self.attention = [ctx.attention(layer.index, scale=layer.attn.head_dim**-0.5) for layer in info.layers]
+        self.needs = {layer: need for need, layers in info.kv_groups() for layer in layers}
+        self.attention = {layer: ctx.attention(layer, scale=need.head_dim**-0.5) for layer, need in self.needs.items()}
         self.step: StepInputs | None = None  # of the pass that runs: the library's code has no place for it
         self.calls = 0  # of attention, so far in this pass
         connect(self.body, self._attend)
