@@ -12,8 +12,12 @@ from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft beside this transformers
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # of peft beside this transformers
+    pytest.mark.filterwarnings("ignore::UserWarning:peft.*"),  # that it saves embeddings too
+]
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+VOCAB = ["embed_tokens", "lm_head"]
 PROMPT = list(range(10, 41))
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0, logprobs=5, ignore_eos=True)
 
@@ -33,8 +37,11 @@ def make(base: Path, folder: Path, seed: int, merged: Path | None = None, **chan
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
+            noise = 0.1 * torch.randn(parameter.shape, generator=generator)
             if "lora_" in name:
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+                parameter.copy_(noise)
+            elif "modules_to_save" in name:
+                parameter.add_(noise)
     adapted.save_pretrained(folder)
     if merged is not None:
         adapted.merge_and_unload().save_pretrained(merged)
@@ -48,7 +55,8 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple
     made = []
     kinds = [{}, {"r": 1}, {"r": 16, "lora_alpha": 4}, {"target_modules": ["q_proj", "v_proj"]},
              {"target_modules": ["down_proj"]}, {"use_rslora": True}, {"r": 7},
-             {"layers_to_transform": [1]}]  # fmt: skip
+             {"layers_to_transform": [1]}, {"target_modules": ["q_proj", *VOCAB]}, {"modules_to_save": VOCAB},
+             {"target_modules": ["lm_head"]}]  # fmt: skip
     for i, changes in enumerate(kinds):
         folder = tmp_path_factory.mktemp(f"adapter{i}")
         made.append((make(base, folder / "a", i, folder / "m", **changes), folder / "m"))
@@ -138,7 +146,9 @@ def test_loading_is_off_and_bounded(base: Path, adapters) -> None:
         ({"r": "4"}, "r = '4'"),
         ({"use_dora": True}, "use_dora"),
         ({"bias": "all"}, "bias"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"modules_to_save": ["q_proj"]}, "modules_to_save = .* lm_head, embed_tokens"),
+        ({"modules_to_save": ["lm_head"]}, "no weight for modules_to_save lm_head"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"peft_type": "IA3"}, "peft_type"),
         ({"lora_alpha": None}, "lora_alpha"),
@@ -162,7 +172,10 @@ def test_tensors_that_do_not_fit(base: Path, adapters, tmp_path: Path) -> None:
         ({**tensors, name: torch.zeros(4, 99)}, r"\[4, 99\], needs \[4, 80\]"),
         ({**{k: v for k, v in tensors.items() if k != name}}, "lora_B only"),
         ({**tensors, other: tensors[name].clone()}, "nearest: model.layers"),
-        ({**tensors, "base_model.model.lm_head.lora_A.weight": torch.zeros(4, 48)}, "adapters may target q_proj"),
+        ({**tensors, "base_model.model.lm_head.lora_A.weight": torch.zeros(4, 48)}, "lora_A only"),
+        ({**tensors, "base_model.model.lm_head.weight": torch.zeros(260, 48)}, r"\[260, 48\], needs \[259, 48\]"),
+        ({**tensors, "base_model.model.model.norm.lora_A.weight": torch.zeros(4, 48)}, "adapters may target q_proj"),
+        ({**tensors, "base_model.model.model.layers.0.self_attn.q_proj.weight": torch.zeros(48, 48)}, "nothing in"),
         ({**tensors, name: tensors[name] * float("nan")}, "not finite"),
         ({**tensors, name: tensors[name].to(torch.int8)}, "int8"),
         ({}, "no tensors"),
@@ -173,6 +186,13 @@ def test_tensors_that_do_not_fit(base: Path, adapters, tmp_path: Path) -> None:
     (path / "adapter_model.bin").write_bytes(b"x")
     refused(base, path, "pickled")
     refused(base, tmp_path / "nowhere", "adapter_config.json")
+
+
+def test_tied_embeddings_have_no_adapter(tmp_path: Path) -> None:
+    """Of one weight in two places, PEFT changes one when it runs and both when it merges."""
+    tied = tiny_checkpoint("llama", tmp_path / "tied", vocab_size=259, tie_word_embeddings=True)
+    byte_tokenizer(tied)
+    refused(tied, make(tied, tmp_path / "a", 0, target_modules=["embed_tokens"]), "adapters may target q_proj")
 
 
 def test_an_adapter_of_another_base(base: Path, tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ class Runner:
             batch = SampleBatch(
                 step.logit_slots, step.positions, step.sample_rows, self._tokens, step.num_drafts, drafts
             )
-            self._accept(step, self.sampler.sample(self.model.logits(hidden), batch, masks), result)
+            logits = self._logits(hidden, step.logit_slots.tolist())
+            self._accept(step, self.sampler.sample(logits, batch, masks), result)
         for job in step.prompt_jobs:
             self._prompt_logprobs(job, step, pending.hidden, result)
         if self.pooler is not None:
@@ -151,6 +152,13 @@ class Runner:
         lengths = [work.num_tokens for work in step.plan.rows]
         with self.adapters.applied(self.model, step.slots.tolist(), lengths):
             return self.graphs.run(self.model.forward, step.inputs)
+
+    def _logits(self, hidden: Tensor, slots: Sequence[int]) -> Tensor:
+        """Of rows that belong to `slots`."""
+        if not self.adapters.rows:
+            return self.model.logits(hidden)
+        with self.adapters.applied(self.model, slots, [1] * len(slots), head=True):
+            return self.model.logits(hidden)
 
     def _tokens(self, slot: int) -> list[int]:
         return self.rows.row_tokens(slot).tolist()
@@ -206,12 +214,16 @@ class Runner:
                 result.logprobs.append(RowLogprobs(row, found))
 
     def _prompt_logprobs(self, job: PromptJob, step: Step, hidden: Tensor, result: StepResult) -> None:
-        params = self.rows.params[step.slots[job.row]]
+        slot = int(step.slots[job.row])
+        params = self.rows.params[slot]
+        assert params is not None
+        assert params.prompt_logprobs is not None
         entries = []
         for i in range(0, len(job.targets), PROMPT_ROWS):
             targets = job.targets[i : i + PROMPT_ROWS].tolist()
             first = job.hidden_start + i
-            logprobs = torch.log_softmax(self.model.logits(hidden[first : first + len(targets)]).float(), -1)
+            logits = self._logits(hidden[first : first + len(targets)], [slot] * len(targets))
+            logprobs = torch.log_softmax(logits.float(), -1)
             entries += gather_logprobs(logprobs, [TokenChoice(t, params.prompt_logprobs) for t in targets])
         found = next((entry for entry in result.logprobs if entry.row == job.row), None)
         if found is None:

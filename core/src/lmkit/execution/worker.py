@@ -125,7 +125,8 @@ class Worker:
         try:
             files = open_adapter(path, self.info, self.config.lora.max_rank)
             dtype = getattr(torch, self.resolved.value("dtype", self.info.dtype))
-            self._running.adapters.loaded[id] = Adapter(id, files.read(dtype, self.device))
+            weights = files.read(dtype, self.device)
+            self._running.adapters.loaded[id] = Adapter(id, weights.deltas, weights.whole)
         except LmkitError as e:
             return Reply(False, f"{e.message}; {e.fix}" if e.fix else e.message)
         return Reply(True)

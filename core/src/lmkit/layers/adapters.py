@@ -1,7 +1,8 @@
 """AdapterBank: the adapters of a loaded model, and to which tokens of a step each applies.
 
 A linear's output gets x @ a @ b added for the tokens of each adapter, after its kernel, so every weight format and
-kernel serves. Steps without adapters run as if there were none.
+kernel serves; embedding and head may have a weight of the adapter's own. Steps without adapters run as if there were
+none.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lmkit.api import EngineError, Model
+from lmkit.layers.embedding import Embedding
 from lmkit.layers.linear import Linear
+
+HEAD = "lm_head"  # runs on the rows that are sampled, after the other modules
 
 
 class Delta(Protocol):
-    """Added to outputs [low, high) of a linear: x @ a @ b. See loading.adapter."""
+    """Added to outputs [low, high) of a linear: x @ a @ b; of an embedding: a[ids] @ b. See loading.adapter."""
 
     low: int
     high: int
@@ -32,18 +37,23 @@ class Adapter:
     """Immutable once loaded: rows that hold it keep it, whatever its name means later."""
 
     id: str
-    deltas: Mapping[str, Sequence[Delta]]  # by linear
+    deltas: Mapping[str, Sequence[Delta]]  # by module
+    whole: Mapping[str, Tensor]  # weights of its own, [out, in] of a linear, [ids, out] of an embedding
+
+    @property
+    def modules(self) -> set[str]:
+        return {*self.deltas, *self.whole}
 
 
 class AdapterBank:
-    """Rows are slots of the worker. Linears are hooked for the time of a step that needs it."""
+    """Rows are slots of the worker. Modules are hooked for the time of a step that needs it."""
 
     def __init__(self) -> None:
         self.loaded: dict[str, Adapter] = {}
         self.rows: dict[int, Adapter] = {}  # slot -> its adapter
         self._active: list[tuple[Adapter, Tensor]] = []  # of the step that runs, with its tokens
-        self._seen: set[str] = set()  # linears that ran in this step
-        self._linears: dict[str, Linear] = {}  # of the model, found when first needed
+        self._seen: set[str] = set()  # modules that ran in this step
+        self._modules: dict[str, nn.Module] = {}  # of the model, found when first needed
 
     def put(self, slot: int, id: str) -> None:
         """Raises EngineError when the adapter is not loaded."""
@@ -52,10 +62,11 @@ class AdapterBank:
         self.rows[slot] = self.loaded[id]
 
     @contextmanager
-    def applied(self, model: Model, slots: Sequence[int], lengths: Sequence[int]) -> Iterator[None]:
-        """Within, `model` gives the tokens of each row (in batch order) what its adapter adds.
+    def applied(self, model: Model, slots: Sequence[int], lengths: Sequence[int], head: bool = False) -> Iterator[None]:
+        """Within, `model` gives the tokens of each row (in batch order) what its adapter adds: all modules but the
+        head, or only the `head`.
 
-        Raises EngineError at the end when the model computed around a linear that an adapter changes.
+        Raises EngineError at the end when the model computed around a module that an adapter changes.
         """
         assert isinstance(model, nn.Module)
         tokens: dict[str, list[int]] = {}
@@ -67,9 +78,9 @@ class AdapterBank:
         held = {adapter.id: adapter for adapter in self.rows.values()}
         device = next(model.parameters()).device
         self._active = [(held[id], torch.tensor(found, device=device)) for id, found in tokens.items()]
-        names = {name for adapter, _ in self._active for name in adapter.deltas}
-        self._linears = self._linears or {m.spec.name: m for m in model.modules() if isinstance(m, Linear)}
-        hooks = [self._linears[name].register_forward_hook(self._add) for name in names]
+        names = {name for adapter, _ in self._active for name in adapter.modules if (name == HEAD) == head}
+        self._modules = self._modules or _changeable(model)
+        hooks = [self._modules[name].register_forward_hook(self._hook(name)) for name in names]
         self._seen.clear()
         try:
             yield
@@ -80,12 +91,24 @@ class AdapterBank:
         if missed := names - self._seen:
             raise EngineError(f"adapters had no effect on {', '.join(sorted(missed)[:3])}")
 
-    def _add(self, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
-        assert isinstance(module, Linear)
-        name = module.spec.name
-        self._seen.add(name)
-        for adapter, tokens in self._active:
-            for delta in adapter.deltas.get(name, ()):
-                added = args[0][tokens] @ delta.a @ delta.b
-                out[tokens, delta.low : delta.high] += added
-        return out
+    def _hook(self, name: str) -> Any:
+        """What module `name` does in addition."""
+
+        def add(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+            self._seen.add(name)
+            for adapter, tokens in self._active:
+                x = args[0][tokens]
+                embeds = isinstance(module, Embedding)
+                if (weight := adapter.whole.get(name)) is not None:
+                    out[tokens] = weight[x] if embeds else F.linear(x, weight, module.bias)  # type: ignore[arg-type]
+                for delta in adapter.deltas.get(name, ()):
+                    out[tokens, delta.low : delta.high] += (delta.a[x] if embeds else x @ delta.a) @ delta.b
+            return out
+
+        return add
+
+
+def _changeable(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that an adapter may change: linears as their spec calls them, embeddings by their path."""
+    linears = {m.spec.name: m for m in model.modules() if isinstance(m, Linear)}
+    return {**linears, **{path: m for path, m in model.named_modules() if isinstance(m, Embedding)}}

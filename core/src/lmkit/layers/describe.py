@@ -290,6 +290,9 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
     targets = dict.fromkeys(cfg.names[role].rpartition(".")[2] for role in roles if role in cfg.names)
     if not cfg.gated:
         targets.pop(cfg.names.get("gate", "").rpartition(".")[2], None)
+    embedding = "" if cfg.tie else cfg.names["embed"]  # an adapter of one tied module would mean two things
+    if embedding:
+        targets |= dict.fromkeys(name.rpartition(".")[2] for name in (embedding, cfg.names["lm_head"]))
     return ModelInfo(
         architecture=architecture,
         vocab_size=cfg.vocab_size,
@@ -304,6 +307,7 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
         intermediate_size=max(cfg.intermediate_size, cfg.moe.size * cfg.moe.top_k if cfg.moe else 0),
         linears=cfg.linears(),
         adapter_targets=tuple(targets),
+        embedding=embedding,
         config=asdict(cfg),
     )
 

@@ -1,7 +1,8 @@
 """PEFT adapters (LoRA, arXiv:2106.09685): read strictly, checked against the base model from headers alone.
 
 adapter_config.json says rank, scale and targets; adapter_model.safetensors has, for each target, A [rank, in] and
-B [out, rank]. What would change the arithmetic in another way is refused by name.
+B [out, rank]. Token embedding and output head may also be there whole: trained, or beside their A and B.
+What would change the arithmetic in another way is refused by name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
     from lmkit.api import TensorEntry
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-TENSOR = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>A|B)(?:\.default)?\.weight$")
+EMBED, HEAD = "embed", "lm_head"  # modules of a model
+TENSOR = re.compile(
+    r"^base_model\.model\.(?P<module>.+?)"
+    r"(?:\.lora_(?P<side>A|B)(?:\.default)?\.weight|\.lora_embedding_(?P<row>A|B)(?:\.default)?"
+    r"|(?:\.base_layer|\.modules_to_save(?:\.default)?)?\.weight)$"
+)
+WHOLE = "whole"  # in place of a side: the weight itself
 # Keys of adapter_config.json whose only supported values are these.
 FIXED: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
@@ -35,7 +42,6 @@ FIXED: Mapping[str, tuple[object, ...]] = {
     "lora_bias": (False, None),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
-    "modules_to_save": ([], None),
     "layer_replication": ([], None),
     "trainable_token_indices": ([], {}, None),
     "target_parameters": ([], None),
@@ -48,22 +54,37 @@ FIXED: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The part of a linear that a checkpoint module became: outputs [low, high) of `linear`."""
+    """The part of a linear that a checkpoint module became: outputs [low, high) of `linear`, or the embedding."""
 
     linear: str
     in_features: int
     low: int
     high: int
 
+    def shape(self, side: str, rank: int) -> tuple[int, int]:
+        """Of the tensor of that side; an embedding's weight is [in, out]."""
+        whole = (self.high - self.low, self.in_features)
+        if side == WHOLE:
+            return whole[::-1] if self.linear == EMBED else whole
+        return (rank, whole[1]) if side == "A" else (whole[0], rank)
+
 
 @dataclass(slots=True)
 class Delta:
-    """What one adapter adds to one part of a linear: x @ a @ b, the scale already in b."""
+    """What one adapter adds to one part of a linear: x @ a @ b, the scale already in b. Embeddings take rows of a."""
 
     low: int
     high: int
     a: Tensor  # [in, rank]
     b: Tensor  # [rank, high - low]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """Both by module of the model; `whole` replaces a weight before deltas are added to what it gives."""
+
+    deltas: dict[str, list[Delta]]
+    whole: dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +95,15 @@ class AdapterFiles:
     rank: int
     scale: float
     entries: tuple[tuple[Place, TensorEntry, TensorEntry], ...]  # place, A, B
+    whole: tuple[tuple[Place, TensorEntry], ...]
     loader: SafetensorsLoader
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes + b.nbytes for _, a, b in self.entries)
+        return sum(a.nbytes + b.nbytes for _, a, b in self.entries) + sum(entry.nbytes for _, entry in self.whole)
 
-    def read(self, dtype: torch.dtype, device: torch.device) -> dict[str, list[Delta]]:
-        """The weights, by linear, ready to multiply. Raises CheckpointError for values that are not finite."""
+    def read(self, dtype: torch.dtype, device: torch.device) -> AdapterWeights:
+        """The weights, ready to multiply. Raises CheckpointError for values that are not finite."""
         deltas: dict[str, list[Delta]] = {}
         for place, first, second in self.entries:
             a, b = self.loader.read(first).float(), self.loader.read(second).float() * self.scale
@@ -89,7 +111,13 @@ class AdapterFiles:
                 raise CheckpointError(f"{first.name} or its lora_B has values that are not finite")
             ready = [t.T.to(device, dtype).contiguous() for t in (a, b)]
             deltas.setdefault(place.linear, []).append(Delta(place.low, place.high, ready[0], ready[1]))
-        return deltas
+        whole = {}
+        for place, entry in self.whole:
+            weight = self.loader.read(entry)
+            if not weight.isfinite().all():
+                raise CheckpointError(f"{entry.name} has values that are not finite")
+            whole[place.linear] = weight.to(device, dtype).contiguous()
+        return AdapterWeights(deltas, whole)
 
 
 def digest(path: Path) -> str:
@@ -114,11 +142,17 @@ def open_adapter(path: str | Path, info: ModelInfo, max_rank: int) -> AdapterFil
         raise _missing(path)
     config = read_json(path / CONFIG)
     rank, scale = _rank_and_scale(config, max_rank)
+    places = places_of(info)
+    saved = _saved(config, places)
     loader = SafetensorsLoader()
     checkpoint = Checkpoint(str(path), path, "safetensors", {}, files=(path / WEIGHTS,))
     base = config.get("base_model_name_or_path")
-    entries = _matched(loader.tensors(checkpoint), places_of(info), info, rank, f"made for {base!r}")
-    return AdapterFiles(path, rank, scale, entries, loader)
+    sides = _matched(loader.tensors(checkpoint), places, info, rank, f"made for {base!r}")
+    if lost := saved - {module.rpartition(".")[2] for module, s in sides.items() if WHOLE in s}:
+        raise WeightMismatch(f"the adapter has no weight for modules_to_save {', '.join(sorted(lost))}")
+    entries = tuple((places[m], s["A"], s["B"]) for m, s in sides.items() if "A" in s)
+    whole = tuple((places[m], s[WHOLE]) for m, s in sides.items() if WHOLE in s)
+    return AdapterFiles(path, rank, scale, entries, whole, loader)
 
 
 def _missing(path: Path) -> CheckpointError:
@@ -137,7 +171,18 @@ def places_of(info: ModelInfo) -> dict[str, Place]:
         for source, low, high in _spans(spec):
             if source.rpartition(".")[2] in info.adapter_targets:
                 found[source] = Place(spec.name, spec.in_features, low, high)
+    if info.embedding:
+        found[info.embedding] = Place(EMBED, info.vocab_size, 0, info.hidden_size)
     return found
+
+
+def _saved(config: Mapping[str, Any], places: Mapping[str, Place]) -> set[str]:
+    """Modules that are there whole: only embedding and head may be."""
+    able = [source.rpartition(".")[2] for source, place in places.items() if place.linear in (EMBED, HEAD)]
+    saved = config.get("modules_to_save") or []
+    if not (isinstance(saved, list) and set(saved) <= set(able)):
+        raise UnsupportedModel(f"{CONFIG} modules_to_save", saved, ", ".join(able) or "[], as the embeddings are tied")
+    return set(saved)
 
 
 def _spans(spec: LinearSpec) -> list[tuple[str, int, int]]:
@@ -162,31 +207,39 @@ def _rank_and_scale(config: Mapping[str, Any], max_rank: int) -> tuple[int, floa
 
 def _matched(
     entries: Sequence[TensorEntry], places: Mapping[str, Place], info: ModelInfo, rank: int, base: str
-) -> tuple[tuple[Place, TensorEntry, TensorEntry], ...]:
-    """A and B of each target. Raises WeightMismatch with all that is wrong."""
+) -> dict[str, dict[str, TensorEntry]]:
+    """A and B, and the whole weight, of each target. Raises WeightMismatch with all that is wrong."""
     sides: dict[str, dict[str, TensorEntry]] = {}
     wrong: list[str] = []
     for entry in entries:
         found = TENSOR.match(entry.name)
         module = found["module"] if found else ""
         place = places.get(module)
-        if found is None or place is None:
+        side = (found["side"] or found["row"] or WHOLE) if found else ""
+        if found is None or place is None or not _belongs(place, found["row"], side):
             wrong.append(_stranger(entry.name, module, places, info))
             continue
-        expected = (rank, place.in_features) if found["side"] == "A" else (place.high - place.low, rank)
+        expected = place.shape(side, rank)
         if entry.shape != expected:
             wrong.append(f"{entry.name} has shape {list(entry.shape)}, needs {list(expected)}")
         elif entry.dtype not in ("float32", "float16", "bfloat16"):
             wrong.append(f"{entry.name} has dtype {entry.dtype}, needs float32, float16 or bfloat16")
-        sides.setdefault(module, {})[found["side"]] = entry
-    wrong += [f"{m} has lora_{'/lora_'.join(s)} only" for m, s in sides.items() if len(s) != 2]
+        if side in sides.setdefault(module, {}):
+            wrong.append(f"{entry.name} and {sides[module][side].name} are the same")
+        sides[module][side] = entry
+    wrong += [f"{m} has lora_{side} only" for m, s in sides.items() for side in "AB" if {"A", "B"} & s.keys() == {side}]
     if wrong or not sides:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise WeightMismatch(
             f"the adapter does not fit this model ({base}): {'; '.join(wrong[:4]) or 'it has no tensors'}{more}",
             fix="use an adapter made for this base model",
         )
-    return tuple((places[m], s["A"], s["B"]) for m, s in sorted(sides.items()))
+    return dict(sorted(sides.items()))
+
+
+def _belongs(place: Place, row: str | None, side: str) -> bool:
+    """Embeddings call their A and B so; only they and the head may be there whole."""
+    return place.linear in (EMBED, HEAD) if side == WHOLE else (place.linear == EMBED) == (row is not None)
 
 
 def _stranger(name: str, module: str, places: Mapping[str, Place], info: ModelInfo) -> str:

@@ -53,6 +53,22 @@ SHAPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "num_attention_heads": 12, "num_key_value_heads": 12, "max_position_embeddings": 2048,
         },
     ),
+    "mixtral-0.8b": (
+        "MixtralForCausalLM",
+        {
+            "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 8,
+            "num_attention_heads": 16, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2,
+            "max_position_embeddings": 4096,
+        },
+    ),
+    "qwen3-moe-0.7b": (
+        "Qwen3MoeForCausalLM",
+        {
+            "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 3072, "moe_intermediate_size": 384,
+            "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64,
+            "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True, "max_position_embeddings": 4096,
+        },
+    ),
 }  # fmt: skip
 
 
