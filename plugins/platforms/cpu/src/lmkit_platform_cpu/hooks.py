@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lmkit.api import DoctorCheck, OpSpec, PlatformSpec, Tier, hookimpl
+from lmkit.api import BenchmarkSpec, DoctorCheck, OpSpec, PlatformSpec, Tier, hookimpl
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,15 @@ def lmkit_ops() -> Iterable[OpSpec]:
         op="rowwise",
         platforms=("cpu",),
         check="lmkit_platform_cpu.check:native",
+    )
+
+
+@hookimpl
+def lmkit_benchmarks() -> Iterable[BenchmarkSpec]:
+    yield BenchmarkSpec(
+        name="limits",
+        summary="what memory and registers of this machine can do",
+        target="lmkit_platform_cpu.benchmarks:cases",
     )
 
 
