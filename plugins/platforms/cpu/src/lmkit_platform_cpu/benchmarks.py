@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from lmkit.api import BenchmarkCase
+from torch import Tensor
 
 from lmkit_platform_cpu.native import Args, Native, load
 from lmkit_platform_cpu.packed import huge
@@ -37,8 +38,8 @@ def cases() -> Iterator[BenchmarkCase]:
     args = ReadArgs(source=data.data_ptr(), sums=sums.data_ptr(), step=READ_CHUNK // 8)
     args.chunks[0] = len(sums)
     yield BenchmarkCase(
-        name=f"read {READ_BYTES >> 20} MiB, native", run=partial(native.run, "read", args), bytes=READ_BYTES,
-        limit="read",
+        name=f"read {READ_BYTES >> 20} MiB, native", run=partial(_run, native, "read", args, data, sums),
+        bytes=READ_BYTES, limit="read",
     )  # fmt: skip
     del data, args
     yield from multiplications(native)
@@ -53,6 +54,11 @@ def multiplications(native: Native) -> Iterator[BenchmarkCase]:
         native.run("multiply", args)
         if args.flops:
             yield BenchmarkCase(
-                name=f"multiply in registers, {name}", run=partial(native.run, "multiply", args), bytes=0,
-                flops=CHUNKS * args.flops, dtype=name, limit="flops",
+                name=f"multiply in registers, {name}", run=partial(_run, native, "multiply", args, sums),
+                bytes=0, flops=CHUNKS * args.flops, dtype=name, limit="flops",
             )  # fmt: skip
+
+
+def _run(native: Native, name: str, args: Args, *memory: Tensor) -> None:
+    """`memory` is what the arguments point to: it stays as long as the case does."""
+    native.run(name, args)
