@@ -96,11 +96,12 @@ async def test_the_matrix(model: Model, per_cell: int) -> None:
 
 
 async def ask(
-    http: httpx.AsyncClient, number: int, thinking: str, kind: str, stream: bool
+    http: httpx.AsyncClient, number: int, thinking: str, kind: str, stream: bool, **more: Any
 ) -> tuple[dict[str, Any], str]:
-    body = {
+    body: dict[str, Any] = {
         "messages": [{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}], "temperature": 1.0,
         "seed": number, "max_tokens": 300, "stream": stream, **THINKING[thinking], **KINDS[kind],
+        **more,
     }  # fmt: skip
     response = await http.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text

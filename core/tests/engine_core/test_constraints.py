@@ -33,15 +33,20 @@ def vocabulary():
     return Vocabulary(pieces, frozenset({END}), (END,), 97)
 
 
-def make_engine(depth=1, num_blocks=40, at_once=True, num_drafts=0, propose=None, max_rows=8):
+def make_engine(depth=1, num_blocks=40, at_once=True, num_drafts=0, propose=None, max_rows=8, lookahead=0):
     kv = hash_kv(num_blocks, 4)
     executor = HashExecutor(
         kv, depth=depth, eos_token_ids=(END,), masks_stops=False, num_drafts=num_drafts, propose=propose
     )
     limits = SchedLimits(
-        max_tokens=16, max_rows=max_rows, max_length=64, depth=depth, eos_token_ids=(END,), lookahead=num_drafts
+        max_tokens=16,
+        max_rows=max_rows,
+        max_length=64,
+        depth=depth,
+        eos_token_ids=(END,),
+        lookahead=num_drafts or lookahead,
     )
-    grammars = ConstrainedOutput(StairsCompiler(vocabulary(), at_once))
+    grammars = ConstrainedOutput(StairsCompiler(vocabulary(), at_once), max_rows if lookahead else 0)
     return EngineCore(Scheduler(limits, kv, ArrivalOrder()), executor, Intake(97, 64, grammars=grammars))
 
 
@@ -109,6 +114,20 @@ def test_drafts_are_verified_against_the_grammar(num_drafts):
     found = run(engine, [request(f"r{i:02}", "3", [i, 1], max_tokens=20) for i in range(8)])
     for tokens, event in found.values():
         assert_stairs(tokens, 3, event.finish)
+
+
+@pytest.mark.parametrize(("lookahead", "num_blocks", "max_rows"), [(4, 40, 16), (16, 40, 16), (16, 14, 8), (16, 40, 5)])
+def test_tokens_that_must_follow_are_computed_at_once(lookahead, num_blocks, max_rows):
+    def answers(lookahead):
+        engine = make_engine(num_blocks=num_blocks, max_rows=max_rows, lookahead=lookahead)
+        periods = ["70", None, "90", "3"]
+        found = run(engine, [request(f"r{i:02}", periods[i % 4], [i, 1], max_tokens=40) for i in range(8)])
+        return {id: (tokens, event.finish) for id, (tokens, event) in found.items()}, engine.stats().num_steps
+
+    plain, num_plain = answers(0)
+    jumped, num_jumped = answers(lookahead)
+    assert jumped == plain
+    assert num_jumped < num_plain
 
 
 def test_others_go_on_while_a_grammar_is_compiled():

@@ -186,6 +186,10 @@ class Matcher(Protocol):
         """
         ...
 
+    def forced(self) -> Sequence[int]:
+        """The next tokens, as far as `fill` would allow no other at each of them; [] also where nobody knows."""
+        ...
+
     @property
     def complete(self) -> bool:
         """The text so far is a whole sentence: it may end here."""

@@ -123,7 +123,7 @@ def _limits(
         eos_token_ids=tuple(resolved.value("eos_token_ids", info.eos_token_ids)),
         prefix_cache=resolved.value("prefix_cache", True),
         whole_prompts=not info.causal,
-        lookahead=memory.num_drafts(config),
+        lookahead=memory.num_drafts(config, resolved),
         depth=depth,
         max_waiting=config.sched.max_waiting,
     )
@@ -151,7 +151,8 @@ def _constrained_output(
         tokenizer = load_tokenizer(checkpoint, resolved, config, PluginHost())
         return vocabulary(tokenizer, limits.eos_token_ids, info.vocab_size)
 
-    return ConstrainedOutput(Compiler([c for c in resolved.choices if c.kind == "grammar"], open_vocabulary))
+    compiler = Compiler([c for c in resolved.choices if c.kind == "grammar"], open_vocabulary)
+    return ConstrainedOutput(compiler, limits.max_rows if limits.lookahead else 0)
 
 
 def _intake(

@@ -25,6 +25,7 @@ class Constraint:
         self.request = request
         self._matcher, self._channel = matcher, channel
         self._num_seen = request.num_prompt_tokens
+        self._forced: list[int] = []
         self._ends = bit_mask(size, ends)
         self._end_ids = frozenset(ends)
 
@@ -35,11 +36,10 @@ class Constraint:
 
     def masks(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
         """What may follow the tokens so far, and each of `drafts`; None: anything. Raises GrammarError."""
-        tokens = self.request.tokens
-        for token in tokens[self._num_seen :]:
-            if token not in self._end_ids and self._step(token) is None:
-                raise GrammarError(f"token {token} does not fit the grammar")
-        self._num_seen = len(tokens)
+        if unseen := self.request.tokens[self._num_seen :]:
+            self._follow(unseen)
+        if drafts and list(drafts) == self._forced[: len(drafts)]:
+            return self._forced_masks(drafts)
         found, undo = [self._mask()], []
         for draft in drafts:
             before = self._channel.state if self._channel is not None else None
@@ -52,6 +52,41 @@ class Constraint:
         for before, num_matched in reversed(undo):
             self._undo(before, num_matched)
         return found + [None] * (len(drafts) + 1 - len(found))  # after a draft that does not fit nothing matters
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Moves past the next of the request's tokens. Raises GrammarError."""
+        self._forced = []
+        for token in tokens:
+            if token not in self._end_ids and self._step(token) is None:
+                raise GrammarError(f"token {token} does not fit the grammar")
+        self._num_seen += len(tokens)
+
+    def forced(self, tokens: Sequence[int]) -> list[int]:
+        """What must come after `tokens`, which were just drawn and which the request is about to get.
+
+        Raises GrammarError.
+        """
+        self._follow(tokens)
+        matcher, channel = self._matcher, self._channel
+        if (
+            matcher is None
+            or matcher.exhausted
+            or matcher.complete
+            or (channel is not None and channel.phase != "body")
+        ):
+            return []
+        self._forced = list(matcher.forced())
+        return self._forced
+
+    def _forced_masks(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
+        """Of forced drafts: each mask but the last has one token, and need not be asked for."""
+        assert self._matcher is not None
+        found: list[np.ndarray | None] = [bit_mask(32 * len(self._ends), [draft]) for draft in drafts]
+        if self._matcher.accept(drafts) < len(drafts):
+            raise GrammarError("tokens that were forced do not fit the grammar")
+        found.append(self._mask())
+        self._matcher.rollback(len(drafts))
+        return found
 
     def _step(self, token: int) -> int | None:
         """Moves past `token`. Returns the number of tokens that the matcher moved by; None: the token does not fit."""

@@ -138,6 +138,7 @@ class EngineCore:
         plan, future = self._pending.popleft()
         with _faults_of_executor():
             result = future.result()
+        self.grammars.propose(plan, result)
         return self.scheduler.update(plan, result)
 
     def _end_broken(self) -> list[TokenEvent]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from lmkit.api import ErrorInfo, GrammarError, GrammarMasks, PluginError, StepPlan
+from lmkit.api import ErrorInfo, GrammarError, GrammarMasks, PluginError, StepPlan, StepResult
 from lmkit.engine.channel import Channel
 from lmkit.engine.compiler import Compilation, Compiler, Wanted
 from lmkit.engine.constraint import Constraint
 from lmkit.scheduling.request import Request
 
 log = logging.getLogger("lmkit.engine")
+T = TypeVar("T")
 
 
 class GrammarGate:
@@ -43,8 +46,9 @@ class GrammarGate:
 class ConstrainedOutput:
     """Implements engine.intake.Grammars."""
 
-    def __init__(self, compiler: Compiler) -> None:
-        self._compiler = compiler
+    def __init__(self, compiler: Compiler, max_rows: int = 0) -> None:
+        """`max_rows`: rows of logits that a step may make; 0: no tokens are proposed."""
+        self._compiler, self._max_rows = compiler, max_rows
         self._live: dict[str, Constraint] = {}
         self.broken: Sequence[tuple[str, ErrorInfo]] = ()
 
@@ -68,19 +72,43 @@ class ConstrainedOutput:
             constraint = self._live.get(work.id)
             if constraint is None or not work.sample:
                 continue
-            try:
-                found = constraint.masks(work.drafts)
-            except Exception as error:  # of a plugin, for this text: the other requests are not concerned
-                if not isinstance(error, GrammarError):
-                    log.error("request %s: the grammar backend failed", work.id, exc_info=error)
-                    error = PluginError(f"the grammar backend failed ({type(error).__name__})")
-                self.broken = [*self.broken, (work.id, error.info())]
-                del self._live[work.id]
+            found = self._try(work.id, partial(constraint.masks, work.drafts))
+            if found is None:
                 continue
             if any(mask is not None for mask in found):
                 rows += [i] * len(found)
                 masks += [constraint.anything if mask is None else mask for mask in found]
         return GrammarMasks(rows, np.concatenate(masks).tobytes()) if rows else None
+
+    def propose(self, plan: StepPlan, result: StepResult) -> None:
+        """Tokens that must follow become drafts: they are computed in one step, and verified like any others.
+
+        Only while logits are left over: in a full step a row more costs as much as it saves.
+        """
+        room = self._max_rows - len(plan.rows)
+        if room <= 0 or not self._live:
+            return
+        for i, (work, tokens) in enumerate(zip(plan.rows, result.tokens, strict=True)):
+            constraint = self._live.get(work.id)
+            if constraint is None or not tokens or constraint.request.epoch != work.epoch:
+                continue
+            forced = self._try(work.id, partial(constraint.forced, tokens))
+            if forced and room > 0:
+                result.drafts = result.drafts or [[] for _ in plan.rows]
+                result.drafts[i] = forced[:room]
+                room -= len(result.drafts[i])
+
+    def _try(self, id: str, work: Callable[[], T]) -> T | None:
+        """None when it fails, and then the request is broken."""
+        try:
+            return work()
+        except Exception as error:  # of a plugin, for this text: the other requests are not concerned
+            if not isinstance(error, GrammarError):
+                log.error("request %s: the grammar backend failed", id, exc_info=error)
+                error = PluginError(f"the grammar backend failed ({type(error).__name__})")
+            self.broken = [*self.broken, (id, error.info())]
+            del self._live[id]
+            return None
 
     def close(self) -> None:
         """Idempotent."""

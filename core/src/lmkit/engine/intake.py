@@ -20,6 +20,7 @@ from lmkit.api import (
     RequestTooLarge,
     SamplingParams,
     StepPlan,
+    StepResult,
     UnsupportedTask,
 )
 from lmkit.scheduling.hashes import root_hash
@@ -41,6 +42,10 @@ class Grammars(Protocol):
 
     def fill(self, plan: StepPlan) -> GrammarMasks | None: ...
 
+    def propose(self, plan: StepPlan, result: StepResult) -> None:
+        """Puts tokens that must follow into `result.drafts`, before the scheduler takes the result in."""
+        ...
+
 
 class NoGrammars:
     """The null object: an engine without a grammar backend."""
@@ -61,6 +66,9 @@ class NoGrammars:
 
     def fill(self, plan: StepPlan) -> GrammarMasks | None:
         return None
+
+    def propose(self, plan: StepPlan, result: StepResult) -> None:
+        """Nothing must follow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,14 @@ def step_tokens(config: EngineConfig, resolved: ResolvedPlan | None = None) -> i
     return int(value or DEFAULT_MAX_TOKENS)
 
 
-def num_drafts(config: EngineConfig) -> int:
-    """Draft tokens per row and step."""
-    return config.spec.num_drafts if config.spec is not None else 0
+FORCED = 16  # tokens that a grammar may force in one step
+
+
+def num_drafts(config: EngineConfig, resolved: ResolvedPlan) -> int:
+    """Draft tokens per row and step: of the proposer, or forced by grammars. They need one step in flight."""
+    proposed = config.spec.num_drafts if config.spec is not None else 0
+    forced = FORCED if config.parallel.depth == 1 and resolved.choice("grammar") is not None else 0
+    return max(proposed, forced)
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, dtype: str) -> int:

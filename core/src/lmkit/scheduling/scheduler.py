@@ -85,7 +85,7 @@ class Scheduler:
         if limits.whole_prompts and r.num_prompt_tokens > limits.max_tokens:
             raise RequestTooLarge("prompt", r.num_prompt_tokens, limits.max_tokens, fix="raise --max-step-tokens")
         for group in self.groups:
-            need = group.blocks_needed(r.max_length + limits.lookahead, limits.max_tokens)
+            need = group.blocks_needed(r.max_length, limits.max_tokens)
             if need > group.pool.num_usable:
                 fits = group.pool.num_usable * self.block_size
                 raise RequestTooLarge(

@@ -66,6 +66,11 @@ class StairsMatcher:
         bits[self.num % period : self._grammar.vocab_size : period] = 1
         row[:] = np.packbits(bits, bitorder="little").view("<i4")
 
+    def forced(self) -> Sequence[int]:
+        """Ids from the last step of the stairs: in a vocabulary of less than two periods it is one id."""
+        period, num = self._grammar.period, self.num % self._grammar.period
+        return range(num, period) if num and num + period >= self._grammar.vocab_size else ()
+
     @property
     def complete(self) -> bool:
         return self.num % self._grammar.period == 0
@@ -202,6 +207,18 @@ class GrammarConformance(PluginConformance):
                 straight.accept(text[:at])
                 assert allowed_ids(matcher, 258) == allowed_ids(straight, 258), f"{kind} at {at}"
                 assert matcher.complete == straight.complete
+
+    def test_forced_tokens_are_all_that_the_masks_allow(self, bytewise: GrammarBackend) -> None:
+        for kind, compiled, good, _ in self._each(bytewise):
+            matcher, text = compiled.matcher(), list(good[0].encode())
+            for at, token in enumerate(text):
+                forced = list(matcher.forced())
+                for i, only in enumerate(forced):
+                    assert not matcher.complete, f"{kind} at {at}: it may end"
+                    assert allowed_ids(matcher, 258) == {only}, f"{kind} at {at}, {i} of {forced}"
+                    assert matcher.accept([only]) == 1
+                matcher.rollback(len(forced))
+                assert matcher.accept([token]) == 1
 
     def test_accept_stops_at_the_first_that_does_not_fit(self, bytewise: GrammarBackend) -> None:
         for kind, compiled, good, _ in self._each(bytewise):

@@ -114,6 +114,9 @@ class GuidanceMatcher:
         if self._matcher.is_error():
             _check(self._matcher)
 
+    def forced(self) -> Sequence[int]:
+        return self._matcher.compute_ff_tokens()  # the library's masks insist on just these tokens
+
     @property
     def complete(self) -> bool:
         return self._matcher.is_accepting()

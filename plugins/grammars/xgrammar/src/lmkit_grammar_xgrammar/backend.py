@@ -119,6 +119,9 @@ class XMatcher:
         if not self._matcher.fill_next_token_bitmask(torch.from_numpy(row).unsqueeze(0)):
             row[:] = -1
 
+    def forced(self) -> Sequence[int]:
+        return ()  # the library knows text that must follow, which other tokens may write too
+
     @property
     def complete(self) -> bool:
         return self._matcher.is_completed()
