@@ -123,7 +123,7 @@ def _limits(
         eos_token_ids=tuple(resolved.value("eos_token_ids", info.eos_token_ids)),
         prefix_cache=resolved.value("prefix_cache", True),
         whole_prompts=not info.causal,
-        lookahead=memory.num_drafts(config, resolved),
+        lookahead=memory.num_drafts(config, resolved, info),
         depth=depth,
         max_waiting=config.sched.max_waiting,
     )

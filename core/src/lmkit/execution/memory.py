@@ -32,11 +32,14 @@ def step_tokens(config: EngineConfig, resolved: ResolvedPlan | None = None) -> i
 FORCED = 16  # tokens that a grammar may force in one step
 
 
-def num_drafts(config: EngineConfig, resolved: ResolvedPlan) -> int:
-    """Draft tokens per row and step: of the proposer, or forced by grammars. They need one step in flight."""
+def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) -> int:
+    """Draft tokens per row and step: of the proposer, or forced by grammars.
+
+    Those of grammars need one step in flight, and a model whose state can be taken back.
+    """
     proposed = config.spec.num_drafts if config.spec is not None else 0
-    forced = FORCED if config.parallel.depth == 1 and resolved.choice("grammar") is not None else 0
-    return max(proposed, forced)
+    can_force = config.parallel.depth == 1 and not info.recurrent and resolved.choice("grammar") is not None
+    return max(proposed, FORCED if can_force else 0)
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, dtype: str) -> int:

@@ -87,7 +87,7 @@ class Worker:
         backends = [attention] * len(self.info.kv_groups()) if attention is not None else []
         max_length = memory.fit_length(self.info, kv, self.resolved.value("max_length") or self.config.model.max_length)
         block_size = min(spec.block_size for spec in kv.specs)
-        drafts = memory.num_drafts(self.config, self.resolved)
+        drafts = memory.num_drafts(self.config, self.resolved, self.info)
         limits = StepLimits(
             max_rows=self.config.sched.max_rows,
             max_tokens=memory.step_tokens(self.config, self.resolved),
