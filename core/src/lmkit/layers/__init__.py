@@ -50,6 +50,15 @@ _HOME = {
     "LatentAttention": "mla",
     "latent_config": "family",
     "LATENT": "family",
+    "MixerConfig": "describe",
+    "delta_mixer": "family",
+    "DELTA": "family",
+    "GatedDeltaNet": "delta",
+    "Conv1d": "delta",
+    "causal_conv1d": "linear_attention",
+    "gated_delta_rule": "linear_attention",
+    "lightning_attention": "linear_attention",
+    "rg_lru": "linear_attention",
     "SelfAttention": "decoder",
 }
 

@@ -70,7 +70,10 @@ class SelfAttention(nn.Module):
 
     def heads(self, h: Tensor, angles: Angles | None, x: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [T, Hq, D], keys and values [T, Hkv, D] as they enter attention."""
-        qkv = self.qkv(h).view(h.shape[0], -1, self.head_dim)
+        return self.prepare(self.qkv(h).view(h.shape[0], -1, self.head_dim), angles, x)
+
+    def prepare(self, qkv: Tensor, angles: Angles | None, x: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """The same from [T, Hq + 2 * Hkv, D] as it was projected."""
         qk, v = qkv.split((self.num_q + self.num_kv, self.num_kv), dim=1)
         if not self.norm_last:
             self.norm_heads(qk)
@@ -186,6 +189,7 @@ class Decoder(nn.Module):
     """Embedding, layers, final norm, head: a complete Model. A family replaces what is peculiar to it."""
 
     attention: type[SelfAttention] = SelfAttention
+    mixer: type[nn.Module] = SelfAttention  # of layers that mix (DecoderConfig.mixer): built and called like attention
     gated_mlp: type[GatedMLP] = GatedMLP
     plain_mlp: type[MLP] = MLP
     moe: type[MoE] = MoE
@@ -215,9 +219,14 @@ class Decoder(nn.Module):
         return 1 if self.cfg.window_rope is not None and self.cfg.windows[layer] is not None else 0
 
     def make_layer(self, i: int, specs: Specs, ctx: BuildContext) -> DecoderLayer:
-        attention = LatentAttention if self.cfg.mla else self.attention
-        attn, mlp = attention(self.cfg, i, specs, ctx), self.make_mlp(i, specs, ctx)
+        attn, mlp = self.make_attention(i, specs, ctx), self.make_mlp(i, specs, ctx)
         return LAYERS[self.cfg.placement](self.cfg, attn, mlp, ctx)
+
+    def make_attention(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
+        kind: type[nn.Module] = LatentAttention if self.cfg.mla else self.attention
+        if self.cfg.mixes(i):
+            kind = self.mixer
+        return kind(self.cfg, i, specs, ctx)
 
     def make_mlp(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
         kind: type[nn.Module] = self.gated_mlp if self.cfg.gated else self.plain_mlp

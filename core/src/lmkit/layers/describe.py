@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from lmkit.api import AttnNeed, LayerInfo, LinearSpec, ModelInfo, NormKind, UnsupportedModel, WeightRule
+from lmkit.api import (
+    AttnNeed,
+    LayerInfo,
+    LinearSpec,
+    ModelInfo,
+    NormKind,
+    StateTensor,
+    UnsupportedModel,
+    WeightRule,
+)
 from lmkit.layers.reader import REQUIRED, ConfigReader, rope_length
 
 if TYPE_CHECKING:
@@ -109,6 +118,24 @@ class MoEConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixerConfig:
+    """A block with recurrent state that some layers have instead of attention."""
+
+    layers: tuple[bool, ...]  # which have it
+    state: tuple[StateTensor, ...]  # of one layer
+    linears: tuple[LinearSpec, ...]  # of one layer; names are those in the block, sources are roles
+    num_parameters: int  # of one layer beside its linears
+    options: Mapping[str, Any]  # what the block is built from
+
+    def layer_linears(self, cfg: DecoderConfig, i: int) -> list[LinearSpec]:
+        """The linears of layer `i`."""
+        return [
+            replace(spec, name=f"layers.{i}.attn.{spec.name}", sources=cfg.sources(i, *spec.sources))
+            for spec in self.linears
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """What the shared blocks of decoders are built from. Defaults are those of a Llama."""
 
@@ -144,6 +171,7 @@ class DecoderConfig:
     attn_softcap: float | None = None
     query_growth: tuple[float, float] | None = None  # (beta, length): see layers.attention.grow
     gated_attention: bool = False  # its output is multiplied by the sigmoid of another projection
+    query_gate: bool = False  # such a gate stands beside each head in the projection of queries
     sinks: bool = False
     alibi: bool = False
     embed_scale: float = 1.0
@@ -155,6 +183,7 @@ class DecoderConfig:
     logit_softcap: float | None = None
     moe: MoEConfig | None = None
     mla: LatentConfig | None = None  # head_dim is then that of queries and keys as a whole
+    mixer: MixerConfig | None = None
     num_unused_layers: int = 0  # that files have after the last one, for drafts
     names: Mapping[str, str] = field(default_factory=tensor_names)  # role -> checkpoint module
 
@@ -178,6 +207,15 @@ class DecoderConfig:
             alibi=self.alibi,
         )
 
+    def mixes(self, layer: int) -> bool:
+        """Whether `layer` has a mixer instead of attention."""
+        return self.mixer is not None and self.mixer.layers[layer]
+
+    def layer_info(self, i: int) -> LayerInfo:
+        if self.mixer is not None and self.mixer.layers[i]:
+            return LayerInfo(i, None, self.mixer.state)
+        return LayerInfo(i, self.need(i))
+
     def sparse(self, layer: int) -> bool:
         """Whether `layer` has experts."""
         return self.moe is not None and self.moe.layers[layer]
@@ -192,12 +230,14 @@ class DecoderConfig:
         return self.mla.turned if self.mla else self.head_dim
 
     def attention_linears(self, i: int) -> list[LinearSpec]:
+        if self.mixer is not None and self.mixer.layers[i]:
+            return self.mixer.layer_linears(self, i)
         if self.mla is not None:
             return self.mla.linears(self, i)
         q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
         d, to, into = self.hidden_size, f"layers.{i}.attn", self.sources(i, *"qkv", "qkv")
         specs = [
-            LinearSpec(f"{to}.qkv", d, (q, kv, kv), self.qkv_bias, "column", ("q", "k", "v"), into),
+            LinearSpec(f"{to}.qkv", d, (q * (1 + self.query_gate), kv, kv), self.qkv_bias, "column", ("q", "k", "v"), into),
             LinearSpec(f"{to}.o", q, (d,), self.o_bias, "row", (), self.sources(i, "o")),
         ]
         if self.gated_attention:
@@ -234,13 +274,20 @@ class DecoderConfig:
     def norms(self) -> list[int]:
         """Sizes of all norms."""
         per_layer = [self.hidden_size] * {"sandwich": 4, "parallel": 1}.get(self.placement, 2)
+        of_attention: list[int] = []
         if self.qk_norm == "head":
-            per_layer += [self.head_dim] * 2
+            of_attention = [self.head_dim] * 2
         elif self.mla is not None:
-            per_layer += [self.mla.q_rank, self.mla.kv_rank]
+            of_attention = [self.mla.q_rank, self.mla.kv_rank]
         elif self.qk_norm:
-            per_layer += [self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim]
-        return per_layer * len(self.windows) + [self.hidden_size] * (1 + self.embed_norm)
+            of_attention = [self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim]
+        norms = per_layer * len(self.windows) + of_attention * (len(self.windows) - self.num_mixers)
+        return norms + [self.hidden_size] * (1 + self.embed_norm)
+
+    @property
+    def num_mixers(self) -> int:
+        """Layers without attention."""
+        return sum(self.mixer.layers) if self.mixer else 0
 
     def num_parameters(self) -> int:
         linears = sum(s.total_out * (s.in_features + s.bias) for s in self.linears())
@@ -250,7 +297,8 @@ class DecoderConfig:
         norms = sum(self.norms()) * NORM_TENSORS[self.norm]
         if self.qk_norm == "each" and self.norm == "layer":  # these have no bias
             norms -= (self.num_q_heads + self.num_kv_heads) * self.head_dim * len(self.windows)
-        return linears + tables + sinks + norms + (self.moe.num_parameters(self) if self.moe else 0)
+        mixers = self.mixer.num_parameters * self.num_mixers if self.mixer else 0
+        return linears + tables + sinks + norms + mixers + (self.moe.num_parameters(self) if self.moe else 0)
 
 
 NORM_TENSORS: Mapping[NormKind, int] = {
@@ -297,7 +345,7 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
         architecture=architecture,
         vocab_size=cfg.vocab_size,
         hidden_size=cfg.hidden_size,
-        layers=tuple(LayerInfo(i, cfg.need(i)) for i in range(len(cfg.windows))),
+        layers=tuple(cfg.layer_info(i) for i in range(len(cfg.windows))),
         max_length=cfg.max_length,
         dtype=reader.dtype(),
         num_parameters=cfg.num_parameters() + extra_parameters,
@@ -320,9 +368,15 @@ def decoder_config(info: ModelInfo) -> DecoderConfig:
         values["moe"] = MoEConfig(**values["moe"] | {"layers": tuple(values["moe"]["layers"])})
     if values["mla"] is not None:
         values["mla"] = LatentConfig(**values["mla"])
+    if values["mixer"] is not None:
+        mixer = values["mixer"]
+        state = tuple(StateTensor(**tensor) for tensor in mixer["state"])
+        linears = tuple(LinearSpec(**spec) for spec in mixer["linears"])
+        values["mixer"] = MixerConfig(**mixer | {"layers": tuple(mixer["layers"]), "state": state, "linears": linears})
     return DecoderConfig(**values)
 
 
+Target = str | tuple[str, str]  # module of the model; and part of it
 TARGETS: Mapping[str, tuple[str, str | None]] = {  # role -> module of the model, part of it
     "embed": ("embed", None),
     "positions": ("positions", None),
@@ -374,14 +428,14 @@ TENSORS: Mapping[str, tuple[str, str | None]] = {  # the same for roles that are
 def decoder_weights(
     info: ModelInfo,
     transforms: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-    targets: Mapping[str, str] | None = None,
+    targets: Mapping[str, Target] | None = None,
 ) -> list[WeightRule]:
     """Where the tensors of a decoder go: `names` of its configuration, each tensor of a role through `transforms`.
 
-    `targets` are the modules of roles that are a family's own.
+    `targets` are the modules, and parts, of roles that are a family's own.
     """
     cfg, transforms = decoder_config(info), transforms or {}
-    where = {**TARGETS, **{role: (target, None) for role, target in (targets or {}).items()}}
+    where = {**TARGETS, **{role: (t, None) if isinstance(t, str) else t for role, t in (targets or {}).items()}}
     layer = cfg.names["o"].partition("{i}")[0]
     unused = range(len(cfg.windows), len(cfg.windows) + cfg.num_unused_layers)
     rules = [WeightRule(f"{layer}{i}.{{any}}", "", ignore=True) for i in unused]

@@ -9,8 +9,17 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lmkit.api import Architecture, ModelInfo, WeightRule
-from lmkit.layers.describe import DecoderConfig, LatentConfig, MoEConfig, decoder_config, decoder_info, decoder_weights
+from lmkit.api import Architecture, LinearSpec, ModelInfo, StateTensor, UnsupportedModel, WeightRule
+from lmkit.layers.describe import (
+    DecoderConfig,
+    LatentConfig,
+    MixerConfig,
+    MoEConfig,
+    Target,
+    decoder_config,
+    decoder_info,
+    decoder_weights,
+)
 from lmkit.layers.reader import ConfigReader
 
 if TYPE_CHECKING:
@@ -26,7 +35,7 @@ class DecoderArchitecture(Architecture):
     `models`: architecture name -> "package.module:Class" of those that are not the shared Decoder.
     `transforms`: architecture name -> role of a tensor -> (configuration, tensor) -> what is loaded.
     `options`: architecture name -> function that reads what is the family's own: `info.config["options"]`.
-    `targets`: role that is the family's own -> module of the model.
+    `targets`: role that is the family's own -> module of the model, or (module, part of it).
     `ignored`: patterns of tensors that are not needed.
     `prefix`: what the names of tensors begin with in some files and not in others.
     """
@@ -35,7 +44,7 @@ class DecoderArchitecture(Architecture):
     models: ClassVar[Mapping[str, str]] = {}
     transforms: ClassVar[Mapping[str, Mapping[str, Callable[[DecoderConfig, Tensor], Tensor]]]] = {}
     options: ClassVar[Mapping[str, Callable[[ConfigReader], Mapping[str, Any]]]] = {}
-    targets: ClassVar[Mapping[str, str]] = {}
+    targets: ClassVar[Mapping[str, Target]] = {}
     ignored: ClassVar[tuple[str, ...]] = ()
     prefix: ClassVar[str] = ""
 
@@ -121,6 +130,58 @@ def latent_config(r: ConfigReader, rope: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def delta_mixer(
+    r: ConfigReader,
+    *,
+    layers: tuple[bool, ...],
+    k_heads: int,
+    v_heads: int,
+    k_dim: int,
+    v_dim: int,
+    eps: float,
+    beta: float = 1.0,
+    parts: tuple[str, ...] = ("q", "k", "v", "z"),
+) -> MixerConfig:
+    """Gated delta nets (`lmkit.layers.delta`): heads of keys and of values and their sizes, `eps` of the norm.
+
+    `beta`: the largest share of a value that is written. `parts`: how files divide the projection of queries, keys,
+    values and the output's gate. Roles: delta_PART, delta_b, delta_a, delta_o, delta_scale, delta_conv,
+    and delta for the single tensors.
+    """
+    if v_heads % k_heads:
+        raise UnsupportedModel("linear_num_key_heads", k_heads, f"a divisor of {v_heads}")
+    d, width = r.integer("hidden_size"), r.integer("linear_conv_kernel_dim", 4)
+    k, v = k_heads * k_dim, v_heads * v_dim
+    channels, sizes = 2 * k + v, {"q": k, "k": k, "v": v, "qkv": 2 * k + v, "z": v}
+
+    def linear(name: str, num: int, split: tuple[str, ...]) -> LinearSpec:
+        sources = tuple(f"delta_{part}" for part in (name, *split))
+        return LinearSpec(name, d, tuple(sizes.get(part, num) for part in split), False, "none", split, sources)
+
+    return MixerConfig(
+        layers=layers,
+        state=(StateTensor("conv", (width - 1, channels)), StateTensor("delta", (v_heads, k_dim, v_dim))),
+        linears=(
+            linear("qkvz", 0, parts),
+            linear("ba", v_heads, ("b", "a")),
+            LinearSpec("o", v, (d,), False, "none", (), ("delta_o",)),
+        ),
+        num_parameters=channels * width + 2 * v_heads + v_dim,
+        options={"k_heads": k_heads, "v_heads": v_heads, "k_dim": k_dim, "v_dim": v_dim, "eps": eps, "beta": beta}
+        | {"width": width},
+    )
+
+
+DELTA: Mapping[str, Target] = {  # targets of its roles
+    "delta_qkvz": ("layers.{i}.attn.qkvz", "*"),
+    "delta_ba": ("layers.{i}.attn.ba", "*"),
+    **{f"delta_{part}": ("layers.{i}.attn.qkvz", part) for part in ("q", "k", "v", "qkv", "z")},
+    **{f"delta_{part}": ("layers.{i}.attn.ba", part) for part in "ba"},
+    "delta_o": "layers.{i}.attn.o",
+    "delta_scale": "layers.{i}.attn.norm",
+    "delta_conv": "layers.{i}.attn.conv",
+    "delta": "layers.{i}.attn",
+}
 LATENT: Mapping[str, str] = {  # usual names of its tensors
     "q_a": ".self_attn.q_a_proj",
     "q_a_norm": ".self_attn.q_a_layernorm",

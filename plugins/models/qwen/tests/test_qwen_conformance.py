@@ -78,3 +78,26 @@ class TestMiMo(ModelConformance):
     plugin = "model:MiMoForCausalLM"
     family = "qwen2"
     values = {"tie_word_embeddings": False}
+
+
+HYBRID = {
+    "head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10,
+}  # fmt: skip
+MIX = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 40}
+
+
+class TestQwen3Next(ModelConformance):
+    plugin = "model:Qwen3NextForCausalLM"
+    values = HYBRID | MIX
+    variants = {"dense last": {"mlp_only_layers": [1], "layer_types": ["full_attention", "linear_attention"]}}
+
+
+class TestQwen3_5(ModelConformance):
+    plugin = "model:Qwen3_5ForCausalLM"
+    values = HYBRID
+
+
+class TestQwen3_5Moe(ModelConformance):
+    plugin = "model:Qwen3_5MoeForCausalLM"
+    values = HYBRID | MIX

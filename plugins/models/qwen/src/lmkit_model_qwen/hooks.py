@@ -8,7 +8,7 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="qwen",
-            summary="Qwen2, Qwen2.5 and Qwen3, dense and with experts",
+            summary="Qwen2 to Qwen3.5 and Qwen3-Next, dense and with experts",
             target="lmkit_model_qwen.arch:Qwen",
             architectures=(
                 "Qwen2ForCausalLM",
@@ -16,6 +16,9 @@ def lmkit_models() -> list[ModelSpec]:
                 "Qwen2MoeForCausalLM",
                 "Qwen3MoeForCausalLM",
                 "MiMoForCausalLM",
+                "Qwen3NextForCausalLM",
+                "Qwen3_5ForCausalLM",
+                "Qwen3_5MoeForCausalLM",
             ),
             features=frozenset({"causal", "sliding_window"}),
         ),
