@@ -17,6 +17,7 @@ from lmkit.testing.model import prompt, reference
 
 PLUGINS = Path(__file__).parents[2] / "plugins" / "models"
 VOCAB, NEW = 259, 64
+PARAMS = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
 
 
 def conformance_classes() -> Iterator[type[ArchitectureConformance]]:
@@ -66,15 +67,23 @@ def test_greedy_tokens(architecture: str, plugin: str, tmp_path: Path) -> None:
     byte_tokenizer(tmp_path)
     expected = greedy(tmp_path, kit.first_position)
     impl = "native" if plugin == f"model:{architecture}" else "transformers"
-    params = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-    for prefix_cache in (True, False):
-        config = EngineConfig(
-            model=ModelConfig(str(tmp_path), dtype="float32", max_length=128, impl=impl),
-            cache=CacheConfig(block_size=4, num_blocks=256, prefix_cache=prefix_cache),
-            sched=SchedConfig(max_tokens=48, max_rows=4),
-        )
-        with LLM(config=config) as llm:
-            for attempt in range(1 + prefix_cache):  # the second time, prompts are in the cache
-                outputs = llm.generate(prompts(), params, progress=False)
-                assert [output.token_ids for output in outputs] == expected, f"{prefix_cache=}, {attempt=}"
-        assert any(output.num_cached for output in outputs) == prefix_cache
+    with engine(tmp_path, impl) as llm:
+        recurrent, cached = bool(llm.info.recurrent), bool(llm.resolved.value("prefix_cache"))
+        assert cached != recurrent
+        for attempt in range(1 + cached):  # the second time, prompts are in the cache
+            outputs = llm.generate(prompts(), PARAMS, progress=False)
+            assert [output.token_ids for output in outputs] == expected, f"{attempt=}"
+        assert any(output.num_cached for output in outputs) == cached
+    with engine(tmp_path, impl, num_blocks=48 if recurrent else 256, prefix_cache=False) as llm:
+        outputs = llm.generate(prompts(), PARAMS, progress=False)
+        assert [output.token_ids for output in outputs] == expected
+        assert (llm._engine.core.stats().num_preempted > 0) == (recurrent and bool(llm.info.kv_groups()))
+
+
+def engine(directory: Path, impl: str, num_blocks: int = 256, prefix_cache: bool | None = None) -> LLM:
+    config = EngineConfig(
+        model=ModelConfig(str(directory), dtype="float32", max_length=128, impl=impl),
+        cache=CacheConfig(block_size=4, num_blocks=num_blocks, prefix_cache=prefix_cache),
+        sched=SchedConfig(max_tokens=48, max_rows=4),
+    )
+    return LLM(config=config)
