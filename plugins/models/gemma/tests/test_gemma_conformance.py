@@ -32,3 +32,9 @@ class TestGemma3(ModelConformance):
 class TestVaultGemma(ModelConformance):
     plugin = "model:VaultGemmaForCausalLM"
     values = SMALL
+
+
+class TestRecurrentGemma(ModelConformance):
+    plugin = "model:RecurrentGemmaForCausalLM"
+    values = {"block_types": ["recurrent", "attention"], "attention_window_size": 9, "tie_word_embeddings": True}
+    variants = {"wider": {"lru_width": 64, "num_hidden_layers": 3, "attention_bias": True}}

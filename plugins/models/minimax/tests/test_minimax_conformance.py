@@ -1,4 +1,4 @@
-"""MiniMax M2 against transformers."""
+"""MiniMax against transformers."""
 
 from lmkit.testing import ModelConformance
 
@@ -9,3 +9,11 @@ class TestMiniMaxM2(ModelConformance):
     plugin = "model:MiniMaxM2ForCausalLM"
     values = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
     variants = {"half": {"rope_parameters": HALF}}
+
+
+class TestMiniMax(ModelConformance):
+    plugin = "model:MiniMaxForCausalLM"
+    values = {
+        "head_dim": 16, "num_local_experts": 4, "layer_types": ["linear_attention", "full_attention"], "block_size": 8,
+        "linear_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.5, "mlp_alpha_factor": 2.0,
+    }  # fmt: skip

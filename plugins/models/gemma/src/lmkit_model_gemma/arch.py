@@ -1,14 +1,17 @@
-"""Gemma 1 to 3 (text) and VaultGemma as data. Torch-free.
+"""Gemma 1 to 3 (text), VaultGemma and RecurrentGemma as data. Torch-free.
 
 All keep norm weights as a difference from 1 and scale embeddings by the square root of their size. From the second one
-on, blocks have norms on both sides, logits are capped, and windowed layers alternate with full ones.
+on, blocks have norms on both sides, logits are capped, and windowed layers alternate with full ones. RecurrentGemma is a
+Griffin (https://arxiv.org/abs/2402.19427): two of three layers have a recurrent unit instead of attention.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+from lmkit.api import LinearSpec, StateTensor, UnsupportedModel
+from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, MixerConfig, tensor_names, usual_config
 
 SANDWICH = tensor_names(
     attn_post_norm=".post_attention_layernorm",
@@ -79,10 +82,72 @@ def alternating(r: ConfigReader, pattern: int = 2, softcap: float | None = 50.0)
     }
 
 
+GRIFFIN = tensor_names(
+    norm="model.final_norm",
+    attn_norm=".temporal_pre_norm",
+    mlp_norm=".channel_pre_norm",
+    **{p: f".temporal_block.{p}_proj" for p in "qkvo"},
+    **{p: f".mlp_block.{p}_proj" for p in ("gate", "up", "down")},
+    griffin_x=".temporal_block.linear_x",
+    griffin_y=".temporal_block.linear_y",
+    griffin_o=".temporal_block.linear_out",
+    griffin_conv=".temporal_block.conv_1d",
+    griffin=".temporal_block.rg_lru",
+)
+
+
+def recurrent_gemma(r: ConfigReader) -> DecoderConfig:
+    kinds = r.config.get("block_types") or ["recurrent", "recurrent", "attention"]
+    if not isinstance(kinds, list) or any(kind not in ("recurrent", "attention") for kind in kinds):
+        raise UnsupportedModel("block_types", kinds, "a list of recurrent, attention")
+    d, heads, num = r.integer("hidden_size"), r.integer("num_attention_heads"), r.layers()
+    width, taps = r.integer("lru_width", d), r.integer("conv1d_width", 4)
+    mixer = MixerConfig(
+        layers=tuple(kinds[i % len(kinds)] == "recurrent" for i in range(num)),
+        state=(StateTensor("conv", (taps - 1, width)), StateTensor("lru", (width,))),
+        linears=(
+            LinearSpec("xy", d, (width, width), True, "none", ("x", "y"), ("griffin_x", "griffin_y")),
+            LinearSpec("o", width, (d,), True, "none", (), ("griffin_o",)),
+        ),
+        num_parameters=width * (taps + 1) + 2 * width * (width // heads + 1) + width,
+        options={"width": width, "taps": taps},
+    )
+    window = r.integer("attention_window_size", 2048)
+    return usual_config(
+        r,
+        max_positions=8192,
+        intermediate_size=r.integer("intermediate_size") // 2,
+        activation=r.activation("hidden_activation", TANH_GELU),
+        rope=r.rope(default_partial=0.5),
+        windows=(window,) * num,
+        logit_softcap=r.limit("logits_soft_cap", 30.0),
+        mlp_bias=True,
+        mixer=mixer,
+        names=GRIFFIN,
+        **common(r) | {"embed_scale": bfloat16(d**0.5), "head_dim": d // heads, "o_bias": True},
+    )
+
+
+def bfloat16(x: float) -> float:
+    """`x` rounded to bfloat16: the precision in which this family keeps its scale."""
+    bits = int.from_bytes(struct.pack(">f", x), "big")
+    bits += 0x7FFF + (bits >> 16 & 1)
+    return float(struct.unpack(">f", (bits & 0xFFFF0000).to_bytes(4, "big"))[0])
+
+
 class Gemma(DecoderArchitecture):
     configs = {
         "GemmaForCausalLM": gemma,
         "Gemma2ForCausalLM": gemma2,
         "Gemma3ForCausalLM": gemma3,
         "VaultGemmaForCausalLM": vault_gemma,
+        "RecurrentGemmaForCausalLM": recurrent_gemma,
+    }
+    models = {"RecurrentGemmaForCausalLM": "lmkit_model_gemma.model:RecurrentGemma"}
+    targets = {
+        "griffin_x": ("layers.{i}.attn.xy", "x"),
+        "griffin_y": ("layers.{i}.attn.xy", "y"),
+        "griffin_o": "layers.{i}.attn.o",
+        "griffin_conv": "layers.{i}.attn.conv",
+        "griffin": "layers.{i}.attn",
     }

@@ -8,9 +8,15 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="gemma",
-            summary="Gemma 1 to 3 (text) and VaultGemma",
+            summary="Gemma 1 to 3 (text), VaultGemma and RecurrentGemma",
             target="lmkit_model_gemma.arch:Gemma",
-            architectures=("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "VaultGemmaForCausalLM"),
+            architectures=(
+                "GemmaForCausalLM",
+                "Gemma2ForCausalLM",
+                "Gemma3ForCausalLM",
+                "VaultGemmaForCausalLM",
+                "RecurrentGemmaForCausalLM",
+            ),
             features=frozenset({"causal", "sliding_window", "softcap"}),
         ),
     ]

@@ -8,9 +8,12 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="minimax",
-            summary="MiniMax M2",
+            summary="MiniMax-Text-01 and M2",
             target="lmkit_model_minimax.arch:Minimax",
-            architectures=("MiniMaxM2ForCausalLM",),
+            architectures=(
+                "MiniMaxM2ForCausalLM",
+                "MiniMaxForCausalLM",
+            ),
             features=frozenset({"causal"}),
             supports_tp=False,
         ),
