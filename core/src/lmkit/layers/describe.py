@@ -237,7 +237,9 @@ class DecoderConfig:
         q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
         d, to, into = self.hidden_size, f"layers.{i}.attn", self.sources(i, *"qkv", "qkv")
         specs = [
-            LinearSpec(f"{to}.qkv", d, (q * (1 + self.query_gate), kv, kv), self.qkv_bias, "column", ("q", "k", "v"), into),
+            LinearSpec(
+                f"{to}.qkv", d, (q * (1 + self.query_gate), kv, kv), self.qkv_bias, "column", ("q", "k", "v"), into
+            ),
             LinearSpec(f"{to}.o", q, (d,), self.o_bias, "row", (), self.sources(i, "o")),
         ]
         if self.gated_attention:

@@ -1,8 +1,8 @@
 """Linear recurrences of layers that keep a state of fixed size instead of keys and values, in torch.
 
-Each takes the tokens of a step [T, ...], row after row, and a layer's state [slots, ...], which it renews in place for the
-rows of the step. Rows of one token are computed all at once, prompts one by one in chunks. Sums are float32, so that where
-a prompt was cut changes no more than roundings.
+Each takes the tokens of a step [T, ...], row after row, and a layer's state [slots, ...], which it renews in place for
+the rows of the step. Rows of one token are computed at once, prompts one by one in chunks. Sums are float32: where a
+prompt was cut changes no more than roundings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def gated_delta_rule(
 
     Gated delta networks, https://arxiv.org/abs/2412.06464: with q and k of length 1,
 
-        S_t = exp(decay_t) S_(t-1) + k_t u_t^T,  u_t = beta_t (v_t - exp(decay_t) S_(t-1)^T k_t),  o_t = S_t^T q_t / sqrt(K)
+        S_t = exp(decay_t) S_(t-1) + k_t u_t^T,  u_t = beta_t (v_t - exp(decay_t) S_(t-1)^T k_t)
+
+    and o_t = S_t^T q_t / sqrt(K).
 
     Head h of v reads head h // (H / Hk) of q and k. `state` is [slots, H, K, V] float32.
     """
@@ -40,9 +42,7 @@ def lightning_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, state: T
     return _linear(q.float(), k.float(), v, decay.float().expand(len(v), -1), None, state, rows)
 
 
-def rg_lru(
-    x: Tensor, input_gate: Tensor, decay: Tensor, state: Tensor, rows: StateBatch, positions: Tensor
-) -> Tensor:
+def rg_lru(x: Tensor, input_gate: Tensor, decay: Tensor, state: Tensor, rows: StateBatch, positions: Tensor) -> Tensor:
     """x, input_gate and decay (logarithms) [T, W] -> [T, W] in x's dtype.
 
     The real-gated linear recurrent unit, https://arxiv.org/abs/2402.19427, where the gates are made already:
@@ -91,7 +91,7 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor,
     padded[at] = x.float()
     padded[(rows.query_start[:-1] + gaps)[:, None] + last] = state[rows.slots].float()
     state[rows.slots] = padded[(rows.query_start[1:] + gaps)[:, None] + last].to(state.dtype)
-    y = sum(padded[at - kept + j] * weight[:, j].float() for j in range(kept + 1))
+    y = torch.stack([padded[at - kept + j] * weight[:, j].float() for j in range(kept + 1)]).sum(0)
     return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
@@ -112,8 +112,9 @@ def _linear(
         s = state[slot]
         for first in range(start, end, CHUNK):
             tokens = slice(first, min(first + CHUNK, end))
-            by_head = (x[tokens].float().transpose(0, 1) for x in (q, k, v))
-            y, s = _chunk(*by_head, decay[tokens].T, None if beta is None else beta[tokens].T, s)
+            heads = [x[tokens].float().transpose(0, 1) for x in (q, k, v)]
+            given = None if beta is None else beta[tokens].T
+            y, s = _chunk(heads[0], heads[1], heads[2], decay[tokens].T, given, s)
             out[tokens] = y.transpose(0, 1)
         state[slot] = s
     return out

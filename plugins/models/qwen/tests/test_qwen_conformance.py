@@ -93,11 +93,11 @@ class TestQwen3Next(ModelConformance):
     variants = {"dense last": {"mlp_only_layers": [1], "layer_types": ["full_attention", "linear_attention"]}}
 
 
-class TestQwen3_5(ModelConformance):
+class TestQwen35(ModelConformance):
     plugin = "model:Qwen3_5ForCausalLM"
     values = HYBRID
 
 
-class TestQwen3_5Moe(ModelConformance):
+class TestQwen35Moe(ModelConformance):
     plugin = "model:Qwen3_5MoeForCausalLM"
     values = HYBRID | MIX

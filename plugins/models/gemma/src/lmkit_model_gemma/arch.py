@@ -1,8 +1,8 @@
 """Gemma 1 to 3 (text), VaultGemma and RecurrentGemma as data. Torch-free.
 
 All keep norm weights as a difference from 1 and scale embeddings by the square root of their size. From the second one
-on, blocks have norms on both sides, logits are capped, and windowed layers alternate with full ones. RecurrentGemma is a
-Griffin (https://arxiv.org/abs/2402.19427): two of three layers have a recurrent unit instead of attention.
+on, blocks have norms on both sides, logits are capped, and windowed layers alternate with full ones. RecurrentGemma
+is a Griffin (https://arxiv.org/abs/2402.19427): two of three layers have a recurrent unit instead of attention.
 """
 
 from __future__ import annotations
