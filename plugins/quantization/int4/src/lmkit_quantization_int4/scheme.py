@@ -33,7 +33,8 @@ class Int4Scheme(QuantScheme):
             if kind is None or type(value) is not kind:
                 raise UnsupportedModel(key, value, ", ".join(f"{key}: {kind.__name__}" for key, kind in KINDS.items()))
         options = Options(**quantization_config)  # type: ignore[arg-type]
-        return cls(options.group_size, options.zero_points, options.activations)
+        activations: Literal["float", "int8"] = "float" if options.activations == "float" else "int8"
+        return cls(options.group_size, options.zero_points, activations)
 
     def for_layer(self, layer: LinearSpec) -> Int4Format:
         return Int4Format(self.group_size, self.zero_points, layer.in_features, self.activations)
