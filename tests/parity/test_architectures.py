@@ -11,6 +11,7 @@ import pytest
 import torch
 from lmkit import LLM, SamplingParams
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
+from lmkit.plugins.resolve import resolve
 from lmkit.testing import ArchitectureConformance, ModelConformance
 from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from lmkit.testing.model import prompt, reference
@@ -82,9 +83,11 @@ def test_greedy_tokens(architecture: str, plugin: str, tmp_path: Path) -> None:
 
 
 def engine(directory: Path, impl: str, num_blocks: int = 256, prefix_cache: bool | None = None) -> LLM:
+    model = ModelConfig(str(directory), dtype="float32", max_length=128, impl=impl)
+    paged = bool(resolve(EngineConfig(model=model))[2].kv_groups())
     config = EngineConfig(
-        model=ModelConfig(str(directory), dtype="float32", max_length=128, impl=impl),
-        cache=CacheConfig(block_size=4, num_blocks=num_blocks, prefix_cache=prefix_cache),
+        model=model,
+        cache=CacheConfig(block_size=4 if paged else None, num_blocks=num_blocks, prefix_cache=prefix_cache),
         sched=SchedConfig(max_tokens=48, max_rows=4),
     )
     return LLM(config=config)

@@ -158,6 +158,15 @@ class PostNormLayer(DecoderLayer):
         return self.mlp_post_norm(self.mlp(h))
 
 
+class LoneLayer(DecoderLayer):
+    """No MLP."""
+
+    norms = ("attn_norm",)
+
+    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
+        return self.scaled(self.attn(self.attn_norm.add(h, delta), angles, x))
+
+
 class ParallelLayer(DecoderLayer):
     """Attention and MLP read the same norm of the residual stream."""
 
@@ -180,6 +189,7 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "pre": DecoderLayer,
     "post": PostNormLayer,
     "sandwich": SandwichLayer,
+    "alone": LoneLayer,
     "parallel": ParallelLayer,
     "parallel_two_norms": TwoNormParallelLayer,
 }
@@ -229,6 +239,8 @@ class Decoder(nn.Module):
         return kind(self.cfg, i, specs, ctx)
 
     def make_mlp(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
+        if self.cfg.placement == "alone":
+            return nn.Identity()
         kind: type[nn.Module] = self.gated_mlp if self.cfg.gated else self.plain_mlp
         if self.cfg.sparse(i):
             kind = self.moe

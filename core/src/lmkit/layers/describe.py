@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConfigReader", "DecoderConfig", "decoder_config", "decoder_info", "decoder_weights", "rope_length"]
 
-Placement = Literal["pre", "post", "sandwich", "parallel", "parallel_two_norms"]
+Placement = Literal["pre", "post", "sandwich", "parallel", "parallel_two_norms", "alone"]
 
 
 def tensor_names(layer: str = "model.layers.{i}", **roles: str) -> dict[str, str]:
@@ -161,7 +161,7 @@ class DecoderConfig:
     head_bias: bool = False
     gated: bool = True  # down(act(gate) * up), else down(act(up))
     norm: NormKind = "rms"  # offset: the stored weight is 1 less; plain: no weight at all
-    placement: Placement = "pre"  # of norms: before a block, after it, both; parallel: attention and MLP side by side
+    placement: Placement = "pre"  # of norms: before a block, after it, both; parallel: beside the MLP; alone: no MLP
     qk_norm: Literal["", "head", "each", "whole"] = (
         ""  # of query and key heads, weights shared or for each; of all at once
     )
@@ -257,6 +257,8 @@ class DecoderConfig:
 
     def layer_linears(self, i: int) -> list[LinearSpec]:
         """The quantizable linears of a layer, in order."""
+        if self.placement == "alone":
+            return self.attention_linears(i)
         if self.moe is not None and self.moe.layers[i]:
             return self.attention_linears(i) + self.moe.linears(self, i)
         return self.attention_linears(i) + self.mlp_linears(i, f"layers.{i}.mlp", self.intermediate_size)
@@ -275,7 +277,7 @@ class DecoderConfig:
 
     def norms(self) -> list[int]:
         """Sizes of all norms."""
-        per_layer = [self.hidden_size] * {"sandwich": 4, "parallel": 1}.get(self.placement, 2)
+        per_layer = [self.hidden_size] * {"sandwich": 4, "parallel": 1, "alone": 1}.get(self.placement, 2)
         of_attention: list[int] = []
         if self.qk_norm == "head":
             of_attention = [self.head_dim] * 2
@@ -336,7 +338,8 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
 
     `extra_parameters` is the number of those that a family adds to the shared blocks.
     """
-    roles = ("q", "k", "v", "qkv", "q_a", "q_b", "kv_a", "kv_b", "o", "gate", "up", "gate_up", "down")
+    roles: tuple[str, ...] = ("q", "k", "v", "qkv", "q_a", "q_b", "kv_a", "kv_b", "o", "gate", "up", "gate_up", "down")
+    roles += ("mamba_in", "mamba_x", "mamba_dt", "mamba_out", "conv_in", "conv_out")
     targets = dict.fromkeys(cfg.names[role].rpartition(".")[2] for role in roles if role in cfg.names)
     if not cfg.gated:
         targets.pop(cfg.names.get("gate", "").rpartition(".")[2], None)
@@ -424,6 +427,9 @@ TENSORS: Mapping[str, tuple[str, str | None]] = {  # the same for roles that are
     "experts_down": ("layers.{i}.mlp.experts.down.weight", "*"),
     "experts_down_bias": ("layers.{i}.mlp.experts.down.bias", "*"),
     "sinks": ("layers.{i}.attn.attn.sinks", None),
+    "mamba_A": ("layers.{i}.attn.A", None),
+    "mamba_D": ("layers.{i}.attn.D", None),
+    "mamba_dt_bias": ("layers.{i}.attn.dt_bias", None),
 }
 
 
@@ -438,7 +444,7 @@ def decoder_weights(
     """
     cfg, transforms = decoder_config(info), transforms or {}
     where = {**TARGETS, **{role: (t, None) if isinstance(t, str) else t for role, t in (targets or {}).items()}}
-    layer = cfg.names["o"].partition("{i}")[0]
+    layer = next(name for name in cfg.names.values() if "{i}" in name).partition("{i}")[0]
     unused = range(len(cfg.windows), len(cfg.windows) + cfg.num_unused_layers)
     rules = [WeightRule(f"{layer}{i}.{{any}}", "", ignore=True) for i in unused]
     for role in sorted(TENSORS.keys() & cfg.names.keys()):
@@ -465,7 +471,8 @@ def decoder_weights(
     if info.tie_embeddings:  # some files carry a second copy of the embedding
         rules.append(WeightRule(f"{head}.weight", "", ignore=True))
     rules.append(WeightRule(f"{head}.{{p}}", "lm_head.{p}"))
-    rules.append(WeightRule(cfg.names["o"].rpartition(".")[0] + ".rotary_emb.inv_freq", "", ignore=True))
+    if "o" in cfg.names:
+        rules.append(WeightRule(cfg.names["o"].rpartition(".")[0] + ".rotary_emb.inv_freq", "", ignore=True))
     return rules
 
 

@@ -239,7 +239,7 @@ class Resolver:
             for need, _ in self.described_model.kv_groups()
         ]
         if not needs:
-            if items:
+            if self.config.attention != "auto":
                 raise ConfigError(f"attention: {self.config.attention!r}: the model has none", fix="--attention auto")
             return
         phases = ("prefill", "decode") if any(w.phase for w in items) else (None,)

@@ -1,0 +1,72 @@
+"""LFM2: gated short convolutions, and attention in some layers."""
+
+from __future__ import annotations
+
+from lmkit.api import LinearSpec, StateTensor
+from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, MixerConfig, tensor_names, usual_config
+
+NAMES = tensor_names(
+    norm="model.embedding_norm",
+    attn_norm=".operator_norm",
+    mlp_norm=".ffn_norm",
+    o=".self_attn.out_proj",
+    q_norm=".self_attn.q_layernorm",
+    k_norm=".self_attn.k_layernorm",
+    gate=".feed_forward.w1",
+    up=".feed_forward.w3",
+    down=".feed_forward.w2",
+    conv=".conv.conv",
+    conv_in=".conv.in_proj",
+    conv_out=".conv.out_proj",
+)
+
+
+def short_conv(r: ConfigReader, layers: tuple[bool, ...]) -> MixerConfig:
+    d, width, bias = r.integer("hidden_size"), r.integer("conv_L_cache", 3), r.flag("conv_bias", False)
+    return MixerConfig(
+        layers=layers,
+        state=(StateTensor("conv", (width - 1, d)),),
+        linears=(
+            LinearSpec("in_proj", d, (d, d, d), bias, "none", ("b", "c", "x"), ("conv_in",)),
+            LinearSpec("out_proj", d, (d,), bias, "none", (), ("conv_out",)),
+        ),
+        num_parameters=d * (width + bias),
+        options={"width": width, "bias": bias},
+    )
+
+
+def mlp_size(r: ConfigReader) -> int:
+    """Of the MLP: two thirds of what the file says, rounded up."""
+    size = r.integer("block_ff_dim", r.integer("intermediate_size", 12288))
+    if not r.flag("block_auto_adjust_ff_dim", True):
+        return size
+    size = int(r.number("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+    multiple = r.integer("block_multiple_of", 256)
+    return -(-size // multiple) * multiple
+
+
+def lfm2(r: ConfigReader) -> DecoderConfig:
+    attends = r.config.get("full_attn_idxs") or range(r.layers())
+    kinds = r.layer_kinds(lambda i: "full_attention" if i in attends else "conv", ("full_attention", "conv"))
+    return usual_config(
+        r,
+        max_positions=128000,
+        intermediate_size=mlp_size(r),
+        norm_eps=r.number("norm_eps", 1e-5),
+        activation="silu",
+        rope=r.rope(1000000.0),
+        tie=r.flag("tie_embedding", r.flag("tie_word_embeddings", True)),
+        qk_norm="head",
+        mixer=short_conv(r, tuple(kind == "conv" for kind in kinds)),
+        names=NAMES,
+    )
+
+
+class Lfm2(DecoderArchitecture):
+    configs = {"Lfm2ForCausalLM": lfm2}
+    models = {"Lfm2ForCausalLM": "lmkit_model_lfm2.model:Lfm2Model"}
+    targets = {
+        "conv": "layers.{i}.attn.conv",
+        "conv_in": ("layers.{i}.attn.in_proj", "*"),
+        "conv_out": "layers.{i}.attn.out_proj",
+    }

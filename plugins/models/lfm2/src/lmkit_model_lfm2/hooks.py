@@ -1,0 +1,17 @@
+"""Registration. Light: the implementation is imported when it is chosen."""
+
+from lmkit.api import ModelSpec, hookimpl
+
+
+@hookimpl
+def lmkit_models() -> list[ModelSpec]:
+    return [
+        ModelSpec(
+            name="lfm2",
+            summary="LFM2",
+            target="lmkit_model_lfm2.arch:Lfm2",
+            architectures=("Lfm2ForCausalLM",),
+            features=frozenset({"causal"}),
+            supports_tp=False,
+        ),
+    ]
