@@ -389,7 +389,7 @@ class NamedJsonReader:
         return self._arguments.leftover() if self._arguments else ""
 
     def _read_head(self, text: str, at: int, final: bool) -> int:
-        begin, end, marker = self._ends.find(text, at, final)
+        begin, end, marker = self._ends.find(text, at, final, MAX_NAME)
         limit = at + MAX_NAME - self._num_head
         if begin > limit:  # at a place that does not depend on how the text is split
             self.state = "bad"

@@ -34,15 +34,20 @@ class Markers:
         self._prefixes = frozenset(m[:k] for m in ordered for k in range(1, len(m)))
         self._reach = max(map(len, ordered), default=1) - 1
 
-    def find(self, text: str, at: int, final: bool = False) -> Found:
-        """The first marker at or after `at`; with `final` no more text comes."""
+    def find(self, text: str, at: int, final: bool = False, limit: int | None = None) -> Found:
+        """The first marker at or after `at`; with `final` no more text comes.
+
+        With `limit` only markers that begin within so many characters count: nobody wants those behind.
+        """
         size = len(text)
-        match = self._pattern.search(text, at)
+        if limit is not None and at + limit + self._reach + 1 < size:
+            size, final = at + limit + self._reach + 1, False
+        match = self._pattern.search(text, at, size)
         if match is not None:
             first, end = match.span()
             if first < size - self._reach:
                 return _found(Found, (first, end, match.group()))
-        begin = size if final else self._undecided(text, at)
+        begin = size if final else self._undecided(text, at, size)
         if match is None or begin <= first:  # what began there may become an earlier or longer marker
             return _found(Found, (begin, size, None))
         return _found(Found, (first, end, match.group()))
@@ -60,11 +65,11 @@ class Markers:
         match = self._pattern.match(text, begin)
         return _found(Found, (begin, match.end(), match.group())) if match else None
 
-    def _undecided(self, text: str, at: int) -> int:
-        for begin in range(max(at, len(text) - self._reach), len(text)):
-            if text[begin:] in self._prefixes:
+    def _undecided(self, text: str, at: int, size: int) -> int:
+        for begin in range(max(at, size - self._reach), size):
+            if text[begin:size] in self._prefixes:
                 return begin
-        return len(text)
+        return size
 
 
 @lru_cache(maxsize=1024)

@@ -66,7 +66,7 @@ class ParamsReader:
         return "".join(self._raw)
 
     def _in_name(self, text: str, at: int, final: bool) -> int:
-        found = self._collect(self._name_ends.find(text, at, final), text, at, MAX_NAME)
+        found = self._collect(self._name_ends.find(text, at, final, MAX_NAME), text, at, MAX_NAME)
         if found.marker is None:
             return found.begin
         name = self._take()
@@ -98,7 +98,7 @@ class ParamsReader:
 
     def _in_key(self, text: str, at: int, final: bool) -> int:
         body = self._body
-        found = self._collect(markers(*body.key_ends).find(text, at, final), text, at, MAX_NAME)
+        found = self._collect(markers(*body.key_ends).find(text, at, final, MAX_NAME), text, at, MAX_NAME)
         if found.marker is None:
             return found.begin
         self._key = self._take()
