@@ -57,6 +57,8 @@ _HOME = {
     "Conv1d": "delta",
     "mamba_mixer": "mixers",
     "mamba2_mixer": "mixers",
+    "hybrid_mamba2": "mixers",
+    "time_step_limits": "mixers",
     "mamba_names": "mixers",
     "negative_exp": "mixers",
     "MAMBA": "mixers",

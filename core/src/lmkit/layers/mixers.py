@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
-from lmkit.api import LinearSpec, NormKind, StateTensor
-from lmkit.layers.describe import DecoderConfig, MixerConfig, Target
+from lmkit.api import LinearSpec, NormKind, StateTensor, UnsupportedModel
+from lmkit.layers.describe import ConfigReader, DecoderConfig, MixerConfig, Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ def mamba_mixer(
 def mamba2_mixer(
     *, layers: tuple[bool, ...], hidden_size: int, heads: int, head_dim: int, groups: int, state_size: int, width: int,
     bias: bool = False, conv_bias: bool = True, norm_groups: int = 1,
-    dt_limits: tuple[float, float] = (0.0, float("inf")),
+    dt_limits: tuple[float, float] = (0.0, inf),
 ) -> MixerConfig:  # fmt: skip
     """Mamba 2: `groups` of heads that share b and c, `norm_groups` of channels in the gated norm at the end."""
     d, size, bc = hidden_size, heads * head_dim, groups * state_size
@@ -58,6 +58,36 @@ def mamba2_mixer(
         options={"heads": heads, "head_dim": head_dim, "groups": groups, "state_size": state_size, "width": width}
         | {"conv_bias": conv_bias, "norm_groups": norm_groups, "dt_limits": list(dt_limits)},
     )
+
+
+def hybrid_mamba2(r: ConfigReader, layers: tuple[bool, ...]) -> MixerConfig:
+    """Mamba 2 under the usual keys of models that have it in some layers ("mamba_n_heads")."""
+    heads, groups, size = r.integer("mamba_n_heads", 128), r.integer("mamba_n_groups", 1), r.integer("hidden_size")
+    inner = r.integer("mamba_expand", 2) * size
+    head_dim = inner // heads if r.config.get("mamba_d_head", "auto") == "auto" else r.integer("mamba_d_head")
+    if heads * head_dim != inner or heads % groups:
+        raise UnsupportedModel("mamba_n_heads", heads, f"{inner} / {head_dim}, in {groups} groups")
+    return mamba2_mixer(
+        layers=layers,
+        hidden_size=size,
+        heads=heads,
+        head_dim=head_dim,
+        groups=groups,
+        state_size=r.integer("mamba_d_state", 256),
+        width=r.integer("mamba_d_conv", 4),
+        bias=r.flag("mamba_proj_bias", False),
+        conv_bias=r.flag("mamba_conv_bias", True),
+        norm_groups=groups,
+        dt_limits=time_step_limits(r),
+    )
+
+
+def time_step_limits(r: ConfigReader) -> tuple[float, float]:
+    limits = r.config.get("time_step_limit", [0.0, inf])
+    limits = [inf if n == {"__float__": "Infinity"} else n for n in limits] if isinstance(limits, list) else []
+    if [type(limit) for limit in limits] != [float, float]:
+        raise UnsupportedModel("time_step_limit", r.config["time_step_limit"], "two numbers")
+    return limits[0], limits[1]
 
 
 def mamba_names(block: str) -> dict[str, str]:

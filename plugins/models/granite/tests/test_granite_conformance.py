@@ -44,3 +44,16 @@ class TestGraniteMoeShared(ModelConformance):
 class TestGraniteMoeSwa(ModelConformance):
     plugin = "model:GraniteMoeSWAForCausalLM"
     values = MIX | {"sliding_window": 9, "shared_intermediate_size": 40}
+
+
+class TestGraniteMoeHybrid(ModelConformance):
+    plugin = "model:GraniteMoeHybridForCausalLM"
+    values = MIX | {
+        "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 16,
+        "shared_intermediate_size": 40,
+    }  # fmt: skip
+    variants = {
+        "dense": {"num_local_experts": 0, "position_embedding_type": "rope", "tie_word_embeddings": True},
+        "biases": {"mamba_proj_bias": True, "mamba_conv_bias": False, "time_step_limit": [0.01, 0.5]},
+    }

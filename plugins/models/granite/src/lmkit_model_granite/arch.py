@@ -1,4 +1,7 @@
-"""Granite and HyperCLOVA X as data: multipliers on embeddings, attention, residuals and logits. Torch-free."""
+"""Granite and HyperCLOVA X as data: multipliers on embeddings, attention, residuals and logits. Torch-free.
+
+Hybrids have Mamba 2 in most layers.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,20 @@ from typing import Any
 
 from lmkit.api import UnsupportedModel
 from lmkit.layers import (
+    MAMBA,
     ConfigReader,
     DecoderArchitecture,
     DecoderConfig,
     MoEConfig,
+    hybrid_mamba2,
+    mamba_names,
+    negative_exp,
     stacked,
     tensor_names,
     usual_config,
 )
+
+OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}  # names of layers in older files
 
 
 def granite(r: ConfigReader, **more: Any) -> DecoderConfig:
@@ -106,6 +115,21 @@ def granite_moe_swa(r: ConfigReader) -> DecoderConfig:
     return granite_moe(r, {**roles, "router": ".block_sparse_moe.router"}, **windowed(r))
 
 
+def granite_hybrid(r: ConfigReader) -> DecoderConfig:
+    """Mamba 2 or attention; experts beside a shared MLP, or that alone."""
+    kinds = r.layer_kinds(lambda i: "linear_attention", ("linear_attention", "full_attention", *OLD_KINDS))
+    positions = r.one_of("position_embedding_type", (None, "nope", "rope"))
+    given = {
+        "rope": r.rope() if positions == "rope" else None,
+        "mixer": hybrid_mamba2(r, tuple(OLD_KINDS.get(kind, kind) == "linear_attention" for kind in kinds)),
+    }
+    roles = mamba_names(".mamba")
+    if r.count("num_local_experts", 8):
+        return granite_moe(r, roles, **given)
+    names = tensor_names(gate_up=".shared_mlp.input_linear", down=".shared_mlp.output_linear", **roles)
+    return granite(r, intermediate_size=r.integer("shared_intermediate_size", 1024), names=names, **given)
+
+
 class Granite(DecoderArchitecture):
     configs = {
         "GraniteForCausalLM": granite,
@@ -114,5 +138,12 @@ class Granite(DecoderArchitecture):
         "GraniteMoeForCausalLM": granite_moe,
         "GraniteMoeSharedForCausalLM": granite_moe,
         "GraniteMoeSWAForCausalLM": granite_moe_swa,
+        "GraniteMoeHybridForCausalLM": granite_hybrid,
     }
-    transforms = {name: {"experts_up": stacked, "experts_down": stacked} for name in configs if "Moe" in name}
+    models = {"GraniteMoeHybridForCausalLM": "lmkit_model_granite.model:Hybrid"}
+    transforms = {
+        name: {"experts_up": stacked, "experts_down": stacked, "mamba_A": negative_exp}
+        for name in configs
+        if "Moe" in name
+    }
+    targets = MAMBA

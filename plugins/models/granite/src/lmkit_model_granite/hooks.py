@@ -20,4 +20,12 @@ def lmkit_models() -> list[ModelSpec]:
             ),
             features=frozenset({"causal", "sinks", "sliding_window"}),
         ),
+        ModelSpec(
+            name="granite_hybrid",
+            summary="Granite with Mamba 2 in most layers",
+            target="lmkit_model_granite.arch:Granite",
+            architectures=("GraniteMoeHybridForCausalLM",),
+            features=frozenset({"causal"}),
+            supports_tp=False,
+        ),
     ]
