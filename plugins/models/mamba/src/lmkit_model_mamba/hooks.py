@@ -8,10 +8,16 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="mamba",
-            summary="Mamba, Mamba 2 and Falcon Mamba",
+            summary="Mamba, Mamba 2, Falcon Mamba, Bamba and Jamba",
             target="lmkit_model_mamba.arch:MambaFamily",
-            architectures=("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"),
-            features=frozenset(),
+            architectures=(
+                "MambaForCausalLM",
+                "Mamba2ForCausalLM",
+                "FalconMambaForCausalLM",
+                "BambaForCausalLM",
+                "JambaForCausalLM",
+            ),
+            features=frozenset({"causal"}),
             supports_tp=False,
         ),
     ]
