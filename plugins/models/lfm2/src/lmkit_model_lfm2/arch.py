@@ -1,9 +1,19 @@
-"""LFM2: gated short convolutions, and attention in some layers."""
+"""LFM2, dense and with experts: gated short convolutions, and attention in some layers."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from lmkit.api import LinearSpec, StateTensor
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, MixerConfig, tensor_names, usual_config
+from lmkit.layers import (
+    ConfigReader,
+    DecoderArchitecture,
+    DecoderConfig,
+    MixerConfig,
+    corrected_moe,
+    tensor_names,
+    usual_config,
+)
 
 NAMES = tensor_names(
     norm="model.embedding_norm",
@@ -15,6 +25,11 @@ NAMES = tensor_names(
     gate=".feed_forward.w1",
     up=".feed_forward.w3",
     down=".feed_forward.w2",
+    router=".feed_forward.gate",
+    correction=".feed_forward.expert_bias",
+    expert_gate=".feed_forward.experts.{e}.w1",
+    expert_up=".feed_forward.experts.{e}.w3",
+    expert_down=".feed_forward.experts.{e}.w2",
     conv=".conv.conv",
     conv_in=".conv.in_proj",
     conv_out=".conv.out_proj",
@@ -45,13 +60,12 @@ def mlp_size(r: ConfigReader) -> int:
     return -(-size // multiple) * multiple
 
 
-def lfm2(r: ConfigReader) -> DecoderConfig:
+def lfm2(r: ConfigReader, **given: Any) -> DecoderConfig:
     attends = r.config.get("full_attn_idxs") or range(r.layers())
     kinds = r.layer_kinds(lambda i: "full_attention" if i in attends else "conv", ("full_attention", "conv"))
     return usual_config(
         r,
         max_positions=128000,
-        intermediate_size=mlp_size(r),
         norm_eps=r.number("norm_eps", 1e-5),
         activation="silu",
         rope=r.rope(1000000.0),
@@ -59,12 +73,25 @@ def lfm2(r: ConfigReader) -> DecoderConfig:
         qk_norm="head",
         mixer=short_conv(r, tuple(kind == "conv" for kind in kinds)),
         names=NAMES,
+        **{"intermediate_size": mlp_size(r), **given},
     )
 
 
+def lfm2_moe(r: ConfigReader) -> DecoderConfig:
+    moe = corrected_moe(
+        r,
+        num_experts=r.integer("num_experts", 32),
+        layers=tuple(i >= r.count("num_dense_layers", 2) for i in range(r.layers())),
+        correction=r.flag("use_expert_bias", True),
+        epsilon=1e-6,
+        router_float32=False,
+    )
+    return lfm2(r, intermediate_size=r.integer("intermediate_size"), moe=moe)
+
+
 class Lfm2(DecoderArchitecture):
-    configs = {"Lfm2ForCausalLM": lfm2}
-    models = {"Lfm2ForCausalLM": "lmkit_model_lfm2.model:Lfm2Model"}
+    configs = {"Lfm2ForCausalLM": lfm2, "Lfm2MoeForCausalLM": lfm2_moe}
+    models = dict.fromkeys(configs, "lmkit_model_lfm2.model:Lfm2Model")
     targets = {
         "conv": "layers.{i}.attn.conv",
         "conv_in": ("layers.{i}.attn.in_proj", "*"),

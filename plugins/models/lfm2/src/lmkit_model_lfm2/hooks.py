@@ -8,9 +8,9 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="lfm2",
-            summary="LFM2",
+            summary="LFM2, dense and with experts",
             target="lmkit_model_lfm2.arch:Lfm2",
-            architectures=("Lfm2ForCausalLM",),
+            architectures=("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
             features=frozenset({"causal"}),
             supports_tp=False,
         ),
