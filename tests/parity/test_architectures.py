@@ -12,7 +12,7 @@ import torch
 from lmkit import LLM, SamplingParams
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
 from lmkit.plugins.resolve import resolve
-from lmkit.testing import ArchitectureConformance, ModelConformance
+from lmkit.testing import ArchitectureConformance
 from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from lmkit.testing.model import prompt, reference
 
@@ -29,10 +29,8 @@ def conformance_classes() -> Iterator[type[ArchitectureConformance]]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        for value in vars(module).values():
-            bases = (ArchitectureConformance, ModelConformance)
-            if isinstance(value, type) and issubclass(value, bases) and value not in bases and value.plugin:
-                yield value
+        tests = [value for name, value in vars(module).items() if name.startswith("Test") and isinstance(value, type)]
+        yield from (kit for kit in tests if issubclass(kit, ArchitectureConformance))
 
 
 CLASSES = {kit.name(): kit for kit in conformance_classes()}
