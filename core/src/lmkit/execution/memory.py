@@ -19,7 +19,7 @@ from lmkit.api import (
 from lmkit.config import EngineConfig, format_size, parse_budget
 
 DEFAULT_MAX_TOKENS = 2048  # step budget when neither user nor platform says one
-NEVER = 1 << 62
+FORCED = 16  # tokens that a grammar may force in one step
 MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, unless the user asks for fewer
 
 
@@ -27,9 +27,6 @@ def step_tokens(config: EngineConfig, resolved: ResolvedPlan | None = None) -> i
     """Token budget of a step: the user's, else the resolved one, else a default."""
     value = config.sched.max_tokens or (resolved.value("max_step_tokens") if resolved is not None else None)
     return int(value or DEFAULT_MAX_TOKENS)
-
-
-FORCED = 16  # tokens that a grammar may force in one step
 
 
 def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) -> int:
@@ -93,8 +90,9 @@ def plan_kv(
     longest = asked or max_length
     floor = asked or min(longest or MIN_LENGTH, MIN_LENGTH)
     if config.cache.num_blocks is not None:
-        most = config.sched.max_rows + 1  # a row has one state
-        kv = KVConfig(specs, tuple(min(config.cache.num_blocks, most if s.recurrent else NEVER) for s in specs))
+        asked_for = config.cache.num_blocks
+        states = min(asked_for, config.sched.max_rows + 1)  # a row has one
+        kv = KVConfig(specs, tuple(states if spec.recurrent else asked_for for spec in specs))
         if kv.nbytes > facts.free_kv_bytes:
             raise _too_little(kv.nbytes, facts.free_kv_bytes, f"cache.num_blocks = {config.cache.num_blocks}")
     else:

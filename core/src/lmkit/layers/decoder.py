@@ -235,6 +235,8 @@ class Decoder(nn.Module):
     def make_attention(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
         kind: type[nn.Module] = LatentAttention if self.cfg.mla else self.attention
         if self.cfg.mixes(i):
+            if ctx.tp_size > 1:
+                raise PluginError(f"layers with recurrent state cannot be split over {ctx.tp_size} ranks")
             kind = self.mixer
         return kind(self.cfg, i, specs, ctx)
 

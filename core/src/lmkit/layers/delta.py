@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmkit.api import BuildContext, PluginError, StepInputs
+from lmkit.api import BuildContext, StepInputs
 from lmkit.layers.describe import DecoderConfig
 from lmkit.layers.linear_attention import causal_conv1d, gated_delta_rule
 from lmkit.layers.mlp import Specs
@@ -34,8 +34,6 @@ class GatedDeltaNet(nn.Module):
     def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
         assert cfg.mixer is not None
-        if ctx.tp_size > 1:
-            raise PluginError(f"gated delta nets cannot be split over {ctx.tp_size} ranks")
         given, self.layer, path = cfg.mixer.options, layer, f"layers.{layer}.attn"
         self.k_heads, self.v_heads = given["k_heads"], given["v_heads"]
         self.k_size, self.v_size = self.k_heads * given["k_dim"], self.v_heads * given["v_dim"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmkit.api import BuildContext, PluginError, StepInputs
+from lmkit.api import BuildContext, StepInputs
 from lmkit.layers.delta import Conv1d
 from lmkit.layers.describe import DecoderConfig
 from lmkit.layers.mlp import Specs
@@ -34,8 +34,6 @@ class Mamba(nn.Module):
     def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
         assert cfg.mixer is not None
-        if ctx.tp_size > 1:
-            raise PluginError(f"Mamba layers cannot be split over {ctx.tp_size} ranks")
         given, self.layer, path = cfg.mixer.options, layer, f"layers.{layer}.attn"
         self.sizes = given["rank"], given["state_size"], given["state_size"]
         names = "in_proj", "x_proj", "dt_proj", "out_proj"
@@ -66,8 +64,6 @@ class Mamba2(nn.Module):
     def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
         assert cfg.mixer is not None
-        if ctx.tp_size > 1:
-            raise PluginError(f"Mamba layers cannot be split over {ctx.tp_size} ranks")
         given, self.layer, path = cfg.mixer.options, layer, f"layers.{layer}.attn"
         self.heads, self.groups, self.limits = given["heads"], given["groups"], tuple(given["dt_limits"])
         size, bc = given["heads"] * given["head_dim"], given["groups"] * given["state_size"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lmkit.api import PluginError, StepInputs
+from lmkit.api import StepInputs
 from lmkit.layers import Conv1d, Decoder, rg_lru
 from lmkit.layers.decoder import Angles
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ class RecurrentBlock(nn.Module):
 
     def __init__(self, cfg: Any, layer: int, specs: Any, ctx: Any) -> None:
         super().__init__()
-        if ctx.tp_size > 1:
-            raise PluginError(f"recurrent units cannot be split over {ctx.tp_size} ranks")
         width, taps, heads = cfg.mixer.options["width"], cfg.mixer.options["taps"], cfg.num_q_heads
         self.layer, self.act, self.rows = layer, cfg.activation, ctx.rows
         self.xy, self.o = (ctx.linear(specs[f"layers.{layer}.attn.{name}"]) for name in ("xy", "o"))

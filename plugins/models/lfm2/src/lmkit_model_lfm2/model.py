@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmkit.api import BuildContext, LinearSpec, PluginError, StepInputs
+from lmkit.api import BuildContext, LinearSpec, StepInputs
 from lmkit.layers import Conv1d, Decoder, DecoderConfig
 from torch import Tensor, nn
 
@@ -13,8 +13,6 @@ class ShortConv(nn.Module):
     def __init__(self, cfg: DecoderConfig, layer: int, specs: dict[str, LinearSpec], ctx: BuildContext) -> None:
         super().__init__()
         assert cfg.mixer is not None
-        if ctx.tp_size > 1:
-            raise PluginError(f"short convolutions cannot be split over {ctx.tp_size} ranks")
         given, self.layer = cfg.mixer.options, layer
         self.in_proj = ctx.linear(specs[f"layers.{layer}.attn.in_proj"])
         self.conv = Conv1d(cfg.hidden_size, given["width"], ctx.dtype, given["bias"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from lmkit.api import PluginError, StepInputs
+from lmkit.api import StepInputs
 from lmkit.layers import Decoder, DecoderLayer, Norm, lightning_attention
 from lmkit.layers.decoder import Angles
 from torch import Tensor, nn
@@ -18,8 +18,6 @@ class LightningAttention(nn.Module):
 
     def __init__(self, cfg: Any, layer: int, specs: Any, ctx: Any) -> None:
         super().__init__()
-        if ctx.tp_size > 1:
-            raise PluginError(f"lightning attention cannot be split over {ctx.tp_size} ranks")
         self.layer, self.heads, self.act, self.rows = layer, cfg.num_q_heads, cfg.activation, ctx.rows
         self.qkv, self.gate, self.o = (ctx.linear(specs[f"layers.{layer}.attn.{p}"]) for p in ("qkv", "gate", "o"))
         self.norm = cast("Norm", ctx.norm(cfg.num_q_heads * cfg.head_dim, 1e-6))
