@@ -199,7 +199,7 @@ class Decoder(nn.Module):
     """Embedding, layers, final norm, head: a complete Model. A family replaces what is peculiar to it."""
 
     attention: type[SelfAttention] = SelfAttention
-    mixer: type[nn.Module] = SelfAttention  # of layers that mix (DecoderConfig.mixer): built and called like attention
+    mixer: type[nn.Module] = SelfAttention  # where it is instead of attention: built and called like that
     gated_mlp: type[GatedMLP] = GatedMLP
     plain_mlp: type[MLP] = MLP
     moe: type[MoE] = MoE
@@ -234,9 +234,9 @@ class Decoder(nn.Module):
 
     def make_attention(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
         kind: type[nn.Module] = LatentAttention if self.cfg.mla else self.attention
-        if self.cfg.mixes(i):
-            if ctx.tp_size > 1:
-                raise PluginError(f"layers with recurrent state cannot be split over {ctx.tp_size} ranks")
+        if self.cfg.mixes(i) and ctx.tp_size > 1:
+            raise PluginError(f"layers with recurrent state cannot be split over {ctx.tp_size} ranks")
+        if not self.cfg.attends(i):
             kind = self.mixer
         return kind(self.cfg, i, specs, ctx)
 

@@ -119,18 +119,23 @@ class MoEConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixerConfig:
-    """A block with recurrent state that some layers have instead of attention."""
+    """A block with recurrent state that some layers have instead of attention, or beside it."""
 
     layers: tuple[bool, ...]  # which have it
     state: tuple[StateTensor, ...]  # of one layer
     linears: tuple[LinearSpec, ...]  # of one layer; names are those in the block, sources are roles
     num_parameters: int  # of one layer beside its linears
     options: Mapping[str, Any]  # what the block is built from
+    beside: bool = False  # these layers have attention too, and the block is its part "mixer"
+
+    def path(self, i: int | str) -> str:
+        """The block's module in layer `i`."""
+        return f"layers.{i}.attn.mixer" if self.beside else f"layers.{i}.attn"
 
     def layer_linears(self, cfg: DecoderConfig, i: int) -> list[LinearSpec]:
         """The linears of layer `i`."""
         return [
-            replace(spec, name=f"layers.{i}.attn.{spec.name}", sources=cfg.sources(i, *spec.sources))
+            replace(spec, name=f"{self.path(i)}.{spec.name}", sources=cfg.sources(i, *spec.sources))
             for spec in self.linears
         ]
 
@@ -208,13 +213,16 @@ class DecoderConfig:
         )
 
     def mixes(self, layer: int) -> bool:
-        """Whether `layer` has a mixer instead of attention."""
+        """Whether `layer` has a mixer."""
         return self.mixer is not None and self.mixer.layers[layer]
 
+    def attends(self, layer: int) -> bool:
+        """Whether `layer` has attention."""
+        return not self.mixes(layer) or (self.mixer is not None and self.mixer.beside)
+
     def layer_info(self, i: int) -> LayerInfo:
-        if self.mixer is not None and self.mixer.layers[i]:
-            return LayerInfo(i, None, self.mixer.state)
-        return LayerInfo(i, self.need(i))
+        state = self.mixer.state if self.mixer is not None and self.mixes(i) else ()
+        return LayerInfo(i, self.need(i) if self.attends(i) else None, state)
 
     def sparse(self, layer: int) -> bool:
         """Whether `layer` has experts."""
@@ -230,8 +238,10 @@ class DecoderConfig:
         return self.mla.turned if self.mla else self.head_dim
 
     def attention_linears(self, i: int) -> list[LinearSpec]:
-        if self.mixer is not None and self.mixer.layers[i]:
-            return self.mixer.layer_linears(self, i)
+        """Of what stands where attention stands."""
+        mixer = self.mixer.layer_linears(self, i) if self.mixer is not None and self.mixes(i) else []
+        if not self.attends(i):
+            return mixer
         if self.mla is not None:
             return self.mla.linears(self, i)
         q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -244,7 +254,7 @@ class DecoderConfig:
         ]
         if self.gated_attention:
             specs.append(LinearSpec(f"{to}.gate", d, (q,), False, "column", (), self.sources(i, "attn_gate")))
-        return specs
+        return specs + mixer
 
     def mlp_linears(self, i: int, to: str, m: int, role: str = "") -> list[LinearSpec]:
         """Of an MLP with intermediate size `m` at module `to`; `role` precedes the names of its roles."""
@@ -285,13 +295,9 @@ class DecoderConfig:
             of_attention = [self.mla.q_rank, self.mla.kv_rank]
         elif self.qk_norm:
             of_attention = [self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim]
-        norms = per_layer * len(self.windows) + of_attention * (len(self.windows) - self.num_mixers)
+        num = len(self.windows)
+        norms = per_layer * num + of_attention * sum(map(self.attends, range(num)))
         return norms + [self.hidden_size] * (1 + self.embed_norm)
-
-    @property
-    def num_mixers(self) -> int:
-        """Layers without attention."""
-        return sum(self.mixer.layers) if self.mixer else 0
 
     def num_parameters(self) -> int:
         linears = sum(s.total_out * (s.in_features + s.bias) for s in self.linears())
@@ -301,7 +307,7 @@ class DecoderConfig:
         norms = sum(self.norms()) * NORM_TENSORS[self.norm]
         if self.qk_norm == "each" and self.norm == "layer":  # these have no bias
             norms -= (self.num_q_heads + self.num_kv_heads) * self.head_dim * len(self.windows)
-        mixers = self.mixer.num_parameters * self.num_mixers if self.mixer else 0
+        mixers = self.mixer.num_parameters * sum(self.mixer.layers) if self.mixer else 0
         return linears + tables + sinks + norms + mixers + (self.moe.num_parameters(self) if self.moe else 0)
 
 
@@ -381,7 +387,7 @@ def decoder_config(info: ModelInfo) -> DecoderConfig:
     return DecoderConfig(**values)
 
 
-Target = str | tuple[str, str]  # module of the model; and part of it
+Target = str | tuple[str, str]  # module of the model ("{mixer}.conv": in the mixer); and part of it
 TARGETS: Mapping[str, tuple[str, str | None]] = {  # role -> module of the model, part of it
     "embed": ("embed", None),
     "positions": ("positions", None),
@@ -427,9 +433,9 @@ TENSORS: Mapping[str, tuple[str, str | None]] = {  # the same for roles that are
     "experts_down": ("layers.{i}.mlp.experts.down.weight", "*"),
     "experts_down_bias": ("layers.{i}.mlp.experts.down.bias", "*"),
     "sinks": ("layers.{i}.attn.attn.sinks", None),
-    "mamba_A": ("layers.{i}.attn.A", None),
-    "mamba_D": ("layers.{i}.attn.D", None),
-    "mamba_dt_bias": ("layers.{i}.attn.dt_bias", None),
+    "mamba_A": ("{mixer}.A", None),
+    "mamba_D": ("{mixer}.D", None),
+    "mamba_dt_bias": ("{mixer}.dt_bias", None),
 }
 
 
@@ -447,8 +453,10 @@ def decoder_weights(
     layer = next(name for name in cfg.names.values() if "{i}" in name).partition("{i}")[0]
     unused = range(len(cfg.windows), len(cfg.windows) + cfg.num_unused_layers)
     rules = [WeightRule(f"{layer}{i}.{{any}}", "", ignore=True) for i in unused]
+    mixer = cfg.mixer.path("{i}") if cfg.mixer else ""
     for role in sorted(TENSORS.keys() & cfg.names.keys()):
         target, part = TENSORS[role]
+        target = target.replace("{mixer}", mixer)
         if role == "experts_up" and "experts_gate" in cfg.names:
             part = "*.up"
         rules.append(WeightRule(cfg.names[role], target, part=part, transform=transforms.get(role)))
@@ -456,6 +464,7 @@ def decoder_weights(
         if role not in where:
             continue
         target, part = where[role]
+        target = target.replace("{mixer}", mixer)
         if role == "q" and cfg.mla is not None:
             target, part = "layers.{i}.attn.q_b", None
         if role == "up" and not cfg.gated:

@@ -173,14 +173,14 @@ def delta_mixer(
 
 
 DELTA: Mapping[str, Target] = {  # targets of its roles
-    "delta_qkvz": ("layers.{i}.attn.qkvz", "*"),
-    "delta_ba": ("layers.{i}.attn.ba", "*"),
-    **{f"delta_{part}": ("layers.{i}.attn.qkvz", part) for part in ("q", "k", "v", "qkv", "z")},
-    **{f"delta_{part}": ("layers.{i}.attn.ba", part) for part in "ba"},
-    "delta_o": "layers.{i}.attn.o",
-    "delta_scale": "layers.{i}.attn.norm",
-    "delta_conv": "layers.{i}.attn.conv",
-    "delta": "layers.{i}.attn",
+    "delta_qkvz": ("{mixer}.qkvz", "*"),
+    "delta_ba": ("{mixer}.ba", "*"),
+    **{f"delta_{part}": ("{mixer}.qkvz", part) for part in ("q", "k", "v", "qkv", "z")},
+    **{f"delta_{part}": ("{mixer}.ba", part) for part in "ba"},
+    "delta_o": "{mixer}.o",
+    "delta_scale": "{mixer}.norm",
+    "delta_conv": "{mixer}.conv",
+    "delta": "{mixer}",
 }
 LATENT: Mapping[str, str] = {  # usual names of its tensors
     "q_a": ".self_attn.q_a_proj",

@@ -16,16 +16,28 @@ from lmkit.layers.selective import selective_scan, ssd
 
 
 class GatedNorm(nn.Module):
-    """RMS norm of y * silu(gate) in groups of channels: y [T, D] float32, gate [T, D] -> [T, D] in the gate's dtype."""
+    """y * silu(gate), with an RMS norm in groups of channels after it, before it, or none.
 
-    def __init__(self, size: int, groups: int, eps: float, dtype: torch.dtype) -> None:
+    y [T, D] float32, gate [T, D] -> [T, D] in the gate's dtype.
+    """
+
+    def __init__(self, kind: str, size: int, groups: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-        self.groups, self.eps = groups, eps
+        if kind != "none":
+            self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self.kind, self.groups, self.eps = kind, groups, eps
 
     def forward(self, y: Tensor, gate: Tensor) -> Tensor:
-        y = (y * F.silu(gate.float())).unflatten(-1, (self.groups, -1))
-        return (F.rms_norm(y, y.shape[-1:], eps=self.eps).flatten(-2) * self.weight).to(gate.dtype)
+        opened = F.silu(gate.float())
+        if self.kind == "before":
+            y = self.norm(y) * opened
+        else:
+            y = y * opened if self.kind == "none" else self.norm(y * opened)
+        return y.to(gate.dtype)
+
+    def norm(self, y: Tensor) -> Tensor:
+        y = y.unflatten(-1, (self.groups, -1))
+        return F.rms_norm(y, y.shape[-1:], eps=self.eps).flatten(-2) * self.weight
 
 
 class Mamba(nn.Module):
@@ -34,7 +46,7 @@ class Mamba(nn.Module):
     def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
         assert cfg.mixer is not None
-        given, self.layer, path = cfg.mixer.options, layer, f"layers.{layer}.attn"
+        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer.path(layer)
         self.sizes = given["rank"], given["state_size"], given["state_size"]
         names = "in_proj", "x_proj", "dt_proj", "out_proj"
         self.in_proj, self.x_proj, self.dt_proj, self.out_proj = (ctx.linear(specs[f"{path}.{n}"]) for n in names)
@@ -64,7 +76,7 @@ class Mamba2(nn.Module):
     def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
         assert cfg.mixer is not None
-        given, self.layer, path = cfg.mixer.options, layer, f"layers.{layer}.attn"
+        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer.path(layer)
         self.heads, self.groups, self.limits = given["heads"], given["groups"], tuple(given["dt_limits"])
         size, bc = given["heads"] * given["head_dim"], given["groups"] * given["state_size"]
         self.split, self.mixed = (size, size + 2 * bc, given["heads"]), (size, bc, bc)
@@ -73,14 +85,18 @@ class Mamba2(nn.Module):
         self.A, self.D, self.dt_bias = (
             nn.Parameter(torch.empty(self.heads, dtype=torch.float32), requires_grad=False) for _ in range(3)
         )
-        self.norm = GatedNorm(size, given["norm_groups"], cfg.norm_eps, ctx.dtype)
+        self.norm = GatedNorm(given["norm"], size, given["norm_groups"], cfg.norm_eps, ctx.dtype)
 
     def forward(self, h: Tensor, angles: object, x: StepInputs) -> Tensor:
         assert x.state is not None
         state = x.state.tensors[self.layer]
-        gate, mixed, dt = self.in_proj(h).split(self.split, dim=-1)
+        gate, mixed, dt = self.project(h).split(self.split, dim=-1)
         y, b, c = F.silu(self.conv(mixed, state["conv"], x)).float().split(self.mixed, dim=-1)
         y, b, c = y.unflatten(1, (self.heads, -1)), b.unflatten(1, (self.groups, -1)), c.unflatten(1, (self.groups, -1))
         dt = F.softplus(dt.float() + self.dt_bias).clamp(*self.limits)
         y = ssd(y, dt, self.A, b, c, self.D, state["ssm"], x.state)
         return self.out_proj(self.norm(y.flatten(1), gate))
+
+    def project(self, h: Tensor) -> Tensor:
+        """Gate, x, b, c and time steps side by side."""
+        return self.in_proj(h)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil, inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmkit.api import LinearSpec, NormKind, StateTensor, UnsupportedModel
 from lmkit.layers.describe import ConfigReader, DecoderConfig, MixerConfig, Target
@@ -40,10 +40,14 @@ def mamba_mixer(
 
 def mamba2_mixer(
     *, layers: tuple[bool, ...], hidden_size: int, heads: int, head_dim: int, groups: int, state_size: int, width: int,
-    bias: bool = False, conv_bias: bool = True, norm_groups: int = 1,
-    dt_limits: tuple[float, float] = (0.0, inf),
+    bias: bool = False, out_bias: bool | None = None, conv_bias: bool = True,
+    norm: Literal["after", "before", "none"] = "after", norm_groups: int = 1,
+    dt_limits: tuple[float, float] = (0.0, inf), beside: bool = False,
 ) -> MixerConfig:  # fmt: skip
-    """Mamba 2: `groups` of heads that share b and c, `norm_groups` of channels in the gated norm at the end."""
+    """Mamba 2: `groups` of heads that share b and c, `norm_groups` of channels in the norm after or before the gate.
+
+    `out_bias`: of the projection at the end, None: as `bias`.
+    """
     d, size, bc = hidden_size, heads * head_dim, groups * state_size
     ssm = StateTensor("ssm", (heads, head_dim, state_size))
     parts = ("gate", "x", "b", "c", "dt")
@@ -52,18 +56,22 @@ def mamba2_mixer(
         state=(StateTensor("conv", (width - 1, size + 2 * bc)), ssm),
         linears=(
             LinearSpec("in_proj", d, (size, size, bc, bc, heads), bias, "none", parts, ("mamba_in",)),
-            LinearSpec("out_proj", size, (d,), bias, "none", (), ("mamba_out",)),
+            LinearSpec("out_proj", size, (d,), bias if out_bias is None else out_bias, "none", (), ("mamba_out",)),
         ),
-        num_parameters=(size + 2 * bc) * (width + conv_bias) + 3 * heads + size,
+        num_parameters=(size + 2 * bc) * (width + conv_bias) + 3 * heads + size * (norm != "none"),
         options={"heads": heads, "head_dim": head_dim, "groups": groups, "state_size": state_size, "width": width}
-        | {"conv_bias": conv_bias, "norm_groups": norm_groups, "dt_limits": list(dt_limits)},
+        | {"conv_bias": conv_bias, "norm": norm, "norm_groups": norm_groups, "dt_limits": list(dt_limits)},
+        beside=beside,
     )
 
 
-def hybrid_mamba2(r: ConfigReader, layers: tuple[bool, ...]) -> MixerConfig:
-    """Mamba 2 under the usual keys of models that have it in some layers ("mamba_n_heads")."""
+def hybrid_mamba2(r: ConfigReader, layers: tuple[bool, ...], inner: int = 0, **more: Any) -> MixerConfig:
+    """Mamba 2 under the usual keys of models that have it in some layers ("mamba_n_heads").
+
+    `inner` is the size of its inner stream, 0: "mamba_expand" times the hidden size. `more` is for `mamba2_mixer`.
+    """
     heads, groups, size = r.integer("mamba_n_heads", 128), r.integer("mamba_n_groups", 1), r.integer("hidden_size")
-    inner = r.integer("mamba_expand", 2) * size
+    inner = inner or r.integer("mamba_expand", 2) * size
     head_dim = inner // heads if r.config.get("mamba_d_head", "auto") == "auto" else r.integer("mamba_d_head")
     if heads * head_dim != inner or heads % groups:
         raise UnsupportedModel("mamba_n_heads", heads, f"{inner} / {head_dim}, in {groups} groups")
@@ -79,6 +87,7 @@ def hybrid_mamba2(r: ConfigReader, layers: tuple[bool, ...]) -> MixerConfig:
         conv_bias=r.flag("mamba_conv_bias", True),
         norm_groups=groups,
         dt_limits=time_step_limits(r),
+        **more,
     )
 
 
@@ -99,9 +108,9 @@ def mamba_names(block: str) -> dict[str, str]:
 
 
 MAMBA: Mapping[str, Target] = {  # targets of its roles
-    "mamba_in": ("layers.{i}.attn.in_proj", "*"),
-    **{f"mamba_{part}": f"layers.{{i}}.attn.{part}_proj" for part in ("x", "dt", "out")},
-    **{f"mamba_{part}": f"layers.{{i}}.attn.{part}" for part in ("conv", "norm", "dt_norm", "b_norm", "c_norm")},
+    "mamba_in": ("{mixer}.in_proj", "*"),
+    **{f"mamba_{part}": f"{{mixer}}.{part}_proj" for part in ("x", "dt", "out")},
+    **{f"mamba_{part}": f"{{mixer}}.{part}" for part in ("conv", "norm", "dt_norm", "b_norm", "c_norm")},
 }
 
 

@@ -13,4 +13,12 @@ def lmkit_models() -> list[ModelSpec]:
             architectures=("FalconForCausalLM",),
             features=frozenset({"causal"}),
         ),
+        ModelSpec(
+            name="falcon_h1",
+            summary="Falcon-H1: Mamba 2 beside attention",
+            target="lmkit_model_falcon.h1:FalconH1",
+            architectures=("FalconH1ForCausalLM",),
+            features=frozenset({"causal"}),
+            supports_tp=False,
+        ),
     ]
