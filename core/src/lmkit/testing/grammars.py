@@ -8,6 +8,7 @@ class TestMine(GrammarConformance):
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -243,6 +244,14 @@ class GrammarConformance(PluginConformance):
     def test_control_tokens_are_no_text(self, bytewise: GrammarBackend) -> None:
         for kind, compiled, _, _ in self._each(bytewise):
             assert not allowed_ids(compiled.matcher(), 258) & {257}, kind
+
+    def test_columns_without_a_token_are_never_allowed(self) -> None:
+        """Logits have more columns than the vocabulary has tokens."""
+        vocab = byte_vocabulary("<|end|>")
+        vocab = dataclasses.replace(vocab, size=vocab.size + 1000)
+        for _, compiled, good, _ in self._each(self.backend(vocab)):
+            assert max(allowed_ids(compiled.matcher(), vocab.size)) < 256
+            assert generates(compiled.matcher(), list(good[0].encode()), vocab.size)
 
     def test_long_tokens_span_parts(self) -> None:
         vocabulary = byte_vocabulary("<|end|>", extra=[b'{"', b'name":', b'": "x", "n": 1}', b'"}'])

@@ -133,7 +133,8 @@ class _Tokens:
 
     def __init__(self, vocabulary: Vocabulary, end: int) -> None:
         self.eos_token_id = end
-        self.tokens = list(vocabulary.pieces)
+        # a mask is as wide as this list: logits often have more columns than there are tokens
+        self.tokens = [*vocabulary.pieces, *[b""] * (vocabulary.size - len(vocabulary.pieces))]
         self.special_token_ids = sorted(vocabulary.special_ids)
         self._encode = vocabulary.encode
         self._ids: dict[bytes, int] = {}
