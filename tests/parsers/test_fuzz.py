@@ -10,6 +10,7 @@ import os
 import random
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ TOOLS = (
 )
 BITS = (
     "{", "}", "[", "]", '"', "'", "\\", ",", ":", "=", "(", ")", "<", ">", "|", "\n", " ", "\t", "</", "```", "null",
-    "-1.5e3", "é", "日本", "\U0001f600", "\u0000", "\ud800", '{"name": "f", "arguments": {}}', "f(a=1)",
+    "-1.5e3", "é", "日本", "\U0001f600", "\u0000", "\ud800", "y" * 300, '{"name": "f", "arguments": {}}', "f(a=1)",
 )  # fmt: skip
 WORD = re.compile(r"w\d+x")
 
@@ -82,12 +83,12 @@ class Outputs:
         return text[end:] + text[:at]
 
     def pieces(self, text: str) -> list[str]:
-        found = []
-        while text:
-            size = self.random.choice((1, 1, 2, 3, 5, 8, 40))
-            found.append(text[:size])
-            text = text[size:]
-        return found
+        """Cut at some places, or at every character of a short stretch."""
+        size = len(text)
+        at = self.random.randint(0, size)
+        cuts = sorted(self.random.randint(0, size) for _ in range(self.random.choice((0, 1, 2, 4, 8))))
+        cuts = cuts or list(range(at, min(at + 16, size)))
+        return [text[a:b] for a, b in pairwise([0, *cuts, size])]
 
 
 def shown(message: Message) -> str:

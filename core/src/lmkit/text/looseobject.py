@@ -12,6 +12,7 @@ from lmkit.text.params import typed
 
 _MAX_DEPTH = 128
 _MAX_SCALAR = 1000  # characters of a value that is not marked as a string
+_NAME_END = re.compile(r"\{")
 _KEY_END = re.compile(r"[:,{}\[\]]")
 _SCALAR_END = re.compile(r"[,}\]<]")
 
@@ -27,7 +28,6 @@ class LooseObjectReader:
         self.state: State = "more"
         self._prefix = list(body.prefix)
         self._quote_texts, self._quotes = body.quotes, markers(*body.quotes)
-        self._name_end = markers("{")
         self._step = self._in_name
         self._parts: list[str] = []  # of the name, key or scalar that is being read
         self._num_parts = 0
@@ -63,16 +63,15 @@ class LooseObjectReader:
     # Each step reads `text` from `at` and returns where the next step goes on.
 
     def _in_name(self, text: str, at: int, final: bool) -> int:
-        begin, end, marker = self._name_end.find(text, at, final)
-        self._collect(text[at:begin], MAX_NAME)
-        if marker is None or self.state == "bad":
-            return begin
+        end, mark = self._collect(_NAME_END, text, at, MAX_NAME)
+        if not mark:
+            return end
         self._name = self._take()
         if not is_name(self._name):
             self.state = "bad"
-            return begin
+            return end
         self._step = self._before_key
-        return end
+        return end + 1
 
     def _before_key(self, text: str, at: int, final: bool) -> int:
         """The first key of an object, or its end."""
@@ -89,17 +88,15 @@ class LooseObjectReader:
         return at
 
     def _in_key(self, text: str, at: int, final: bool) -> int:
-        found = _KEY_END.search(text, at)
-        end = found.start() if found else len(text)
-        self._collect(text[at:end], MAX_NAME)
-        if found is None or self.state == "bad":
+        end, mark = self._collect(_KEY_END, text, at, MAX_NAME)
+        if not mark:
             return end
         key = self._take()
-        if not key and found.group() == "}":  # after a comma too many
+        if not key and mark == "}":  # after a comma too many
             return self._close(end)
         for quote in self._quote_texts:
             key = key.removeprefix(quote).removesuffix(quote)
-        if found.group() != ":" or not is_name(key):
+        if mark != ":" or not is_name(key):
             self.state = "bad"
             return end
         self._head += f"{json.dumps(key, ensure_ascii=False)}: "
@@ -144,10 +141,8 @@ class LooseObjectReader:
         return end
 
     def _in_scalar(self, text: str, at: int, final: bool) -> int:
-        found = _SCALAR_END.search(text, at)
-        end = found.start() if found else len(text)
-        self._collect(text[at:end], _MAX_SCALAR)
-        if found and self.state == "more":
+        end, mark = self._collect(_SCALAR_END, text, at, _MAX_SCALAR)
+        if mark:
             self._give(typed(self._take(), None))
             self._step = self._after_value
         return end
@@ -178,11 +173,16 @@ class LooseObjectReader:
         self._sink.args(self._head + text)
         self._head, self._gave = "", True
 
-    def _collect(self, text: str, limit: int) -> None:
-        self._parts.append(text)
-        self._num_parts += len(text)
-        if self._num_parts > limit:
+    def _collect(self, ends: re.Pattern[str], text: str, at: int, limit: int) -> tuple[int, str]:
+        """Reads to one of `ends`: (where it stopped, the end or ""). More than `limit` characters are "bad"."""
+        last = at + limit - self._num_parts
+        found = ends.search(text, at, last + 1)
+        stop = found.start() if found else min(len(text), last)
+        self._parts.append(text[at:stop])
+        self._num_parts += stop - at
+        if found is None and stop < len(text):  # at a place that does not depend on how the text is split
             self.state = "bad"
+        return stop, found.group() if found else ""
 
     def _take(self) -> str:
         text = "".join(self._parts).strip()

@@ -52,7 +52,8 @@ class PyCallsReader:
         return "".join(self._raw)
 
     def _structure(self, text: str, at: int) -> int:
-        end = _WORD.match(text, at).end() if self._place == "name" else at  # type: ignore[union-attr]
+        last = at + _MAX_WORD + 1 - len(self._word)
+        end = _WORD.match(text, at, last).end() if self._place == "name" else at  # type: ignore[union-attr]
         if end > at:
             self._word += text[at:end]
             if len(self._word) > _MAX_WORD:
