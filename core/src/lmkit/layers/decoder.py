@@ -167,6 +167,13 @@ class LoneLayer(DecoderLayer):
         return self.scaled(self.attn(self.attn_norm.add(h, delta), angles, x))
 
 
+class LoneMLPLayer(LoneLayer):
+    """Nothing but an MLP."""
+
+    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
+        return self.scaled(self.mlp(self.attn_norm.add(h, delta)))
+
+
 class ParallelLayer(DecoderLayer):
     """Attention and MLP read the same norm of the residual stream."""
 
@@ -229,7 +236,10 @@ class Decoder(nn.Module):
         return 1 if self.cfg.window_rope is not None and self.cfg.windows[layer] is not None else 0
 
     def make_layer(self, i: int, specs: Specs, ctx: BuildContext) -> DecoderLayer:
-        attn, mlp = self.make_attention(i, specs, ctx), self.make_mlp(i, specs, ctx)
+        if i in self.cfg.mlp_only:
+            return LoneMLPLayer(self.cfg, nn.Identity(), self.make_mlp(i, specs, ctx), ctx)
+        attn = self.make_attention(i, specs, ctx)
+        mlp = nn.Identity() if self.cfg.placement == "alone" else self.make_mlp(i, specs, ctx)
         return LAYERS[self.cfg.placement](self.cfg, attn, mlp, ctx)
 
     def make_attention(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
@@ -241,8 +251,6 @@ class Decoder(nn.Module):
         return kind(self.cfg, i, specs, ctx)
 
     def make_mlp(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
-        if self.cfg.placement == "alone":
-            return nn.Identity()
         kind: type[nn.Module] = self.gated_mlp if self.cfg.gated else self.plain_mlp
         if self.cfg.sparse(i):
             kind = self.moe

@@ -95,10 +95,11 @@ class MoEConfig:
     expert_bias: bool = False
     shared_size: int = 0  # intermediate size of the shared expert
     shared_gate: bool = False  # the shared expert's output is weighted by a sigmoid
+    latent: int = 0  # size of what routed experts read and write, 0: the hidden size
 
     def linears(self, cfg: DecoderConfig, i: int) -> list[LinearSpec]:
         """The linears of layer `i`, experts stacked along the output axis."""
-        d, m, e, to = cfg.hidden_size, self.size, self.num_experts, f"layers.{i}.mlp"
+        d, m, e, to = self.latent or cfg.hidden_size, self.size, self.num_experts, f"layers.{i}.mlp"
         parts = tuple(f"{n}.{p}" for n in range(e) for p in (("gate", "up") if cfg.gated else ("up",)))
         into = cfg.sources(i, "expert_gate", "expert_up", "experts_gate", "experts_up")
         out = cfg.sources(i, "expert_down", "experts_down")
@@ -109,6 +110,10 @@ class MoEConfig:
         ]
         if self.shared_size:
             specs += cfg.mlp_linears(i, f"{to}.shared", self.shared_size, "shared_")
+        if self.latent:
+            for name, num_in, num_out in (("latent_in", cfg.hidden_size, d), ("latent_out", d, cfg.hidden_size)):
+                source = cfg.sources(i, name)
+                specs.append(LinearSpec(f"{to}.{name}", num_in, (num_out,), cfg.mlp_bias, "none", (), source))
         return specs
 
     def num_parameters(self, cfg: DecoderConfig) -> int:
@@ -167,6 +172,7 @@ class DecoderConfig:
     gated: bool = True  # down(act(gate) * up), else down(act(up))
     norm: NormKind = "rms"  # offset: the stored weight is 1 less; plain: no weight at all
     placement: Placement = "pre"  # of norms: before a block, after it, both; parallel: beside the MLP; alone: no MLP
+    mlp_only: tuple[int, ...] = ()  # layers that are an MLP alone, where the others have none
     qk_norm: Literal["", "head", "each", "whole"] = (
         ""  # of query and key heads, weights shared or for each; of all at once
     )
@@ -218,7 +224,9 @@ class DecoderConfig:
 
     def attends(self, layer: int) -> bool:
         """Whether `layer` has attention."""
-        return not self.mixes(layer) or (self.mixer is not None and self.mixer.beside)
+        if self.mixer is not None and self.mixer.layers[layer]:
+            return self.mixer.beside
+        return layer not in self.mlp_only
 
     def layer_info(self, i: int) -> LayerInfo:
         state = self.mixer.state if self.mixer is not None and self.mixes(i) else ()
@@ -267,11 +275,12 @@ class DecoderConfig:
 
     def layer_linears(self, i: int) -> list[LinearSpec]:
         """The quantizable linears of a layer, in order."""
-        if self.placement == "alone":
-            return self.attention_linears(i)
+        specs = self.attention_linears(i)
+        if self.placement == "alone" and i not in self.mlp_only:
+            return specs
         if self.moe is not None and self.moe.layers[i]:
-            return self.attention_linears(i) + self.moe.linears(self, i)
-        return self.attention_linears(i) + self.mlp_linears(i, f"layers.{i}.mlp", self.intermediate_size)
+            return specs + self.moe.linears(self, i)
+        return specs + self.mlp_linears(i, f"layers.{i}.mlp", self.intermediate_size)
 
     def linears(self) -> tuple[LinearSpec, ...]:
         """Every quantizable linear, in order."""
@@ -374,7 +383,7 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
 def decoder_config(info: ModelInfo) -> DecoderConfig:
     """The DecoderConfig that `decoder_info` stored."""
     values: dict[str, Any] = {name: value for name, value in info.config.items() if name != "options"}
-    values |= {name: tuple(values[name]) for name in ("windows", "unturned")}
+    values |= {name: tuple(values[name]) for name in ("windows", "unturned", "mlp_only")}
     if values["moe"] is not None:
         values["moe"] = MoEConfig(**values["moe"] | {"layers": tuple(values["moe"]["layers"])})
     if values["mla"] is not None:
@@ -423,6 +432,8 @@ TARGETS: Mapping[str, tuple[str, str | None]] = {  # role -> module of the model
     "shared_up": ("layers.{i}.mlp.shared.gate_up", "up"),
     "shared_gate_up": ("layers.{i}.mlp.shared.gate_up", "*"),
     "shared_down": ("layers.{i}.mlp.shared.down", None),
+    "latent_in": ("layers.{i}.mlp.latent_in", None),
+    "latent_out": ("layers.{i}.mlp.latent_out", None),
 }
 TENSORS: Mapping[str, tuple[str, str | None]] = {  # the same for roles that are single tensors
     "correction": ("layers.{i}.mlp.router.correction", None),
@@ -467,8 +478,8 @@ def decoder_weights(
         target = target.replace("{mixer}", mixer)
         if role == "q" and cfg.mla is not None:
             target, part = "layers.{i}.attn.q_b", None
-        if role == "up" and not cfg.gated:
-            target, part = "layers.{i}.mlp.up", None
+        if role in ("up", "shared_up") and not cfg.gated:
+            target, part = target.replace("gate_up", "up"), None
         if cfg.qk_norm == "each" and role in ("q_norm", "k_norm"):
             part, transform = ("{n}", one_row) if "{n}" in source else ("*", None)
             rules.append(WeightRule(f"{source}.weight", f"{target}.weight", part=part, transform=transform))

@@ -22,7 +22,7 @@ from lmkit.api import (
 )
 from lmkit.layers.describe import DecoderConfig, MoEConfig
 from lmkit.layers.linear import Linear
-from lmkit.layers.mlp import GatedMLP, Specs
+from lmkit.layers.mlp import MLP, GatedMLP, Specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +159,17 @@ class MoE(nn.Module):
         self.experts = ctx.experts(
             specs[f"{path}.experts.up"], specs[f"{path}.experts.down"], moe.activation or cfg.activation
         )
-        self.shared = GatedMLP(cfg, f"{path}.shared", specs, ctx) if moe.shared_size else None
+        shared: type[nn.Module] = GatedMLP if cfg.gated else MLP
+        self.shared = shared(cfg, f"{path}.shared", specs, ctx) if moe.shared_size else None
+        self.latent_in, self.latent_out = (
+            ctx.linear(specs[f"{path}.latent_{side}"]) if moe.latent else nn.Identity() for side in ("in", "out")
+        )
         gate = torch.empty(1, cfg.hidden_size, dtype=ctx.dtype)
         self.shared_gate = nn.Parameter(gate, requires_grad=False) if moe.shared_gate else None
 
     def forward(self, h: Tensor) -> Tensor:
         ids, weights = self.router(h)
-        out = self.experts(h, ids, weights.to(h.dtype))
+        out = self.latent_out(self.experts(self.latent_in(h), ids, weights.to(h.dtype)))
         if self.shared is None:
             return out
         shared = self.shared(h)

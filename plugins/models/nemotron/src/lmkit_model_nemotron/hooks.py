@@ -13,4 +13,12 @@ def lmkit_models() -> list[ModelSpec]:
             architectures=("NemotronForCausalLM",),
             features=frozenset({"causal"}),
         ),
+        ModelSpec(
+            name="nemotron_h",
+            summary="Nemotron-H: layers of Mamba 2, attention, an MLP or experts",
+            target="lmkit_model_nemotron.hybrid:NemotronH",
+            architectures=("NemotronHForCausalLM",),
+            features=frozenset({"causal"}),
+            supports_tp=False,
+        ),
     ]

@@ -1,0 +1,9 @@
+"""Which block stands in layers without attention."""
+
+from __future__ import annotations
+
+from lmkit.layers import Decoder, Mamba2
+
+
+class NemotronHModel(Decoder):
+    mixer = Mamba2
