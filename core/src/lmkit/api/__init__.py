@@ -57,6 +57,7 @@ from lmkit.api.execution import (
     Proposer,
     Reply,
     ResetCache,
+    RotatingAttention,
     SampleContext,
     StateBatch,
     StepInputs,

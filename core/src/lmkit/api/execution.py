@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -176,6 +176,17 @@ class AttentionBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class RotatingAttention(AttentionBackend, Protocol):
+    """A backend that turns queries and keys as it writes: one pass over them instead of several."""
+
+    def rotate_write(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+    ) -> None:
+        """RowOps.rotate of q and of k, in place, then write_kv: the same values in all three."""
+        ...
+
+
 # ------------------------------------------------------------------------------------------------------ models
 
 
@@ -237,7 +248,11 @@ class BuildContext(Protocol):
         ...
 
     def attention(self, layer: int, scale: float) -> nn.Module:
-        """A module called as attn(q, k, v, x: StepInputs) with q [T, Hq, D], k and v [T, Hkv, D]."""
+        """A module called as attn(q, k, v, x: StepInputs) with q [T, Hq, D], k and v [T, Hkv, D].
+
+        Where its `rotates` is true, it turns q and k (in place) by `angles`, if these come as a fifth argument: the
+        cos, sin and interleaved of RowOps.rotate.
+        """
         ...
 
     def norm(self, size: int, eps: float, kind: NormKind = "rms") -> nn.Module:

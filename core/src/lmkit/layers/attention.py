@@ -5,24 +5,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lmkit.api import AttentionBackend, AttnNeed, StepInputs
+from lmkit.api import AttentionBackend, AttnNeed, RotatingAttention, StepInputs
 
 
 class Attention(nn.Module):
-    """attn(q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, Dv], x) -> [T, Hq * Dv]: writes the KV cache, then reads it."""
+    """attn(q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, Dv], x) -> [T, Hq * Dv]: writes the KV cache, then reads it.
+
+    With `angles` (cos, sin, interleaved) it first turns q and k in place; only where the backend `rotates`.
+    """
 
     def __init__(self, backend: AttentionBackend, need: AttnNeed, layer: int, group: int, scale: float) -> None:
         super().__init__()
         self.backend, self.layer, self.group, self.scale = backend, layer, group, scale
+        self.rotates = isinstance(backend, RotatingAttention)
         self.v_head_dim = need.v_head_dim or need.head_dim
         if need.sinks:
             self.sinks = nn.Parameter(torch.empty(need.num_q_heads, dtype=torch.float32), requires_grad=False)
         else:
             self.register_parameter("sinks", None)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, x: StepInputs) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, x: StepInputs, angles: tuple[Tensor, Tensor, bool] | None = None
+    ) -> Tensor:
         plan, kv = x.attn[self.group], x.kv[self.layer]
-        self.backend.write_kv(k, v, kv, plan.slots)
+        if angles is None:
+            self.backend.write_kv(k, v, kv, plan.slots)
+        else:
+            assert isinstance(self.backend, RotatingAttention)
+            self.backend.rotate_write(q, k, v, kv, plan.slots, *angles)
         out = q.new_empty(q.shape[0], q.shape[1], self.v_head_dim)
         if self.sinks is None:
             self.backend.forward(q, kv, plan, self.scale, out)

@@ -54,6 +54,9 @@ class SelfAttention(nn.Module):
         self.attn = ctx.attention(layer, scale=cfg.attn_scale or cfg.head_dim**-0.5)
         self.rows = ctx.rows
         self.whole, self.norm_last = cfg.qk_norm == "whole", cfg.qk_norm_last
+        usual = all(getattr(type(self), n) is getattr(SelfAttention, n) for n in ("heads", "prepare", "rotate"))
+        nothing_after = usual and self.growth is None and not self.norm_last  # is done to heads that were turned
+        self.turned_late = nothing_after and self.attn.rotates
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
         if cfg.qk_norm == "each":
@@ -65,6 +68,9 @@ class SelfAttention(nn.Module):
             self.k_norm = cast("Norm", ctx.norm(k * cfg.head_dim, cfg.norm_eps, cfg.norm))
 
     def forward(self, h: Tensor, angles: Angles | None, x: StepInputs) -> Tensor:
+        if angles is not None and self.turned_late:
+            q, k, v = self.heads(h, None, x)
+            return self.output(self.attn(q, k, v, x, (*angles, self.interleaved)), h)
         q, k, v = self.heads(h, angles, x)
         return self.output(self.attn(q, k, v, x), h)
 

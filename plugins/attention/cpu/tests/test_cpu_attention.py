@@ -13,7 +13,9 @@ from lmkit.testing import AttentionConformance
 from lmkit.testing.attention import TOLERANCE, Rows
 from lmkit.testing.steps import PlainPlatform, plain_platform
 from lmkit_attention_cpu.backend import DTYPES, SEGMENT, CpuAttention, CpuPlanner
+from lmkit_attention_cpu.hooks import lmkit_attention_backends
 from lmkit_platform_cpu.native import load
+from lmkit_platform_cpu.rowops import NativeRowOps
 
 native = load()
 if native is None:
@@ -45,6 +47,7 @@ class TestCpu(AttentionConformance):
         return NativePlatform()
 
 
+(SPEC,) = lmkit_attention_backends()
 NEED = AttnNeed(32, 4, 2, "float32", "float32", 16)
 
 
@@ -150,6 +153,28 @@ def test_strided_queries_and_keys() -> None:
     assert torch.equal(compute(make(NEED), [(0, 20)], *parts), compute(make(NEED), [(0, 20)], *apart))
 
 
+@pytest.mark.parametrize("kv_dtype", sorted(SPEC.kv_dtypes))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("pairs", "interleaved"), [(16, False), (16, True), (5, False), (7, True)])
+def test_turned_while_written(dtype: str, kv_dtype: str, pairs: int, interleaved: bool, isa: str) -> None:
+    """The same bits in queries, keys and KV memory as from the operators one by one, whatever is not written."""
+    need = AttnNeed(32, 6, 3, dtype, dtype if kv_dtype == "auto" else kv_dtype, 16, v_head_dim=48)
+    rows, ops = make(need, length=60), NativeRowOps()
+    rows.planner.plan(rows.paged.grow([(0, 37)]))
+    whole = torch.randn(37, 9, 32).to(getattr(torch, dtype))
+    v = torch.randn(37, 3, 48).to(whole.dtype)
+    slots = torch.randperm(48)[:37] + 16
+    slots[5] = slots[36] = -1
+    cos, sin = torch.randn(2, 37, pairs)
+    expected, kv = whole.clone(), rows.kv.clone()
+    for part in expected.split((6, 3), dim=1):
+        ops.rotate(part, cos, sin, interleaved)
+    rows.backend.write_kv(expected[:, 6:], v, kv, slots)
+    rows.backend.rotate_write(whole[:, :6], whole[:, 6:], v, rows.kv, slots, cos, sin, interleaved)
+    assert torch.equal(whole, expected)
+    assert torch.equal(rows.kv.view(torch.uint8), kv.view(torch.uint8))
+
+
 def test_eight_bit_keys_are_rounded_like_torch() -> None:
     """Every finite float8 value survives; numbers between two are rounded to even; too large ones are cut."""
     need = replace(NEED, kv_dtype="float8_e4m3fn", num_q_heads=2, num_kv_heads=1, head_dim=256, dtype="float32")
@@ -194,6 +219,18 @@ def test_wrong_shapes_are_refused() -> None:
             backend.write_kv(wrong, wrong, kv, plan.slots)
     with pytest.raises(PluginError):
         backend.write_kv(k, k, kv, plan.slots.int())
+    cos = torch.zeros(4, 16)
+    for angles in (
+        (cos[:3], cos[:3]),
+        (cos, cos[:, :8]),
+        (cos.double(), cos),
+        (torch.zeros(4, 17), torch.zeros(4, 17)),
+    ):
+        with pytest.raises(PluginError):
+            backend.rotate_write(q, k, k, kv, plan.slots, *angles, False)
+    for wrong in (q[:3], q[..., :16], q.bfloat16()):
+        with pytest.raises(PluginError):
+            backend.rotate_write(wrong, k, k, kv, plan.slots, cos, cos, False)
 
 
 def test_reasons_for_refusal() -> None:

@@ -60,11 +60,14 @@ struct AttentionArgs {
 
 struct WriteKvArgs {
     lk_header header;
-    const void* k;         // [T][num_kv_heads][head_dim], k_stride elements from token to token
+    void* q;               // [T][num_q_heads][head_dim], q_stride elements from token to token; turned like k
+    void* k;               // [T][num_kv_heads][head_dim]
     const void* v;         // [T][num_kv_heads][v_head_dim]
     void* kv;              // of the layer
     const int64_t* slots;  // [T]; -1: not written
-    int64_t k_stride, v_stride, num_tokens;
-    int32_t num_kv_heads, head_dim, v_head_dim, block_size;
-    int32_t dtype, kv_dtype;
+    const float *cos, *sin;  // [T][pairs]
+    int64_t q_stride, k_stride, v_stride, num_tokens, step;  // a chunk is `step` tokens
+    int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, block_size;
+    int32_t pairs;  // of values of a head that are turned; 0: q and k stay as they are
+    int32_t interleaved, dtype, kv_dtype;
 };

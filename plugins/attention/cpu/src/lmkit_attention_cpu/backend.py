@@ -10,7 +10,6 @@ from typing import Literal
 
 import torch
 from lmkit.api import (
-    AttentionBackend,
     AttnBatch,
     AttnNeed,
     AttnPlan,
@@ -18,13 +17,15 @@ from lmkit.api import (
     EngineError,
     Platform,
     PluginError,
+    RotatingAttention,
     StepLimits,
 )
 from lmkit_platform_cpu.native import FIX, MISSING, Args, Native
 from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e4m3fn: 3}  # as in attention.inc
-SEGMENT, TILE, WRITE_TOKENS = 512, 16, 16  # positions of a segment, of a tile; tokens of a chunk of write_kv
+SEGMENT, TILE = 512, 16  # positions of a segment, of a tile
+WRITE_VALUES = 8192  # of a chunk of write_kv: some microseconds
 PARTIAL_BYTES = 64 << 20  # for results of segments; rows beyond are not split, which changes no result
 
 
@@ -59,9 +60,10 @@ class AttentionArgs(Args):
 
 class WriteArgs(Args):
     _fields_ = [
-        *((name, c_void_p) for name in ("k", "v", "kv", "slots")),
-        *((name, c_int64) for name in ("k_stride", "v_stride", "num_tokens")),
-        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "v_head_dim", "block_size", "dtype", "kv_dtype")),
+        *((name, c_void_p) for name in ("q", "k", "v", "kv", "slots", "cos", "sin")),
+        *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride", "num_tokens", "step")),
+        *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "block_size")),
+        *((name, c_int32) for name in ("pairs", "interleaved", "dtype", "kv_dtype")),
     ]
 
 
@@ -114,7 +116,7 @@ class CpuPlanner:
         return plan
 
 
-class CpuAttention(AttentionBackend):
+class CpuAttention(RotatingAttention):
     name = "cpu"
 
     def __init__(self) -> None:
@@ -144,6 +146,24 @@ class CpuAttention(AttentionBackend):
         return CpuPlanner(need, limits, native)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
+        self._write(k, v, kv, slots, k.shape[1])
+
+    def rotate_write(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+    ) -> None:
+        num, heads, dim = q.shape
+        _check("rotate_write", q=q)
+        if q.dtype != k.dtype or num != k.shape[0] or dim != k.shape[2] or 2 * cos.shape[1] > dim:
+            raise PluginError(f"rotate_write: q {list(q.shape)}, k {list(k.shape)}, {cos.shape[1]} pairs")
+        for t in (cos, sin):
+            if t.shape != (num, cos.shape[1]) or t.dtype != torch.float32 or not t.is_contiguous():
+                raise PluginError(f"rotate_write: cos {list(cos.shape)}, sin {list(sin.shape)}, {t.dtype}")
+        self._write(
+            k, v, kv, slots, heads + k.shape[1], q=q.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(),
+            q_stride=q.stride(0), num_q_heads=heads, pairs=cos.shape[1], interleaved=interleaved,
+        )  # fmt: skip
+
+    def _write(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, all_heads: int, **rotation: int) -> None:
         assert self._native is not None, "a planner comes first"
         (num, heads, dim), v_dim = k.shape, v.shape[2]
         size, rest = divmod(kv.shape[2], dim + v_dim)
@@ -158,9 +178,10 @@ class CpuAttention(AttentionBackend):
         args = WriteArgs(
             k=k.data_ptr(), v=v.data_ptr(), kv=kv.data_ptr(), slots=slots.data_ptr(), k_stride=k.stride(0),
             v_stride=v.stride(0), num_tokens=num, num_kv_heads=heads, head_dim=dim, v_head_dim=v_dim, block_size=size,
-            dtype=DTYPES[k.dtype], kv_dtype=DTYPES[kv.dtype],
+            step=max(1, WRITE_VALUES // ((all_heads + heads) * dim)), dtype=DTYPES[k.dtype], kv_dtype=DTYPES[kv.dtype],
+            **rotation,
         )  # fmt: skip
-        args.chunks[0] = -(-num // WRITE_TOKENS)
+        args.chunks[0] = -(-num // args.step)
         self._native.run("write_kv", args)
 
     def forward(
