@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -16,10 +17,16 @@ from lmkit.layers.norm import Norm
 
 
 class Conv1d(nn.Module):
-    """A causal convolution of each channel: [T, C] -> [T, C]; the last width - 1 tokens are state."""
+    """A causal convolution of each channel: [T, C] -> [T, C]; the last width - 1 tokens are state.
 
-    def __init__(self, channels: int, width: int, dtype: torch.dtype, bias: bool = False) -> None:
+    `parts` are the channels of each tensor where files divide the weight.
+    """
+
+    def __init__(
+        self, channels: int, width: int, dtype: torch.dtype, bias: bool = False, parts: Mapping[str, int] | None = None
+    ) -> None:
         super().__init__()
+        self.parts = {"weight": parts} if parts else {}
         self.weight = nn.Parameter(torch.empty(channels, 1, width, dtype=dtype), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(channels, dtype=dtype), requires_grad=False) if bias else None
 
@@ -39,7 +46,8 @@ class GatedDeltaNet(nn.Module):
         self.k_size, self.v_size = self.k_heads * given["k_dim"], self.v_heads * given["v_dim"]
         self.beta = given["beta"]
         self.qkvz, self.ba, self.o = (ctx.linear(specs[f"{path}.{name}"]) for name in ("qkvz", "ba", "o"))
-        self.conv = Conv1d(2 * self.k_size + self.v_size, given["width"], ctx.dtype)
+        parts = {"q": self.k_size, "k": self.k_size, "v": self.v_size}
+        self.conv = Conv1d(sum(parts.values()), given["width"], ctx.dtype, parts=parts)
         self.A_log = nn.Parameter(torch.empty(self.v_heads, dtype=torch.float32), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.empty(self.v_heads, dtype=torch.float32), requires_grad=False)
         self.norm = cast("Norm", ctx.norm(given["v_dim"], given["eps"]))

@@ -145,8 +145,8 @@ def delta_mixer(
     """Gated delta nets (`lmkit.layers.delta`): heads of keys and of values and their sizes, `eps` of the norm.
 
     `beta`: the largest share of a value that is written. `parts`: how files divide the projection of queries, keys,
-    values and the output's gate. Roles: delta_PART, delta_b, delta_a, delta_o, delta_scale, delta_conv,
-    and delta for the single tensors.
+    values and the output's gate. Roles: delta_PART, delta_b, delta_a, delta_o, delta_scale, delta_conv or
+    delta_conv_q, _k and _v, and delta for the single tensors.
     """
     if v_heads % k_heads:
         raise UnsupportedModel("linear_num_key_heads", k_heads, f"a divisor of {v_heads}")
@@ -179,7 +179,8 @@ DELTA: Mapping[str, Target] = {  # targets of its roles
     **{f"delta_{part}": ("{mixer}.ba", part) for part in "ba"},
     "delta_o": "{mixer}.o",
     "delta_scale": "{mixer}.norm",
-    "delta_conv": "{mixer}.conv",
+    "delta_conv": ("{mixer}.conv", "*"),
+    **{f"delta_conv_{part}": ("{mixer}.conv", part) for part in "qkv"},
     "delta": "{mixer}",
 }
 LATENT: Mapping[str, str] = {  # usual names of its tensors

@@ -8,9 +8,9 @@ a linear whose tensors are all there is packed at once                          
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,6 @@ from lmkit.layers.pooled import Dense
 from lmkit.loading.checkpoint import weight_files
 from lmkit.loading.rules import Match, Rules
 from lmkit.plugins import load_target
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ALL = "*"  # a rule's part: the tensor holds all parts, one after another; "*.up": all whose names end so
 LISTED = 8  # names shown per kind of mismatch
@@ -237,12 +234,13 @@ def places(model: nn.Module) -> dict[str, Place]:
         else:
             for key, parameter in module.named_parameters(recurse=False):
                 name = f"{path}.{key}" if path else key
-                parts = getattr(module, "parts", {}).get(key, (None,))  # equal ones, along the first axis
-                shape = tuple(parameter.shape)
-                if len(parts) > 1 and len(shape) > 2:  # stacked matrices: their rows, one after another
+                given = getattr(module, "parts", {}).get(key, (None,))  # along the first axis: equal, or with sizes
+                parts, sized, shape = tuple(given), isinstance(given, Mapping), tuple(parameter.shape)
+                if len(parts) > 1 and len(shape) > 2 and not sized:  # stacked matrices: their rows, one after another
                     shape = (shape[0] * shape[1], *shape[2:])
                 whole = ParamSpec(shape, str(parameter.dtype).removeprefix("torch."))
-                sizes = (shape[0] // len(parts),) * len(parts) if len(parts) > 1 else ()
+                equal = (shape[0] // len(parts),) * len(parts) if len(parts) > 1 else ()
+                sizes = tuple(given.values()) if sized else equal
                 found[name] = Place(name, module, key, whole, whole, parts, sizes, sizes)
     return found
 

@@ -36,3 +36,17 @@ class TestOlmoe(ModelConformance):
 class TestFlexOlmo(ModelConformance):
     plugin = "model:FlexOlmoForCausalLM"
     values = {"num_experts": 4, "num_experts_per_tok": 2}
+
+
+class TestOlmoHybrid(ModelConformance):
+    """The library writes the convolutions of queries, keys and values as equal thirds, so here they are."""
+
+    plugin = "model:OlmoHybridForCausalLM"
+    values = {
+        "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    }  # fmt: skip
+    variants = {
+        "no positions": {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "attention_bias": True},
+        "positive": {"linear_allow_neg_eigval": False},
+    }

@@ -1,15 +1,18 @@
-"""OLMo 1 (norms without weights) and OLMo 2 and 3 (norms after blocks, and over all heads) as data. Torch-free."""
+"""OLMo as data: 1 (norms without weights), 2 and 3 (norms after blocks, and over all heads), and the hybrid of gated
+delta nets and attention. Torch-free."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from lmkit.layers import (
+    DELTA,
     EXPERTS,
     ConfigReader,
     DecoderArchitecture,
     DecoderConfig,
     MoEConfig,
+    delta_mixer,
     tensor_names,
     usual_config,
 )
@@ -35,10 +38,9 @@ def olmo(r: ConfigReader) -> DecoderConfig:
 
 def olmo2(r: ConfigReader, **more: Any) -> DecoderConfig:
     bias = r.flag("attention_bias", False)
-    given = {"norm_eps": r.number("rms_norm_eps", 1e-5), "names": after(), **more}
+    given = {"max_positions": 2048, "norm_eps": r.number("rms_norm_eps", 1e-5), "names": after(), **more}
     return usual_config(
         r,
-        max_positions=2048,
         placement="post",
         qk_norm="whole",
         qkv_bias=bias,
@@ -91,6 +93,47 @@ def experts(r: ConfigReader, num: int, top_k: int) -> MoEConfig:
     )
 
 
+def olmo_hybrid(r: ConfigReader) -> DecoderConfig:
+    """Gated delta nets after norms, and attention before them; files name the norm between two blocks in two ways."""
+    linear, full, rope = "linear_attention", "full_attention", r.config.get("rope_parameters")
+    last = r.layers() - 1
+    kinds = r.layer_kinds(lambda i: full if i % 4 == 3 or i == last < 3 else linear, (linear, full))
+    heads = r.integer("num_attention_heads")
+    k_heads, v_heads = r.integer("linear_num_key_heads", heads), r.integer("linear_num_value_heads", heads)
+    k_dim = r.integer("linear_key_head_dim", 3 * r.integer("hidden_size") // (4 * k_heads))
+    mixer = delta_mixer(
+        r,
+        layers=tuple(kind == linear for kind in kinds),
+        k_heads=k_heads,
+        v_heads=v_heads,
+        k_dim=k_dim,
+        v_dim=r.integer("linear_value_head_dim", 2 * k_dim),
+        eps=1e-5,
+        beta=2.0 if r.flag("linear_allow_neg_eigval", True) else 1.0,
+    )
+    parts = {"q": "q", "k": "k", "v": "v", "z": "g", "b": "b", "a": "a", "o": "o"}
+    names = tensor_names(
+        attn_norm=".input_layernorm",
+        attn_norm_2=".attention_layer_norm",
+        mlp_norm=".post_attention_layernorm",
+        mlp_norm_2=".feedforward_layer_norm",
+        mlp_post_norm=".post_feedforward_layernorm",
+        delta=".linear_attn",
+        delta_scale=".linear_attn.o_norm",
+        **{f"delta_{part}": f".linear_attn.{name}_proj" for part, name in parts.items()},
+        **{f"delta_conv_{part}": f".linear_attn.{part}_conv1d" for part in "qkv"},
+    )
+    turned = not isinstance(rope, dict) or rope.get("rope_theta", 1.0) is not None
+    return olmo2(
+        r,
+        max_positions=65536,
+        norm_eps=r.number("rms_norm_eps", 1e-6),
+        rope=r.rope() if turned else None,
+        mixer=mixer,
+        names=names,
+    )
+
+
 class Olmo(DecoderArchitecture):
     configs = {
         "OlmoForCausalLM": olmo,
@@ -98,4 +141,7 @@ class Olmo(DecoderArchitecture):
         "Olmo3ForCausalLM": olmo3,
         "OlmoeForCausalLM": olmoe,
         "FlexOlmoForCausalLM": flex_olmo,
+        "OlmoHybridForCausalLM": olmo_hybrid,
     }
+    models = {"OlmoHybridForCausalLM": "lmkit_model_olmo.model:OlmoHybrid"}
+    targets = {**DELTA, "attn_norm_2": "layers.{i}.attn_norm", "mlp_norm_2": "layers.{i}.mlp_norm"}

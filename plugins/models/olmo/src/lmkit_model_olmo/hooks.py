@@ -26,4 +26,12 @@ def lmkit_models() -> list[ModelSpec]:
             features=frozenset({"causal", "sliding_window"}),
             supports_tp=False,
         ),
+        ModelSpec(
+            name="olmo_hybrid",
+            summary="OLMo Hybrid: gated delta nets, and attention in some layers",
+            target="lmkit_model_olmo.arch:Olmo",
+            architectures=("OlmoHybridForCausalLM",),
+            features=frozenset({"causal"}),
+            supports_tp=False,
+        ),
     ]
