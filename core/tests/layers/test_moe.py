@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import LinearSpec
+from lmkit.api import DeviceInfo, LinearSpec, PackedWeight, QuantFormat
 from lmkit.layers import LinearExperts, MoEConfig, ReferenceLinear, Router, TorchRowOps
-from lmkit.layers.linear import PLAIN, Linear
+from lmkit.layers.build import Builder
+from lmkit.layers.linear import PLAIN, Linear, PlainFormat
 from lmkit.layers.moe import Experts
+from torch import Tensor
 from torch.nn import functional as F
 
 D, M = 6, 4
@@ -47,6 +50,71 @@ def test_experts_equal_one_at_a_time(tokens: int, num: int, top_k: int, gated: b
             y = F.silu(y[:M]) * y[M:] if gated else F.silu(y)
             want[t] += weight * (y @ down_weight[e].T + biases[1][e])
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+class Other(PlainFormat):
+    name = "other"
+
+
+class HalfScheme:
+    """The second of two linears is stored otherwise."""
+
+    def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
+        return Other() if layer.name == "down" else None
+
+
+class OtherLinear(ReferenceLinear):
+    name = "linear_other"
+
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
+        return None if fmt.name == "other" else "only others"
+
+    def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        return super().apply(x, weight, bias) * 2
+
+
+class SiluExperts(LinearExperts):
+    name = "moe_silu"
+
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo, act: str | None = None) -> str | None:
+        return f"not {fmt.name}" if fmt.name != "plain" else None if act in (None, "silu") else f"not {act}"
+
+
+UP = LinearSpec("up", D, (M,) * 6, False, "none", tuple("abcdef"), (), 3)
+DOWN = LinearSpec("down", M, (D,) * 3, False, "none", tuple("abc"), (), 3)
+
+
+def builder(scheme: Any = None) -> Builder:
+    kernels = {"linear:plain": [ReferenceLinear()], "linear:other": [OtherLinear()]}
+    info: Any = SimpleNamespace(linears=(UP, DOWN), kv_groups=list)
+    special = {"moe:plain": [SiluExperts(ReferenceLinear())]}
+    return Builder(info, torch.float32, DeviceInfo("cpu", "cpu"), None, kernels | special, scheme=scheme)
+
+
+def test_a_kernel_for_experts_runs_both_linears_or_none() -> None:
+    made = builder()
+    experts = made.experts(UP, DOWN, "silu")
+    assert (experts.kernel.name, experts.up.kernel.name, experts.down.kernel.name) == ("moe_silu",) * 3
+    assert made.warnings == []
+    assert made.experts(UP, DOWN, "relu").kernel.name == "moe_linear"
+    assert made.warnings == ["up: not on moe_silu (not relu)"]
+
+
+def test_linears_of_experts_may_have_different_formats() -> None:
+    """Each runs on the kernel that packed it."""
+    made = builder(HalfScheme())
+    experts = made.experts(UP, DOWN, "silu")
+    assert made.warnings == ["up: not on moe_silu (not other)"]
+    for linear in (experts.up, experts.down):
+        linear.weight.data = torch.randn_like(linear.weight)
+        linear.pack()
+    x, ids, weights = torch.randn(2, D), torch.tensor([[0], [2]]), torch.ones(2, 1)
+    doubled = experts(x, ids, weights)
+    plain = builder().experts(UP, DOWN, "relu")
+    for mine, theirs in ((plain.up, experts.up), (plain.down, experts.down)):
+        mine.packed = theirs.packed
+    plain.act = "silu"
+    torch.testing.assert_close(doubled, 2 * plain(x, ids, weights))
 
 
 def router(**fields: Any) -> Router:

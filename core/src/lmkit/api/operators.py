@@ -118,8 +118,11 @@ class ExpertKernel(Protocol):
 
     name: str
 
-    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
-        """A reason why not, or None; asked for each of the two stacked linears (`layer.experts` > 0)."""
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo, act: str | None = None) -> str | None:
+        """A reason why not, or None; asked for each of the two stacked linears (`layer.experts` > 0).
+
+        `act` is the activation that follows the linear: None for the second one.
+        """
         ...
 
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedWeight:

@@ -1,8 +1,8 @@
 """Every kernel that could run a model, measured on the shapes of that model against the limits of the machine.
 
 The cases follow from the seams: each linear kernel that passes selection, on each distinct linear of the model, with 1,
-16 and 512 rows; each implementation of the row-wise operators; each attention backend, in decode and prefill. Plugins
-add more (`lmkit_benchmarks`).
+16 and 512 rows; a layer of experts on the kernel it runs on, likewise; each implementation of the row-wise operators;
+each attention backend, in decode and prefill. Plugins add more (`lmkit_benchmarks`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from lmkit.bench.limits import Limits, limit_cases, measure
 from lmkit.config import EngineConfig
 from lmkit.config.environment import adopt_environment
 from lmkit.engine.platform import platform_environment
+from lmkit.layers.build import Builder
 from lmkit.layers.linear import PLAIN
+from lmkit.layers.moe import Experts
 from lmkit.loading.load import make_builder
 from lmkit.plugins import load_ref, load_target
 from lmkit.plugins.host import PluginHost
@@ -48,6 +50,7 @@ Wanted = Callable[[str], bool]  # of the name of a case
 ROWS = (1, 16, 512)
 ROTATED_BYTES = 256 << 20  # one-row kernels go round through this much, so that no cache holds what they read
 MAX_COPIES = 64
+CHOICES = 16  # of experts, by all rows, in turn
 DECODE = ((1, 1024), (1, 8192), (16, 1024))  # rows, tokens of each
 PREFILL = 2048
 
@@ -106,9 +109,11 @@ def all_cases(config: EngineConfig, host: PluginHost, only: str = "*") -> Iterat
     with torch.inference_mode():
         yield from limit_cases()
         yield from (case for case in plugin_cases(host) if case.limit or wanted(case.name))
-        for spec in {(s.in_features, s.total_out): s for s in reversed(info.linears)}.values():
+        dense = [spec for spec in reversed(info.linears) if not spec.experts]
+        for spec in {(s.in_features, s.total_out): s for s in dense}.values():
             for kernel, fmt in _kernels_for(builder, spec):
                 yield from linear_cases(kernel, fmt, spec, builder.dtype, wanted)
+        yield from experts_cases(builder, wanted)
         for target in _survivors(resolver, "op", "rowwise"):
             yield from rowwise_cases(target(), info, needs, builder.dtype, wanted)
         for target in _survivors(resolver, "attention"):
@@ -191,6 +196,61 @@ def random_params(fmt: QuantFormat, spec: LinearSpec, dtype: torch.dtype) -> dic
         else:
             params[name] = torch.randint(0, 127, p.shape).to(stored)
     return params
+
+
+# ------------------------------------------------------------------------------------------------------ experts
+
+
+def experts_cases(builder: Builder, wanted: Wanted) -> Iterator[BenchmarkCase]:
+    """The model's first layer with experts, ROWS rows choosing at random, on the kernel that it runs on.
+
+    Bytes are those of the packed weights of chosen experts, and of what goes in and out.
+    """
+    stacked = [replace(spec, bias=False) for spec in builder.info.linears if spec.experts][:2]
+    if not stacked:
+        return
+    up, down = stacked
+    config: dict[str, Any] = dict(builder.info.config)
+    moe = config.get("moe") or {}
+    top_k, act = moe.get("top_k", 2), moe.get("activation") or config.get("activation", "silu")
+
+    def make() -> Experts:
+        with torch.device("meta"):
+            return builder.experts(up, down, act)
+
+    first = make()
+    kind = f"{first.kernel.name} {first.up.format.name}"
+    shape = f"{up.in_features}->{down.in_features} {top_k}/{up.experts}"
+    names = {rows: name for rows in ROWS if wanted(name := f"{kind} {rows}x{shape}")}
+    if not names:
+        return
+    layers = [_packed(first)]
+    size = sum(linear.packed.nbytes for linear in (first.up, first.down) if linear.packed is not None)
+    layers += [_packed(make()) for _ in range(min(MAX_COPIES, ROTATED_BYTES // size) - 1)]
+    for rows, name in names.items():
+        x, weights = torch.randn(rows, up.in_features).to(builder.dtype), torch.rand(rows, top_k).to(builder.dtype)
+        choices = [torch.rand(rows, up.experts).topk(top_k).indices for _ in range(CHOICES)]
+        chosen = sum(len(ids.unique()) for ids in choices) / CHOICES
+        yield BenchmarkCase(
+            name=name,
+            run=rotating(list(itertools.product(choices, layers)), partial(_mix, x, weights)),
+            bytes=int(size * chosen / up.experts) + 2 * x.nbytes,
+            flops=2 * rows * top_k * (up.in_features * up.total_out + down.in_features * down.total_out) // up.experts,
+            dtype=str(builder.dtype).removeprefix("torch."),
+        )
+
+
+def _packed(experts: Experts) -> Experts:
+    """With random weights."""
+    for linear in (experts.up, experts.down):
+        params = random_params(linear.format, linear.spec, linear.dtype)
+        linear.packed = linear.kernel.pack(linear.format, params, linear.spec, linear.dtype)
+    return experts
+
+
+def _mix(x: Tensor, weights: Tensor, case: tuple[Tensor, Experts]) -> Tensor:
+    ids, experts = case
+    return experts(x, ids, weights)
 
 
 # ----------------------------------------------------------------------------------------------------- row-wise

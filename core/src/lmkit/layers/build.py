@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from lmkit.api import (
     AttentionBackend,
     Collectives,
     DeviceInfo,
+    ExpertKernel,
     LinearKernel,
     LinearSpec,
     ModelInfo,
@@ -71,20 +72,26 @@ class Builder:
         return Linear(spec, fmt, self._kernel(fmt, spec), self.dtype, self.collectives)
 
     def experts(self, up: LinearSpec, down: LinearSpec, act: str) -> Experts:
-        """On a kernel for experts where one runs them, else each expert on a kernel for linears."""
-        made = []
-        for spec in (up, down):
-            fmt = self._format(spec)
-            special: Iterator[Any] = (
-                k for k in self.kernels.get(f"moe:{fmt.name}", ()) if k.can_run(fmt, spec, self.device) is None
-            )
-            kernel: Any = next(special, None) or LinearExperts(self._kernel(fmt, one_expert(spec)))
-            made.append((Linear(spec, fmt, kernel, self.dtype, self.collectives), kernel))
-        if type(made[0][1]) is not type(made[1][1]):
-            raise SelectionError(
-                f"{up.name}, {down.name}: {made[0][1].name} and {made[1][1].name} cannot share experts"
-            )
-        return Experts(made[0][0], made[1][0], act, made[0][1], self.rows)
+        """On a kernel for experts that runs both linears, else each expert on kernels for linears."""
+        formats = {spec: self._format(spec) for spec in (up, down)}
+        special = self._expert_kernel(formats, act)
+        kernels: list[Any] = [special or LinearExperts(self._kernel(fmt, one_expert(s))) for s, fmt in formats.items()]
+        first, last = (
+            Linear(spec, fmt, kernel, self.dtype, self.collectives)
+            for (spec, fmt), kernel in zip(formats.items(), kernels, strict=True)
+        )
+        return Experts(first, last, act, kernels[0], self.rows)
+
+    def _expert_kernel(self, formats: Mapping[LinearSpec, QuantFormat], act: str) -> ExpertKernel | None:
+        """The first that runs both linears; a line in `warnings` for those which do not."""
+        up, down = formats
+        for kernel in self.kernels.get(f"moe:{formats[up].name}", ()):
+            asked = ((up, act), (down, None))
+            refusals = [r for spec, a in asked if (r := kernel.can_run(formats[spec], spec, self.device, a))]
+            if not refusals:
+                return kernel
+            self.warnings.append(f"{up.name}: not on {kernel.name} ({'; '.join(dict.fromkeys(refusals))})")
+        return None
 
     def _format(self, spec: LinearSpec) -> QuantFormat:
         fmt = self.scheme.for_layer(spec) if self.scheme and spec.name in self._quantizable else None

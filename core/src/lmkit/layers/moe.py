@@ -53,7 +53,7 @@ class LinearExperts:
     def __init__(self, kernel: LinearKernel) -> None:
         self.kernel = kernel
 
-    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo, act: str | None = None) -> str | None:
         return self.kernel.can_run(fmt, one_expert(layer), device)
 
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedExperts:
@@ -80,12 +80,14 @@ class LinearExperts:
     def _products(self, x: Tensor, ends: list[int], linear: Linear) -> Tensor:
         """Rows of x up to ends[e] through the linear of expert e: [N, in] -> [N, out]."""
         assert isinstance(linear.packed, PackedExperts)
+        assert isinstance(linear.kernel, LinearExperts)
+        kernel = linear.kernel.kernel
         biases = None if linear.bias is None else linear.bias.view(linear.spec.experts, -1)
         parts, start = [], 0
         for expert, end in enumerate(ends):
             if end > start:
                 bias = None if biases is None else biases[expert]
-                parts.append(self.kernel.apply(x[start:end], linear.packed.experts[expert], bias))
+                parts.append(kernel.apply(x[start:end], linear.packed.experts[expert], bias))
                 start = end
         return torch.cat(parts) if parts else x.new_empty(0, linear.spec.total_out // linear.spec.experts)
 

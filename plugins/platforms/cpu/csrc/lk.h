@@ -13,7 +13,7 @@
 #define LK_API extern "C" __attribute__((visibility("default")))
 #endif
 
-enum { LK_MAX_PHASES = 4 };
+enum { LK_MAX_PHASES = 6 };
 
 enum lk_isa { LK_PORTABLE, LK_AVX2, LK_AVX512, LK_AVX512_VNNI, LK_AVX512_BF16, LK_NUM_ISAS };
 

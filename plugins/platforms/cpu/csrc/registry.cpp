@@ -8,6 +8,7 @@
     X(basic)        \
     X(attention)    \
     X(linear)       \
+    X(experts)      \
     X(rowops)       \
     X(sample)       \
     X(integer)

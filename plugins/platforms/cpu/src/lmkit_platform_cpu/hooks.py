@@ -60,6 +60,15 @@ def lmkit_ops() -> Iterable[OpSpec]:
         check="lmkit_platform_cpu.check:bfloat16",
     )
     yield OpSpec(
+        name="moe_native",
+        summary="mixtures of experts over packed weights of any of these formats, in one native operator",
+        target="lmkit_platform_cpu.experts:NativeExperts",
+        op="moe",
+        platforms=("cpu",),
+        formats=frozenset({"plain", "int8", "w8a8", "int4"}),
+        check="lmkit_platform_cpu.check:native",
+    )
+    yield OpSpec(
         name="rowwise_native",
         summary="norms, activations, rotary positions and embedding by native kernels",
         target="lmkit_platform_cpu.rowops:NativeRowOps",

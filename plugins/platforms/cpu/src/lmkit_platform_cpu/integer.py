@@ -58,6 +58,13 @@ class PackedIntegers:
     planes: int  # bytes of an activation: 2, or 1 with a scale per row
 
     @property
+    def block(self) -> int:
+        """Columns of x that share a scale."""
+        if self.planes == 1 and LONGEST >= self.group >= self.k:
+            return max(self.k, 1)
+        return min(self.group, BLOCK)
+
+    @property
     def nbytes(self) -> int:
         return self.data.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
@@ -145,8 +152,7 @@ def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | Non
     check_bias(bias, weight.n, x.dtype)
     m, panels = rows.shape[0], -(-weight.n // PANEL)
     depth = -(-weight.k // 8) * 8
-    block = max(weight.k, 1) if weight.planes == 1 and LONGEST >= weight.group >= weight.k else min(weight.group, BLOCK)
-    blocks = max(1, -(-weight.k // block))
+    blocks = max(1, -(-weight.k // weight.block))
     out = x.new_empty((m, weight.n))
     quantized = torch.empty(max(1, m * 2 * depth), dtype=torch.int8)
     x_scales, x_sums = torch.empty(m * blocks), torch.empty(m * blocks, dtype=torch.int32)
@@ -156,7 +162,7 @@ def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | Non
         zeros=None if weight.zeros is None else weight.zeros.data_ptr(), x=rows.data_ptr(),
         bias=None if bias is None else bias.data_ptr(), out=out.data_ptr(), quantized=quantized.data_ptr(),
         x_scales=x_scales.data_ptr(), x_sums=x_sums.data_ptr(), m=m, n=weight.n, k=weight.k,
-        x_stride=rows.stride(0), group=weight.group, block=block, dtype=DTYPES[str(x.dtype)], bits=weight.bits,
+        x_stride=rows.stride(0), group=weight.group, block=weight.block, dtype=DTYPES[str(x.dtype)], bits=weight.bits,
         planes=weight.planes, zero=weight.zero,
     )  # fmt: skip
     if m <= DECODE_ROWS:

@@ -17,7 +17,7 @@ from typing import Any
 
 from lmkit.api import ConfigError, PluginError
 
-MAX_PHASES = 4
+MAX_PHASES = 6  # as in csrc/lk.h
 ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")  # worst to best, as in csrc/lk.h
 DTYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2}  # how arguments name them
 MISSING = (

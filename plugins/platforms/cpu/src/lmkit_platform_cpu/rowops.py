@@ -14,6 +14,7 @@ from lmkit_platform_cpu.native import Args, Native, load
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "gelu_new": 2, "gelu_fast": 2, "relu": 3, "relu2": 4}
+GATES = ACTIVATIONS | {"swiglu_clamped": 5}
 PIECE = 16384  # values of a row of logits per chunk, as in sample.inc
 CHUNK = 8192  # values per chunk: some microseconds
 
@@ -136,7 +137,8 @@ class NativeRowOps(TorchRowOps):
         return self._gate(x, name, gated=True)
 
     def _gate(self, x: Tensor, name: str, gated: bool) -> Tensor:
-        if name not in ACTIVATIONS:
+        known = GATES if gated else ACTIVATIONS
+        if name not in known:
             return super().gate(x, name) if gated else super().activate(x, name)
         _require(x.dim() == 2 and x.dtype in DTYPES and x.shape[1] % (1 + gated) == 0, "gate", x)
         rows, _, x_row, _ = _heads("gate", x)
@@ -144,7 +146,7 @@ class NativeRowOps(TorchRowOps):
         out = torch.empty((rows, dim), dtype=x.dtype)
         args = GateArgs(
             x=x.data_ptr(), out=out.data_ptr(), rows=rows, dim=dim, x_row=x_row, dtype=DTYPES[x.dtype],
-            activation=ACTIVATIONS[name], gated=gated,
+            activation=known[name], gated=gated,
         )  # fmt: skip
         self._run("gate", args, dim)
         return out
@@ -202,7 +204,7 @@ class NativeRowOps(TorchRowOps):
             x=x.data_ptr(), maxima=maxima.data_ptr(), token=token.data_ptr(), largest=largest.data_ptr(), rows=rows,
             size=x.shape[1], pieces=pieces, x_row=x_row, dtype=DTYPES[x.dtype], **params,
         )  # fmt: skip
-        args.chunks[:] = (rows * pieces, rows, 0, 0) if op == "argmax" else (rows * pieces, rows * pieces, rows, 0)
+        args.chunks[:3] = (rows * pieces, rows, 0) if op == "argmax" else (rows * pieces, rows * pieces, rows)
         self.native.run(op, args)
         return token, largest
 

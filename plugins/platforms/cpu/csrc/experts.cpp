@@ -1,0 +1,3 @@
+#define LK_FAMILY "experts.inc"
+#define LK_FAMILY_NAME lk_family_experts
+#include "each_isa.h"
