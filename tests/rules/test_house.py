@@ -191,6 +191,7 @@ def test_heavy_dependencies_have_floors_only(pyproject: Path) -> None:
             "tool_parsers": "tool-parser",
             "schedulers": "scheduler",
             "grammars": "grammar",
+            "tokenizers": "tokenizer",
         }
         assert project["name"] == f"lmkit-{singular.get(kind, kind)}-{name.replace('_', '-')}"
 

@@ -156,6 +156,7 @@ from lmkit.api.specs import (
 from lmkit.api.text import (
     CallBody,
     ChannelFormat,
+    ChatWriter,
     JsonCalls,
     LooseObject,
     NamedJson,

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from lmkit.api.params import Grammar
+
+
+class ChatWriter(Protocol):
+    """Writes prompts where a checkpoint has no template: the attribute `chat_writer` of its tokenizer. Thread-safe."""
+
+    takes_tools: bool
+    options: frozenset[str]  # what a request may set (chat_template_kwargs)
+
+    def write(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any],
+        *, add_generation_prompt: bool,
+    ) -> str:  # fmt: skip
+        """The prompt, control tokens as their text. `messages` as in the OpenAI API, arguments of calls as objects;
+        without `add_generation_prompt` a last message of the assistant is not ended. May raise anything: what it
+        does not take is the request's fault.
+        """
+        ...
 
 
 class Tokenizer(Protocol):
@@ -19,7 +36,10 @@ class Tokenizer(Protocol):
     special_ids: frozenset[int]  # ids dropped from text unless a parser keeps them
     chat_template: str | None
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Control tokens that are spelled in the text become those tokens."""
+        ...
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
     def piece(self, token: int) -> bytes:
         """The bytes of one token, special tokens as their text. The pieces of a text join to the text."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jinja2
@@ -17,7 +18,7 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
-from lmkit.api import ConfigError, InvalidParam, TemplateFailed
+from lmkit.api import ChatWriter, ConfigError, InvalidParam, TemplateFailed
 from lmkit.text.budget import Budget, BudgetedEnvironment, BudgetSpent
 from lmkit.text.control import marker
 
@@ -63,7 +64,7 @@ class Renderer:
     """One compiled template. `render` is thread-safe and may be called on the event loop: it is bounded."""
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], *, tools_source: str | None = None,
+        self, source: str | ChatWriter, special_tokens: Mapping[str, str], *, tools_source: str | None = None,
         control_tokens: Iterable[str] = (), own_markers: Iterable[str] = (),
     ) -> None:  # fmt: skip
         """`tools_source`: another template, for requests with tools. `control_tokens`: what must not come from clients
@@ -72,27 +73,15 @@ class Renderer:
         Raises ConfigError.
         """
         self._special = dict(special_tokens)
+        self._generate: Callable[[Mapping[str, Any]], Iterator[str]]
         own = set(own_markers)
         self._mark = marker(control_tokens)
         self._mark_assistant = marker(t for t in control_tokens if t not in own)
-        env = BudgetedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
-        env.filters["tojson"] = env.checked(_tojson)
-        env.globals["raise_exception"] = _raise
-        env.globals["strftime_now"] = _now
-        try:
-            self._template = env.from_string(source)
-            tree = env.parse(source)
-        except jinja2.TemplateSyntaxError as e:
-            raise ConfigError(
-                f"the chat template does not compile: line {e.lineno}: {e.message}",
-                fix="give another one with --chat-template FILE",
-            ) from e
-        names = jinja2.meta.find_undeclared_variables(tree)
-        self.takes_tools = "tools" in names
-        # what a request may set: variables that the template reads and that have no meaning of their own
-        own = _assigned(tree) - _with_default(tree)
-        self.options = frozenset(names) - RESERVED - own - set(env.globals) - set(self._special)
-        self.takes_documents = "documents" in names
+        if isinstance(source, str):
+            self._compile(source)
+        else:
+            self._generate = partial(_written, source)
+            self.takes_tools, self.options, self.takes_documents = source.takes_tools, source.options, False
         self.content: Literal["string", "list", "both"] = "string"  # how the template wants content
         self.content = self._find_content()
         self._with_tools = None
@@ -106,6 +95,26 @@ class Renderer:
         self.findings = probe(self)
         self.takes_system = self.findings["system"] == "yes"
         self.takes_tool_results = self.findings["tool results"] == "yes"
+
+    def _compile(self, source: str) -> None:
+        env = BudgetedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
+        env.filters["tojson"] = env.checked(_tojson)
+        env.globals["raise_exception"] = _raise
+        env.globals["strftime_now"] = _now
+        try:
+            self._generate = env.from_string(source).generate
+            tree = env.parse(source)
+        except jinja2.TemplateSyntaxError as e:
+            raise ConfigError(
+                f"the chat template does not compile: line {e.lineno}: {e.message}",
+                fix="give another one with --chat-template FILE",
+            ) from e
+        names = jinja2.meta.find_undeclared_variables(tree)
+        self.takes_tools = "tools" in names
+        # what a request may set: variables that the template reads and that have no meaning of their own
+        own = _assigned(tree) - _with_default(tree)
+        self.options = frozenset(names) - RESERVED - own - set(env.globals) - set(self._special)
+        self.takes_documents = "documents" in names
 
     def render(
         self,
@@ -155,7 +164,7 @@ class Renderer:
         try:
             with budget.running():
                 parts = []
-                for part in self._template.generate(variables):
+                for part in self._generate(variables):
                     budget.output(len(part))
                     parts.append(part)
                 return "".join(parts)
@@ -199,6 +208,14 @@ class Renderer:
             return _PROBE in self._run([self._shape(m) for m in messages], (), {}, True)
         except TemplateFailed:
             return False
+
+
+def _written(writer: ChatWriter, variables: Mapping[str, Any]) -> Iterator[str]:
+    options = {key: variables[key] for key in writer.options if key in variables}
+    yield writer.write(
+        variables["messages"], variables["tools"] or (), options,
+        add_generation_prompt=variables["add_generation_prompt"],
+    )  # fmt: skip
 
 
 def _assigned(tree: jinja2.nodes.Template) -> set[str]:

@@ -28,6 +28,7 @@ from lmkit.api import (
 from lmkit.plugins import load_target
 from lmkit.plugins.chat_templates import chat_templates
 from lmkit.text.constrain import answer_of, constraint, thinking_of
+from lmkit.text.control import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
 from lmkit.text.parsing import Chain, in_order, start_parser
 from lmkit.text.render import Renderer
@@ -98,14 +99,21 @@ class TextSide:
 
         `limit`: a longer text is cut to so many tokens, the special ones among them.
         """
-        tokenizer = self.tokenizer
-        encode = tokenizer.encode_marked if isinstance(tokenizer, JsonTokenizer) else tokenizer.encode
-        ids = encode(text, add_special=add_special)
+        ids = self._encode_marked(text, add_special)
         if limit is None or len(ids) <= limit:
             return ids
         if add_special and isinstance(self.tokenizer, JsonTokenizer):
             return self.tokenizer.encode_pair(text, None, limit)[0]
         return ids[:limit]
+
+    def _encode_marked(self, text: str, add_special: bool) -> list[int]:
+        """A text with MARKs in it, see lmkit.text.control."""
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, JsonTokenizer):
+            return tokenizer.encode_marked(text, add_special=add_special)
+        first, *rest = text.split(MARK)
+        ids = tokenizer.encode(first, add_special=add_special)
+        return ids + [token for part in rest for token in tokenizer.encode(part, add_special=False)]
 
     def encode_pair(self, first: str, second: str, *, limit: int | None = None) -> tuple[list[int], int]:
         """Token ids of two texts that a model reads together, and where the second begins (0: it is not marked)."""
@@ -191,15 +199,13 @@ class TextSide:
 
 
 def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]) -> Renderer | None:
-    """For the user's or a plugin's `template`, or else for those of the checkpoint."""
-    source = template or tokenizer.chat_template
+    """For the user's or a plugin's `template`, or else for those of the checkpoint or its tokenizer's ChatWriter."""
+    source = template or tokenizer.chat_template or getattr(tokenizer, "chat_writer", None)
     if not source:
         return None
     variables = getattr(tokenizer, "special_tokens", None) or _special_tokens(tokenizer)
-    tools_source, control = None, []
-    if isinstance(tokenizer, JsonTokenizer):  # others cannot tell marked texts
-        tools_source = None if template else tokenizer.tools_template
-        control = [tokenizer.token(token) for token in tokenizer.special_ids]
+    tools_source = tokenizer.tools_template if isinstance(tokenizer, JsonTokenizer) and not template else None
+    control = [tokenizer.piece(token).decode(errors="replace") for token in tokenizer.special_ids]
     own = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
     return Renderer(source, variables, tools_source=tools_source, control_tokens=control, own_markers=own)
 

@@ -1,0 +1,1 @@
+"""Mistral's tokenizers by mistral-common."""

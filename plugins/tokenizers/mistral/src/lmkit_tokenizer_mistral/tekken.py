@@ -1,0 +1,99 @@
+"""tekken.json: byte-level BPE whose control tokens stand apart, and prompts as Mistral writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from lmkit.api import CheckpointError
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+KEEP, IGNORE = SpecialTokenPolicy.KEEP, SpecialTokenPolicy.IGNORE
+
+
+class Tekken:
+    """Implements lmkit.api.Tokenizer."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises CheckpointError."""
+        try:
+            mistral = MistralTokenizer.from_file(str(file))
+            raw = cast(Tekkenizer, mistral.instruct_tokenizer.tokenizer)
+        except Exception as e:  # the library asserts what it needs
+            raise CheckpointError(f"{file} is not a tokenizer: {str(e)[:200]}", fix="download it again") from e
+        self._raw = raw
+        self._control = {raw.id_to_piece(i): i for i in range(raw.num_special_tokens)}
+        names = sorted(self._control, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, names))})")
+        self.vocab_size = raw.n_words
+        self.special_ids = frozenset(self._control.values())
+        self.bos_token: str | None = raw.id_to_piece(raw.bos_id)
+        self.eos_token: str | None = raw.id_to_piece(raw.eos_id)
+        self.eos_token_ids: tuple[int, ...] = (raw.eos_id,)
+        self.chat_template: str | None = None
+        self.chat_writer = Prompts(mistral, raw)
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        ids = [self._raw.bos_id] if add_special else []
+        for part in self._split.split(text):
+            if part in self._control:
+                ids.append(self._control[part])
+            elif part:
+                ids += self._raw.encode(part, bos=False, eos=False)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return b"".join(self._bytes(i, IGNORE if skip_special else KEEP) for i in ids).decode(errors="replace")
+
+    def piece(self, token: int) -> bytes:
+        return self._bytes(token, KEEP)
+
+    def id_of(self, text: str) -> int | None:
+        if text in self._control:
+            return self._control[text]
+        ids = self._raw.encode(text, bos=False, eos=False)
+        return ids[0] if len(ids) == 1 else None
+
+    def _bytes(self, token: int, policy: SpecialTokenPolicy) -> bytes:
+        return self._raw.id_to_byte_piece(token, policy) if 0 <= token < self.vocab_size else b""
+
+
+class Prompts:
+    """Implements lmkit.api.ChatWriter with mistral-common's own encoding of requests, which checks them too."""
+
+    takes_tools = True
+    options = frozenset[str]()
+
+    def __init__(self, mistral: MistralTokenizer, raw: Tekkenizer) -> None:
+        self._mistral, self._raw = mistral, raw
+
+    def write(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any],
+        *, add_generation_prompt: bool,
+    ) -> str:  # fmt: skip
+        goes_on = not add_generation_prompt and messages[-1]["role"] == "assistant"
+        request: Any = ChatCompletionRequest.from_openai(
+            messages=[_with_texts(m) for m in messages],
+            tools=[dict(t) for t in tools] or None,
+            continue_final_message=goes_on,
+        )
+        return self._raw.decode(self._mistral.encode_chat_completion(request).tokens, KEEP)
+
+
+def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of calls as JSON text, which is how mistral-common reads them."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _text(call["function"].get("arguments"))}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "tool_calls": calls} if calls else dict(message)
+
+
+def _text(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
