@@ -64,6 +64,15 @@ def test_rope_of_both_kinds_of_files() -> None:
     assert ConfigReader({"rope_scaling": None}).rope(default_theta=7.0)["theta"] == 7.0
 
 
+def test_rope_of_models_that_see() -> None:
+    """In a text the three positions of a token are equal: the sections do not matter."""
+    sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    for kind in ({"type": "mrope"}, {"rope_type": "default"}):
+        assert ConfigReader({"rope_theta": 5.0, "rope_scaling": kind | sections}).rope() == {**PLAIN, "theta": 5.0}
+    with pytest.raises(UnsupportedModel):
+        ConfigReader({"rope_scaling": {"type": ["mrope"]}}).rope()
+
+
 def test_yarn_extends_the_length() -> None:
     config = {"max_position_embeddings": 100, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
     rope = ConfigReader(config).rope()

@@ -102,6 +102,7 @@ class LayerInfo:
     index: int
     attn: AttnNeed | None = None
     state: tuple[StateTensor, ...] = ()
+    kv_of: int | None = None  # an earlier layer of equal needs, whose keys and values it reads: it writes none
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +169,13 @@ class ModelInfo:
         return tuple(layer.index for layer in self.layers if layer.state)
 
     def kv_groups(self) -> list[tuple[AttnNeed, tuple[int, ...]]]:
-        """Layers grouped by equal attention need, full attention first, in order of their first layer."""
+        """Layers grouped by equal attention need, full attention first, in order of their first layer.
+
+        Those that read the keys and values of another layer are not among them.
+        """
         groups: dict[AttnNeed, list[int]] = {}
         for layer in self.layers:
-            if layer.attn is not None:
+            if layer.attn is not None and layer.kv_of is None:
                 groups.setdefault(layer.attn, []).append(layer.index)
         ordered = sorted(groups.items(), key=lambda kv: (kv[0].window is not None, kv[1][0]))
         return [(need, tuple(layers)) for need, layers in ordered]

@@ -11,13 +11,16 @@ from lmkit.api import AttentionBackend, AttnNeed, RotatingAttention, StepInputs
 class Attention(nn.Module):
     """attn(q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, Dv], x) -> [T, Hq * Dv]: writes the KV cache, then reads it.
 
-    With `angles` (cos, sin, interleaved) it first turns q and k in place; only where the backend `rotates`.
+    With `angles` (cos, sin, interleaved) it first turns q and k in place; only where it `rotates`.
+    `layer` is that whose cache it is; unless `writes`, another one has written it, and k and v are not looked at.
     """
 
-    def __init__(self, backend: AttentionBackend, need: AttnNeed, layer: int, group: int, scale: float) -> None:
+    def __init__(
+        self, backend: AttentionBackend, need: AttnNeed, layer: int, group: int, scale: float, writes: bool = True
+    ) -> None:
         super().__init__()
-        self.backend, self.layer, self.group, self.scale = backend, layer, group, scale
-        self.rotates = isinstance(backend, RotatingAttention)
+        self.backend, self.layer, self.group, self.scale, self.writes = backend, layer, group, scale, writes
+        self.rotates = writes and isinstance(backend, RotatingAttention)
         self.v_head_dim = need.v_head_dim or need.head_dim
         if need.sinks:
             self.sinks = nn.Parameter(torch.empty(need.num_q_heads, dtype=torch.float32), requires_grad=False)
@@ -28,11 +31,11 @@ class Attention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, x: StepInputs, angles: tuple[Tensor, Tensor, bool] | None = None
     ) -> Tensor:
         plan, kv = x.attn[self.group], x.kv[self.layer]
-        if angles is None:
-            self.backend.write_kv(k, v, kv, plan.slots)
-        else:
+        if angles is not None:
             assert isinstance(self.backend, RotatingAttention)
             self.backend.rotate_write(q, k, v, kv, plan.slots, *angles)
+        elif self.writes:
+            self.backend.write_kv(k, v, kv, plan.slots)
         out = q.new_empty(q.shape[0], q.shape[1], self.v_head_dim)
         if self.sinks is None:
             self.backend.forward(q, kv, plan, self.scale, out)

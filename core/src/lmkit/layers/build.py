@@ -114,10 +114,14 @@ class Builder:
         raise SelectionError(f"no kernel for linear format {fmt.name!r}, layer {spec.name}: {reasons}")
 
     def attention(self, layer: int, scale: float) -> Attention:
-        if self.backend is None or layer not in self._group_of:
+        kv_of = self.info.layers[layer].kv_of
+        source = layer if kv_of is None else kv_of
+        if self.backend is None or source not in self._group_of:
             raise PluginError(f"{self.info.architecture}: layer {layer} is described without attention")
-        group, need = self._group_of[layer]
-        return Attention(self.backend, need, layer, group, scale)
+        group, need = self._group_of[source]
+        if self.info.layers[layer].attn != need:
+            raise PluginError(f"{self.info.architecture}: layers {source} and {layer} cannot share keys and values")
+        return Attention(self.backend, need, source, group, scale, writes=source == layer)
 
     def norm(self, size: int, eps: float, kind: NormKind = "rms") -> Norm:
         return make_norm(kind, size, eps, self.dtype, self.rows)

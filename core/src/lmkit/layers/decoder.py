@@ -45,9 +45,10 @@ class SelfAttention(nn.Module):
             raise PluginError(f"{cfg.num_kv_heads} key-value heads cannot be split over {ctx.tp_size} ranks")
         if ctx.tp_size > 1 and (cfg.alibi or cfg.sinks or cfg.qk_norm in ("whole", "each")):
             raise PluginError("alibi, sinks and norms with weights for each head cannot be split over ranks")
-        self.num_q, self.num_kv = cfg.num_q_heads // ctx.tp_size, cfg.num_kv_heads // ctx.tp_size
+        self.num_q = cfg.num_q_heads // ctx.tp_size
+        self.num_kv = cfg.num_kv_heads // ctx.tp_size if cfg.kv_of is None else 0
         self.head_dim, self.interleaved, self.clip = cfg.head_dim, cfg.interleaved, cfg.qkv_clip
-        self.growth = cfg.query_growth
+        self.growth, self.k_is_v = cfg.query_growth, cfg.k_is_v and cfg.kv_of is None
         self.qkv = ctx.linear(specs[f"layers.{layer}.attn.qkv"])
         self.o = ctx.linear(specs[f"layers.{layer}.attn.o"])
         self.gate = ctx.linear(specs[f"layers.{layer}.attn.gate"]) if cfg.gated_attention else None
@@ -65,7 +66,8 @@ class SelfAttention(nn.Module):
         elif cfg.qk_norm:
             q, k = (self.num_q, self.num_kv) if self.whole else (1, 1)
             self.q_norm = cast("Norm", ctx.norm(q * cfg.head_dim, cfg.norm_eps, cfg.norm))
-            self.k_norm = cast("Norm", ctx.norm(k * cfg.head_dim, cfg.norm_eps, cfg.norm))
+            if cfg.kv_of is None:
+                self.k_norm = cast("Norm", ctx.norm(k * cfg.head_dim, cfg.norm_eps, cfg.norm))
 
     def forward(self, h: Tensor, angles: Angles | None, x: StepInputs) -> Tensor:
         if angles is not None and self.turned_late:
@@ -79,7 +81,9 @@ class SelfAttention(nn.Module):
         return self.prepare(self.qkv(h).view(h.shape[0], -1, self.head_dim), angles, x)
 
     def prepare(self, qkv: Tensor, angles: Angles | None, x: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """The same from [T, Hq + 2 * Hkv, D] as it was projected."""
+        """The same from [T, Hq + 2 * Hkv, D] as it was projected (without values where they are the keys)."""
+        if self.k_is_v:
+            qkv = torch.cat((qkv, qkv[:, self.num_q :]), dim=1)
         qk, v = qkv.split((self.num_q + self.num_kv, self.num_kv), dim=1)
         if not self.norm_last:
             self.norm_heads(qk)
@@ -103,13 +107,10 @@ class SelfAttention(nn.Module):
         self.rows.rotate(qk, *angles, self.interleaved)
 
     def norm_heads(self, qk: Tensor) -> None:
-        if self.q_norm is None or self.k_norm is None:
-            return
-        q, k = qk.split((self.num_q, self.num_kv), dim=1)
-        if self.whole:
-            q, k = q.flatten(1), k.flatten(1)
-        self.q_norm(q, out=q)
-        self.k_norm(k, out=k)
+        for norm, heads in zip((self.q_norm, self.k_norm), qk.split((self.num_q, self.num_kv), dim=1), strict=True):
+            if norm is not None:
+                normed = heads.flatten(1) if self.whole else heads
+                norm(normed, out=normed)
 
 
 class DecoderLayer(nn.Module):
@@ -227,8 +228,9 @@ class Decoder(nn.Module):
         self.positions = ctx.embedding(cfg.num_positions, cfg.hidden_size) if cfg.num_positions else None
         self.embed_norm = ctx.norm(cfg.hidden_size, cfg.norm_eps, cfg.norm) if cfg.embed_norm else None
         ropes = [rope for rope in (cfg.rope, cfg.window_rope) if rope is not None]
-        self.rotary = nn.ModuleList(ctx.rotary(cfg.rotary_dim, rope) for rope in ropes)
         self.turned_by = [self._rotary(i) for i in range(len(cfg.windows))]
+        sizes = {by: cfg.at(i).rotary_dim for i, by in enumerate(self.turned_by)}
+        self.rotary = nn.ModuleList(ctx.rotary(sizes.get(n, cfg.rotary_dim), rope) for n, rope in enumerate(ropes))
         self.layers = nn.ModuleList(self.make_layer(i, specs, ctx) for i in range(len(cfg.windows)))
         self.norm = cast("Norm", ctx.norm(cfg.hidden_size, cfg.norm_eps, cfg.norm))
         self.lm_head = cast("Linear", ctx.linear(specs.get("lm_head") or cfg.head()))
@@ -254,13 +256,13 @@ class Decoder(nn.Module):
             raise PluginError(f"layers with recurrent state cannot be split over {ctx.tp_size} ranks")
         if not self.cfg.attends(i):
             kind = self.mixer
-        return kind(self.cfg, i, specs, ctx)
+        return kind(self.cfg.at(i), i, specs, ctx)
 
     def make_mlp(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
         kind: type[nn.Module] = self.gated_mlp if self.cfg.gated else self.plain_mlp
         if self.cfg.sparse(i):
             kind = self.moe
-        return kind(self.cfg, f"layers.{i}.mlp", specs, ctx)
+        return kind(self.cfg.at(i), f"layers.{i}.mlp", specs, ctx)
 
     def embeddings(self, x: StepInputs) -> Tensor:
         """What enters the first layer: [T, D], the caller's own."""

@@ -195,6 +195,9 @@ class DecoderConfig:
     moe: MoEConfig | None = None
     mla: LatentConfig | None = None  # head_dim is then that of queries and keys as a whole
     mixer: MixerConfig | None = None
+    kv_of: int | None = None  # an earlier layer whose keys and values attention reads: it has none of its own
+    k_is_v: bool = False  # no projection of values: they are the keys before norm and rotation
+    per_layer: tuple[Mapping[str, Any], ...] = ()  # for each layer, fields that differ there; (): none do
     num_unused_layers: int = 0  # that files have after the last one, for drafts
     names: Mapping[str, str] = field(default_factory=tensor_names)  # role -> checkpoint module
 
@@ -204,12 +207,17 @@ class DecoderConfig:
         if self.head_dim % 2:
             raise UnsupportedModel("head_dim", self.head_dim, "an even number")
 
+    def at(self, layer: int) -> DecoderConfig:
+        """The configuration that `layer` is built from."""
+        return replace(self, **self.per_layer[layer], per_layer=()) if self.per_layer else self
+
     def need(self, layer: int) -> AttnNeed:
         """What attention in `layer` asks of a backend."""
+        here = self.at(layer)
         return AttnNeed(
-            self.head_dim,
-            self.num_q_heads,
-            self.num_kv_heads,
+            here.head_dim,
+            here.num_q_heads,
+            here.num_kv_heads,
             v_head_dim=self.mla.value if self.mla else None,
             window=self.windows[layer],
             chunked=self.chunked and self.windows[layer] is not None,
@@ -230,7 +238,7 @@ class DecoderConfig:
 
     def layer_info(self, i: int) -> LayerInfo:
         state = self.mixer.state if self.mixer is not None and self.mixes(i) else ()
-        return LayerInfo(i, self.need(i) if self.attends(i) else None, state)
+        return LayerInfo(i, self.need(i) if self.attends(i) else None, state, self.at(i).kv_of)
 
     def sparse(self, layer: int) -> bool:
         """Whether `layer` has experts."""
@@ -253,11 +261,12 @@ class DecoderConfig:
         if self.mla is not None:
             return self.mla.linears(self, i)
         q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        d, to, into = self.hidden_size, f"layers.{i}.attn", self.sources(i, *"qkv", "qkv")
+        sizes = {"q": q * (1 + self.query_gate)}
+        if self.kv_of is None:
+            sizes |= {"k": kv} if self.k_is_v else {"k": kv, "v": kv}
+        d, to, into = self.hidden_size, f"layers.{i}.attn", self.sources(i, *sizes, "qkv")
         specs = [
-            LinearSpec(
-                f"{to}.qkv", d, (q * (1 + self.query_gate), kv, kv), self.qkv_bias, "column", ("q", "k", "v"), into
-            ),
+            LinearSpec(f"{to}.qkv", d, tuple(sizes.values()), self.qkv_bias, "column", tuple(sizes), into),
             LinearSpec(f"{to}.o", q, (d,), self.o_bias, "row", (), self.sources(i, "o")),
         ]
         if self.gated_attention:
@@ -275,12 +284,13 @@ class DecoderConfig:
 
     def layer_linears(self, i: int) -> list[LinearSpec]:
         """The quantizable linears of a layer, in order."""
-        specs = self.attention_linears(i)
+        here = self.at(i)
+        specs = here.attention_linears(i)
         if self.placement == "alone" and i not in self.mlp_only:
             return specs
         if self.moe is not None and self.moe.layers[i]:
-            return specs + self.moe.linears(self, i)
-        return specs + self.mlp_linears(i, f"layers.{i}.mlp", self.intermediate_size)
+            return specs + self.moe.linears(here, i)
+        return specs + here.mlp_linears(i, f"layers.{i}.mlp", here.intermediate_size)
 
     def linears(self) -> tuple[LinearSpec, ...]:
         """Every quantizable linear, in order."""
@@ -297,16 +307,18 @@ class DecoderConfig:
     def norms(self) -> list[int]:
         """Sizes of all norms."""
         per_layer = [self.hidden_size] * {"sandwich": 4, "parallel": 1, "alone": 1}.get(self.placement, 2)
-        of_attention: list[int] = []
-        if self.qk_norm == "head":
-            of_attention = [self.head_dim] * 2
-        elif self.mla is not None:
-            of_attention = [self.mla.q_rank, self.mla.kv_rank]
-        elif self.qk_norm:
-            of_attention = [self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim]
-        num = len(self.windows)
-        norms = per_layer * num + of_attention * sum(map(self.attends, range(num)))
-        return norms + [self.hidden_size] * (1 + self.embed_norm)
+        norms = per_layer * len(self.windows) + [self.hidden_size] * (1 + self.embed_norm)
+        attends = filter(self.attends, range(len(self.windows)))
+        return norms + [size for i in attends for size in self.at(i).attention_norms()]
+
+    def attention_norms(self) -> list[int]:
+        """Sizes of the norms in a layer's attention."""
+        if self.mla is not None:
+            return [self.mla.q_rank, self.mla.kv_rank]
+        if not self.qk_norm:
+            return []
+        q, k = (1, 1) if self.qk_norm == "head" else (self.num_q_heads, self.num_kv_heads)
+        return [self.head_dim * heads for heads in ((q, k) if self.kv_of is None else (q,))]
 
     def num_parameters(self) -> int:
         linears = sum(s.total_out * (s.in_features + s.bias) for s in self.linears())
@@ -383,7 +395,7 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
 def decoder_config(info: ModelInfo) -> DecoderConfig:
     """The DecoderConfig that `decoder_info` stored."""
     values: dict[str, Any] = {name: value for name, value in info.config.items() if name != "options"}
-    values |= {name: tuple(values[name]) for name in ("windows", "unturned", "mlp_only")}
+    values |= {name: tuple(values[name]) for name in ("windows", "unturned", "mlp_only", "per_layer")}
     if values["moe"] is not None:
         values["moe"] = MoEConfig(**values["moe"] | {"layers": tuple(values["moe"]["layers"])})
     if values["mla"] is not None:
@@ -465,6 +477,10 @@ def decoder_weights(
     unused = range(len(cfg.windows), len(cfg.windows) + cfg.num_unused_layers)
     rules = [WeightRule(f"{layer}{i}.{{any}}", "", ignore=True) for i in unused]
     mixer = cfg.mixer.path("{i}") if cfg.mixer else ""
+    for i in range(len(cfg.windows)):
+        if cfg.at(i).kv_of is not None:  # some files have them nevertheless
+            kv = [cfg.names[role].format(i=i) for role in ("k", "v", "k_norm", "v_norm") if role in cfg.names]
+            rules += [WeightRule(f"{source}.{{p}}", "", ignore=True) for source in kv]
     for role in sorted(TENSORS.keys() & cfg.names.keys()):
         target, part = TENSORS[role]
         target = target.replace("{mixer}", mixer)

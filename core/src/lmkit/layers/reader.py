@@ -30,6 +30,7 @@ ROPE_TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
     "dynamic": (("factor",), ()),
+    "proportional": ((), ("factor",)),
     "yarn": (
         ("factor",),
         (
@@ -46,6 +47,9 @@ ROPE_TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "longrope": ((), ("factor", "original_max_position_embeddings", "attention_factor", "short_mscale", "long_mscale")),
 }
 LISTS = {"longrope": ("short_factor", "long_factor")}  # rope_type -> required lists of numbers
+OLD_ROPE_TYPES = {"su": "longrope", "mrope": "default"}  # in old files -> what it is called now
+# Which pairs of a head turn with time, height and width: in a text all three positions are the same.
+MULTIMODAL = {"mrope_section", "mrope_interleaved"}
 
 
 class ConfigReader:
@@ -199,8 +203,8 @@ class ConfigReader:
         if not isinstance(raw, Mapping) or any(isinstance(v, Mapping) for v in raw.values()):
             raise UnsupportedModel(key, raw, "one set of rotary parameters for all layers")
         kind = raw.get("rope_type", raw.get("type", "default"))
-        kind = "longrope" if kind == "su" else kind  # its name in old files
-        if kind not in ROPE_TYPES:
+        kind = OLD_ROPE_TYPES.get(str(kind), kind)
+        if kind not in tuple(ROPE_TYPES):
             raise UnsupportedModel(f"{key}.rope_type", kind, ", ".join(ROPE_TYPES))
         required, optional = ROPE_TYPES[kind][0], (*ROPE_TYPES[kind][1], *extra)
         lists = LISTS.get(kind, ())
@@ -208,10 +212,12 @@ class ConfigReader:
         theta = numbers.number("rope_theta", self.config.get("rope_theta") or default_theta)
         given = self.config.get("partial_rotary_factor") or default_partial or 1.0
         partial = numbers.number("partial_rotary_factor", given)
-        if partial > 1 or (default_partial is None and partial != 1):
+        if partial > 1 or (default_partial is None and partial != 1 and kind != "proportional"):
             allowed = "1: heads are turned as a whole" if default_partial is None else "at most 1"
             raise UnsupportedModel("partial_rotary_factor", partial, allowed)
         rope: dict[str, Any] = {"rope_type": kind, "theta": theta, "partial": partial}
+        if kind == "proportional":
+            rope |= {"partial": 1.0, "share": partial}
         rope |= {name: numbers.number(name) for name in required}
         rope |= {name: numbers.numbers(name) for name in lists}
         for name in optional:
@@ -220,6 +226,7 @@ class ConfigReader:
         unknown = set(raw) - {*required, *optional, *lists, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
         # Unknown keys are legal only where transformers writes them for every type.
         unknown -= {"original_max_position_embeddings"} if kind in ("default", "linear", "dynamic") else set()
+        unknown -= MULTIMODAL
         if unknown:
             name = sorted(unknown)[0]
             raise UnsupportedModel(f"{key}.{name}", raw[name], f"keys of rope_type {kind!r}")

@@ -40,6 +40,9 @@ def frequencies(dim: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
             return inv_freq, 1.0
         case "linear":
             return inv_freq / rope["factor"], 1.0
+        case "proportional":  # the fast pairs of the whole head turn, the others stand still
+            inv_freq[int(rope["share"] * dim // 2) :] = 0
+            return inv_freq / rope.get("factor", 1.0), 1.0
         case "llama3":
             return _llama3(inv_freq, rope), 1.0
         case "yarn":

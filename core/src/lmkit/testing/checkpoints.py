@@ -117,9 +117,9 @@ def randomize(model_class: Any, config: Any, seed: int, dtype: str, spread: floa
                 norm = parameter.dim() == 1 and NORM.search(name) and not name.endswith("bias")
                 parameter.copy_(1 + noise if norm else noise)
             for name in sorted(model.state_dict().keys() & dict(model.named_buffers()).keys()):
-                if name.endswith("bias"):  # of routers
+                if name.endswith(("bias", "scalar")):  # of routers, of layers
                     buffer = model.get_buffer(name)
-                    buffer.copy_(torch.empty_like(buffer).normal_(0.0, spread))
+                    buffer.copy_(torch.empty_like(buffer).normal_(float(name.endswith("scalar")), spread))
     finally:
         torch.set_default_dtype(default)
         torch.set_rng_state(before)

@@ -13,11 +13,12 @@ from typing import Any
 from lmkit.api import LinearSpec, StateTensor, UnsupportedModel
 from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, MixerConfig, tensor_names, usual_config
 
-SANDWICH = tensor_names(
-    attn_post_norm=".post_attention_layernorm",
-    mlp_norm=".pre_feedforward_layernorm",
-    mlp_post_norm=".post_feedforward_layernorm",
-)
+NORMS = {
+    "attn_post_norm": ".post_attention_layernorm",
+    "mlp_norm": ".pre_feedforward_layernorm",
+    "mlp_post_norm": ".post_feedforward_layernorm",
+}
+SANDWICH = tensor_names(**NORMS)
 TANH_GELU = "gelu_pytorch_tanh"
 
 
@@ -42,9 +43,6 @@ def vault_gemma(r: ConfigReader) -> DecoderConfig:
 
 def gemma3(r: ConfigReader) -> DecoderConfig:
     pattern = r.integer("sliding_window_pattern", r.integer("_sliding_window_pattern", 6))
-    local = {"rope_type": "default", "theta": r.number("rope_local_base_freq", 10000.0), "partial": 1.0}
-    if r.per_layer_kind("rope_parameters"):
-        local = r.rope(10000.0, kind_of_layer="sliding_attention")
     return usual_config(
         r,
         max_positions=131072,
@@ -52,14 +50,21 @@ def gemma3(r: ConfigReader) -> DecoderConfig:
         names=SANDWICH,
         qk_norm="head",
         rope=r.rope(1e6, kind_of_layer="full_attention"),
-        window_rope=local,
+        window_rope=local_rope(r),
         **alternating(r, pattern, softcap=None),
         **common(r),
     )
 
 
+def local_rope(r: ConfigReader) -> dict[str, Any]:
+    """Rotary parameters of layers with a window."""
+    if r.per_layer_kind("rope_parameters"):
+        return r.rope(10000.0, kind_of_layer="sliding_attention")
+    return {"rope_type": "default", "theta": r.number("rope_local_base_freq", 10000.0), "partial": 1.0}
+
+
 def common(r: ConfigReader) -> dict[str, Any]:
-    r.one_of("use_bidirectional_attention", (None, False))
+    r.one_of("use_bidirectional_attention", (None, False, "vision"))  # vision: what is no text sees what follows
     bias = r.flag("attention_bias", False)
     return {
         "norm": "rms_offset",

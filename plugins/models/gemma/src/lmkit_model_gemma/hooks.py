@@ -19,4 +19,11 @@ def lmkit_models() -> list[ModelSpec]:
             ),
             features=frozenset({"causal", "sliding_window", "softcap"}),
         ),
+        ModelSpec(
+            name="small-gemma",
+            summary="Gemma 3n and 4 (text)",
+            target="lmkit_model_gemma.small:SmallGemma",
+            architectures=("Gemma3nForCausalLM", "Gemma4ForCausalLM"),
+            features=frozenset({"causal", "sliding_window"}),
+        ),
     ]

@@ -1,0 +1,88 @@
+"""Gemma 3n and 4 (text) as data. Torch-free.
+
+Each layer gets a vector of its own for each token (per-layer inputs), and the last layers read the keys and values of
+earlier ones. Gemma 3n adds residuals of low rank (LAuReL, https://arxiv.org/abs/2411.07501), several residual streams
+(AltUp, https://arxiv.org/abs/2301.13310) and sparse activations; Gemma 4 wider heads in full layers, keys that are the
+values too, and experts beside the MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lmkit.api import LinearSpec, ModelInfo
+from lmkit.layers import DecoderArchitecture, DecoderConfig, decoder_config, stacked
+
+from lmkit_model_gemma.small_config import gemma3n, gemma4, nano_options, vectors
+
+LINEARS = {  # role -> module in a layer
+    "per_layer_gate": "per_layer.gate",
+    "per_layer_out": "per_layer.out",
+    "laurel_left": "laurel.left",
+    "laurel_right": "laurel.right",
+}
+
+
+class SmallGemma(DecoderArchitecture):
+    configs = {"Gemma3nForCausalLM": gemma3n, "Gemma4ForCausalLM": gemma4}
+    models = {
+        "Gemma3nForCausalLM": "lmkit_model_gemma.nano:Gemma3n",
+        "Gemma4ForCausalLM": "lmkit_model_gemma.four:Gemma4",
+    }
+    options = {"Gemma3nForCausalLM": nano_options, "Gemma4ForCausalLM": vectors}
+    transforms = {"Gemma4ForCausalLM": {"experts_up": stacked, "experts_down": stacked}}
+    targets = {
+        **{role: f"layers.{{i}}.{module}" for role, module in LINEARS.items()},
+        "per_layer_embed": "per_layer.embed",
+        "per_layer_projection": "per_layer.projection",
+        "per_layer_embed_norm": "per_layer.norm",
+        "per_layer_norm": "layers.{i}.per_layer.norm",
+        "laurel_norm": "layers.{i}.laurel.norm",
+        "altup_in": "altup_in.{n}",
+        "altup_out": "altup_out.{n}",
+        **{f"altup_{part}": f"layers.{{i}}.altup.{part}" for part in ("router_norm", "router")},
+        **{f"altup_{part}": f"layers.{{i}}.altup.{part}" for part in ("prediction", "correction")},
+        "altup": "layers.{i}.altup",
+        "scalar": "layers.{i}",
+        "router_scales": "layers.{i}.mlp.router",
+        **{f"{part}_norm": f"layers.{{i}}.mlp.{part}_norm" for part in ("shared_post", "experts_post", "experts")},
+    }
+
+    def describe(self, config: Mapping[str, object]) -> ModelInfo:
+        info = super().describe(config)
+        cfg, options = decoder_config(info), info.config["options"]
+        assert isinstance(options, Mapping)
+        linears, other = additions(cfg, options)
+        more = sum(spec.in_features * spec.total_out for spec in linears)
+        return replace(info, linears=(*info.linears, *linears), num_parameters=info.num_parameters + more + sum(other))
+
+
+def additions(cfg: DecoderConfig, options: Mapping[str, Any]) -> tuple[list[LinearSpec], list[int]]:
+    """Linears beside those of the shared blocks, and the numbers of other parameters."""
+    num, d = len(cfg.windows), cfg.hidden_size
+    shapes: dict[str, tuple[int, int]] = {}
+    linears, other = [], [num] if "scalar" in cfg.names else []
+    if size := options.get("per_layer"):
+        shapes |= {"per_layer_gate": (d, size), "per_layer_out": (size, d)}
+        linears.append(linear(cfg, "per_layer.projection", "per_layer_projection", d, num * size))
+        other += [options["per_layer_rows"] * num * size, size, num * d]
+    if rank := options.get("laurel"):
+        shapes |= {"laurel_left": (d, rank), "laurel_right": (rank, d)}
+        streams = options["streams"]
+        linears += [
+            linear(cfg, f"{role}.{n}", role, d, d, n) for role in ("altup_in", "altup_out") for n in range(streams - 1)
+        ]
+        other.append(num * (3 * d + streams * d + streams**2 + streams**3))
+    if cfg.moe is not None:
+        other.append(num * (4 * d + cfg.moe.num_experts))
+    return linears + [
+        linear(cfg, f"layers.{i}.{LINEARS[role]}", role, *shape, i)
+        for i in range(num)
+        for role, shape in shapes.items()
+    ], other
+
+
+def linear(cfg: DecoderConfig, name: str, role: str, inputs: int, outputs: int, n: int = 0) -> LinearSpec:
+    return LinearSpec(name, inputs, (outputs,), sources=(cfg.names[role].format(i=n, n=n),))
