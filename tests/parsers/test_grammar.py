@@ -8,13 +8,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from lmkit.api import ChannelFormat, ToolChoice
+from lmkit.api import ChannelFormat, Text, ToolChoice, ToolStart
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
 from lmkit.testing.grammars import byte_vocabulary, generates
 from lmkit.text.constrain import constraint
 from lmkit.text.derive import render
 from lmkit.text.formats import load_format
+from lmkit.text.parsing import start_parser
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bfcl import Question, questions
@@ -42,4 +43,8 @@ def test_real_calls_can_be_generated(name: str, count: Callable[..., None]) -> N
         grammar = constraint(None, question.tools, ToolChoice("required"), fmt)
         text = render(fmt, calls, question.tools)
         assert generates(GRAMMARS.load(GRAMMARS.compile(grammar)).matcher(), list(text.encode())), text
+        parser = start_parser(fmt, "", question.tools, constrained=True)
+        events = parser.feed(text) + parser.flush()
+        assert [e.name for e in events if isinstance(e, ToolStart)] == [name for name, _ in calls], text
+        assert not any(isinstance(e, Text) for e in events), text
         count("calls that the grammar generates", len(calls))

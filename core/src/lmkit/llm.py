@@ -347,8 +347,7 @@ class LLM(PoolingCalls):
         definitions = [tool_def(tool) for tool in tools]
         if choice.mode == "named" and choice.name not in [d.name for d in definitions]:
             raise InvalidParam("tool_choice", choice.name, "the name of one of the tools")
-        constrained = choice.mode == "auto" and params.grammar is not None
-        params = self.text.constrain(params, text[-TAIL:], template_options, definitions, choice)
+        params, constrained = self.text.constrain(params, text[-TAIL:], template_options, definitions, choice)
         return self._expand(
             number,
             shown(text),

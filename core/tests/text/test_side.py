@@ -119,8 +119,9 @@ def test_a_template_for_tools_is_used_with_plugins_too(checkpoint: Checkpoint) -
 
 def grammar_of(choice: ToolChoice, parallel: bool) -> str:
     tools = [ToolDef("f", parameters={"type": "object"}), ToolDef("g")]
-    params = text_side().constrain(SamplingParams(), "", {}, tools, choice, parallel=parallel)
+    params, constrained = text_side().constrain(SamplingParams(), "", {}, tools, choice, parallel=parallel)
     assert params.grammar is not None
+    assert constrained
     return params.grammar.source
 
 

@@ -131,7 +131,7 @@ class Chat:
         params = r.params(text.default_params or {}, room, self._top if r.logprobs else None)
         self.token_ids = token_ids
         tail = text.prompt_tail(prompt, r.final_text() if r.continue_final_message else "")
-        params = self._constrained(params, tools, tail, kwargs)
+        params, constrained = self._constrained(params, tools, tail, kwargs)
         choices = []
         for i, p in enumerate(expand(params, r.n or 1)):
             if i > 0 and p.prompt_logprobs is not None:
@@ -142,7 +142,7 @@ class Chat:
                 include_stop=bool(r.include_stop_str_in_output),
                 skip_special=r.skip_special_tokens is not False,
                 single_call=r.parallel_tool_calls is False,
-                constrained=r.choice.mode == "auto" and r.answer_grammar() is not None,
+                constrained=constrained,
             )  # fmt: skip
             request = make_request(
                 f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt,
@@ -168,8 +168,8 @@ class Chat:
 
     def _constrained(
         self, params: SamplingParams, tools: list[ToolDef], tail: str, kwargs: dict[str, Any]
-    ) -> SamplingParams:
-        """`params` with what the output must be, and where its thinking ends. Raises RequestError."""
+    ) -> tuple[SamplingParams, bool]:
+        """What TextSide.constrain makes of the request. Raises RequestError."""
         r, text = self._request, self._backend.text
         answer = r.answer_grammar()
         self.constrained_by = r.answer_field if answer is not None else "tools"

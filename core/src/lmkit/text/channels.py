@@ -24,8 +24,9 @@ Kind = Literal["reasoning", "content", "call"]
 class ChannelParser:
     """States: before the first header, in a header, in a body, between messages, in text that is no message."""
 
-    def __init__(self, fmt: ChannelFormat, prompt_tail: str) -> None:
-        self._fmt = fmt
+    def __init__(self, fmt: ChannelFormat, prompt_tail: str, *, constrained: bool = False) -> None:
+        """`constrained`: markers in the content and in the arguments of a call are text."""
+        self._fmt, self._constrained = fmt, constrained
         self._openings = markers(fmt.start, fmt.channel, fmt.message, fmt.to, fmt.role)  # how an output begins
         self._header_starts = markers(fmt.start, fmt.channel)
         self._header_ends = markers(fmt.message, fmt.start, *fmt.ends)
@@ -99,6 +100,11 @@ class ChannelParser:
         return at + end
 
     def _in_body(self, text: str, at: int, final: bool) -> int:
+        if self._constrained and self._arguments is not None:
+            return at + self._give_arguments(self._arguments, text[at:])
+        if self._constrained and self._kind == "content":
+            self._give(text[at:])
+            return len(text)
         begin, end, marker = self._body_ends.find(text, at, final)
         self._give(text[at:begin])
         if marker is None:
@@ -161,8 +167,8 @@ class ChannelParser:
     def _give(self, text: str) -> None:
         """Text of the message."""
         if self._arguments is not None:
-            self._give_arguments(self._arguments, text)
-        elif self._kind == "call":  # after the arguments
+            text = text[self._give_arguments(self._arguments, text) :]
+        if self._kind == "call":  # after the arguments
             if text := text.lstrip():
                 self._kind = "content"
                 self._give(text)
@@ -170,7 +176,8 @@ class ChannelParser:
             text, self._gaps[self._kind] = self._gaps[self._kind] + text, ""
             self._sink.events.append(Text(text) if self._kind == "content" else Reasoning(text))
 
-    def _give_arguments(self, arguments: ArgumentsReader, text: str) -> None:
+    def _give_arguments(self, arguments: ArgumentsReader, text: str) -> int:
+        """Returns where the arguments end."""
         end = arguments.feed(text, 0)
         if self._sink.open:
             self._raw = []
@@ -179,10 +186,9 @@ class ChannelParser:
         if arguments.state == "done":
             self._raw, self._arguments = [], None
             self._sink.end()
-            self._give(text[end:])
         elif arguments.state == "bad":
             self._break("a tool call is malformed")
-            self._give(text[end:])
+        return end
 
     def _break(self, message: str) -> None:
         """What is not in the arguments is content."""

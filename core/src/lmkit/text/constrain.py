@@ -46,7 +46,10 @@ def thinking_of(
         opens = tuple(f"{fmt.channel}{name}{fmt.message}" for name in fmt.reasoning)
         return Thinking((f"{fmt.ends[0]}{fmt.start}{fmt.role}",), opens, budget=budget)
     if not isinstance(fmt, ReasoningFormat):
-        raise CannotConstrain(f"the reasoning format {fmt.name!r} does not say where the answer begins")
+        raise CannotConstrain(
+            f"the reasoning format {fmt.name!r} does not say where the answer begins",
+            fix="leave out the constraint, or start with another --reasoning-parser (none is possible too)",
+        )
     inside = begins_inside(fmt, prompt_tail, template_kwargs)
     closed = any(prompt_tail.rstrip().endswith(text.rstrip()) for text in fmt.close)
     may_open = not inside and not closed and thinking(fmt, template_kwargs)

@@ -77,7 +77,7 @@ def start_parser(
     if isinstance(fmt, ToolFormat):
         return ToolParser(fmt, tools, constrained=constrained)
     if isinstance(fmt, ChannelFormat):
-        return ChannelParser(fmt, prompt_tail or "")
+        return ChannelParser(fmt, prompt_tail or "", constrained=constrained)
     return fmt.start(prompt_tail or "", tools)
 
 

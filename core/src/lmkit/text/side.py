@@ -140,20 +140,20 @@ class TextSide:
         *,
         parallel: bool = True,
         thinking_budget: int | None = None,
-    ) -> SamplingParams:
+    ) -> tuple[SamplingParams, bool]:
         """`params` of a chat with what the output must be: its grammar is about the answer, or about calls of tools.
 
-        A named tool is called exactly once, as in the OpenAI API; `parallel` is about the other choices.
-
-        Raises RequestError.
+        Also whether the answer is nothing but that (`constrained` of `output_stream`). A named tool is called exactly
+        once, as in the OpenAI API; `parallel` is about the other choices. Raises RequestError.
         """
         answer = answer_of(self.reasoning_format, params.grammar)
         choice = choice or ToolChoice()
         grammar = constraint(answer, tools, choice, self.tool_format, parallel and choice.mode != "named")
         if grammar is None and thinking_budget is None:
-            return params
+            return params, False
         thinking = thinking_of(self.reasoning_format, prompt_tail, template_kwargs or {}, thinking_budget)
-        return replace(params, grammar=grammar, thinking=thinking)
+        is_all = grammar is not None and (answer is not None or choice.mode != "auto")
+        return replace(params, grammar=grammar, thinking=thinking), is_all
 
     def output_stream(
         self,
@@ -171,8 +171,8 @@ class TextSide:
     ) -> OutputStream:
         """The stream of one choice. `parse=False`: all output is text (completions, reasoning is not separated).
 
-        `constrained`: `params.grammar` of `constrain` was about the answer, so it is calls, or a text in which markers
-        are text. `context`: the prompt's tokens, when the text goes on where the prompt ends.
+        `constrained`: `constrain` says that the answer is calls, or one text in which markers are text. `context`: the
+        prompt's tokens, when the text goes on where the prompt ends.
         """
         formats = in_order(self.reasoning_format, self.tool_format if tools else None) if parse else []
         stages = [start_parser(fmt, prompt_tail, tools, constrained=constrained) for fmt in formats]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from lmkit.api import Grammar, ToolArgs, ToolDef, ToolStart
+from lmkit.api import ChannelFormat, Grammar, Reasoning, Text, ToolArgs, ToolDef, ToolStart
 from lmkit.testing import ReasoningParserConformance, ToolParserConformance
 from lmkit.testing.parsers import check_splits, parse
 from lmkit.text.constrain import answer_of, thinking_of
@@ -406,3 +406,21 @@ def test_every_recorded_conversation_is_used() -> None:
 
 def test_parsing_takes_no_tools_from_content() -> None:
     assert parse(CALLS, ["<|channel|>final<|message|>to=functions.f {}"], PROMPT).calls == []
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize("fmt", [CALLS, REASONING], ids=lambda fmt: fmt.name)
+def test_markers_inside_of_a_constrained_answer_are_text(fmt: ChannelFormat, size: int) -> None:
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    answer = '{"a": "<|end|><|start|>assistant<|channel|>final<|message|>x"}'
+    texts = [f"{thought}<|channel|>final<|message|>{answer}"]
+    if fmt.calls:
+        texts.append(f"{thought} to=functions.f<|channel|>commentary json<|message|>{answer}<|call|>")
+    for text in texts:
+        parser = start_parser(fmt, PROMPT, constrained=True)
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        events = [e for piece in pieces for e in parser.feed(piece)] + parser.flush()
+        arguments = "".join(e.json_fragment for e in events if isinstance(e, ToolArgs))
+        shown = "".join(e.text for e in events if isinstance(e, Text))
+        assert (shown, arguments) == (("", answer) if "to=" in text else (answer, ""))
+        assert "".join(e.text for e in events if isinstance(e, Reasoning)) == "Hm."
