@@ -85,7 +85,7 @@ class Mamba2(nn.Module):
         self.A, self.D, self.dt_bias = (
             nn.Parameter(torch.empty(self.heads, dtype=torch.float32), requires_grad=False) for _ in range(3)
         )
-        self.norm = GatedNorm(given["norm"], size, given["norm_groups"], cfg.norm_eps, ctx.dtype)
+        self.norm = GatedNorm(given["norm"], size, given["norm_groups"], given["norm_eps"] or cfg.norm_eps, ctx.dtype)
 
     def forward(self, h: Tensor, angles: object, x: StepInputs) -> Tensor:
         assert x.state is not None

@@ -41,12 +41,12 @@ def mamba_mixer(
 def mamba2_mixer(
     *, layers: tuple[bool, ...], hidden_size: int, heads: int, head_dim: int, groups: int, state_size: int, width: int,
     bias: bool = False, out_bias: bool | None = None, conv_bias: bool = True,
-    norm: Literal["after", "before", "none"] = "after", norm_groups: int = 1,
+    norm: Literal["after", "before", "none"] = "after", norm_groups: int = 1, norm_eps: float | None = None,
     dt_limits: tuple[float, float] = (0.0, inf), beside: bool = False,
 ) -> MixerConfig:  # fmt: skip
     """Mamba 2: `groups` of heads that share b and c, `norm_groups` of channels in the norm after or before the gate.
 
-    `out_bias`: of the projection at the end, None: as `bias`.
+    `out_bias`: of the projection at the end, None: as `bias`. `norm_eps`: None: the decoder's.
     """
     d, size, bc = hidden_size, heads * head_dim, groups * state_size
     ssm = StateTensor("ssm", (heads, head_dim, state_size))
@@ -60,7 +60,8 @@ def mamba2_mixer(
         ),
         num_parameters=(size + 2 * bc) * (width + conv_bias) + 3 * heads + size * (norm != "none"),
         options={"heads": heads, "head_dim": head_dim, "groups": groups, "state_size": state_size, "width": width}
-        | {"conv_bias": conv_bias, "norm": norm, "norm_groups": norm_groups, "dt_limits": list(dt_limits)},
+        | {"conv_bias": conv_bias, "norm": norm, "norm_groups": norm_groups, "norm_eps": norm_eps}
+        | {"dt_limits": list(dt_limits)},
         beside=beside,
     )
 
