@@ -41,13 +41,16 @@ class Use(nn.Module):
     def __init__(self, cfg: Any, path: str, layer: int, specs: Any, ctx: Any) -> None:
         super().__init__()
         self.attn = ctx.attention(layer, scale=cfg.attn_scale)
-        names = ("qkv_in", "q_out", "k_out", "v_out", "mlp_in", "mlp_out", "out")
-        for name in names:
-            if spec := specs.get(f"{path}.{name}"):
-                setattr(self, name, ctx.linear(spec))
+        self.out, self.mlp_in, self.mlp_out = (
+            ctx.linear(specs[f"{path}.{name}"]) for name in ("out", "mlp_in", "mlp_out")
+        )
+        self.qkv_in = None
+        if f"{path}.qkv_in" in specs:
+            names = ("qkv_in", "q_out", "k_out", "v_out")
+            self.qkv_in, self.q_out, self.k_out, self.v_out = (ctx.linear(specs[f"{path}.{name}"]) for name in names)
 
     def add_qkv(self, qkv: Tensor, both: Tensor) -> Tensor:
-        if not hasattr(self, "qkv_in"):
+        if self.qkv_in is None:
             return qkv
         low = self.qkv_in(both).chunk(3, dim=1)
         outs = (self.q_out, self.k_out, self.v_out)
@@ -73,7 +76,7 @@ class ZambaModel(Decoder):
         for i, layer in enumerate(self.layers):
             read = h
             if (n := self.use_of.get(i)) is not None:
-                use = self.uses[n]
+                use = cast("Use", self.uses[n])
                 block = self.blocks[n % len(self.blocks)]
                 read = h + use.out(block(torch.cat((h, first), dim=1), use, angles, x))
             h = h + layer(read, None, None, x)
