@@ -14,6 +14,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     capability: tuple[int, int] | None = None  # compute capability where the platform has one
     total_memory: int = 0  # bytes
     free_memory: int = 0  # bytes at probe time
+    process_bytes: int = 0  # of this memory, what an engine's process takes before it holds anything of a model
     num_cores: int = 0
     dtypes: tuple[str, ...] = ("float32",)  # dtypes with native or acceptable speed, preferred first
     flags: tuple[str, ...] = ()  # ISA flags and the like

@@ -96,7 +96,7 @@ def _memory(resolver: Resolver, info: ModelInfo, context: int) -> dict[str, Any]
     plan, config = resolver.plan(), resolver.config
     dtype, tokens = plan.value("dtype"), memory.step_tokens(config, plan)
     specs = info.kv_specs(plan.value("block_size", 16), plan.value("kv_dtype", dtype))
-    weights = memory.weight_bytes(info, resolver.found_checkpoint, dtype)
+    weights = memory.weight_bytes(info, resolver.found_checkpoint, dtype, plan)
     activations = memory.activation_bytes(info, dtype, tokens, config.sched.max_rows)
     kv = memory.bytes_for(specs, context, tokens)
     return {

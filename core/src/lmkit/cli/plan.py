@@ -32,11 +32,16 @@ def command(
         dtype=resolved.value("dtype"),
         block_size=resolved.value("block_size", 16),
         kv_dtype=resolved.value("kv_dtype"),
-        weight_bytes=memory.weight_bytes(info, checkpoint, resolved.value("dtype")),
+        weight_bytes=memory.weight_bytes(info, checkpoint, resolved.value("dtype"), resolved),
         max_tokens=memory.step_tokens(config, resolved),
     )
     if as_json:
-        data = {"model": checkpoint.ref, "device": msgspec.to_builtins(resolved.device), **asdict(estimate)}
+        data = {
+            "model": checkpoint.ref,
+            "device": msgspec.to_builtins(resolved.device),
+            **asdict(estimate),
+            "total_bytes": estimate.total_bytes,
+        }
         print(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
         return
     console = Console(highlight=False)
@@ -49,6 +54,7 @@ def command(
             estimate.kv_bytes,
             estimate.num_kv_tokens,
             estimate.max_length,
+            process=estimate.process_bytes,
         )
     )
 

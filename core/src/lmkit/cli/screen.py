@@ -31,13 +31,15 @@ def choices(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> 
     return table
 
 
-def budget(weights: int, activations: int, kv: int, num_kv_tokens: int, max_length: int) -> Table:
+def budget(weights: int, activations: int, kv: int, num_kv_tokens: int, max_length: int, *, process: int = 0) -> Table:
     """Memory, and what it buys. Sizes in bytes."""
     table = _table()
     table.add_row("weights", format_size(weights), "")
     table.add_row("activations", format_size(activations), "one step at the limits")
     table.add_row("KV cache", format_size(kv), f"{num_kv_tokens:,} tokens")
-    table.add_row("total", format_size(weights + activations + kv), "")
+    if process:
+        table.add_row("process", format_size(process), "Python, torch and their libraries")
+    table.add_row("total", format_size(weights + activations + kv + process), "")
     concurrency = num_kv_tokens / max_length if max_length else 0.0
     table.add_row("context", f"{max_length:,} tokens", f"{concurrency:.1f} requests of that length at once")
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -90,6 +91,7 @@ def _serve(settings: Sourced, server: ServerSettings, began: float, python: floa
     from lmkit.progress import StartBar
     from lmkit.server.run import serve
 
+    gc.disable()  # until the server is ready: what is made until then stays
     signal.signal(signal.SIGTERM, _terminated)  # until the server is ready; then it drains
     console = Console(highlight=False, stderr=True)
     host = plugin_host(settings)
@@ -103,6 +105,8 @@ def _serve(settings: Sourced, server: ServerSettings, began: float, python: floa
         from lmkit.cli import screen
         from lmkit.text.probe import warnings
 
+        gc.enable()
+        gc.freeze()
         bar.__exit__()
         seconds = perf_counter() - began
         phases = [

@@ -9,14 +9,18 @@ from lmkit.api import (
     CapacityError,
     Checkpoint,
     DeviceInfo,
+    IntegerFormat,
     KVConfig,
     KVSpec,
+    LinearSpec,
     ModelInfo,
+    QuantScheme,
     ResolvedPlan,
     WorkerFacts,
     itemsize,
 )
 from lmkit.config import EngineConfig, format_size, parse_budget
+from lmkit.plugins import load_target
 
 DEFAULT_MAX_TOKENS = 2048  # step budget when neither user nor platform says one
 FORCED = 16  # tokens that a grammar may force in one step
@@ -39,11 +43,32 @@ def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) ->
     return max(proposed, FORCED if can_force else 0)
 
 
-def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, dtype: str) -> int:
-    """Of a loaded model: quantized weights stay as they are stored, others take `dtype`."""
+def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, dtype: str, resolved: ResolvedPlan | None = None) -> int:
+    """Of a loaded model: quantized weights stay as they are stored, others take `dtype`, or what rounds them at load.
+
+    A tied output head that is rounded takes the place of the embedding, which stays mapped from its file.
+    """
     if checkpoint.config.get("quantization_config"):
         return checkpoint.nbytes
-    return info.num_parameters * itemsize(dtype)
+    size = itemsize(dtype)
+    total = info.num_parameters * size
+    choice = resolved.choice("quantization") if resolved is not None else None
+    if choice is None:
+        return total
+    scheme: QuantScheme = load_target(choice).parse(choice.options)
+    head = (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,)),) if info.tie_embeddings else ()
+    for linear in (*info.linears, *head):
+        fmt = scheme.for_layer(linear)
+        if isinstance(fmt, IntegerFormat):
+            total -= linear.total_out * linear.in_features * size - _integer_bytes(fmt, linear)
+    return total
+
+
+def _integer_bytes(fmt: IntegerFormat, linear: LinearSpec) -> int:
+    """Codes, a float16 scale per group and, where codes have a range, its zero."""
+    groups = -(-linear.in_features // fmt.group) if fmt.group else 1
+    per_group = 3 if fmt.rounding == "range" else 2
+    return linear.total_out * (linear.in_features * fmt.bits // 8 + groups * per_group)
 
 
 def activation_bytes(info: ModelInfo, dtype: str, max_tokens: int, max_rows: int) -> int:
@@ -156,12 +181,17 @@ class Estimate:
     """The budget that `lmkit plan` prints. Sizes in bytes."""
 
     device_bytes: int
+    process_bytes: int  # what an engine's process takes before it holds anything of a model
     weight_bytes: int
     activation_bytes: int
     kv_bytes: int
     kv_bytes_per_token: int
     num_kv_tokens: int  # tokens the cache holds, all rows together
     max_length: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.process_bytes + self.weight_bytes + self.activation_bytes + self.kv_bytes
 
     @property
     def concurrency(self) -> float:
@@ -180,11 +210,11 @@ def estimate(
     max_tokens = max_tokens or step_tokens(config)
     activations = activation_bytes(info, dtype, max_tokens, config.sched.max_rows)
     memory = device.free_memory or device.total_memory
-    free = memory - weights - activations
+    free = memory - device.process_bytes - weights - activations
     if free <= 0:
         raise CapacityError(
             f"weights ({format_size(weights)}) and activations ({format_size(activations)}) need "
-            f"{format_size(weights + activations)}, the device has {format_size(memory)}",
+            f"{format_size(weights + activations)}, the device has {format_size(memory - device.process_bytes)}",
             fix="use a smaller model or dtype, or another device",
         )
     facts = WorkerFacts(free, weights, activations, specs)
@@ -193,4 +223,6 @@ def estimate(
     per_token = sum(spec.bytes_per_token for spec in specs)
     tokens = min((n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True))
     full = [(n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True) if spec.window is None]
-    return Estimate(memory, weights, activations, kv.nbytes, per_token, min(full, default=tokens), length)
+    return Estimate(
+        memory, device.process_bytes, weights, activations, kv.nbytes, per_token, min(full, default=tokens), length
+    )

@@ -395,16 +395,19 @@ def has_nan(value: Tensor) -> bool:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes held by parameters and packed weights; shared storage counts once."""
+    """Bytes held by parameters and packed weights; shared storage counts once.
+
+    A kernel that needs a copy of a tied weight leaves the original mapped from its file: the copy counts.
+    """
     seen: dict[int, int] = {p.data_ptr(): p.nbytes for p in model.parameters()}
     packed = 0
     for module in model.modules():
         if isinstance(module, Linear) and module.packed is not None:
-            if module.tied:  # counted as the owner's: a kernel that needs a copy leaves that one mapped from its file
-                continue
             tensor = getattr(module.packed, "weight", None)
             # layouts other than strided hide their storage, and share it with nobody
             if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.data_ptr() in seen:
                 continue
+            if module.tied:
+                seen.pop(module.owner[0].get_parameter("weight").data_ptr(), None)
             packed += module.packed.nbytes
     return sum(seen.values()) + packed

@@ -100,8 +100,7 @@ async def _serve(
     from lmkit.llm import AsyncLLM
 
     starting = asyncio.ensure_future(AsyncLLM.start(config, **start))
-    await asyncio.sleep(0)  # the engine process is spawned; the web framework is imported beside it
-    import_module("lmkit.server.app")
+    await asyncio.to_thread(import_module, "lmkit.server.app")  # here it would delay the spawn of the engine process
     llm = await starting
     try:
         await run_app(llm, settings, sock, on_ready)

@@ -64,6 +64,11 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.memory = memory
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch's own switch. Nothing is compiled here, and the guard against it would import the compiler (1 s)."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.is_view:
