@@ -192,6 +192,7 @@ def test_heavy_dependencies_have_floors_only(pyproject: Path) -> None:
             "schedulers": "scheduler",
             "grammars": "grammar",
             "tokenizers": "tokenizer",
+            "templates": "template",
         }
         assert project["name"] == f"lmkit-{singular.get(kind, kind)}-{name.replace('_', '-')}"
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 from pluggy import HookspecMarker
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lmkit.api import (
         AttentionSpec,
         BenchmarkSpec,
@@ -383,6 +385,22 @@ class LmkitSpecs(Protocol):
                 if checkpoint.architecture != "ToyForCausalLM":
                     return None
                 return "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\\n{% endfor %}"
+        """
+
+    @hookspec(firstresult=True)
+    def lmkit_read_template(self, file: Path) -> str | None:
+        """The Jinja chat template in a file that is not a template itself (--chat-template FILE); None = not mine.
+
+        Example, entry point `[project.entry-points."lmkit.extension"] toy_file = "toy_file.hooks"`::
+
+            from lmkit.api import hookimpl
+
+
+            @hookimpl
+            def lmkit_read_template(file):
+                if file.suffix != ".toy":
+                    return None
+                return file.read_bytes()[4:].decode()
         """
 
     @hookspec

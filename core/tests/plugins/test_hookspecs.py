@@ -26,6 +26,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "lmkit_resolve_checkpoint": {"ref": "toy://x", "options": CheckpointOptions()},
     "lmkit_load_tokenizer": {"checkpoint": Checkpoint(ref="x", path=Path(), format="other", config={})},
     "lmkit_chat_template": {"checkpoint": TOY},
+    "lmkit_read_template": {"file": Path("template.txt")},
     "lmkit_engine_started": {"info": INFO},
     "lmkit_engine_stopping": {"info": INFO},
     "lmkit_request_finished": {"stats": RequestStats("r1", "stop", num_output_tokens=3)},
@@ -72,7 +73,7 @@ def test_behaviour_examples(world: World, hook: str) -> None:
     assert set(specification.argnames) == set(arguments)
     if specification.opts["firstresult"]:
         result = host.first(hook, **arguments)
-        assert result is not None or hook == "lmkit_load_tokenizer"
+        assert result is not None or hook in ("lmkit_load_tokenizer", "lmkit_read_template")
     elif hook in ("lmkit_engine_started", "lmkit_engine_stopping", "lmkit_request_finished"):
         host.notify(hook, **arguments)
     else:

@@ -368,7 +368,7 @@ def test_tool_parser(whole: World) -> None:
     assert chosen("auto", chat_template=str(plain)) is None
     with pytest.raises(SelectionError, match="tool_parser 'tou' cannot be used"):
         chosen("tou")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read the chat template"):
         chosen("auto", chat_template=str(whole.path / "absent.jinja"))
 
 

@@ -1,13 +1,16 @@
-"""The chat templates that come with a checkpoint. No Jinja here: they are read, not run."""
+"""The chat templates that come with a checkpoint, or are named by the user. No Jinja here: they are read, not run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lmkit.api import CheckpointError
+from lmkit.api import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from lmkit.plugins.host import PluginHost
 
 
 def chat_templates(path: Path) -> dict[str, str]:
@@ -28,6 +31,23 @@ def chat_templates(path: Path) -> dict[str, str]:
     if found and "default" not in found:
         found["default"] = found.get("tool_use") or next(iter(found.values()))
     return found
+
+
+def read_template(name: str, host: PluginHost | None) -> str:
+    """What the user names in place of the checkpoint's templates: a text, or a file that a plugin reads.
+
+    Raises ConfigError.
+    """
+    file = Path(name)
+    found = host.first("lmkit_read_template", file=file) if host is not None else None
+    if found is not None:
+        return found
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"cannot read the chat template {name}: {e.strerror}", fix="check the path") from e
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"the chat template {name} is not text: {e.reason}", fix="give a UTF-8 text file") from e
 
 
 def read_object(file: Path) -> dict[str, Any]:

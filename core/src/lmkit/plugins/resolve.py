@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -57,7 +56,7 @@ from lmkit.api import (
 )
 from lmkit.config import EngineConfig
 from lmkit.plugins.catalog import install_command
-from lmkit.plugins.chat_templates import chat_templates
+from lmkit.plugins.chat_templates import chat_templates, read_template
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
@@ -349,10 +348,7 @@ class Resolver:
     def _chat_template(self, checkpoint: Checkpoint) -> str:
         """What tells the formats of the model: the user's template, the checkpoint's own, or one that a plugin has."""
         if file := self.config.model.chat_template:
-            try:
-                return Path(file).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as e:
-                raise ConfigError(f"chat template {file!r} cannot be read: {e}", fix="give a text file") from e
+            return read_template(file, self.host)
         if own := chat_templates(checkpoint.path):
             return "\n".join(own.values())
         return self.host.first("lmkit_chat_template", checkpoint=checkpoint) or ""

@@ -12,7 +12,6 @@ from lmkit.api import (
     Checkpoint,
     CheckpointError,
     CheckpointOptions,
-    ConfigError,
     InvalidParam,
     ParserFormat,
     ReasoningFormat,
@@ -26,7 +25,7 @@ from lmkit.api import (
     Vocabulary,
 )
 from lmkit.plugins import load_target
-from lmkit.plugins.chat_templates import chat_templates
+from lmkit.plugins.chat_templates import chat_templates, read_template
 from lmkit.text.constrain import answer_of, constraint, thinking_of
 from lmkit.text.control import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
@@ -64,7 +63,8 @@ class TextSide:
 
         Plugins of `host` may supply the tokenizer and the template, unless the user names another tokenizer.
         """
-        template = _template_file(config.model.chat_template)
+        file = config.model.chat_template
+        template = read_template(file, host) if file else None
         if host is not None and not config.model.tokenizer:
             template = template or host.first("lmkit_chat_template", checkpoint=checkpoint)
         tokenizer = load_tokenizer(checkpoint, resolved, config, host)
@@ -268,17 +268,6 @@ def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
         if isinstance(value, list):
             return tuple(v for v in value if isinstance(v, int))
     return ()
-
-
-def _template_file(name: str | None) -> str | None:
-    if name is None:
-        return None
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except OSError as e:
-        raise ConfigError(f"cannot read the chat template {name}: {e.strerror}", fix="check the path") from e
-    except UnicodeDecodeError as e:
-        raise ConfigError(f"the chat template {name} is not text: {e.reason}", fix="give a UTF-8 text file") from e
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Chat templates out of GGUF files."""
