@@ -174,6 +174,13 @@ class ConfigReader:
             raise UnsupportedModel(key, kinds, f"{num} of {', '.join(known)}")
         return kinds
 
+    def layer_numbers(self, key: str, default: Iterable[int] = ()) -> list[int]:
+        """A list of layers."""
+        value = self._get(key, list(default))
+        if not isinstance(value, list) or any(type(i) is not int or i not in range(self.layers()) for i in value):
+            raise UnsupportedModel(key, value, f"a list of layers from 0 to {self.layers() - 1}")
+        return value
+
     def windows(self, default: Callable[[int], bool] = lambda i: False, size: Any = None) -> tuple[int | None, ...]:
         """Sliding window of each layer: of those that `layer_types`, or else `default(layer)`, calls sliding."""
         kinds = self.layer_kinds(lambda i: SLIDING if default(i) else FULL, (FULL, SLIDING))

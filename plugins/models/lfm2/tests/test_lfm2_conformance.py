@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+from lmkit.api import UnsupportedModel
+from lmkit.layers import ConfigReader
 from lmkit.testing import ModelConformance
+from lmkit_model_lfm2.arch import lfm2
 
 
 class TestLfm2(ModelConformance):
@@ -21,3 +25,19 @@ class TestLfm2Moe(ModelConformance):
         "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     }  # fmt: skip
     variants = {"weights": {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5}}
+
+
+GIVEN = {"vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(("layers", "convs"), [(None, 0), ([], 3), ([1], 2), ([0, 2], 1)])
+def test_layers_with_attention(layers: list[int] | None, convs: int) -> None:
+    mixer = lfm2(ConfigReader({**GIVEN, "full_attn_idxs": layers})).mixer
+    assert mixer is not None
+    assert sum(mixer.layers) == convs
+
+
+@pytest.mark.parametrize("layers", [2, [3], [-1], ["1"], [True]])
+def test_layers_that_there_are_not(layers: object) -> None:
+    with pytest.raises(UnsupportedModel, match="full_attn_idxs"):
+        lfm2(ConfigReader({**GIVEN, "full_attn_idxs": layers}))

@@ -8,16 +8,23 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="gemma",
-            summary="Gemma 1 to 3 (text), VaultGemma and RecurrentGemma",
+            summary="Gemma 1 to 3 (text) and VaultGemma",
             target="lmkit_model_gemma.arch:Gemma",
             architectures=(
                 "GemmaForCausalLM",
                 "Gemma2ForCausalLM",
                 "Gemma3ForCausalLM",
                 "VaultGemmaForCausalLM",
-                "RecurrentGemmaForCausalLM",
             ),
             features=frozenset({"causal", "sliding_window", "softcap"}),
+        ),
+        ModelSpec(
+            name="recurrent_gemma",
+            summary="RecurrentGemma: recurrent units, and windowed attention in some layers",
+            target="lmkit_model_gemma.arch:Gemma",
+            architectures=("RecurrentGemmaForCausalLM",),
+            features=frozenset({"causal", "sliding_window"}),
+            supports_tp=False,
         ),
         ModelSpec(
             name="small-gemma",

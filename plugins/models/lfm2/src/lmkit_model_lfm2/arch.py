@@ -61,7 +61,7 @@ def mlp_size(r: ConfigReader) -> int:
 
 
 def lfm2(r: ConfigReader, **given: Any) -> DecoderConfig:
-    attends = r.config.get("full_attn_idxs") or range(r.layers())
+    attends = r.layer_numbers("full_attn_idxs", range(r.layers()))
     kinds = r.layer_kinds(lambda i: "full_attention" if i in attends else "conv", ("full_attention", "conv"))
     return usual_config(
         r,

@@ -100,9 +100,7 @@ def mamba2(r: ConfigReader) -> DecoderConfig:
 
 def bamba(r: ConfigReader) -> DecoderConfig:
     r.one_of("hidden_act", ("silu",), "silu")
-    attends = r.config.get("attn_layer_indices") or []
-    if not isinstance(attends, list) or any(i not in range(r.layers()) for i in attends):
-        raise UnsupportedModel("attn_layer_indices", attends, f"layers from 0 to {r.layers() - 1}")
+    attends = r.layer_numbers("attn_layer_indices")
     bias = r.flag("attention_bias", False)
     return usual_config(
         r,

@@ -8,7 +8,7 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="qwen",
-            summary="Qwen2 to Qwen3.5 and Qwen3-Next, dense and with experts",
+            summary="Qwen2, Qwen3 and MiMo, dense and with experts",
             target="lmkit_model_qwen.arch:Qwen",
             architectures=(
                 "Qwen2ForCausalLM",
@@ -16,10 +16,15 @@ def lmkit_models() -> list[ModelSpec]:
                 "Qwen2MoeForCausalLM",
                 "Qwen3MoeForCausalLM",
                 "MiMoForCausalLM",
-                "Qwen3NextForCausalLM",
-                "Qwen3_5ForCausalLM",
-                "Qwen3_5MoeForCausalLM",
             ),
             features=frozenset({"causal", "sliding_window"}),
+        ),
+        ModelSpec(
+            name="qwen_hybrid",
+            summary="Qwen3-Next and Qwen3.5: gated delta nets, and attention in some layers",
+            target="lmkit_model_qwen.arch:Qwen",
+            architectures=("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+            features=frozenset({"causal"}),
+            supports_tp=False,
         ),
     ]
