@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate, pairwise
 
 import pytest
@@ -28,6 +29,7 @@ def tokens(num: int, seed: int) -> Rows:
         "k": torch.randn(num, HEADS, K, generator=g),
         "v": torch.randn(num, HEADS, V, generator=g),
         "decay": -torch.rand(num, HEADS, generator=g) * torch.tensor([0.0, 0.1, 2.0, 30.0]),
+        "decays": -torch.rand(num, HEADS, K, generator=g) * torch.tensor([0.0, 0.1, 0.5, 2.0, 9.0, 40.0]),
         "beta": torch.rand(num, HEADS, generator=g),
         "x": torch.randn(num, K, generator=g),
         "gate": torch.rand(num, K, generator=g),
@@ -37,6 +39,10 @@ def tokens(num: int, seed: int) -> Rows:
 
 def delta(t: Rows, state: Tensor, rows: StateBatch, positions: Tensor) -> Tensor:
     return gated_delta_rule(t["q"][:, :2], t["k"][:, :2], t["v"], t["decay"], t["beta"], state, rows)
+
+
+def channels(t: Rows, state: Tensor, rows: StateBatch, positions: Tensor) -> Tensor:
+    return gated_delta_rule(t["q"][:, :2], t["k"][:, :2], t["v"], t["decays"], t["beta"], state, rows)
 
 
 SLOPES = torch.tensor([-1e-5, -0.1, -0.5, -1.0])
@@ -50,11 +56,11 @@ def lru(t: Rows, state: Tensor, rows: StateBatch, positions: Tensor) -> Tensor:
     return rg_lru(t["x"], t["gate"], t["forget"], state, rows, positions)
 
 
-def delta_recurrence(t: Rows) -> tuple[Tensor, Tensor]:
+def delta_recurrence(t: Rows, name: str = "decay") -> tuple[Tensor, Tensor]:
     q, k = (F.normalize(t[name][:, :2].repeat_interleave(2, 1), dim=-1) for name in "qk")
     s, out = torch.zeros(HEADS, K, V, dtype=torch.float64), []
     for i in range(len(q)):
-        s = s * t["decay"][i].exp()[:, None, None]
+        s = s * t[name][i].view(HEADS, -1, 1).exp()
         error = t["v"][i] - torch.einsum("hkv,hk->hv", s, k[i])
         s = s + torch.einsum("h,hk,hv->hkv", t["beta"][i], k[i], error)
         out.append(torch.einsum("hkv,hk->hv", s, q[i]) / K**0.5)
@@ -80,6 +86,7 @@ def lru_recurrence(t: Rows) -> tuple[Tensor, Tensor]:
 
 CASES = {
     "delta": (delta, delta_recurrence, (HEADS, K, V)),
+    "channels": (channels, partial(delta_recurrence, name="decays"), (HEADS, K, V)),
     "lightning": (lightning, lightning_recurrence, (HEADS, K, V)),
     "lru": (lru, lru_recurrence, (K,)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -474,6 +475,7 @@ def decoder_weights(
     cfg, transforms = decoder_config(info), transforms or {}
     where = {**TARGETS, **{role: (t, None) if isinstance(t, str) else t for role, t in (targets or {}).items()}}
     layer = next(name for name in cfg.names.values() if "{i}" in name).partition("{i}")[0]
+    twice = [source for source, num in Counter(cfg.names.values()).items() if num > 1]
     unused = range(len(cfg.windows), len(cfg.windows) + cfg.num_unused_layers)
     rules = [WeightRule(f"{layer}{i}.{{any}}", "", ignore=True) for i in unused]
     mixer = cfg.mixer.path("{i}") if cfg.mixer else ""
@@ -499,6 +501,12 @@ def decoder_weights(
         if cfg.qk_norm == "each" and role in ("q_norm", "k_norm"):
             part, transform = ("{n}", one_row) if "{n}" in source else ("*", None)
             rules.append(WeightRule(f"{source}.weight", f"{target}.weight", part=part, transform=transform))
+            continue
+        if cfg.mixer is not None and source in twice and where[role][0].startswith("{mixer}"):
+            # called as in layers of another kind: the layers of this one are named, and come first
+            at = [str(i) for i, mixes in enumerate(cfg.mixer.layers) if mixes]
+            pairs = [(f"{source}.{{p}}".replace("{i}", i), f"{target}.{{p}}".replace("{i}", i)) for i in at]
+            rules[:0] = [WeightRule(*pair, part=part, transform=transforms.get(role)) for pair in pairs]
             continue
         if role.endswith("norm") and cfg.norm.endswith("offset"):
             rules.append(WeightRule(f"{source}.weight", f"{target}.weight", transform=one_more))

@@ -104,7 +104,7 @@ def corrected_moe(r: ConfigReader, **given: Any) -> MoEConfig:
     return MoEConfig(size=size, **values, **given)
 
 
-def latent_config(r: ConfigReader, rope: Mapping[str, Any]) -> dict[str, Any]:
+def latent_config(r: ConfigReader, rope: Mapping[str, Any] | None) -> dict[str, Any]:
     """The fields of a decoder with latent attention under the usual keys. A YaRN `mscale_all_dim` sharpens it."""
     heads, plain, turned = (r.integer(key) for key in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim"))
     mla = LatentConfig(
@@ -116,7 +116,7 @@ def latent_config(r: ConfigReader, rope: Mapping[str, Any]) -> dict[str, Any]:
     )
     bias = r.flag("attention_bias", False)
     sharp = 1.0
-    if rope["rope_type"] == "yarn" and rope["factor"] > 1:
+    if rope is not None and rope["rope_type"] == "yarn" and rope["factor"] > 1:
         sharp = 0.1 * rope.get("mscale_all_dim", 0.0) * math.log(rope["factor"]) + 1
     return {
         "mla": mla,

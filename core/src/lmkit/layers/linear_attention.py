@@ -12,25 +12,28 @@ from torch import Tensor
 
 from lmkit.api import StateBatch
 
-CHUNK = 64
+CHUNK = 64  # tokens of a prompt computed at once
+CHANNELS_CHUNK = 16  # where channels decay on their own: memory is this squared, times the size of keys
 
 
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, rows: StateBatch
 ) -> Tensor:
-    """q, k [T, Hk, K], v [T, H, V], decay (logarithms) and beta [T, H] -> [T, H, V] in v's dtype.
+    """q, k [T, Hk, K], v [T, H, V], decay (logarithms) [T, H] or [T, H, K], beta [T, H] -> [T, H, V] in v's dtype.
 
     Gated delta networks, https://arxiv.org/abs/2412.06464: with q and k of length 1,
 
         S_t = exp(decay_t) S_(t-1) + k_t u_t^T,  u_t = beta_t (v_t - exp(decay_t) S_(t-1)^T k_t)
 
-    and o_t = S_t^T q_t / sqrt(K).
+    and o_t = S_t^T q_t / sqrt(K). Where each channel of the keys decays on its own, exp(decay_t) is a diagonal matrix:
+    Kimi delta attention, https://arxiv.org/abs/2510.26692.
 
     Head h of v reads head h // (H / Hk) of q and k. `state` is [slots, H, K, V] float32.
     """
     share, scale = v.shape[1] // q.shape[1], q.shape[-1] ** -0.5
     q, k = (unit(x.float()).repeat_interleave(share, 1) for x in (q, k))
-    return _linear(q * scale, k, v, decay.float(), beta.float(), state, rows)
+    decay = decay.float() if decay.dim() == 3 else decay.float()[..., None]
+    return _linear(q * scale, k, v, decay, beta.float(), state, rows)
 
 
 def lightning_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, state: Tensor, rows: StateBatch) -> Tensor:
@@ -39,7 +42,7 @@ def lightning_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, state: T
     Lightning attention, https://arxiv.org/abs/2401.04658: S_t = exp(decay) S_(t-1) + k_t v_t^T,  o_t = S_t^T q_t.
     `state` is [slots, H, K, V] float32.
     """
-    return _linear(q.float(), k.float(), v, decay.float().expand(len(v), -1), None, state, rows)
+    return _linear(q.float(), k.float(), v, decay.float()[:, None].expand(len(v), -1, -1), None, state, rows)
 
 
 def rg_lru(x: Tensor, input_gate: Tensor, decay: Tensor, state: Tensor, rows: StateBatch, positions: Tensor) -> Tensor:
@@ -103,26 +106,27 @@ def unit(x: Tensor, eps: float = 1e-6) -> Tensor:
 def _linear(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, rows: StateBatch
 ) -> Tensor:
-    """Without `beta` there is no delta rule."""
+    """decay [T, H, 1 or K]. Without `beta` there is no delta rule."""
     out, n = torch.empty_like(v), rows.num_decode_rows
+    size = CHUNK if decay.shape[-1] == 1 else CHANNELS_CHUNK
     if n:
         at, given = rows.slots[:n], None if beta is None else beta[:n]
         out[:n], state[at] = _step(q[:n], k[:n], v[:n].float(), decay[:n], given, state[at])
     for slot, start, end in rows.prompts:
         s = state[slot]
-        for first in range(start, end, CHUNK):
-            tokens = slice(first, min(first + CHUNK, end))
-            heads = [x[tokens].float().transpose(0, 1) for x in (q, k, v)]
+        for first in range(start, end, size):
+            tokens = slice(first, min(first + size, end))
+            heads = [x[tokens].float().transpose(0, 1) for x in (q, k, v, decay)]
             given = None if beta is None else beta[tokens].T
-            y, s = _chunk(heads[0], heads[1], heads[2], decay[tokens].T, given, s)
+            y, s = _chunk(heads[0], heads[1], heads[2], heads[3], given, s)
             out[tokens] = y.transpose(0, 1)
         state[slot] = s
     return out
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, s: Tensor) -> tuple[Tensor, Tensor]:
-    """One token of each row: q, k [R, H, K], v [R, H, V], decay and beta [R, H], s [R, H, K, V]."""
-    s = s * decay.exp()[..., None, None]
+    """One token of each row: q, k [R, H, K], v [R, H, V], decay [R, H, 1 or K], beta [R, H], s [R, H, K, V]."""
+    s = s * decay.exp()[..., None]
     if beta is not None:
         v = beta[..., None] * (v - (k[..., None, :] @ s)[..., 0, :])
     s = s + k[..., None] * v[..., None, :]
@@ -130,19 +134,26 @@ def _step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, s
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, s: Tensor) -> tuple[Tensor, Tensor]:
-    """Some tokens of one row: q, k [H, C, K], v [H, C, V], decay and beta [H, C], s [H, K, V].
+    """Some tokens of one row: q, k [H, C, K], v [H, C, V], decay [H, C, 1 or K], beta [H, C], s [H, K, V].
 
     With c = cumsum(decay) and u_i what token i writes, S_i = exp(c_i) s + sum_(j <= i) exp(c_i - c_j) k_j u_j^T. By the
     delta rule the u of a chunk solve a triangular system.
     """
-    c = decay.cumsum(-1)
-    later = torch.ones(c.shape[-1], c.shape[-1], dtype=torch.bool, device=c.device).triu(1)
-    between = (c[..., None] - c[..., None, :]).masked_fill(later, -torch.inf).exp()
-    since = c.exp()[..., None]
+    c = decay.cumsum(-2)
+    later = torch.ones(c.shape[-2], c.shape[-2], dtype=torch.bool, device=c.device).triu(1)
+    between = (c[..., None, :] - c[..., None, :, :]).masked_fill(later[..., None], -torch.inf).exp()
+    since = c.exp()
     if beta is not None:
         beta = beta[..., None]
-        system = beta * (k @ k.mT) * between
-        v = torch.linalg.solve_triangular(system, beta * (v - since * (k @ s)), upper=False, unitriangular=True)
-    out = since * (q @ s) + ((q @ k.mT) * between) @ v
-    left = (c[..., -1:] - c).exp()[..., None]
-    return out, s * since[..., -1:, :] + (k * left).mT @ v
+        system = beta * _products(k, k, between)
+        v = torch.linalg.solve_triangular(system, beta * (v - (since * k) @ s), upper=False, unitriangular=True)
+    out = (since * q) @ s + _products(q, k, between) @ v
+    left = (c[..., -1:, :] - c).exp()
+    return out, s * since[..., -1, :, None] + (k * left).mT @ v
+
+
+def _products(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Products of x and y [H, C, K], token by token, channels weighted by [H, C, C, 1 or K] -> [H, C, C]."""
+    if weight.shape[-1] == 1:
+        return (x @ y.mT) * weight[..., 0]
+    return (x[..., None, :] * weight * y[..., None, :, :]).sum(-1)
