@@ -20,6 +20,7 @@ from lmkit.layers.describe import (
     decoder_info,
     decoder_weights,
 )
+from lmkit.layers.multimodal import ENDING, text_config, text_linears, text_rules
 from lmkit.layers.reader import ConfigReader
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 class DecoderArchitecture(Architecture):
     """An Architecture made of tables.
 
-    `configs`: architecture name -> function that reads its configuration.
+    `configs`: architecture name -> function that reads its configuration; of a multimodal one that of its text part.
     `models`: architecture name -> "package.module:Class" of those that are not the shared Decoder.
     `transforms`: architecture name -> role of a tensor -> (configuration, tensor) -> what is loaded.
     `options`: architecture name -> function that reads what is the family's own: `info.config["options"]`.
@@ -53,13 +54,18 @@ class DecoderArchitecture(Architecture):
         return tuple(self.configs)
 
     def describe(self, config: Mapping[str, object]) -> ModelInfo:
-        reader = ConfigReader(config)
-        name = reader.architecture(self.names)
+        name = ConfigReader(config).architecture(self.names)
+        reader = ConfigReader(text_config(config) if name.endswith(ENDING) else config)
         cfg = self.configs[name](reader)
         info = decoder_info(name, reader, cfg, self.extra_parameters(name, cfg))
-        if name not in self.options:
-            return info
-        return replace(info, config={**info.config, "options": dict(self.options[name](reader))})
+        if name in self.options:
+            info = replace(info, config={**info.config, "options": dict(self.options[name](reader))})
+        linears = (*info.linears, *self.extra_linears(cfg, info.config.get("options", {})))
+        return replace(info, linears=text_linears(linears) if name.endswith(ENDING) else linears)
+
+    def extra_linears(self, cfg: DecoderConfig, options: Any) -> list[LinearSpec]:
+        """Linears beside those of the shared blocks."""
+        return []
 
     def extra_parameters(self, name: str, cfg: DecoderConfig) -> int:
         """Number of parameters beside those of the shared blocks."""
@@ -74,6 +80,8 @@ class DecoderArchitecture(Architecture):
         transforms = self.transforms.get(info.architecture, {})
         bound = {role: partial(function, decoder_config(info)) for role, function in transforms.items()}
         rules = [*ignored, *decoder_weights(info, bound, self.targets)]
+        if info.architecture.endswith(ENDING):
+            rules = text_rules(rules)
         if not self.prefix:
             return rules
         return rules + [replace(rule, source=rule.source.removeprefix(self.prefix)) for rule in rules]

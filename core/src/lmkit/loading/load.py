@@ -7,6 +7,7 @@ a linear whose tensors are all there is packed at once                          
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -281,7 +282,7 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
             wrong.append(f"{entry.name} {problem}")
         fills.append(Fill(entry, place, match))
     missing = [
-        next((source for source, _ in rules.sources(place.name, part)), place.name)
+        _likeliest([source for source, _ in rules.sources(place.name, part)], entries) or place.name
         for place in where.values()
         if not (place.stored.optional and not place.claimed)
         for part in place.parts
@@ -298,6 +299,12 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
             fix=f"check that config.json belongs to these weights{_nearest(extra, missing)}",
         )
     return fills
+
+
+def _likeliest(names: Sequence[str], entries: Sequence[TensorEntry]) -> str | None:
+    """Of names that would do, the first that begins, up to a number, like a tensor that is there."""
+    begins = {re.split("[0-9]", entry.name)[0] for entry in entries}
+    return next((name for name in names if re.split("[0-9]", name)[0] in begins), next(iter(names), None))
 
 
 def _mismatch(entry: TensorEntry, match: Match, place: Place) -> str | None:

@@ -77,7 +77,8 @@ def tiny_checkpoint(
 ) -> Path:
     """A random two-layer model of `family`: a key of FAMILIES, or an architecture that transformers has.
 
-    Keyword arguments replace configuration values. Weights are larger than at initialisation, and norms and biases
+    Keyword arguments replace configuration values; of a multimodal model those of its text part, beside `vision_config`
+    and the like. Weights are larger than at initialisation, and norms and biases
     random, so that logits differ clearly between tokens. Returns `directory`.
     """
     values = FAMILIES[family][2] if family in FAMILIES else {}
@@ -96,6 +97,10 @@ def _write(family: str, values: Mapping[str, Any], directory: Path, seed: int, d
     import transformers
 
     model_class = getattr(transformers, FAMILIES[family][1] if family in FAMILIES else family)
+    parts = {key: value for key, value in values.items() if key.endswith("_config")}
+    if parts:  # a multimodal model: all other values are those of its text part
+        text = {key: value for key, value in values.items() if key not in parts}
+        values = {"text_config": text, "tie_word_embeddings": text["tie_word_embeddings"], **parts}
     randomize(model_class, model_class.config_class(**values), seed, dtype, spread).save_pretrained(directory)
     return directory
 

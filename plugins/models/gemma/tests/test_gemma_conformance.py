@@ -1,9 +1,17 @@
 """Gemma against transformers."""
 
+import json
+from pathlib import Path
+
 import pytest
+import torch
 from lmkit.api import UnsupportedModel
 from lmkit.testing import ModelConformance
+from lmkit.testing.checkpoints import tiny_checkpoint
+from lmkit.testing.model import load_tiny, prompt
+from lmkit.testing.steps import ModelDriver
 from lmkit_model_gemma.small import SmallGemma
+from safetensors.torch import load_file, save_file
 
 SMALL = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 9}
 
@@ -30,6 +38,20 @@ class TestGemma3(ModelConformance):
             }
         }
     }
+
+
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
+    "patch_size": 4,
+}  # fmt: skip
+
+
+class TestGemma3Text(TestGemma3):
+    """Of the model that also sees."""
+
+    plugin = "model:Gemma3ForConditionalGeneration"
+    values = TestGemma3.values | {"vision_config": VISION}
+    variants = {}
 
 
 class TestVaultGemma(ModelConformance):
@@ -73,6 +95,12 @@ class TestGemma4(ModelConformance):
     }  # fmt: skip
 
 
+class TestGemma4Text(TestGemma4):
+    plugin = "model:Gemma4ForConditionalGeneration"
+    values = TestGemma4.values | {"vision_config": VISION | {"head_dim": 8}, "audio_config": None}
+    variants = {}
+
+
 CONFIG = {
     "architectures": ["Gemma4ForCausalLM"], "vocab_size": 100, "hidden_size": 64, "num_attention_heads": 4,
     "num_hidden_layers": 12, "num_kv_shared_layers": 4, "sliding_window": 9,
@@ -103,3 +131,31 @@ def test_unsupported_values_are_refused_by_name(change: dict[str, object], key: 
     with pytest.raises(UnsupportedModel) as failure:
         SmallGemma().describe(CONFIG | change)
     assert failure.value.key == key
+
+
+def test_gemma3n_that_also_sees_and_hears(tmp_path: Path) -> None:
+    """The text part gives what the text model gives, whichever names its tensors have. (The whole needs a library for
+    vision in transformers.)"""
+    source = tiny_checkpoint("Gemma3nForCausalLM", tmp_path / "text", **TestGemma3n.values)
+    wanted = logits(source)
+    config = json.loads((source / "config.json").read_text())
+    whole = {
+        "architectures": ["Gemma3nForConditionalGeneration"],
+        "text_config": {k: v for k, v in config.items() if k not in ("architectures", "eos_token_id")},
+        "eos_token_id": 7,
+    }
+    tensors = load_file(source / "model.safetensors")
+    for i, before in enumerate(("model.language_model.", "language_model.model.")):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(whole))
+        renamed = {name.replace("model.", before, 1): tensor for name, tensor in tensors.items()}
+        vision = {"model.vision_tower.timm_model.conv.weight": torch.zeros(3)}
+        save_file(renamed | vision, folder / "model.safetensors")
+        assert torch.equal(logits(folder), wanted)
+        assert SmallGemma().describe(whole).eos_token_ids == (7,)
+
+
+def logits(folder: Path) -> torch.Tensor:
+    loaded = load_tiny(folder, "lmkit_model_gemma.small:SmallGemma", "float32")
+    return ModelDriver(loaded, "float32").run(0, prompt(97), 29)

@@ -145,6 +145,7 @@ class Gemma(DecoderArchitecture):
         "GemmaForCausalLM": gemma,
         "Gemma2ForCausalLM": gemma2,
         "Gemma3ForCausalLM": gemma3,
+        "Gemma3ForConditionalGeneration": gemma3,
         "VaultGemmaForCausalLM": vault_gemma,
         "RecurrentGemmaForCausalLM": recurrent_gemma,
     }

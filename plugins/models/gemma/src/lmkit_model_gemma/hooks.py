@@ -14,6 +14,7 @@ def lmkit_models() -> list[ModelSpec]:
                 "GemmaForCausalLM",
                 "Gemma2ForCausalLM",
                 "Gemma3ForCausalLM",
+                "Gemma3ForConditionalGeneration",
                 "VaultGemmaForCausalLM",
             ),
             features=frozenset({"causal", "sliding_window", "softcap"}),
@@ -30,7 +31,12 @@ def lmkit_models() -> list[ModelSpec]:
             name="small-gemma",
             summary="Gemma 3n and 4 (text)",
             target="lmkit_model_gemma.small:SmallGemma",
-            architectures=("Gemma3nForCausalLM", "Gemma4ForCausalLM"),
+            architectures=(
+                "Gemma3nForCausalLM",
+                "Gemma3nForConditionalGeneration",
+                "Gemma4ForCausalLM",
+                "Gemma4ForConditionalGeneration",
+            ),
             features=frozenset({"causal", "sliding_window"}),
         ),
     ]

@@ -17,6 +17,8 @@ from lmkit.layers import DecoderArchitecture, DecoderConfig, decoder_config, sta
 
 from lmkit_model_gemma.small_config import gemma3n, gemma4, nano_options, vectors
 
+NANO = ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration")
+FOUR = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 LINEARS = {  # role -> module in a layer
     "per_layer_gate": "per_layer.gate",
     "per_layer_out": "per_layer.out",
@@ -26,13 +28,12 @@ LINEARS = {  # role -> module in a layer
 
 
 class SmallGemma(DecoderArchitecture):
-    configs = {"Gemma3nForCausalLM": gemma3n, "Gemma4ForCausalLM": gemma4}
-    models = {
-        "Gemma3nForCausalLM": "lmkit_model_gemma.nano:Gemma3n",
-        "Gemma4ForCausalLM": "lmkit_model_gemma.four:Gemma4",
-    }
-    options = {"Gemma3nForCausalLM": nano_options, "Gemma4ForCausalLM": vectors}
-    transforms = {"Gemma4ForCausalLM": {"experts_up": stacked, "experts_down": stacked}}
+    configs = dict.fromkeys(NANO, gemma3n) | dict.fromkeys(FOUR, gemma4)
+    models = dict.fromkeys(NANO, "lmkit_model_gemma.nano:Gemma3n") | dict.fromkeys(
+        FOUR, "lmkit_model_gemma.four:Gemma4"
+    )
+    options = {**dict.fromkeys(NANO, nano_options), **dict.fromkeys(FOUR, vectors)}
+    transforms = {name: {"experts_up": stacked, "experts_down": stacked} for name in FOUR}
     targets = {
         **{role: f"layers.{{i}}.{module}" for role, module in LINEARS.items()},
         "per_layer_embed": "per_layer.embed",
@@ -50,16 +51,18 @@ class SmallGemma(DecoderArchitecture):
         **{f"{part}_norm": f"layers.{{i}}.mlp.{part}_norm" for part in ("shared_post", "experts_post", "experts")},
     }
 
+    def extra_linears(self, cfg: DecoderConfig, options: Any) -> list[LinearSpec]:
+        """Those of `additions`."""
+        return additions(cfg, options)[0]
+
     def describe(self, config: Mapping[str, object]) -> ModelInfo:
         info = super().describe(config)
-        cfg, options = decoder_config(info), info.config["options"]
-        assert isinstance(options, Mapping)
-        linears, other = additions(cfg, options)
+        linears, other = additions(decoder_config(info), info.config["options"])
         more = sum(spec.in_features * spec.total_out for spec in linears)
-        return replace(info, linears=(*info.linears, *linears), num_parameters=info.num_parameters + more + sum(other))
+        return replace(info, num_parameters=info.num_parameters + more + sum(other))
 
 
-def additions(cfg: DecoderConfig, options: Mapping[str, Any]) -> tuple[list[LinearSpec], list[int]]:
+def additions(cfg: DecoderConfig, options: Any) -> tuple[list[LinearSpec], list[int]]:
     """Linears beside those of the shared blocks, and the numbers of other parameters."""
     num, d = len(cfg.windows), cfg.hidden_size
     shapes: dict[str, tuple[int, int]] = {}
