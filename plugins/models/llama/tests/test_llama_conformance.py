@@ -52,6 +52,18 @@ class TestMinistral3(ModelConformance):
     }
 
 
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
+    "patch_size": 4,
+}  # fmt: skip
+
+
+class TestMistral3(ModelConformance):
+    plugin = "model:Mistral3ForConditionalGeneration"
+    values = {"model_type": "mistral", "head_dim": 12, "vision_config": VISION}
+    variants = {"ministral": TestMinistral3.values | {"model_type": "ministral3"}}
+
+
 class TestSmolLM3(ModelConformance):
     plugin = "model:SmolLM3ForCausalLM"
     values = {"no_rope_layers": [1, 0]}

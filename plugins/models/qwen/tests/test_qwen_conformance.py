@@ -101,3 +101,37 @@ class TestQwen35(ModelConformance):
 class TestQwen35Moe(ModelConformance):
     plugin = "model:Qwen3_5MoeForCausalLM"
     values = HYBRID | MIX
+
+
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}}
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
+}  # fmt: skip
+
+
+class TestQwen2VL(ModelConformance):
+    """The text part of what also sees: here positions have one axis instead of three."""
+
+    plugin = "model:Qwen2VLForConditionalGeneration"
+    values = SECTIONS | {"vision_config": {**VISION, "embed_dim": 16, "hidden_size": 48}}
+
+
+class TestQwen25VL(ModelConformance):
+    plugin = "model:Qwen2_5_VLForConditionalGeneration"
+    values = SECTIONS | {"vision_config": VISION, "tie_word_embeddings": True}
+
+
+class TestQwen3VL(ModelConformance):
+    plugin = "model:Qwen3VLForConditionalGeneration"
+    values = SECTIONS | {"vision_config": VISION, "head_dim": 12}
+
+
+class TestQwen35Text(ModelConformance):
+    plugin = "model:Qwen3_5ForConditionalGeneration"
+    values = HYBRID | {"vision_config": VISION}
+
+
+class TestQwen35MoeText(ModelConformance):
+    plugin = "model:Qwen3_5MoeForConditionalGeneration"
+    values = HYBRID | MIX | {"vision_config": VISION}

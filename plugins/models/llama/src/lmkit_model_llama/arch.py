@@ -41,6 +41,11 @@ def ministral3(r: ConfigReader) -> DecoderConfig:
     )
 
 
+def mistral3(r: ConfigReader) -> DecoderConfig:
+    """The text part is one of two models."""
+    return ministral3(r) if r.one_of("model_type", ("mistral", "ministral3")) == "ministral3" else mistral(r)
+
+
 def smollm3(r: ConfigReader) -> DecoderConfig:
     every = r.integer("no_rope_layer_interval", 4)
     turned = r.switches("no_rope_layers", [int((i + 1) % every != 0) for i in range(r.layers())])
@@ -168,6 +173,7 @@ class Llama(DecoderArchitecture):
         "MistralForCausalLM": mistral,
         "MinistralForCausalLM": ministral,
         "Ministral3ForCausalLM": ministral3,
+        "Mistral3ForConditionalGeneration": mistral3,
         "SmolLM3ForCausalLM": smollm3,
         "ArceeForCausalLM": arcee,
         "SeedOssForCausalLM": seed_oss,

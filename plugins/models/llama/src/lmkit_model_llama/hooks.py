@@ -15,6 +15,7 @@ def lmkit_models() -> list[ModelSpec]:
                 "MistralForCausalLM",
                 "MinistralForCausalLM",
                 "Ministral3ForCausalLM",
+                "Mistral3ForConditionalGeneration",
                 "SmolLM3ForCausalLM",
                 "ArceeForCausalLM",
                 "SeedOssForCausalLM",

@@ -10,6 +10,7 @@ from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, MoECo
 if TYPE_CHECKING:
     from torch import Tensor
 
+NAMES = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 FFN = ".feed_forward"
 
 
@@ -80,7 +81,7 @@ def transposed_experts(cfg: DecoderConfig, weight: Tensor) -> Tensor:
 
 
 class Llama4(DecoderArchitecture):
-    configs = {"Llama4ForCausalLM": llama4}
-    models = {"Llama4ForCausalLM": "lmkit_model_llama4.model:Llama4"}
-    transforms = {"Llama4ForCausalLM": {"experts_up": transposed_experts, "experts_down": transposed_experts}}
-    options = {"Llama4ForCausalLM": heads}
+    configs = dict.fromkeys(NAMES, llama4)
+    models = dict.fromkeys(NAMES, "lmkit_model_llama4.model:Llama4")
+    transforms = {name: {"experts_up": transposed_experts, "experts_down": transposed_experts} for name in NAMES}
+    options = dict.fromkeys(NAMES, heads)

@@ -10,7 +10,7 @@ def lmkit_models() -> list[ModelSpec]:
             name="llama4",
             summary="Llama 4 (text)",
             target="lmkit_model_llama4.arch:Llama4",
-            architectures=("Llama4ForCausalLM",),
+            architectures=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
             features=frozenset({"causal", "chunked"}),
         ),
     ]
