@@ -3,8 +3,10 @@
     python bench/moe_speed.py [--shape mixtral-0.8b] [--shape qwen3-moe-0.7b] [--rows 8] [--tokens 24] [--rounds 5]
 
 The two alternate round by round; every round gives a ratio. transformers runs a bare loop of forward passes with its
-cache, once for each way it has to run experts. Prints tokens per second of all rows together, and the median and the
-spread of the ratios. Random weights: what experts the tokens choose is as uneven as chance.
+cache, once for each of `--experts`, the ways it has to run experts. (batched_mm copies the weights of every choice: the
+prompts of mixtral-0.8b take it minutes, so it runs only when it is named.) Prints tokens per second of all rows
+together, and the median and the spread of the ratios. Random weights: what experts the tokens choose is as uneven as
+chance. `--checkpoints` is where they are kept for the next time.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def transformers_run(directory: Path, experts: str) -> Run:
 
 def measure(shape: str, args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        directory = shaped_checkpoint(shape, Path(scratch) / "model")
+        directory = Path(args.checkpoints or scratch) / shape
+        if not (directory / "config.json").exists():
+            shaped_checkpoint(shape, directory)
         runs = {"lmkit": lmkit_run(directory, args.threads, args.prompt + args.tokens, args.rows)}
         runs |= {f"transformers {experts}": transformers_run(directory, experts) for experts in args.experts}
         found: dict[str, list[float]] = {name: [] for name in runs}
@@ -103,7 +107,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--experts", nargs="+", default=["grouped_mm", "batched_mm", "eager"])
+    parser.add_argument("--experts", nargs="+", default=["grouped_mm", "eager"])
+    parser.add_argument("--checkpoints", help="a folder")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for shape in args.shape or SHAPES:

@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import DeviceInfo, LinearSpec, PackedWeight, QuantFormat
-from lmkit.layers import LinearExperts, MoEConfig, ReferenceLinear, Router, TorchRowOps
+from lmkit.api import DeviceInfo, LinearSpec, PackedWeight, QuantFormat, Routing
+from lmkit.layers import LinearExperts, ReferenceLinear, TorchRowOps
 from lmkit.layers.build import Builder
 from lmkit.layers.linear import PLAIN, Linear, PlainFormat
 from lmkit.layers.moe import Experts
+from lmkit.layers.routing import choose
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -117,39 +118,37 @@ def test_linears_of_experts_may_have_different_formats() -> None:
     torch.testing.assert_close(doubled, 2 * plain(x, ids, weights))
 
 
-def router(**fields: Any) -> Router:
-    config = MoEConfig(**{"num_experts": 4, "top_k": 2, "size": 1, "layers": (True,), **fields})
-    return Router(config, D, torch.float32)
+def routing(**fields: Any) -> Routing:
+    return Routing(**{"top_k": 2, **fields})
 
 
 LOGITS = torch.tensor([[2.0, 1.0, 1.5, -1.0]])
 
 
-def chosen(made: Router) -> dict[int, float]:
-    ids, weights = made.choose(LOGITS)
+def chosen(made: Routing, correction: Tensor | None = None) -> dict[int, float]:
+    ids, weights = choose(LOGITS, correction, made)
     return dict(zip(ids[0].tolist(), weights[0].tolist(), strict=True))
 
 
 def test_softmax_and_sigmoid_scores() -> None:
     shares = LOGITS.softmax(-1)[0]
     both = float(shares[0] + shares[2])
-    assert chosen(router()) == pytest.approx({0: float(shares[0]) / both, 2: float(shares[2]) / both})
-    plain = chosen(router(renormalize=False, scale=2.0))
+    assert chosen(routing()) == pytest.approx({0: float(shares[0]) / both, 2: float(shares[2]) / both})
+    plain = chosen(routing(renormalize=False, scale=2.0))
     assert plain == pytest.approx({0: 2 * float(shares[0]), 2: 2 * float(shares[2])})
-    assert chosen(router(scoring="sigmoid", renormalize=False))[0] == float(LOGITS.sigmoid()[0, 0])
+    assert chosen(routing(scoring="sigmoid", renormalize=False))[0] == float(LOGITS.sigmoid()[0, 0])
 
 
 def test_a_correction_changes_the_choice_and_not_the_weights() -> None:
-    made = router(scoring="sigmoid", correction=True, renormalize=False)
-    assert made.correction is not None
-    made.correction.data = torch.tensor([0.0, 0.0, 0.0, 9.0])
-    assert chosen(made) == {3: float(LOGITS.sigmoid()[0, 3]), 0: float(LOGITS.sigmoid()[0, 0])}
+    made = routing(scoring="sigmoid", renormalize=False)
+    assert chosen(made, torch.tensor([0.0, 0.0, 0.0, 9.0])) == {
+        3: float(LOGITS.sigmoid()[0, 3]),
+        0: float(LOGITS.sigmoid()[0, 0]),
+    }
 
 
 def test_experts_come_from_the_best_groups() -> None:
     """Group 0 has the best expert; by its two best, group 0 (3.0) beats group 1 (0.5) too."""
-    assert set(chosen(router(num_groups=2, top_groups=1))) == {0, 1}
-    made = router(num_groups=2, top_groups=1, group_score="two best", scoring="sigmoid", correction=True)
-    assert made.correction is not None
-    made.correction.data = torch.tensor([-2.0, 0.0, 0.0, 1.0])
-    assert set(chosen(made)) == {2, 3}
+    assert set(chosen(routing(num_groups=2, top_groups=1))) == {0, 1}
+    made = routing(num_groups=2, top_groups=1, group_score="two best", scoring="sigmoid")
+    assert set(chosen(made, torch.tensor([-2.0, 0.0, 0.0, 1.0]))) == {2, 3}

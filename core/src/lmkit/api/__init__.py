@@ -91,6 +91,7 @@ from lmkit.api.operators import (
     PackedWeight,
     QuantFormat,
     QuantScheme,
+    Routing,
     RowOps,
 )
 from lmkit.api.params import Grammar, PoolingParams, PoolingTask, SamplingParams, Thinking

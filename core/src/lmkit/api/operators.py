@@ -139,6 +139,21 @@ class ExpertKernel(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router of a mixture turns logits into choices. Set by model descriptions, read by `RowOps.route`."""
+
+    top_k: int  # experts per token
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = True  # the weights of the chosen sum to 1
+    epsilon: float = 0.0  # added to the sum they are divided by
+    scale: float = 1.0  # of the weights
+    num_groups: int = 1  # experts come from the best groups
+    top_groups: int = 1
+    group_score: Literal["max", "two best"] = "max"
+    float32: bool = False  # logits are not rounded to the dtype of what they are made from
+
+
 class RowOps(Protocol):
     """What a model does between its linears and attention: operators that treat each row (token) by itself.
 
@@ -190,6 +205,15 @@ class RowOps(Protocol):
         """Turns the first 2 P entries of each head of x [T, H, D] in place.
 
         The pair of entry i is i + P, or its neighbour when interleaved.
+        """
+        ...
+
+    def route(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
+    ) -> tuple[Tensor, Tensor]:
+        """x [T, D], weight [E, D], bias [E] -> the experts chosen [T, K] int64, and their weights [T, K] like x.
+
+        Scores are those of the logits x W' + bias. `correction` [E] float32 is added to them for the choice only.
         """
         ...
 

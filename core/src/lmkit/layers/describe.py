@@ -13,6 +13,7 @@ from lmkit.api import (
     LinearSpec,
     ModelInfo,
     NormKind,
+    Routing,
     StateTensor,
     UnsupportedModel,
     WeightRule,
@@ -97,6 +98,13 @@ class MoEConfig:
     shared_size: int = 0  # intermediate size of the shared expert
     shared_gate: bool = False  # the shared expert's output is weighted by a sigmoid
     latent: int = 0  # size of what routed experts read and write, 0: the hidden size
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(
+            self.top_k, self.scoring, self.renormalize, self.epsilon, self.scale, self.num_groups, self.top_groups,
+            self.group_score, self.router_float32,
+        )  # fmt: skip
 
     def linears(self, cfg: DecoderConfig, i: int) -> list[LinearSpec]:
         """The linears of layer `i`, experts stacked along the output axis."""

@@ -110,9 +110,9 @@ class Experts(nn.Module):
 class Router(nn.Module):
     """hidden [T, D] -> the chosen experts [T, K] int64 and the weight of each [T, K]."""
 
-    def __init__(self, moe: MoEConfig, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, moe: MoEConfig, hidden_size: int, dtype: torch.dtype, rows: RowOps) -> None:
         super().__init__()
-        self.moe = moe
+        self.routing, self.rows = moe.routing, rows
         self.weight = nn.Parameter(torch.empty(moe.num_experts, hidden_size, dtype=dtype), requires_grad=False)
         bias = torch.empty(moe.num_experts, dtype=dtype)
         self.bias = nn.Parameter(bias, requires_grad=False) if moe.router_bias else None
@@ -120,32 +120,7 @@ class Router(nn.Module):
         self.correction = nn.Parameter(correction, requires_grad=False) if moe.correction else None
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        if self.moe.router_float32:
-            logits = F.linear(h.float(), self.weight.float(), None if self.bias is None else self.bias.float())
-        else:
-            logits = F.linear(h, self.weight, self.bias).float()
-        return self.choose(logits)
-
-    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """From logits [T, E] float32. A correction takes part in the choice only, not in the weights."""
-        moe = self.moe
-        scores = logits.sigmoid() if moe.scoring == "sigmoid" else logits.softmax(-1)
-        wanted = scores if self.correction is None else scores + self.correction
-        if moe.num_groups > 1:
-            wanted = self.best_groups(wanted)
-        ids = wanted.topk(moe.top_k, dim=-1, sorted=False).indices
-        weights = scores.gather(1, ids)
-        if moe.renormalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + moe.epsilon)
-        return ids, weights * moe.scale
-
-    def best_groups(self, wanted: Tensor) -> Tensor:
-        """Scores outside the best groups of experts do not count."""
-        moe = self.moe
-        groups = wanted.view(len(wanted), moe.num_groups, -1)
-        best = groups.amax(-1) if moe.group_score == "max" else groups.topk(2, dim=-1).values.sum(-1)
-        kept = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(moe.top_groups, dim=-1).indices, True)
-        return groups.masked_fill(~kept[..., None], 0.0 if moe.group_score == "max" else -torch.inf).flatten(1)
+        return self.rows.route(h, self.weight, self.bias, self.correction, self.routing)
 
 
 class MoE(nn.Module):
@@ -157,7 +132,7 @@ class MoE(nn.Module):
         super().__init__()
         moe = cfg.moe
         assert moe is not None
-        self.router = self.router_class(moe, cfg.hidden_size, ctx.dtype)
+        self.router = self.router_class(moe, cfg.hidden_size, ctx.dtype, ctx.rows)
         self.experts = ctx.experts(
             specs[f"{path}.experts.up"], specs[f"{path}.experts.down"], moe.activation or cfg.activation
         )
@@ -171,7 +146,7 @@ class MoE(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         ids, weights = self.router(h)
-        out = self.latent_out(self.experts(self.latent_in(h), ids, weights.to(h.dtype)))
+        out = self.latent_out(self.experts(self.latent_in(h), ids, weights))
         if self.shared is None:
             return out
         shared = self.shared(h)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmkit.api import DeviceInfo, DrawParams
+from lmkit.api import DeviceInfo, DrawParams, Routing
 from lmkit.layers.activations import activation
+from lmkit.layers.routing import choose
 from lmkit.sampling import blocks, truncate
 
 
@@ -66,6 +68,14 @@ class TorchRowOps:
         turned = left * cos - right * sin  # `left` may be `a` itself
         b.copy_(right * cos + left * sin)
         a.copy_(turned)
+
+    def route(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float32 if routing.float32 else x.dtype
+        logits = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)).float()
+        ids, weights = choose(logits, correction, routing)
+        return ids, weights.to(x.dtype)
 
     def argmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return blocks.argmax(x)

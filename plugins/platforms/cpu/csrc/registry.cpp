@@ -9,6 +9,7 @@
     X(attention)    \
     X(linear)       \
     X(experts)      \
+    X(route)        \
     X(rowops)       \
     X(sample)       \
     X(integer)

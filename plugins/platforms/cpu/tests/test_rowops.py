@@ -1,10 +1,11 @@
 """Native row-wise operators against torch's, in float64, on every instruction set of the machine."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
-from lmkit.api import DeviceInfo, PluginError
+from lmkit.api import DeviceInfo, PluginError, Routing
 from lmkit.layers import TorchRowOps
 from lmkit_platform_cpu.native import load
 from lmkit_platform_cpu.rowops import ACTIVATIONS, NativeRowOps
@@ -109,6 +110,71 @@ def test_embedding(ops: NativeRowOps, dtype: torch.dtype) -> None:
     assert torch.equal(ops.embed(torch.tensor([11, -1, 2]), weight).isnan().all(1), torch.tensor([True, True, False]))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate_that_limits_both(ops: NativeRowOps, dtype: torch.dtype) -> None:
+    x = (8 * torch.randn(3, 134)).to(dtype)
+    close(ops.gate(x, "swiglu_clamped"), torch_ops.gate(x.double(), "swiglu_clamped"), slack=4e-6)
+    x[1, 3] = x[2, 70] = torch.nan
+    assert ops.gate(x, "swiglu_clamped").isnan().sum() == 2
+
+
+ROUTINGS = [
+    Routing(2),
+    Routing(3, "sigmoid", renormalize=False, scale=2.5),
+    Routing(4, num_groups=4, top_groups=2, renormalize=False, float32=True),
+    Routing(4, "sigmoid", num_groups=4, top_groups=2, group_score="two best", epsilon=1e-20, float32=True),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+@pytest.mark.parametrize(("experts", "size", "tokens"), [(8, 1, 3), (12, 33, 1), (64, 128, 70), (4, 16, 0)])
+def test_routers(ops: NativeRowOps, dtype: torch.dtype, routing: Routing, experts: int, size: int, tokens: int) -> None:
+    """The experts that torch chooses, where the scores differ by more than rounding; the same weights."""
+    if experts // routing.num_groups < 2 and routing.group_score == "two best":
+        pytest.skip("groups of one expert have no two best")
+    x, weight = torch.randn(tokens, size + 3).to(dtype)[:, :size], (torch.randn(experts, size) / size**0.5).to(dtype)
+    bias, correction = torch.randn(experts).to(dtype), torch.rand(experts)
+    for b, c in ((None, None), (bias, None), (None, correction), (bias, correction)):
+        ids, weights = ops.route(x, weight, b, c, routing)
+        assert (ids.shape, ids.dtype, weights.dtype) == ((tokens, routing.top_k), torch.int64, dtype)
+        wide = replace(routing, float32=True)  # logits of float64 are not rounded
+        want_ids, want = torch_ops.route(x.double(), weight.double(), None if b is None else b.double(), c, wide)
+        if routing.float32 or dtype == torch.float32:
+            got = torch.zeros(tokens, experts).scatter(1, ids, weights.float())
+            torch.testing.assert_close(
+                got, torch.zeros(tokens, experts).scatter(1, want_ids, want.float()),
+                atol=1e-5 if dtype == torch.float32 else 1e-2, rtol=1e-5 if dtype == torch.float32 else 1e-2,
+            )  # fmt: skip
+        for row in range(min(tokens, 2)):
+            alone = ops.route(x[row : row + 1], weight, b, c, routing)
+            assert torch.equal(alone[0][0], ids[row])
+            assert torch.equal(alone[1][0], weights[row])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_routers_round_logits(ops: NativeRowOps, dtype: torch.dtype) -> None:
+    """To the type of x unless told otherwise; the first of equals is chosen."""
+    x, weight = torch.tensor([[1.0, 1.0]]).to(dtype), torch.tensor([[1.0, 0.0], [1.0, 1e-4], [-1.0, 0.0]]).to(dtype)
+    ids, _ = ops.route(x, weight, None, None, Routing(1))
+    assert ids.tolist() == [[1 if dtype == torch.float32 else 0]]
+    ids, _ = ops.route(x, weight, None, None, Routing(1, float32=True))
+    assert ids.tolist() == [[1]]
+
+
+def test_routers_show_what_is_not_finite(ops: NativeRowOps) -> None:
+    """In the weights of its own row; ids are experts all the same."""
+    for routing in ROUTINGS:
+        for bad in (torch.nan, torch.inf):
+            x, weight = torch.randn(3, 16), torch.randn(8, 16)
+            x[1, 2] = bad
+            ids, weights = ops.route(x, weight, None, None, routing)
+            assert ((ids >= 0) & (ids < 8)).all()
+            assert all(len(set(row)) == len(row) for row in ids.tolist())
+            assert not weights[[0, 2]].isnan().any()
+            assert weights[1].isnan().any()
+
+
 def test_a_row_does_not_depend_on_the_others(ops: NativeRowOps) -> None:
     x, weight = torch.randn(300, 130).bfloat16(), torch.randn(130).bfloat16()
     for run in (lambda x: ops.rms_norm(x, weight, 1e-5), lambda x: ops.gate(x, "silu")):
@@ -131,6 +197,13 @@ def test_what_does_not_fit_is_refused() -> None:
         lambda: ops.rotate(x[:, None], cos.bfloat16(), cos.bfloat16()),
         lambda: ops.rotate(x[:, None], torch.zeros(3, 5), torch.zeros(3, 5)),
         lambda: ops.embed(torch.zeros(3, dtype=torch.int32), x),
+        lambda: ops.route(x, torch.zeros(4, 7), None, None, Routing(2)),
+        lambda: ops.route(x, torch.zeros(4, 8).bfloat16(), None, None, Routing(2)),
+        lambda: ops.route(x, torch.zeros(4, 8), w, None, Routing(2)),
+        lambda: ops.route(x, torch.zeros(4, 8), None, w[:4].bfloat16(), Routing(2)),
+        lambda: ops.route(x, torch.zeros(4, 8), None, None, Routing(5)),
+        lambda: ops.route(x, torch.zeros(4, 8), None, None, Routing(1, num_groups=3)),
+        lambda: ops.route(x, torch.zeros(4, 8), None, None, Routing(1, num_groups=2, top_groups=3)),
         lambda: ops.angles(torch.zeros(3), w, 1.0),
     ]
     for call in calls:

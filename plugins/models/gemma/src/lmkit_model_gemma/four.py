@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lmkit.api import StepInputs
+from lmkit.api import RowOps, StepInputs
 from lmkit.layers import Decoder, MoE, Router
 from lmkit.layers.decoder import Angles, SandwichLayer
 from torch import Tensor, nn
@@ -16,8 +16,8 @@ from lmkit_model_gemma.per_layer import PerLayerBlock, PerLayerInputs, ValueNorm
 class GemmaRouter(Router):
     """Scales of its input and of each expert's weight."""
 
-    def __init__(self, moe: Any, hidden_size: int, dtype: torch.dtype) -> None:
-        super().__init__(moe, hidden_size, dtype)
+    def __init__(self, moe: Any, hidden_size: int, dtype: torch.dtype, rows: RowOps) -> None:
+        super().__init__(moe, hidden_size, dtype, rows)
         self.scale = nn.Parameter(torch.empty(hidden_size, dtype=dtype), requires_grad=False)
         self.per_expert_scale = nn.Parameter(torch.empty(moe.num_experts, dtype=dtype), requires_grad=False)
 
@@ -40,7 +40,7 @@ class GemmaExperts(MoE):
     def forward(self, y: Tensor, h: Tensor) -> Tensor:
         assert self.shared is not None
         ids, weights = self.router(self.router_norm(h))
-        routed = self.experts(self.experts_norm(h), ids, weights.to(h.dtype))
+        routed = self.experts(self.experts_norm(h), ids, weights)
         return self.experts_post_norm(routed) + self.shared_post_norm(self.shared(y))
 
 

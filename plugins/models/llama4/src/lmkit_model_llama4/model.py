@@ -32,7 +32,6 @@ class Llama4Experts(MoE):
     def forward(self, h: Tensor) -> Tensor:
         assert self.shared is not None
         ids, weights = self.router(h)
-        weights = weights.to(h.dtype)
         return self.experts(h * weights, ids, torch.ones_like(weights)).add_(self.shared(h))
 
 

@@ -6,7 +6,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import numpy as np
 import torch
-from lmkit.api import DeviceInfo, DrawParams, PluginError
+from lmkit.api import DeviceInfo, DrawParams, PluginError, Routing
 from lmkit.layers import TorchRowOps
 from torch import Tensor
 
@@ -17,6 +17,8 @@ ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "gelu_new": 2, "gel
 GATES = ACTIVATIONS | {"swiglu_clamped": 5}
 PIECE = 16384  # values of a row of logits per chunk, as in sample.inc
 CHUNK = 8192  # values per chunk: some microseconds
+WIDEST = 16  # floats of the widest vector
+ROUTED_EXPERTS, ROUTED_TOKENS, MOST_GROUPS = 4, 64, 64  # as in route.inc
 
 
 class EmbedArgs(Args):
@@ -57,6 +59,16 @@ class RotateArgs(Args):
         *((name, c_void_p) for name in ("x", "cos", "sin")),
         *((name, c_int64) for name in ("rows", "heads", "pairs", "step", "x_row", "x_head")),
         *((name, c_int32) for name in ("dtype", "interleaved")),
+    ]
+
+
+class RouteArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "weight", "bias", "correction", "scores", "wanted", "ids", "weights")),
+        *((name, c_int64) for name in ("tokens", "experts", "size", "x_row", "top_k", "stride")),
+        *((name, c_int64) for name in ("num_groups", "top_groups")),
+        *((name, c_int32) for name in ("dtype", "wide", "sigmoid", "two_best", "renormalize")),
+        *((name, c_float) for name in ("epsilon", "scale")),
     ]
 
 
@@ -179,6 +191,28 @@ class NativeRowOps(TorchRowOps):
         )  # fmt: skip
         self._run("rotate", args, heads * 2 * cos.shape[1])
 
+    def route(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
+    ) -> tuple[Tensor, Tensor]:
+        _check_route(x, weight, bias, correction, routing)
+        tokens, _, x_row, _ = _heads("route", x)
+        experts, stride = len(weight), -(-len(weight) // WIDEST) * WIDEST
+        scores, wanted = torch.empty(tokens * stride), torch.empty(tokens * stride)
+        ids = torch.empty((tokens, routing.top_k), dtype=torch.int64)
+        weights = torch.empty((tokens, routing.top_k), dtype=x.dtype)
+        args = RouteArgs(
+            x=x.data_ptr(), weight=weight.data_ptr(), bias=None if bias is None else bias.data_ptr(),
+            correction=None if correction is None else correction.data_ptr(), scores=scores.data_ptr(),
+            wanted=wanted.data_ptr(), ids=ids.data_ptr(), weights=weights.data_ptr(), tokens=tokens, experts=experts,
+            size=x.shape[1], x_row=x_row, top_k=routing.top_k, stride=stride, num_groups=routing.num_groups,
+            top_groups=routing.top_groups, dtype=DTYPES[x.dtype], wide=routing.float32,
+            sigmoid=routing.scoring == "sigmoid", two_best=routing.group_score == "two best",
+            renormalize=routing.renormalize, epsilon=routing.epsilon, scale=routing.scale,
+        )  # fmt: skip
+        args.chunks[:2] = -(-experts // ROUTED_EXPERTS) * -(-tokens // ROUTED_TOKENS), tokens
+        self.native.run("route", args)
+        return ids, weights
+
     def argmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._sample("argmax", x)
 
@@ -222,6 +256,19 @@ def _heads(what: str, x: Tensor) -> tuple[int, int, int, int]:
     if x.dim() == 2:
         return x.shape[0], 1, x.stride(0), 0
     return x.shape[0], x.shape[1], x.stride(0), x.stride(1)
+
+
+def _check_route(x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> None:
+    given = [x, weight, *(t for t in (bias, correction) if t is not None)]
+    experts, groups = len(weight), routing.num_groups
+    _require(x.dim() == 2 and x.dtype in DTYPES and weight.shape == (experts, x.shape[1]), "route", *given)
+    _require(all(t.is_contiguous() and t.shape[:1] == (experts,) for t in given[1:]), "route", *given)
+    _require(weight.dtype == x.dtype and (bias is None or bias.dtype == x.dtype), "route", *given)
+    _require(correction is None or correction.dtype == torch.float32, "route", *given)
+    _require(all(t.dim() == 1 for t in given[2:]) and 0 < routing.top_k <= experts, "route", *given)
+    size = experts // max(groups, 1)
+    fits = 0 < groups <= MOST_GROUPS and size * groups == experts and 0 < routing.top_groups <= groups
+    _require(fits and (groups == 1 or size >= 2 or routing.group_score == "max"), "route", *given)
 
 
 def _require(ok: bool, what: str, *tensors: Tensor) -> None:
