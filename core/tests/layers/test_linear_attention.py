@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import StateBatch
 from lmkit.layers.linear_attention import CHUNK, gated_delta_rule, lightning_attention, rg_lru
+from lmkit.layers.selective import selective_scan, ssd
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -56,6 +57,37 @@ def lru(t: Rows, state: Tensor, rows: StateBatch, positions: Tensor) -> Tensor:
     return rg_lru(t["x"], t["gate"], t["forget"], state, rows, positions)
 
 
+FORGET = -torch.rand(K, V, generator=torch.Generator().manual_seed(0)) * 8
+FADE, SKIP = torch.tensor([-1e-4, -0.5, -4.0, -40.0]), torch.linspace(-1, 2, K)
+
+
+def selective(t: Rows, state: Tensor, rows: StateBatch, positions: Tensor) -> Tensor:
+    b, c = t["v"][:, :2].unbind(1)
+    return selective_scan(t["x"], t["gate"], FORGET, b, c, SKIP, state, rows)
+
+
+def duality(t: Rows, state: Tensor, rows: StateBatch, positions: Tensor) -> Tensor:
+    return ssd(t["v"], t["beta"], FADE, t["k"][:, :2], t["q"][:, :2], SKIP[:HEADS], state, rows)
+
+
+def selective_recurrence(t: Rows) -> tuple[Tensor, Tensor]:
+    s, out = torch.zeros(K, V, dtype=torch.float64), []
+    for x, dt, (b, c) in zip(t["x"], t["gate"], t["v"][:, :2], strict=True):
+        s = s * (dt[:, None] * FORGET.double()).exp() + (dt * x)[:, None] * b
+        out.append(s @ c + SKIP.double() * x)
+    return torch.stack(out), s
+
+
+def duality_recurrence(t: Rows) -> tuple[Tensor, Tensor]:
+    """Two groups of keys and queries serve two heads each."""
+    k, q = (t[name][:, :2].repeat_interleave(2, 1) for name in "kq")
+    s, out = torch.zeros(HEADS, V, K, dtype=torch.float64), []
+    for i, (x, dt) in enumerate(zip(t["v"], t["beta"], strict=True)):
+        s = s * (dt * FADE.double()).exp()[:, None, None] + torch.einsum("h,hv,hk->hvk", dt, x, k[i])
+        out.append(torch.einsum("hvk,hk->hv", s, q[i]) + SKIP[:HEADS].double()[:, None] * x)
+    return torch.stack(out), s
+
+
 def delta_recurrence(t: Rows, name: str = "decay") -> tuple[Tensor, Tensor]:
     q, k = (F.normalize(t[name][:, :2].repeat_interleave(2, 1), dim=-1) for name in "qk")
     s, out = torch.zeros(HEADS, K, V, dtype=torch.float64), []
@@ -89,6 +121,8 @@ CASES = {
     "channels": (channels, partial(delta_recurrence, name="decays"), (HEADS, K, V)),
     "lightning": (lightning, lightning_recurrence, (HEADS, K, V)),
     "lru": (lru, lru_recurrence, (K,)),
+    "selective": (selective, selective_recurrence, (K, V)),
+    "duality": (duality, duality_recurrence, (HEADS, V, K)),
 }
 
 
