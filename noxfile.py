@@ -56,14 +56,17 @@ def tests(session: nox.Session) -> None:
 def parsers(session: nox.Session) -> None:
     """Tool and reasoning formats: recorded outputs at every split, real calls, broken outputs, cost per token."""
     install(session)
-    session.run("pytest", "-q", "tests/parsers", *session.posargs)
+    session.run("pytest", "-q", "tests/parsers", *session.posargs, env={"LMKIT_FUZZ": "2000"})
 
 
 @nox.session
 def parsers_long(session: nox.Session) -> None:
-    """100,000 random and mutated outputs of every format, and work linear in a megabyte of text."""
+    """100,000 random and mutated outputs of every format on all cores (half an hour of one), and work linear in a
+    megabyte of text."""
     install(session)
-    session.run("pytest", "-q", "tests/parsers/test_fuzz.py", *session.posargs, env={"LMKIT_FUZZ": "100000"})
+    session.install("-q", "pytest-xdist")
+    fuzz = ["-v", "-n", "auto", "tests/parsers/test_fuzz.py"]
+    session.run("pytest", *fuzz, *session.posargs, env=ONE_THREAD | {"LMKIT_FUZZ": "100000"})
     session.run("pytest", "-q", "tests/parsers/test_linear.py", *session.posargs, env={"LMKIT_LINEAR": "1000000"})
     session.run("pytest", "-q", "plugins/tool_parsers", "-k", "linear", *session.posargs)
 
