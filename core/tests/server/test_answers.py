@@ -215,6 +215,18 @@ async def test_tools_that_cannot_work_are_refused(connect: Any) -> None:
     assert response.json()["error"]["param"] == "reasoning_effort"
 
 
+async def test_an_effort_turns_thinking_on_or_off(connect: Any) -> None:
+    llm = scripted("a")
+    llm.text = replace(llm.text, renderer=Renderer("{{ messages[0].content }}{{ enable_thinking }}", {}))
+    for effort, prompt in (("none", "False"), ("low", "True"), ("max", "True"), ("banana", None)):
+        body = HELLO | {"reasoning_effort": effort, "return_token_ids": True}
+        answer = (await connect(llm).post("/v1/chat/completions", json=body)).json()
+        if prompt is None:
+            assert answer["error"]["param"] == "reasoning_effort"
+        else:
+            assert llm.text.tokenizer.decode(answer["prompt_token_ids"]).endswith(prompt)
+
+
 async def test_too_many_choices(connect: Any) -> None:
     response = await connect(scripted("a")).post("/v1/completions", json={"prompt": ["x"] * 100, "n": 2})
     assert response.status_code == 400

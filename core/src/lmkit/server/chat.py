@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec import structs
 
-from lmkit.api import Reasoning, SamplingParams, Text, ToolArgs, ToolDef, ToolStart
+from lmkit.api import InvalidParam, Reasoning, SamplingParams, Text, ToolArgs, ToolDef, ToolStart
 from lmkit.server.errors import UnsupportedField
 from lmkit.server.generate import Choice, Generation, GenerationFailed, check_prompt, expand, make_request, new_id
 from lmkit.server.schema import ChatRequest
@@ -19,6 +19,8 @@ from lmkit.text.stream import Finish, Logprobs, OutputEvent
 
 if TYPE_CHECKING:
     from lmkit.server.app import Backend
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -164,6 +166,8 @@ class Chat:
         switch = next((s for s in (*named, "enable_thinking", "thinking") if s in options), None)
         if switch is None:
             raise UnsupportedField("reasoning_effort", "the chat template of this model knows no reasoning effort")
+        if r.reasoning_effort not in EFFORTS:
+            raise InvalidParam("reasoning_effort", r.reasoning_effort, f"one of {', '.join(EFFORTS)}")
         return {switch: r.reasoning_effort != "none", **kwargs}
 
     def _constrained(

@@ -235,15 +235,18 @@ class JsonCallReader:
         is_arguments = self._body.keyed or self._key in self._body.arguments
         if is_arguments and c == "{" and self._name and not self._finished:
             self._arguments = ArgumentsReader(self._sink, self._name, self._id)
-        elif c not in ('{"n' if is_arguments else _JSON_BEGINS):
+        elif c not in ('{"n' if is_arguments else '"' if self._is_name_key() else _JSON_BEGINS):
             self.state = "bad"
-        elif self._key in self._body.name and not is_arguments and (plain := _PLAIN_TEXT.match(text, at)):
+        elif self._is_name_key() and not is_arguments and (plain := _PLAIN_TEXT.match(text, at)):
             self._place = "member"
             self._take_name(plain[1])
             return plain.end()
         else:
             self._value = JsonReader()
         return at
+
+    def _is_name_key(self) -> bool:
+        return not self._body.keyed and self._key in self._body.name
 
     def _feed_arguments(self, text: str, at: int) -> int:
         reader = self._arguments

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from lmkit.api import (
     ChannelFormat,
@@ -45,10 +46,10 @@ _GAPS = ("", " ", "\n", "\n ", "\n  ", "\n    ", "\n\t", "\r\n", "\r\n  ")
 _MAX_WARNINGS = 100  # of broken calls in one output
 _CLOSERS = BLANKS + ",]})"  # what may follow a finished call when the output ends early
 
-
-# by the brackets that may begin a JSON body: such a bracket, and no way to go on behind it
-_NO_JSON = {"{": r'\{[ \t\r\n]*+(?=[^"} \t\r\n])', "[": r"\[[ \t\r\n]*+(?=[^{\] \t\r\n])"}
-_NO_JSON["{["] = "|".join(_NO_JSON.values())
+_B = r"[ \t\r\n]*+"
+# what follows a bracket is wrong, or a name is no text
+_NO_OBJECT, _NO_LIST = rf'\{{{_B}(?=[^"}} \t\r\n])', rf"\[{_B}(?=[^{{\] \t\r\n])"
+_NO_NAME = rf'\{{{_B}"(?:NAME)"{_B}:{_B}(?=[^" \t\r\n])'
 
 AnyFormat = ToolFormat | ReasoningFormat | ChannelFormat | ParserFormat
 
@@ -178,7 +179,7 @@ class ToolParser:
         self._only_json = len(json_bodies) == len(self._bodies)
         self._json_body = (*json_bodies, *self._bodies)[0]
         self._other_body = next((b for b in self._bodies if not isinstance(b, JsonCalls)), self._bodies[0])
-        self._no_json = re.compile(_NO_JSON[_first_chars(self._json_body)]) if self._only_json else None
+        self._no_json = _no_call(self._json_body) if isinstance(self._json_body, JsonCalls) else None
         self._sink = CallSink(fmt.id_length)
         self._bare = "".join(_first_chars(b) for b in self._bodies) if fmt.bare else ""
         opens = fmt.open if fmt.loose or not fmt.section else ()
@@ -343,7 +344,7 @@ class ToolParser:
                 self._was_read = True
                 self._break("a tool call is malformed")
                 return at
-            if self._no_json is not None and (wrong := self._no_json.match(text, first)):
+            if self._only_json and self._no_json is not None and (wrong := self._no_json.match(text, first)):
                 self._was_read = True
                 self._raw.append(text[at : wrong.end()])
                 self._break("a tool call is malformed")
@@ -449,6 +450,15 @@ def _bare_texts(body: object) -> tuple[str, ...]:
     brackets = {"one": ("{",), "list": ("[{",), "any": ("{", "[{")}[body.many]
     keys = (*body.name, *body.arguments, *body.id, "type")
     return tuple(f'{b}{gap}"{key}"' for b in brackets for gap in _GAPS for key in keys)
+
+
+@lru_cache(maxsize=256)
+def _no_call(body: JsonCalls) -> re.Pattern[str]:
+    """How a body begins that is wrong from its start, up to the place where a reader would find that out."""
+    first = _first_chars(body)
+    name = _NO_NAME.replace("NAME", "|".join(map(re.escape, body.name)))
+    wrong = [_NO_OBJECT if "{" in first else "", _NO_LIST if "[" in first else ""]
+    return re.compile("|".join(filter(None, [*wrong, name if "{" in first and not body.keyed else ""])))
 
 
 def _first_chars(body: object) -> str:

@@ -30,6 +30,8 @@ def backend() -> XGrammar:
         {"type": "array", "uniqueItems": True},
         {"type": "string", "format": "email"},
         {"type": "string", "pattern": "(?=a)"},
+        {"type": "string", "pattern": "a$b"},
+        {"type": "string", "pattern": "(^a|b)"},
         {"type": "string", "pattern": "a", "maxLength": 3},
         {"enum": ["a", 3], "maxLength": 1},
         {"oneOf": [{"type": "string"}, {"type": "integer"}]},
@@ -43,6 +45,17 @@ def backend() -> XGrammar:
 def test_what_would_not_be_enforced_is_refused(backend, schema):
     with pytest.raises(GrammarError):
         backend.compile(Grammar("json_schema", json.dumps(schema)))
+
+
+@pytest.mark.parametrize("regex", ["a$b", "(a+)+$(a+)+$", "a^", "^a|^b"])
+def test_anchors_that_would_be_passed_over_are_refused(backend, regex):
+    with pytest.raises(GrammarError, match="start of a pattern only"):
+        backend.compile(Grammar("regex", regex))
+
+
+@pytest.mark.parametrize("regex", ["^a$", r"a\$b", "[$^]b", "a[^b]"])
+def test_other_signs_of_the_kind_are_not(backend, regex):
+    backend.compile(Grammar("regex", regex))
 
 
 def test_structural_tags(backend):

@@ -11,7 +11,7 @@ import torch
 import xgrammar
 from lmkit.api import Grammar, GrammarError, Vocabulary
 
-from lmkit_grammar_xgrammar.schema import check
+from lmkit_grammar_xgrammar.schema import check, check_anchors
 
 MAX_DEPTH = 64
 MAX_CHOICES = 10_000
@@ -58,6 +58,7 @@ class XGrammar:
             case "regex":
                 if "(?" in grammar.source:
                     raise GrammarError("groups that begin with (? are not supported")
+                check_anchors(grammar.source)
                 return compiler.compile_regex(grammar.source)
             case "choice":
                 return compiler.compile_grammar(_choice(grammar.source))

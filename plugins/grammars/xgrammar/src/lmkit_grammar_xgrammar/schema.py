@@ -28,6 +28,13 @@ _NEEDS = {
 }
 
 
+def check_anchors(pattern: str) -> None:
+    """Raises GrammarError where the library would pass over an anchor."""
+    bare = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "x", pattern, flags=re.DOTALL)
+    if "^" in bare[1:] or "$" in bare[:-1]:
+        raise GrammarError("^ is supported at the start of a pattern only, and $ at its end")
+
+
 def check(schema: object) -> None:
     """Raises GrammarError for what would not be enforced."""
     if isinstance(schema, bool):
@@ -61,6 +68,7 @@ def _check_part(part: Mapping[str, Any]) -> None:
             raise GrammarError("pattern beside minLength or maxLength is not supported")
         if re.search(r"\\[^dDwWsS.^$*+?()\[\]{}|/\\-]|\(\?", str(part["pattern"])):
             raise GrammarError("this pattern is not supported: groups with ?, classes and references by \\")
+        check_anchors(str(part["pattern"]))
     reference = part.get("$ref")
     if reference is not None and not (isinstance(reference, str) and reference.startswith("#/")):
         raise GrammarError("$ref is supported to definitions in the schema only")
