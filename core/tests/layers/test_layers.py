@@ -81,6 +81,15 @@ def test_yarn_extends_the_length() -> None:
     assert rope_length(100, PLAIN) == 100
 
 
+def test_dual_chunk_attention_is_full_attention_in_the_first_chunk() -> None:
+    chunks = {"dual_chunk_attention_config": {"chunk_size": 100, "local_size": 20}}
+    assert [ConfigReader(chunks).length(n) for n in (50, 1000)] == [50, 80]
+    assert ConfigReader({}).length(1000) == 1000
+    for wrong in ({"chunk_size": 20, "local_size": 20}, {"chunk_size": 100}, 5):
+        with pytest.raises(UnsupportedModel):
+            ConfigReader({"dual_chunk_attention_config": wrong}).length(1000)
+
+
 def test_norm_is_computed_in_float32() -> None:
     norm = RMSNorm(64, 1e-5, torch.bfloat16, ROWS)
     norm.weight.data = torch.rand(64).bfloat16()

@@ -360,7 +360,7 @@ def usual_config(r: ConfigReader, *, max_positions: Any = REQUIRED, **given: Any
         "num_kv_heads": lambda: r.integer("num_key_value_heads", r.integer("num_attention_heads")),
         "head_dim": lambda: r.integer("head_dim", r.integer("hidden_size") // r.integer("num_attention_heads")),
         "windows": lambda: (None,) * r.layers(),
-        "max_length": lambda: rope_length(r.integer("max_position_embeddings", max_positions), rope),
+        "max_length": lambda: r.length(rope_length(r.integer("max_position_embeddings", max_positions), rope)),
         "norm_eps": lambda: r.number("rms_norm_eps", 1e-6),
         "activation": lambda: r.activation(),
         "rope": lambda: rope,

@@ -152,6 +152,17 @@ class ConfigReader:
             raise UnsupportedModel("architectures", names, ", ".join(known))
         return str(names[0])
 
+    def length(self, positions: int) -> int:
+        """Of `positions` those that full attention may serve: dual chunk attention (arXiv 2402.17463) equals it within
+        the first chunk, and is not implemented beyond."""
+        if self.config.get("dual_chunk_attention_config") is None:
+            return positions
+        chunks = self.nested("dual_chunk_attention_config")
+        first = chunks.integer("chunk_size") - chunks.integer("local_size")
+        if first < 1:
+            raise UnsupportedModel("dual_chunk_attention_config.local_size", -first, "less than chunk_size")
+        return min(positions, first)
+
     def numbers(self, key: str, size: int | None = None) -> list[float]:
         """A list of positive numbers."""
         value = self._get(key, REQUIRED)

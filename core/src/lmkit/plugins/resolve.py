@@ -195,7 +195,8 @@ class Resolver:
         try:
             info: ModelInfo = call(f"{choice.target}.describe", target.describe, checkpoint.config)
         except UnsupportedModel as e:
-            if name != native and (like := nearest(native, known)):
+            families = {_family(architecture): architecture for architecture in known}
+            if name != native and (like := families.get(nearest(_family(native), families) or "")):
                 e.fix = f"{e.fix}; nearest of lmkit's own families: {like}"
             raise
         self.info = replace(info, pooler=complete_pooler(info, checkpoint, task))
@@ -521,6 +522,11 @@ def describe(choice: Choice) -> str:
     part = f"[{choice.component}]" if choice.component else ""
     refused = ", ".join(f"{r.name} {'/'.join(x.code for x in r.reasons)}" for r in choice.refused)
     return f"{choice.kind}{part}={choice.name} ({choice.why}{'; refused: ' + refused if refused else ''})"
+
+
+def _family(architecture: str) -> str:
+    """What an architecture's name begins with: LlamaForCausalLM -> Llama."""
+    return architecture.partition("For")[0]
 
 
 def _ints(value: object) -> list[int]:

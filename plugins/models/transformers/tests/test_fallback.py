@@ -89,7 +89,7 @@ def test_a_mask_that_is_no_window_is_noticed() -> None:
     """Of whatever kind the mask is: the need says what a token sees, or the model is refused."""
     from lmkit.api import AttnNeed
     from lmkit_model_transformers.probe import _agrees
-    from lmkit_model_transformers.skeleton import Mask
+    from lmkit_model_transformers.routing import Mask
     from transformers import masking_utils as masks
 
     whole, window = AttnNeed(8, 1, 1), AttnNeed(8, 1, 1, window=7)
@@ -120,7 +120,10 @@ def test_a_tensor_too_few_is_named(folder: Path, tmp_path: Path) -> None:
         ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "attention interface"),
         ({"architectures": ["StrangeForCausalLM"]}, "no such language model"),
         ({"architectures": ["StrangeForCausalLM"], "auto_map": {"AutoModel": "x.Y"}}, "never run"),
-        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "no such language model"),
+        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "an encoder beside its decoder"),
+        ({"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}, "an encoder beside"),
+        ({"architectures": ["BartForConditionalGeneration"], "is_encoder_decoder": True}, "cross attention"),
+        ({"architectures": ["Blip2ForConditionalGeneration"], "model_type": "blip-2"}, "no such language model"),
         ({"architectures": ["DogeForCausalLM"], "model_type": "doge", **SMALL}, "computes with its mask"),
         ({"architectures": ["BertLMHeadModel"], "model_type": "bert", **SMALL}, "set is_decoder"),
         ({"architectures": ["HrmTextForCausalLM"], "model_type": "hrm_text", **SMALL}, "shares"),

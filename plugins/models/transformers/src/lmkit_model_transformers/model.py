@@ -10,7 +10,8 @@ from lmkit.api import BuildContext, ModelInfo, PluginError, StepInputs
 from torch import Tensor, nn
 
 from lmkit_model_transformers.probe import need_of
-from lmkit_model_transformers.skeleton import Skeleton, connect
+from lmkit_model_transformers.routing import connect
+from lmkit_model_transformers.skeleton import Skeleton
 
 
 class TransformersModel(nn.Module):

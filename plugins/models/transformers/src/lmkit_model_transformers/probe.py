@@ -10,7 +10,8 @@ import torch
 from lmkit.api import AttnNeed, LayerInfo, LmkitError
 from torch import Tensor, nn
 
-from lmkit_model_transformers.skeleton import ASKING, Mask, Skeleton, connect, refuse
+from lmkit_model_transformers.routing import ASKING, Mask, connect
+from lmkit_model_transformers.skeleton import Skeleton, refuse
 from lmkit_model_transformers.stored import Stored
 
 TOKENS = 3

@@ -15,15 +15,11 @@ import transformers
 from lmkit.api import UnsupportedModel
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from lmkit_model_transformers.routing import ASKING, NAME
 from lmkit_model_transformers.stored import Stored, stored_weights
-
-NAME = "lmkit"  # of our attention in the library's registry, for which it makes no masks
-ASKING = "lmkit_asking"  # the same, with a Mask that says what the code wants
 
 
 def refuse(architecture: str, reason: str) -> UnsupportedModel:
@@ -36,6 +32,9 @@ def make_config(text: str) -> tuple[Any, Any]:
     names = data.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     kind: Any = getattr(transformers, architecture, None)
+    own = getattr(getattr(kind, "config_class", None), "is_encoder_decoder", False)
+    if data.get("is_encoder_decoder", own):
+        raise refuse(architecture, "it has an encoder beside its decoder, and cross attention is not implemented")
     known = architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or architecture.endswith("ForCausalLM")
     if not known or architecture.endswith("ForConditionalGeneration") or not isinstance(kind, type):
         remote = " (its code comes with the checkpoint, and such code is never run)" if data.get("auto_map") else ""
@@ -59,8 +58,6 @@ class Skeleton:
     def __init__(self, text: str, dtype: torch.dtype, attention: str = NAME) -> None:
         kind, self.config = make_config(text)
         self.architecture = kind.__name__
-        if self.config.is_encoder_decoder:
-            raise refuse(self.architecture, "it has an encoder")
         if not kind._supports_attention_backend:
             raise refuse(self.architecture, "its attention does not go through the library's attention interface")
         if getattr(kind, "_is_stateful", False):
@@ -136,45 +133,6 @@ class Recall(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Recalled:
         return Recalled(last_hidden_state=self.hidden)
-
-
-class Mask:
-    """What the library's code wants a token to see: `sees(batch, head, query, key)` of positions."""
-
-    def __init__(self, mask_function: Any, **_: Any) -> None:
-        self.sees = mask_function
-
-    def __getattr__(self, name: str) -> Any:
-        raise TypeError("it computes with its mask")
-
-    def __getitem__(self, index: Any) -> Any:
-        raise TypeError("it computes with its mask")
-
-
-class Route:
-    """Where the calls of one module go: `call(name, q, k, v, mask, kwargs)` -> [tokens, heads, v_dim]."""
-
-    def __init__(self, name: str, module: nn.Module, call: Any) -> None:
-        self.name, self.call = name, call
-        self.causal = getattr(module, "is_causal", True)
-
-
-def connect(body: nn.Module, call: Any) -> None:
-    """Whatever module of `body` attends calls `call` from now on."""
-    for name, module in body.named_modules():
-        object.__setattr__(module, "lmkit_route", Route(name, module, call))
-
-
-def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-    """[1, heads, tokens, dim] each -> [1, tokens, heads, v_dim]."""
-    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    route: Any = module.lmkit_route
-    return route.call(route.name, q, k, v, mask, {"is_causal": route.causal, **kwargs})[None], None
-
-
-for name in (NAME, ASKING):
-    ALL_ATTENTION_FUNCTIONS.register(name, _attend)
-ALL_MASK_ATTENTION_FUNCTIONS.register(ASKING, Mask)
 
 
 @contextmanager
