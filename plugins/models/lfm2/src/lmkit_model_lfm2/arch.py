@@ -93,7 +93,7 @@ class Lfm2(DecoderArchitecture):
     configs = {"Lfm2ForCausalLM": lfm2, "Lfm2MoeForCausalLM": lfm2_moe}
     models = dict.fromkeys(configs, "lmkit_model_lfm2.model:Lfm2Model")
     targets = {
-        "conv": "layers.{i}.attn.conv",
-        "conv_in": ("layers.{i}.attn.in_proj", "*"),
-        "conv_out": "layers.{i}.attn.out_proj",
+        "conv": "{mixer}.conv",
+        "conv_in": ("{mixer}.in_proj", "*"),
+        "conv_out": "{mixer}.out_proj",
     }
