@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from lmkit import LLM, SamplingParams
+from lmkit.api import ConfigError
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
 from lmkit.plugins.resolve import resolve
 from lmkit.testing import ArchitectureConformance
@@ -73,6 +74,16 @@ def test_greedy_tokens(architecture: str, plugin: str, tmp_path: Path) -> None:
             outputs = llm.generate(prompts(), PARAMS, progress=False)
             assert [output.token_ids for output in outputs] == expected, f"{attempt=}"
         assert any(output.num_cached for output in outputs) == cached
+        paged = bool(llm.info.kv_groups())
+    if recurrent and paged:  # the state after whole blocks of prompts is kept where it is asked for
+        with engine(tmp_path, impl, prefix_cache=True) as llm:
+            for attempt in range(2):
+                outputs = llm.generate(prompts(), PARAMS, progress=False)
+                assert [output.token_ids for output in outputs] == expected, f"{attempt=}"
+            assert [output.num_cached for output in outputs] == [4, 20, 36, 36]
+    elif recurrent:
+        with pytest.raises(ConfigError, match="no layer has attention"):
+            engine(tmp_path, impl, prefix_cache=True)
     with engine(tmp_path, impl, num_blocks=48 if recurrent else 256, prefix_cache=False) as llm:
         outputs = llm.generate(prompts(), PARAMS, progress=False)
         assert [output.token_ids for output in outputs] == expected

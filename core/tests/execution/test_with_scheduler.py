@@ -114,7 +114,7 @@ def test_every_token_is_right(seed: int) -> None:
     recurrent = RECURRENT in layers
     limits = SchedLimits(
         max_tokens=rng.choice([3, 8, 40]), max_rows=rng.choice([1, 3, 8]), max_length=MAX_LENGTH, eos_token_ids=(0,),
-        prefix_cache=rng.random() < 0.7 and not recurrent, depth=depth,
+        prefix_cache=rng.random() < 0.7, depth=depth,
         lookahead=rng.choice([0, 3]) if depth == 1 and not recurrent else 0,
     )  # fmt: skip
     specs = tuple(toy_model(block_size, layers).info.kv_specs(block_size, "float32"))

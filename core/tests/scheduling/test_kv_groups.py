@@ -127,10 +127,46 @@ def test_a_request_holds_one_state():
     assert third.unsent()[1] == [1]
 
 
-@pytest.mark.parametrize("limit", [{"prefix_cache": True}, {"prefix_cache": False, "lookahead": 2}])
-def test_state_can_be_neither_shared_nor_taken_back(limit):
+def test_state_cannot_be_taken_back():
     with pytest.raises(ConfigError, match="recurrent state"):
-        Stepper(hash_kv(9, 4, (None, RECURRENT)), **limit)
+        Stepper(hash_kv(9, 4, (None, RECURRENT)), prefix_cache=False, lookahead=2)
+
+
+def test_a_copy_of_the_state_is_kept_where_whole_blocks_of_a_prompt_end():
+    s = Stepper(hash_kv([12, 4], 4, (None, RECURRENT)), max_tokens=16)
+    prompt = list(range(10, 20))
+    s.add("a", prompt, 4)
+    first, second = s.step(), s.step()
+    assert [(row.start, row.num_tokens) for plan in (first, second) for row in plan.rows] == [(0, 8), (8, 2)]
+    assert (first.zero, first.copies) == ([(1, 1)], [])
+    assert (second.zero, second.copies) == ([], [(1, 1, 2)])  # before the row goes on
+    s.add("b", [*prompt[:8], 1, 2, 3, 4, 5, 6], 2)
+    plan = s.step()
+    assert (plan.zero, plan.copies) == ([], [(1, 2, 3)])
+    assert [(row.id, row.start, row.num_tokens) for row in plan.rows] == [("a", 10, 1), ("b", 8, 4)]
+    s.run()
+    for rid, ids, num in (("a", prompt, 4), ("b", [*prompt[:8], 1, 2, 3, 4, 5, 6], 2)):
+        assert s.tokens(rid) == expected_tokens(s.executor.model, ids, make_request(rid, ids, num).params)
+
+
+def test_no_state_is_kept_where_all_are_in_use():
+    s = Stepper(hash_kv([12, 2], 4, (None, RECURRENT)), max_tokens=16)
+    s.add("a", list(range(10)), 2)
+    assert [s.step().copies for _ in range(3)] == [[], [], []]
+    s.run()
+    s.add("b", list(range(10)), 2)
+    assert s.step().zero == [(1, 1)]  # the blocks of its keys are found, but no state
+
+
+def test_kept_states_give_way_to_rows():
+    s = Stepper(hash_kv([40, 3], 4, (None, RECURRENT)), max_tokens=32)
+    s.add("a", list(range(10)), 1)
+    s.run()
+    for rid in "bc":  # both states are taken
+        s.add(rid, [90, *range(9)], 2)
+    s.run()
+    s.add("d", list(range(10)), 1)
+    assert s.step().copies == []
 
 
 def test_a_new_row_finds_zeros():

@@ -165,7 +165,7 @@ class ModelInfo:
 
     @property
     def recurrent(self) -> tuple[int, ...]:
-        """Layers that keep recurrent state: it cannot be taken back to an earlier token, nor shared by prefixes."""
+        """Layers that keep recurrent state: it cannot be taken back to an earlier token."""
         return tuple(layer.index for layer in self.layers if layer.state)
 
     def kv_groups(self) -> list[tuple[AttnNeed, tuple[int, ...]]]:

@@ -122,7 +122,7 @@ def _show(found: dict[str, Any], console: Console) -> None:
             heads = f"{group['q_heads']} query and {group['kv_heads']} KV heads of {group['head_dim']}"
             table.add_row("attention", f"{group['layers']} layers: {heads}{window}")
         if found["recurrent"]:
-            table.add_row("recurrent state", f"{found['recurrent']} layers; no prefix cache, no drafts")
+            table.add_row("recurrent state", f"{found['recurrent']} layers; no drafts, prefix cache where asked for")
     table.add_row("quantization", found["quantization"] or "none")
     if (parts := found.get("memory")) is not None:
         sizes = {name: format_size(parts[name]) for name in ("total", "weights", "activations", "kv")}

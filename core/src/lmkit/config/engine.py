@@ -61,7 +61,8 @@ class CacheConfig:
     num_blocks: Annotated[int | None, "exact number of KV blocks, instead of a memory budget", Limits(2)] = None
     dtype: Annotated[str, "auto (the model's), or a dtype the attention backend declares", Flag("kv-dtype")] = "auto"
     prefix_cache: Annotated[
-        bool | None, "reuse KV blocks of equal prompt prefixes; default: where the model allows it"
+        bool | None,
+        "reuse KV blocks of equal prompt prefixes; default: where the model allows it and keeps no recurrent state",
     ] = None
 
 

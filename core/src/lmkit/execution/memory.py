@@ -109,14 +109,16 @@ def plan_kv(
     `max_rows` rows of that length can use. Without `causal` a prompt holds blocks for one step only, so "auto" takes
     what the prompts of the steps in flight fill. Raises CapacityError when not even one row fits.
     """
-    specs = facts.kv_specs
+    specs, num_states = facts.kv_specs, config.sched.max_rows
+    if config.cache.prefix_cache:  # as many again for the states that are kept
+        num_states *= 2
     max_tokens = max_tokens or step_tokens(config)
     asked = config.model.max_length
     longest = asked or max_length
     floor = asked or min(longest or MIN_LENGTH, MIN_LENGTH)
     if config.cache.num_blocks is not None:
         asked_for = config.cache.num_blocks
-        states = min(asked_for, config.sched.max_rows + 1)  # a row has one
+        states = min(asked_for, num_states + 1)
         kv = KVConfig(specs, tuple(states if spec.recurrent else asked_for for spec in specs))
         if kv.nbytes > facts.free_kv_bytes:
             raise _too_little(kv.nbytes, facts.free_kv_bytes, f"cache.num_blocks = {config.cache.num_blocks}")
@@ -127,7 +129,7 @@ def plan_kv(
         rows = config.sched.max_rows if config.cache.memory == "auto" and longest else None
         if rows and longest and not causal:  # each row fills its last block in part
             rows = -(-config.parallel.depth * (max_tokens + rows * specs[0].block_size) // longest)
-        kv = KVConfig(specs, _divide(specs, budget, config.sched.max_rows, longest or floor, max_tokens, rows))
+        kv = KVConfig(specs, _divide(specs, budget, num_states, longest or floor, max_tokens, rows))
     for spec, num in zip(specs, kv.num_blocks, strict=True):
         if num - 1 < blocks_needed(spec, floor, max_tokens):
             needed = bytes_for(specs, floor, max_tokens) + sum(s.bytes_per_block for s in specs)
@@ -136,9 +138,9 @@ def plan_kv(
 
 
 def _divide(
-    specs: Sequence[KVSpec], budget: int, max_rows: int, length: int, max_tokens: int, rows: int | None
+    specs: Sequence[KVSpec], budget: int, num_states: int, length: int, max_tokens: int, rows: int | None
 ) -> tuple[int, ...]:
-    """Blocks per group. Every one of `max_rows` rows gets its recurrent state, as long as that is half of the budget.
+    """Blocks per group. Recurrent state gets `num_states`, one for every row, as long as that is half of the budget.
 
     For few rows of great length that is too much; but most are shorter, and those that wait for a state wait long.
     """
@@ -146,7 +148,7 @@ def _divide(
     state = next((spec.bytes_per_block for spec in specs if spec.recurrent), 0)
     if not state:
         return shared
-    num = min(max_rows, max(shared[-1] - 1, budget // 2 // state - 1)) + 1
+    num = min(num_states, max(shared[-1] - 1, budget // 2 // state - 1)) + 1
     return (*_share(specs[:-1], budget - num * state, length, max_tokens, rows), num) if specs[:-1] else (num,)
 
 

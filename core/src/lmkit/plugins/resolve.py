@@ -405,17 +405,22 @@ class Resolver:
         self._settle_cache()
 
     def _settle_cache(self) -> None:
-        """Prefixes can be reused where each position's KV stays what it is; drafts can be taken back there too."""
+        """Prefixes can be reused where each position's KV stays what it is; drafts can be taken back there too.
+
+        Of recurrent state copies are kept, which costs memory, and prompts a step more: where that is asked for.
+        """
         info, asked = self.described_model, self.config.cache.prefix_cache
         reason = "" if info.causal else "the model's tokens see those that follow"
-        if info.recurrent:
-            reason = f"{len(info.recurrent)} layers keep recurrent state, which is that of the last token only"
-            if self.config.spec is not None:
-                raise ConfigError(f"proposer {self.config.spec.proposer!r}: drafts cannot be taken back: {reason}")
+        state = f"{len(info.recurrent)} layers keep recurrent state, which is that of the last token only"
+        if info.recurrent and self.config.spec is not None:
+            raise ConfigError(f"proposer {self.config.spec.proposer!r}: drafts cannot be taken back: {state}")
+        if info.recurrent and not info.kv_groups():
+            reason = "no layer has attention, so there are no blocks to find"
         if reason and asked:
             raise ConfigError(f"the prefix cache cannot be used: {reason}", fix="leave --prefix-cache out")
-        usual = "the default" if asked is None else "user"
-        self._derive("prefix_cache", not reason and asked is not False, reason or usual)
+        usual = "user" if asked is not None else state if info.recurrent else "the default"
+        wanted = not info.recurrent if asked is None else asked
+        self._derive("prefix_cache", wanted and not reason, reason or usual)
 
     def _platform_defaults(self) -> list[tuple[str, ConfigProposal]]:
         """What the platform suggests; its module loads torch in the worker only."""

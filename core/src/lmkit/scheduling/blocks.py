@@ -69,6 +69,20 @@ class BlockPool:
             self.cached[digest] = block
             self.hashes[block] = digest
 
+    def keep(self, digest: bytes) -> int:
+        """A free block, findable at once and held by nobody: whoever asks fills it before it can be read."""
+        blocks = self.take(1)
+        self.publish(blocks[0], digest)
+        self.release(blocks)
+        return blocks[0]
+
+    def renew(self, digest: bytes) -> int:
+        """The block with that content, as if used just now."""
+        block = self.cached[digest]
+        self.touch([block])
+        self.release([block])
+        return block
+
     def forget_all(self) -> None:
         """No content is found any more."""
         self.cached.clear()

@@ -2,7 +2,8 @@
 
 Layers with the same kind and sizes form a group; each group has its own pool, and each request one row of block ids
 per group. Groups that can be found in the prefix cache have the same block size, so block i holds the same positions
-everywhere. A recurrent group has one block per request, the state after its last position, whatever its length.
+everywhere. A recurrent group has one block per request, the state after its last position, whatever its length; what is
+found of it are copies, made where prompts had as many tokens as whole blocks hold.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ class FullGroup:
                 return i
         return limit
 
+    def found(self, hashes: Sequence[bytes], num_hits: int) -> list[int]:
+        """The cached blocks with which a table begins that skips `num_hits` blocks; 0 where one is not read."""
+        first = self.droppable(num_hits * self.block_size)
+        return [0] * first + [self.pool.cached[digest] for digest in hashes[first:num_hits]]
+
 
 class WindowGroup(FullGroup):
     """Position p reads [p - window + 1, p]. Blocks further back are dropped; a hit needs only the window before it."""
@@ -75,13 +81,18 @@ class WindowGroup(FullGroup):
 class RecurrentGroup(FullGroup):
     """One block of a request, for as long as it runs: zeroed at its start, changed in place by each step.
 
-    It is the state after the last position only, so it is no prefix of anything else.
+    It is the state after the last position only. A cached block is a copy under the hash of the last block before it,
+    held by nobody; a request that finds it begins with a copy of that.
     """
 
     grows = False
 
     def hit_length(self, hashes: Sequence[bytes], limit: int) -> int:
-        return 0
+        cached = self.pool.cached
+        return next((i for i in range(limit, 0, -1) if hashes[i - 1] in cached), 0)
+
+    def found(self, hashes: Sequence[bytes], num_hits: int) -> list[int]:
+        return []
 
 
 def make_groups(kv: KVConfig) -> list[FullGroup]:

@@ -55,9 +55,8 @@ class Scheduler:
         self.groups = make_groups(kv)
         self.block_size = self.groups[0].block_size
         self.zeroed = [i for i, g in enumerate(self.groups) if not g.grows]
-        if self.zeroed and (limits.prefix_cache or limits.lookahead):
-            what = "prefix caching" if limits.prefix_cache else "draft tokens"
-            raise ConfigError(f"{what}: recurrent state is that of the last token only, it cannot be taken back")
+        if self.zeroed and limits.lookahead:
+            raise ConfigError("draft tokens: recurrent state is that of the last token only, it cannot be taken back")
         self.reserve = [int(limits.watermark * g.pool.num_usable) * g.grows for g in self.groups]  # free at admission
         self.eos = frozenset(limits.eos_token_ids)
         self.requests: dict[str, Request] = {}
@@ -95,6 +94,8 @@ class Scheduler:
             raise EngineBusy(f"{len(self.waiting)} requests are waiting, the limit is {limits.max_waiting}")
         self._num_added += 1
         r.order = self._num_added
+        if self.zeroed and limits.prefix_cache:
+            r.keep_at = (r.num_prompt_tokens - 1) // self.block_size * self.block_size
         r.epoch = self._new_epoch()
         r.admit_key = (*self.policy.admit_key(r), r.order)
         self.requests[r.id] = r
@@ -142,6 +143,8 @@ class Scheduler:
                 continue
             if n > budget:
                 n = budget
+            if r.keep_at:
+                n = self._keep_state(plan, r, n)
             while not r.held.reserve(r.num_computed, n):
                 preempted = True
                 self._preempt(rows[-1])
@@ -190,19 +193,20 @@ class Scheduler:
         """Give a waiting request its table: cached blocks and room for a first chunk. Returns its size, 0: no room."""
         num_hits = self._num_hits(r)
         start = num_hits * self.block_size
-        n = min(len(r.tokens) - start, budget)
+        n = self._up_to_kept(r, start, min(len(r.tokens) - start, budget))
         hits = []
         for group, reserve in zip(self.groups, self.reserve, strict=True):
-            cached, first = group.pool.cached, group.droppable(start)
-            found = [0] * first + [cached[digest] for digest in r.block_hashes[first:num_hits]]
+            found = group.found(r.block_hashes, num_hits)
+            held = [block for block in found if block]
             # Enough for this chunk always; for the whole prompt and a little more, unless it has the engine to itself.
-            need = -(-(start + n) // group.block_size) - num_hits
+            need = -(-(start + n) // group.block_size) - len(found)
             if self.running.items:
-                whole = group.blocks_needed(len(r.tokens), self.limits.max_tokens) - (num_hits - first)
+                whole = group.blocks_needed(len(r.tokens), self.limits.max_tokens) - len(held)
                 need = max(need, whole) + reserve
-            if need + group.pool.num_revived(found[first:]) > len(group.pool.free):
+            if need + group.pool.num_revived(held) > len(group.pool.free):
                 return 0
             hits.append(found)
+        r.restored = [self.groups[i].pool.renew(r.block_hashes[num_hits - 1]) for i in self.zeroed if num_hits]
         r.table = BlockTable(self.groups)
         if num_hits:
             r.table.adopt(hits)
@@ -216,6 +220,23 @@ class Scheduler:
             self.totals.num_cache_queries += r.num_prompt_tokens if self._may_hit(r) else 0
             self.totals.num_prompt_tokens += r.num_prompt_tokens
         return n
+
+    def _keep_state(self, plan: StepPlan, r: Request, n: int) -> int:
+        """Before `n` more positions: copies the state where it is to be kept, as long as there is a free block.
+
+        Workers copy before they compute. Returns how many positions may follow in this step.
+        """
+        if r.num_computed == r.keep_at and r.num_published != NEVER:
+            digest = r.block_hashes[r.keep_at // self.block_size - 1]
+            for i in self.zeroed:
+                pool = self.groups[i].pool
+                if digest not in pool.cached and pool.free:
+                    plan.copies.append((i, r.held.blocks[i][0], pool.keep(digest)))
+        return self._up_to_kept(r, r.num_computed, n)
+
+    def _up_to_kept(self, r: Request, start: int, n: int) -> int:
+        """`n` positions from `start` on, but none beyond the one where the state is to be kept."""
+        return r.keep_at - start if start < r.keep_at < start + n else n
 
     def _may_hit(self, r: Request) -> bool:
         return self.limits.prefix_cache and not r.every_position and r.params.prompt_logprobs is None
@@ -236,7 +257,11 @@ class Scheduler:
         table = r.held
         if not r.resident:
             r.resident = True
-            plan.zero += [(i, table.blocks[i][0]) for i in self.zeroed]
+            states = [(i, table.blocks[i][0]) for i in self.zeroed]
+            if r.restored:
+                plan.copies += [(i, kept, block) for (i, block), kept in zip(states, r.restored, strict=True)]
+            else:
+                plan.zero += states
             plan.new.append(
                 NewRow(
                     r.id,
@@ -271,7 +296,7 @@ class Scheduler:
         num_whole = min(r.num_computed, len(r.tokens)) // self.block_size
         hashes = extend_hashes(r, num_whole, self.block_size)
         for group, blocks in zip(self.groups, r.held.blocks, strict=True):
-            for i in range(r.num_published, num_whole):
+            for i in range(r.num_published, num_whole if group.grows else 0):
                 if blocks[i]:
                     group.pool.publish(blocks[i], hashes[i])
         r.num_published = max(r.num_published, num_whole)

@@ -249,7 +249,7 @@ class HashExecutor:
         return result
 
     def _apply(self, plan: StepPlan) -> None:
-        """gone, new, grown, zero: in this order."""
+        """gone, new, grown, copies, zero: in this order."""
         for rid in plan.gone:
             assert rid in self.rows, f"forget {rid}: not here"
             del self.rows[rid]
@@ -266,6 +266,10 @@ class HashExecutor:
         for rid, blocks in plan.grown:
             for mine, more in zip(self.rows[rid].blocks, blocks, strict=True):
                 mine.extend(more)
+        for group, source, target in plan.copies:
+            size = self._entries(group)
+            for side in (self.low[group], self.high[group]):
+                side[target * size : (target + 1) * size] = side[source * size : (source + 1) * size]
         for group, block in plan.zero:
             size = self._entries(group)
             self.high[group][block * size : (block + 1) * size] = [EMPTY] * size

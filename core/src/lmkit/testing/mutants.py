@@ -296,6 +296,31 @@ def state_grows() -> Patches:
     return [(groups.RecurrentGroup, "__init__", lambda self, pool, size: real(self, pool, 8))]
 
 
+def states_not_copied() -> Patches:
+    """A state is said to be kept, or restored, and is not."""
+    real = Scheduler.schedule
+
+    def schedule(self):
+        plan = real(self)
+        plan.copies.clear()
+        return plan
+
+    return [(Scheduler, "schedule", schedule)]
+
+
+def state_kept_late() -> Patches:
+    """The state that is kept has seen more tokens than its hash tells."""
+    real = Scheduler._keep_state
+
+    def keep(self, plan, r, n):
+        passed, r.num_computed = r.num_computed, min(r.num_computed, r.keep_at)
+        real(self, plan, r, n)
+        r.num_computed = passed
+        return n
+
+    return [(Scheduler, "_keep_state", keep), (Scheduler, "_up_to_kept", lambda self, r, start, n: n)]
+
+
 def capacity_overstated() -> Patches:
     """A table believes to have one position more than its blocks hold."""
     real = BlockTable.reserve
@@ -315,7 +340,7 @@ MUTANTS: Mapping[str, Callable[[], Patches]] = {
         window_ignored_in_hits, groups_disagree, any_size_accepted, min_tokens_ignored, stop_after_length,
         cache_survives_lost_step, fault_stays_cached, gates_ignored, scored_twice,
         scored_from_cache, budget_ignored, state_not_zeroed, state_survives_preemption, state_grows,
-        capacity_overstated,
+        states_not_copied, state_kept_late, capacity_overstated,
     )
 }  # fmt: skip
 

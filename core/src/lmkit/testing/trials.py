@@ -175,7 +175,7 @@ class Trial:
             max_rows=rng.choice([1, 2, 4, 16]),
             max_length=max_length,
             eos_token_ids=tuple(rng.sample(range(VOCAB), rng.choice([0, 1, 4]))),
-            prefix_cache=rng.random() < 0.75 and not recurrent,
+            prefix_cache=rng.random() < 0.75,
             lookahead=self.num_drafts,
             depth=self.depth,
             watermark=rng.choice([0.0, 0.01, 0.2]),
@@ -451,6 +451,7 @@ def run_trials(seeds: Iterable[int]) -> Summary:
         c["with drafts"] += t.num_drafts > 0
         c["with windows"] += t.windows != (None,)
         c["with recurrent state"] += RECURRENT in t.windows
+        c["cached before a state"] += stats.num_cached_tokens * (RECURRENT in t.windows)
         summary.trials += 1
     summary.seconds = time.perf_counter() - start
     summary.digest = digest.hexdigest()
