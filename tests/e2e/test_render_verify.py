@@ -77,3 +77,26 @@ def test_verify_fails_when_the_parts_do_not_fit(tmp_path: Path, capsys: pytest.C
     status, out, _ = call(capsys, "verify", "demo", "--chat-template", str(template), "--tool-parser", "hermes")
     assert status == 1
     assert "no call was found" in out
+
+
+def verified(capsys: pytest.CaptureFixture[str], template: Path, text: str, *options: str) -> dict[str, str]:
+    template.write_text(text)
+    _, out, _ = call(capsys, "verify", "demo", "--json", "--chat-template", str(template), *options)
+    return {c["name"]: c["status"] for c in json.loads(out) if c["part"] in ("tools", "reasoning")}
+
+
+def test_verify_reads_calls_behind_any_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    text = "{{ tools }}{% for m in messages %}[a/b]{{ m.content }}" + calls + "{% endfor %}[a/b]"
+    found = verified(capsys, tmp_path / "t.jinja", text, "--tool-parser", "hermes")
+    assert found["history is read back"] == "ok"
+    found = verified(capsys, tmp_path / "t.jinja", text.replace(calls, ""), "--tool-parser", "hermes")
+    assert found["history is read back"] == "warning"
+
+
+def test_verify_reads_the_thoughts_of_channels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("lmkit_tool_parser_openai")
+    text = "{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant"
+    assert verified(capsys, tmp_path / "t.jinja", text, "--reasoning-parser", "openai_gptoss") == {
+        "parser": "absent", "markers are read back": "ok"
+    }  # fmt: skip

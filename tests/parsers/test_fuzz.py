@@ -17,7 +17,7 @@ import pytest
 from lmkit.api import ChannelFormat, ToolDef, ToolFormat
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.testing.parsers import Message, markers_of, parse
+from lmkit.testing.parsers import Message, check_splits, markers_of, parse
 from lmkit.text.derive import render
 from lmkit.text.formats import load_format
 
@@ -28,9 +28,10 @@ TOOLS = (
     ToolDef("get_time", "", {"type": "object", "properties": {"zone": {"type": "string"}, "n": {"type": "integer"}}}),
     ToolDef("f", "", {"type": "object", "properties": {"a": {"type": "array"}, "b": {}}}),
 )
+LONG = "y" * 300  # more than a name may have
 BITS = (
     "{", "}", "[", "]", '"', "'", "\\", ",", ":", "=", "(", ")", "<", ">", "|", "\n", " ", "\t", "</", "```", "null",
-    "-1.5e3", "é", "日本", "\U0001f600", "\u0000", "\ud800", "y" * 300, '{"name": "f", "arguments": {}}', "f(a=1)",
+    "-1.5e3", "é", "日本", "\U0001f600", "\u0000", "\ud800", LONG, '{"name": "f", "arguments": {}}', "f(a=1)",
 )  # fmt: skip
 WORD = re.compile(r"w\d+x")
 
@@ -108,3 +109,17 @@ def test_nothing_is_lost_and_arguments_are_json(kind: str, name: str, count: Cal
         lost = set(WORD.findall(text)) - set(WORD.findall(shown(whole)))
         assert not lost, f"{sorted(lost)} of {text!r}\n{whole}"
     count("random outputs, whole and in pieces", CASES)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cohere_command", f'<|START_ACTION|>[{{"tool_call_id": "w1x{LONG}", "tool_name": "f", "parameters": {{}}}}]'),
+        ("mistral", '[TOOL_CALLS]f[CALL_ID]w1x[CALL_ID]w2x[ARGS]{"a": 1}'),
+        ("olmo3", '<function_calls>f(a=1), w1x=["w2x"])</function_calls>'),
+        ("llama4_json", '{"name": 1{"name": {"name": "f", "arguments": {"a": "w1x"}}}'),
+    ],
+)  # fmt: skip
+def test_what_was_found_before(name: str, text: str) -> None:
+    whole = check_splits(load_format(HOST, "tool_parser", name), text, None, tools=TOOLS)
+    assert set(WORD.findall(text)) <= set(WORD.findall(shown(whole))), whole

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from os.path import commonpath
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -15,7 +15,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Line
 
-from lmkit.api import Grammar, LmkitError, Reasoning, ReasoningFormat, Text, ToolArgs, ToolChoice, ToolDef, ToolStart
+from lmkit.api import (
+    ChannelFormat,
+    Grammar,
+    LmkitError,
+    Reasoning,
+    ReasoningFormat,
+    Text,
+    ToolArgs,
+    ToolChoice,
+    ToolDef,
+    ToolStart,
+)
 from lmkit.cli.options import plugin_host, with_config
 from lmkit.config import Sourced
 
@@ -128,10 +139,13 @@ def _control_tokens(text: TextSide) -> str:
 def _parsers(text: TextSide) -> Iterator[Check]:
     if text.tool_format is None:
         yield Check("tools", "parser", "absent", "no tool parser is chosen")
+    elif text.renderer is not None and text.renderer.findings["tool calls"] != "yes":
+        yield Check("tools", "history is read back", "warning", "the template does not show calls")
     elif text.renderer is not None and text.renderer.takes_tools:
         yield _run("tools", "history is read back", lambda: _tool_history(text))
-    if isinstance(text.reasoning_format, ReasoningFormat) and text.reasoning_format.close:
-        yield _run("reasoning", "markers are read back", lambda: _reasoning(text))
+    thought = _thought(text.reasoning_format)
+    if any(thought):
+        yield _run("reasoning", "markers are read back", lambda: _reasoning(text, thought))
     else:
         yield Check("reasoning", "parser", "absent", "no reasoning parser is chosen")
 
@@ -147,7 +161,8 @@ def _tool_history(text: TextSide) -> str:
     tool = {"type": "function", "function": definition}
     before = shown(text.render_chat([user], [tool]))
     after = shown(text.render_chat([user, call], [tool], add_generation_prompt=False))
-    written = after[len(commonpath([before, after])) :]
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+    written = after[sum(1 for _ in same) :]
     for token in text.tokenizer.eos_token_ids:
         written = written.split(text.tokenizer.piece(token).decode(errors="replace"))[0]
     name, arguments, _, _ = _parse(text, written)
@@ -156,20 +171,29 @@ def _tool_history(text: TextSide) -> str:
     return f"{len(written)} characters"
 
 
-def _reasoning(text: TextSide) -> str:
-    fmt = text.reasoning_format
-    assert isinstance(fmt, ReasoningFormat)
-    _, _, reasoning, content = _parse(text, f"{fmt.open[0]}\nhm\n{fmt.close[0]}\n\nGood day")
+def _thought(fmt: object) -> tuple[str, str]:
+    """What stands before and after a thought that an answer follows; "" for formats that do not say."""
+    if isinstance(fmt, ReasoningFormat) and fmt.close:
+        return fmt.open[0], fmt.close[0]
+    if isinstance(fmt, ChannelFormat):
+        begin, end = fmt.channel, fmt.message
+        return f"{begin}{fmt.reasoning[0]}{end}", f"{fmt.ends[0]}{fmt.start}{fmt.role}{begin}{fmt.final}{end}"
+    return "", ""
+
+
+def _reasoning(text: TextSide, thought: tuple[str, str]) -> str:
+    before, after = thought
+    _, _, reasoning, content = _parse(text, f"{before}\nhm\n{after}\n\nGood day")
     assert reasoning.strip() == "hm", f"the reasoning became {reasoning!r}"
     assert content.strip() == "Good day", f"the content became {content!r}"
-    return f"{fmt.open[0]} ... {fmt.close[0]}"
+    return f"{before} ... {after}"
 
 
 def _parse(text: TextSide, written: str) -> tuple[str, str, str, str]:
     """Name and arguments of the first call, reasoning, content."""
-    from lmkit.text.parsing import Chain, start_parser
+    from lmkit.text.parsing import Chain, in_order, start_parser
 
-    formats = [f for f in (text.reasoning_format, text.tool_format) if f is not None]
+    formats = in_order(text.reasoning_format, text.tool_format)
     parser = Chain(*(start_parser(f, "", [TOOL]) for f in formats))
     events = parser.feed(written) + parser.flush()
     names = [e.name for e in events if isinstance(e, ToolStart)]

@@ -296,6 +296,8 @@ class JsonCallReader:
         elif key in body.id and not self._finished:
             id = json.loads(written)
             self._id = id if is_name(id) else ""
+            if id and not self._id and not isinstance(id, (int, float)):
+                self._extra.append(f"{json.dumps(key, ensure_ascii=False)}: {written}")
         elif key not in _HARMLESS:
             self._extra.append(f"{json.dumps(key, ensure_ascii=False)}: {written}")
 
@@ -402,9 +404,11 @@ class NamedJsonReader:
         if marker is None:
             return begin
         head, self._head, self._num_head = "".join(self._head).strip(), [], 0
-        if self._name:
-            self._id = head
-        elif not self._take_name(head):
+        if not self._name:
+            good = self._take_name(head)
+        else:
+            good, self._id = self._id is None, head
+        if not good:
             self.state = "bad"
             return begin
         if marker != self._body.id_mark:

@@ -39,7 +39,7 @@ _BATTERY: Mapping[str, tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, 
     "consecutive users": ([_USER, {"role": "user", "content": _SEEN}], (), ("Hello", _SEEN)),
     "list content": ([{"role": "user", "content": [{"type": "text", "text": _SEEN}]}], (), (_SEEN,)),
     "tools": ([_USER], (_tool(_SEEN),), (_SEEN,)),
-    "tool calls": ([_USER, _call(_SEEN), {"role": "tool", "tool_call_id": _ID, "content": "1"}], (_tool(_SEEN),),
+    "tool calls": ([_USER, _call(_SEEN), {"role": "tool", "tool_call_id": _ID, "content": "1"}], (_tool("f"),),
                    (_SEEN,)),
     "parallel tool calls": (
         [_USER, _call(f"{_SEEN}1", f"{_SEEN}2"), {"role": "tool", "tool_call_id": _ID, "content": "1"}],

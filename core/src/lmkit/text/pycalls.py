@@ -77,10 +77,10 @@ class PyCallsReader:
         elif self._place == "next" and self._body.lines and _NAME.match(c):
             self._place = "name"
             return at
+        elif self._place == "name" and not self._word and _WORD.match(c).end():  # type: ignore[union-attr]
+            return at
         elif self._body.lines and not self._word and self._place in ("next", "name") and self._sink.num_calls:
             self.state = "done"
-            return at
-        elif self._place == "name" and not self._word and _WORD.match(c).end():  # type: ignore[union-attr]
             return at
         else:
             self.state = "bad"
