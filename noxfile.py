@@ -65,10 +65,10 @@ def parsers_long(session: nox.Session) -> None:
     megabyte of text."""
     install(session)
     session.install("-q", "pytest-xdist")
-    fuzz = ["-v", "-n", "auto", "tests/parsers/test_fuzz.py"]
-    session.run("pytest", *fuzz, *session.posargs, env=ONE_THREAD | {"LMKIT_FUZZ": "100000"})
-    session.run("pytest", "-q", "tests/parsers/test_linear.py", *session.posargs, env={"LMKIT_LINEAR": "1000000"})
-    session.run("pytest", "-q", "plugins/tool_parsers", "-k", "linear", *session.posargs)
+    pytest = ["pytest", "-v", "-n", "auto", *session.posargs]
+    session.run(*pytest, "tests/parsers/test_fuzz.py", env=ONE_THREAD | {"LMKIT_FUZZ": "100000"})
+    session.run(*pytest, "tests/parsers/test_linear.py", env=ONE_THREAD | {"LMKIT_LINEAR": "1000000"})
+    session.run(*pytest, "plugins/tool_parsers", "-k", "linear", env=ONE_THREAD)
 
 
 @nox.session
