@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from lmkit.api import DrawParams, PluginError
 from lmkit.layers import TorchRowOps
@@ -74,6 +74,7 @@ def test_what_is_no_number_is_seen(ops: NativeRowOps, at: int, op: str) -> None:
     top_p=st.sampled_from([1.0, 0.999, 0.9, 0.3, 1e-6]),
     seed=st.integers(0, 1000),
 )
+@example(size=40, spread=0.3, temperature=1.0, min_p=0.5, top_k=20, top_p=1.0, seed=450)  # min_p keeps less than top_k
 def test_draws_what_the_definition_says(
     ops: NativeRowOps, size: int, spread: float, temperature: float, min_p: float, top_k: int, top_p: float, seed: int
 ) -> None:
