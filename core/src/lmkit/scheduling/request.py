@@ -41,7 +41,7 @@ class Request:
     drafts: list[int] = field(default_factory=list)  # proposals to verify in the next step
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading whole blocks of `tokens`, made on demand
     num_published: int = 0  # leading blocks that were offered to the prefix cache; NEVER: no more will be
-    keep_at: int = 0  # positions after which its recurrent state is copied for others to find; 0: never
+    keep_at: list[int] = field(default_factory=list)  # where its recurrent state is copied for others to find
     restored: list[int] = field(default_factory=list)  # cached states to begin with, one per recurrent group; [] = zero
     num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
     num_preempted: int = 0

@@ -94,8 +94,6 @@ class Scheduler:
             raise EngineBusy(f"{len(self.waiting)} requests are waiting, the limit is {limits.max_waiting}")
         self._num_added += 1
         r.order = self._num_added
-        if self.zeroed and limits.prefix_cache:
-            r.keep_at = (r.num_prompt_tokens - 1) // self.block_size * self.block_size
         r.epoch = self._new_epoch()
         r.admit_key = (*self.policy.admit_key(r), r.order)
         self.requests[r.id] = r
@@ -193,6 +191,7 @@ class Scheduler:
         """Give a waiting request its table: cached blocks and room for a first chunk. Returns its size, 0: no room."""
         num_hits = self._num_hits(r)
         start = num_hits * self.block_size
+        r.keep_at = self._places_to_keep(r, start)
         n = self._up_to_kept(r, start, min(len(r.tokens) - start, budget))
         hits = []
         for group, reserve in zip(self.groups, self.reserve, strict=True):
@@ -221,13 +220,23 @@ class Scheduler:
             self.totals.num_prompt_tokens += r.num_prompt_tokens
         return n
 
+    def _places_to_keep(self, r: Request, start: int) -> list[int]:
+        """After how many tokens a copy of its state may be of use: where the whole blocks of its prompt end, and where
+        it parts from another prompt, whose attention is found so far, but no state."""
+        if not self.zeroed or not self.limits.prefix_cache:
+            return []
+        whole = (r.num_prompt_tokens - 1) // self.block_size
+        paged = [group for group in self.groups if group.grows]
+        shared = hit_length(paged, extend_hashes(r, whole, self.block_size), whole)
+        return [num * self.block_size for num in sorted({shared, whole}) if num * self.block_size > start]
+
     def _keep_state(self, plan: StepPlan, r: Request, n: int) -> int:
         """Before `n` more positions: copies the state where it is to be kept, as long as there is a free block.
 
         Workers copy before they compute. Returns how many positions may follow in this step.
         """
-        if r.num_computed == r.keep_at and r.num_published != NEVER:
-            digest = r.block_hashes[r.keep_at // self.block_size - 1]
+        if r.num_computed in r.keep_at and r.num_published != NEVER:
+            digest = r.block_hashes[r.num_computed // self.block_size - 1]
             for i in self.zeroed:
                 pool = self.groups[i].pool
                 if digest not in pool.cached and pool.free:
@@ -236,7 +245,7 @@ class Scheduler:
 
     def _up_to_kept(self, r: Request, start: int, n: int) -> int:
         """`n` positions from `start` on, but none beyond the one where the state is to be kept."""
-        return r.keep_at - start if start < r.keep_at < start + n else n
+        return next((place - start for place in r.keep_at if start < place < start + n), n)
 
     def _may_hit(self, r: Request) -> bool:
         return self.limits.prefix_cache and not r.every_position and r.params.prompt_logprobs is None

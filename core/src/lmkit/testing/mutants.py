@@ -313,7 +313,8 @@ def state_kept_late() -> Patches:
     real = Scheduler._keep_state
 
     def keep(self, plan, r, n):
-        passed, r.num_computed = r.num_computed, min(r.num_computed, r.keep_at)
+        passed = r.num_computed
+        r.num_computed = max((place for place in r.keep_at if place <= passed), default=passed)
         real(self, plan, r, n)
         r.num_computed = passed
         return n
