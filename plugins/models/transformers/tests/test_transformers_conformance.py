@@ -70,11 +70,6 @@ class TestErnie(Fallback):
     values: ClassVar = BERT
 
 
-class TestFlint(Fallback):
-    architecture = "FlintForCausalLM"
-    values: ClassVar = EXPERTS
-
-
 class TestKolibri1(Fallback):
     architecture = "Kolibri1ForCausalLM"
     values: ClassVar = {**EXPERTS, "n_routed_experts": 8, "sliding_window": 9}
