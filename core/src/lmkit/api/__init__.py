@@ -6,7 +6,7 @@ Importing this imports neither torch nor numpy. Everything else in lmkit, except
 
 from lmkit.api.checkpoint import Checkpoint, CheckpointOptions
 from lmkit.api.device import DeviceInfo, Unavailable
-from lmkit.api.dtypes import canonical, itemsize
+from lmkit.api.dtypes import canonical, itemsize, kv_scale_bytes
 from lmkit.api.errors import (
     CapacityError,
     CheckpointError,

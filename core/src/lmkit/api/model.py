@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
-from lmkit.api.dtypes import itemsize
+from lmkit.api.dtypes import itemsize, kv_scale_bytes
 from lmkit.api.params import PoolingTask
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ class AttnNeed:
     alibi: bool = False
     mla: bool = False
     causal: bool = True  # False: it also sees what follows; a window then reaches equally far on both sides
+
+    def kv_bytes(self, kv_dtype: str) -> int:
+        """Bytes that a layer keeps of one token."""
+        values = (self.head_dim + (self.v_head_dim or self.head_dim)) * itemsize(kv_dtype)
+        return self.num_kv_heads * (values + kv_scale_bytes(kv_dtype))
 
     @property
     def features(self) -> frozenset[str]:
@@ -184,8 +189,6 @@ class ModelInfo:
         """One KVSpec per group of attention layers, then one for all recurrent state."""
         specs = []
         for need, layers in self.kv_groups():
-            v_dim = need.v_head_dim or need.head_dim
-            per_token = need.num_kv_heads * (need.head_dim + v_dim) * itemsize(kv_dtype)
             specs.append(
                 KVSpec(
                     kind="full" if need.window is None else "window",
@@ -194,7 +197,7 @@ class ModelInfo:
                     num_kv_heads=need.num_kv_heads,
                     head_dim=need.head_dim,
                     dtype=kv_dtype,
-                    bytes_per_block=per_token * block_size * len(layers),
+                    bytes_per_block=need.kv_bytes(kv_dtype) * block_size * len(layers),
                     window=need.window,
                 )
             )

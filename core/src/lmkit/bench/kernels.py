@@ -303,12 +303,15 @@ def _attention_case(
     planner = backend.planner(need, limits, platform)
     plan = planner.plan(paged.grow([(row, fresh) for row in range(rows)]))
     dtype = getattr(torch, need.dtype)
-    kv_dtype = getattr(torch, need.kv_dtype)
     v_dim = need.v_head_dim or need.head_dim
     shape = backend.kv_shape(need, num_blocks)
-    size = rows * length * need.num_kv_heads * (need.head_dim + v_dim) * kv_dtype.itemsize
+    size = rows * length * need.kv_bytes(need.kv_dtype)
     copies = min(MAX_COPIES, max(1, ROTATED_BYTES // size))
-    memories = [torch.randn(shape).to(kv_dtype) for _ in range(copies)]
+    memory = torch.empty(shape, dtype=getattr(torch, need.kv_dtype))
+    slots = torch.arange(num_blocks * need.block_size)
+    k, v = (torch.randn(len(slots), need.num_kv_heads, d).to(dtype) for d in (need.head_dim, v_dim))
+    backend.write_kv(k, v, memory, slots)
+    memories = [memory, *(memory.clone() for _ in range(copies - 1))]
     q = torch.randn(rows * fresh, need.num_q_heads, need.head_dim).to(dtype)
     out = torch.empty(rows * fresh, need.num_q_heads, v_dim, dtype=dtype)
     pairs = rows * sum(range(length - fresh + 1, length + 1))  # of a query and a position it sees

@@ -232,14 +232,17 @@ class Runner:
         found.prompt_start, found.prompt = job.start + 1, entries
 
     def _poison(self, plan: StepPlan) -> None:
-        """NaN into blocks that nobody has written: all that a row got beyond what is computed already."""
+        """NaN into blocks that nobody has written: all that a row got beyond what is computed already.
+
+        Bytes of ones are NaN in every floating type, in the scales of integers too.
+        """
         fresh = [(row.blocks, row.num_computed) for row in plan.new] + [(blocks, 0) for _, blocks in plan.grown]
         for blocks, computed in fresh:
             for group, ids in enumerate(blocks):
                 for block in ids[-(-computed // self.kv_config.specs[group].block_size) :]:
                     for block_of in self._spans[group]:
-                        if block_of(block).is_floating_point():
-                            block_of(block).fill_(torch.nan)
+                        part = block_of(block)
+                        part.fill_(torch.nan if part.is_floating_point() else -1)
 
 
 def _allocate(

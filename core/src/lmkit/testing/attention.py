@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmkit.api import AttentionRequest, AttentionSpec, AttnNeed, DeviceInfo, StepLimits
+from lmkit.api import AttentionRequest, AttentionSpec, AttnNeed, DeviceInfo, StepLimits, kv_scale_bytes
 from lmkit.plugins.stages import data_refusals
 from lmkit.testing.dense import attend
 from lmkit.testing.specs import PluginConformance
@@ -20,7 +20,7 @@ from lmkit.testing.steps import PagedRows, kv_memory, plain_platform
 
 # Relative to the largest expected value; the looser of the two dtypes counts.
 TOLERANCE: Mapping[str, float] = {
-    "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3, "float8_e4m3fn": 0.2, "float8_e5m2": 0.4,
+    "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3, "float8_e4m3fn": 0.2, "float8_e5m2": 0.4, "int8": 3e-2,
 }  # fmt: skip
 HEAD_DIMS = (16, 64, 80, 96, 128, 256)
 BLOCK_SIZES = (16, 1, 4, 32, 64, 7)
@@ -205,8 +205,9 @@ class AttentionConformance(PluginConformance):
             k = torch.ones(3, need.num_kv_heads, need.head_dim, dtype=getattr(torch, case.dtype), device=self.device)
             slots = torch.tensor([-1, need.block_size, -1], device=self.device)
             backend.write_kv(k, k, kv, slots)
-            written = int((~torch.isnan(kv.float())).sum())
-            assert written == 2 * need.num_kv_heads * need.head_dim, f"{case}: {written} values written"
+            written = int((~torch.isnan(kv.float()) if kv.is_floating_point() else kv != -1).sum())
+            values = need.num_kv_heads * (2 * need.head_dim + kv_scale_bytes(need.kv_dtype))
+            assert written == values, f"{case}: {written} values written, not {values}"
 
     def test_order_of_rows_permutes_outputs(self, spec: AttentionSpec, backend: Any) -> None:
         """Bit for bit where the backend claims `batch_invariant`, else within tolerance."""

@@ -223,9 +223,10 @@ class _Rank(Collectives):
 
 
 def kv_memory(backend: AttentionBackend, need: AttnNeed, num_blocks: int, device: torch.device | str = "cpu") -> Tensor:
-    """One layer's KV tensor, full of NaN."""
+    """One layer's KV tensor, full of NaN: integers of -1, of which float32 scales are made, are NaN too."""
     dtype = getattr(torch, need.kv_dtype if need.kv_dtype != "auto" else need.dtype)
-    return torch.full(backend.kv_shape(need, num_blocks), float("nan"), dtype=dtype, device=device)
+    fill = torch.nan if dtype.is_floating_point else -1
+    return torch.full(backend.kv_shape(need, num_blocks), fill, dtype=dtype, device=device)
 
 
 def state_memory(state: Sequence[StateTensor], num_rows: int) -> dict[str, Tensor]:

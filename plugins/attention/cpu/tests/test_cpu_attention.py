@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lmkit.api import AttnNeed, DeviceInfo, PluginError, StepLimits
 from lmkit.testing import AttentionConformance
 from lmkit.testing.attention import TOLERANCE, Rows
+from lmkit.testing.dense import attend
 from lmkit.testing.steps import PlainPlatform, plain_platform
 from lmkit_attention_cpu.backend import DTYPES, SEGMENT, CpuAttention, CpuPlanner
 from lmkit_attention_cpu.hooks import lmkit_attention_backends
@@ -80,6 +81,8 @@ def check(rows: Rows, work: list[tuple[int, int]]) -> list[torch.Tensor]:
         replace(NEED, dtype="bfloat16", kv_dtype="bfloat16", head_dim=80, v_head_dim=48, num_q_heads=14),
         replace(NEED, dtype="float16", kv_dtype="float16", num_q_heads=2, block_size=48),
         replace(NEED, dtype="bfloat16", kv_dtype="float8_e4m3fn"),
+        replace(NEED, dtype="bfloat16", kv_dtype="int8", head_dim=80, v_head_dim=48, num_q_heads=14),
+        replace(NEED, kv_dtype="int8", window=SEGMENT + 40, softcap=3.0, sinks=True, alibi=True),
         replace(NEED, window=SEGMENT),
         replace(NEED, window=200, chunked=True),
         replace(NEED, window=SEGMENT + 40, softcap=3.0, sinks=True, alibi=True),
@@ -91,6 +94,8 @@ def check(rows: Rows, work: list[tuple[int, int]]) -> list[torch.Tensor]:
         "bf16",
         "fp16",
         "fp8",
+        "int8",
+        "int8 and everything",
         "window of a segment",
         "chunks",
         "everything",
@@ -191,6 +196,38 @@ def test_eight_bit_keys_are_rounded_like_torch() -> None:
     assert torch.equal(keys.float(), values[:, 0].clamp(-448, 448).to(torch.float8_e4m3fn).float())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_integers_have_a_scale_per_token_and_head(dtype: str) -> None:
+    """The formula of the reference, bit for bit; what was written is then what is attended to."""
+    need = AttnNeed(48, 4, 2, dtype, "int8", 32, v_head_dim=16)
+    rows = make(need)
+    plan = rows.planner.plan(rows.paged.grow([(0, 21)]))
+    q, k, v = (torch.randn(21, h, d).to(getattr(torch, dtype)) for h, d in ((4, 48), (2, 48), (2, 16)))
+    k[3], v[4, 1], k[5] = 0, 0, k[5] * 1e-30
+    rows.backend.write_kv(k, v, rows.kv, plan.slots)
+    read: list[torch.Tensor] = []
+    for x, first, tiles in ((k, 0, (24, 16, 2)), (v, 32 * 48, (8, 16, 2))):
+        largest = x.float().abs().amax(-1, keepdim=True)
+        codes = (x.float() * (largest.reciprocal() * 127).clamp(max=torch.finfo(torch.float32).max)).round()
+        pages = rows.kv[plan.slots // 32, :, :]
+        scales = pages[:, :, 32 * 64 :].contiguous().view(torch.float32).unflatten(2, (2, 32))
+        at = plan.slots % 32
+        assert torch.equal(scales[torch.arange(21), :, int(first > 0), at], (largest / 127)[..., 0])
+        size = x.shape[-1]
+        values = pages[:, :, first : first + 32 * size].unflatten(2, (2, 16 * size))[torch.arange(21), :, at // 16]
+        if first:
+            values = values.view(21, 2, 8, size, 2).transpose(2, 3).reshape(21, 2, size, 16)
+        else:
+            values = values.view(21, 2, *tiles).transpose(3, 4).reshape(21, 2, size, 16)
+        values = values[torch.arange(21), :, :, at % 16]
+        assert torch.equal(values.float(), codes)
+        read.append(values.double() * largest.double() / 127)
+    out = torch.empty(21, 4, 16, dtype=q.dtype)
+    rows.backend.forward(q, rows.kv, plan, 0.2, out)
+    expected = attend(q, *read, 0, need, 0.2, None)
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
 def test_a_prompt_without_values_behind_it() -> None:
     """Nothing is read beyond the row's last position, whatever lies there."""
     rows = make(replace(NEED, dtype="bfloat16", kv_dtype="bfloat16"))
@@ -253,17 +290,25 @@ STEPS = st.lists(
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=STEPS,
-    dtype=st.sampled_from(["float32", "bfloat16"]),
+    dtypes=st.sampled_from(
+        [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"), ("float16", "int8")]
+    ),
     block_size=st.sampled_from([16, 32, 112]),
     heads=st.sampled_from([(1, 1), (7, 1), (9, 3), (64, 1), (80, 1)]),
     window=st.none() | st.integers(1, 100),
     extras=st.fixed_dictionaries({"softcap": st.none() | st.just(4.0), "sinks": st.booleans(), "alibi": st.booleans()}),
 )
 def test_any_sequence_of_steps(
-    isa: str, steps: list, dtype: str, block_size: int, heads: tuple[int, int], window: int | None, extras: dict
+    isa: str,
+    steps: list,
+    dtypes: tuple[str, str],
+    block_size: int,
+    heads: tuple[int, int],
+    window: int | None,
+    extras: dict,
 ) -> None:
     """Rows that start, rest, decode and continue in any order, over memory that holds NaN where nothing was written."""
-    need = AttnNeed(16, *heads, dtype, dtype, block_size, window=window, **extras)
+    need = AttnNeed(16, *heads, *dtypes, block_size, window=window, **extras)
     rows = make(need, num_rows=4, length=5 * 70)
     for work in steps:
         check(rows, work)

@@ -4,7 +4,8 @@
 // values of a head stand in tiles of 16 positions, as the kernels read them:
 //   keys    [head_dim / P][16][P]     positions are the lanes, P neighbouring dimensions go into one dot product
 //   values  [16 / P][v_head_dim][P]   dimensions are the lanes, P neighbouring positions go into one dot product
-// with P = 2 for bfloat16 and 8-bit elements (two are one operand of a bfloat16 dot product), 1 for the others.
+// with P = 2 for bfloat16 and 8-bit elements (two are one operand of a bfloat16 dot product), 1 for the others. Where the
+// elements are 8-bit integers, floats stand behind the values: scales of keys [block_size], scales of values [block_size].
 //
 // The result for a query does not depend on how the work was cut: positions are taken in segments of ATTENTION_SEGMENT,
 // counted from position 0; each segment gets a softmax of its own, and segments are merged in order (Rabe and Staats

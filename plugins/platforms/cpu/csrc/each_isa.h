@@ -13,6 +13,7 @@
 
 #include "lk.h"
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>

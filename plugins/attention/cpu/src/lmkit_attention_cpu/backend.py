@@ -1,6 +1,7 @@
 """Paged attention by the native kernels of the CPU platform. The memory layout stands in its `csrc/attention.h`.
 
-KV of a layer: [num_blocks, num_kv_heads, block_size * (head_dim + v_head_dim)].
+KV of a layer: [num_blocks, num_kv_heads, block_size * (head_dim + v_head_dim)]; with int8 also 8 bytes of scales for
+each position.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from lmkit.api import (
     PluginError,
     RotatingAttention,
     StepLimits,
+    canonical,
+    kv_scale_bytes,
 )
 from lmkit_platform_cpu.native import FIX, MISSING, Args, Native
 from torch import Tensor
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e4m3fn: 3}  # as in attention.inc
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in kv_types.inc
+KV_DTYPES = DTYPES | {torch.float8_e4m3fn: 3, torch.int8: 4}
 SEGMENT, TILE = 512, 16  # positions of a segment, of a tile
 WRITE_VALUES = 8192  # of a chunk of write_kv: some microseconds
 PARTIAL_BYTES = 64 << 20  # for results of segments; rows beyond are not split, which changes no result
@@ -135,7 +139,7 @@ class CpuAttention(RotatingAttention):
         return (16, 32, 64, 128, 256)
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
-        width = need.head_dim + (need.v_head_dim or need.head_dim)
+        width = need.head_dim + (need.v_head_dim or need.head_dim) + kv_scale_bytes(need.kv_dtype)
         return (num_blocks, need.num_kv_heads, need.block_size * width)
 
     def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> CpuPlanner:
@@ -166,19 +170,20 @@ class CpuAttention(RotatingAttention):
     def _write(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, all_heads: int, **rotation: int) -> None:
         assert self._native is not None, "a planner comes first"
         (num, heads, dim), v_dim = k.shape, v.shape[2]
-        size, rest = divmod(kv.shape[2], dim + v_dim)
+        size, rest = divmod(kv.shape[2], dim + v_dim + kv_scale_bytes(canonical(str(kv.dtype))))
         if v.shape[:2] != (num, heads) or slots.shape != (num,) or kv.shape[1] != heads or rest or size % TILE:
             raise PluginError(
                 f"write_kv: k {list(k.shape)}, v {list(v.shape)}, slots {list(slots.shape)} do not fit KV memory "
                 f"{list(kv.shape)}"
             )
         _check("write_kv", k=k, v=v)
-        if k.dtype != v.dtype or kv.dtype not in DTYPES or not kv.is_contiguous() or slots.dtype != torch.int64:
+        if k.dtype != v.dtype or kv.dtype not in KV_DTYPES or not kv.is_contiguous() or slots.dtype != torch.int64:
             raise PluginError(f"write_kv: k {k.dtype}, v {v.dtype}, slots {slots.dtype}, KV memory {kv.dtype}")
         args = WriteArgs(
             k=k.data_ptr(), v=v.data_ptr(), kv=kv.data_ptr(), slots=slots.data_ptr(), k_stride=k.stride(0),
             v_stride=v.stride(0), num_tokens=num, num_kv_heads=heads, head_dim=dim, v_head_dim=v_dim, block_size=size,
-            step=max(1, WRITE_VALUES // ((all_heads + heads) * dim)), dtype=DTYPES[k.dtype], kv_dtype=DTYPES[kv.dtype],
+            step=max(1, WRITE_VALUES // ((all_heads + heads) * dim)), dtype=DTYPES[k.dtype],
+            kv_dtype=KV_DTYPES[kv.dtype],
             **rotation,
         )  # fmt: skip
         args.chunks[0] = -(-num // args.step)
@@ -195,7 +200,7 @@ class CpuAttention(RotatingAttention):
             raise PluginError(f"forward: q {list(q.shape)} and KV memory {list(kv.shape)} are not what was planned for")
         if out.shape != (*q.shape[:2], need.v_head_dim or need.head_dim) or not out.is_contiguous():
             raise PluginError(f"forward: out {list(out.shape)} does not fit q {list(q.shape)}, or has gaps")
-        if q.dtype != out.dtype or kv.dtype not in DTYPES or not kv.is_contiguous():
+        if q.dtype != out.dtype or kv.dtype not in KV_DTYPES or not kv.is_contiguous():
             raise PluginError(f"forward: q {q.dtype}, out {out.dtype}, KV memory {kv.dtype}")
         if not scale > 0:
             raise PluginError(f"forward: a scale of {scale} is not positive")
@@ -203,7 +208,7 @@ class CpuAttention(RotatingAttention):
             raise PluginError(f"forward: sinks {list(sinks.shape)} {sinks.dtype}")
         args = AttentionArgs(
             plan=addressof(plan.args), q=q.data_ptr(), kv=kv.data_ptr(), out=out.data_ptr(), q_stride=q.stride(0),
-            dtype=DTYPES[q.dtype], kv_dtype=DTYPES[kv.dtype], scale=scale, softcap=need.softcap or 0.0,
+            dtype=DTYPES[q.dtype], kv_dtype=KV_DTYPES[kv.dtype], scale=scale, softcap=need.softcap or 0.0,
             slopes=None if plan.slopes is None else plan.slopes.data_ptr(),
             sinks=None if sinks is None else sinks.data_ptr(),
         )  # fmt: skip
@@ -213,7 +218,7 @@ class CpuAttention(RotatingAttention):
 def _check(what: str, **tensors: Tensor) -> None:
     """[T, heads, dim] on the host, of a known dtype, without gaps within a token."""
     for name, t in tensors.items():
-        if t.device.type != "cpu" or t.dtype not in DTYPES or t.dtype == torch.float8_e4m3fn:
+        if t.device.type != "cpu" or t.dtype not in DTYPES:
             raise PluginError(f"{what}: {name} is {t.dtype} on {t.device}")
         if t.dim() != 3 or t.shape[2] % TILE or t.stride(2) != 1 or (t.shape[1] > 1 and t.stride(1) != t.shape[2]):
             raise PluginError(f"{what}: {name} {list(t.shape)} with strides {t.stride()} is not rows of whole heads")

@@ -1,9 +1,12 @@
-"""Paged attention in plain torch. KV of a layer: [num_blocks, block_size, num_kv_heads, head_dim + v_head_dim]."""
+"""Paged attention in plain torch. KV of a layer: [num_blocks, block_size, num_kv_heads, head_dim + v_head_dim].
+
+With int8 each token and head has the bytes of two float32 scales behind its values: of the key, of the value.
+"""
 
 from __future__ import annotations
 
 import torch
-from lmkit.api import AttentionBackend, AttnNeed, AttnPlan, DeviceInfo, Platform, StepLimits
+from lmkit.api import AttentionBackend, AttnNeed, AttnPlan, DeviceInfo, Platform, StepLimits, kv_scale_bytes
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,7 +29,8 @@ class TorchAttention(AttentionBackend):
         return (16, 32, 64, 128, 256, 8, 4, 2, 1)
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
-        return (num_blocks, need.block_size, need.num_kv_heads, need.head_dim + (need.v_head_dim or need.head_dim))
+        width = need.head_dim + (need.v_head_dim or need.head_dim) + kv_scale_bytes(need.kv_dtype)
+        return (num_blocks, need.block_size, need.num_kv_heads, width)
 
     def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> TorchPlanner:
         return TorchPlanner(need, platform.buffer((1,), torch.int32).device.device)
@@ -36,6 +40,10 @@ class TorchAttention(AttentionBackend):
         if slots.numel() and int(slots.min()) < 0:
             keep = slots >= 0
             k, v, slots = k[keep], v[keep], slots[keep]
+        if kv.dtype == torch.int8:
+            (k, k_scale), (v, v_scale) = quantize(k), quantize(v)
+            flat.index_copy_(0, slots, torch.cat((k, v, k_scale, v_scale), dim=-1))
+            return
         dim = k.shape[-1]
         flat[..., :dim].index_copy_(0, slots, k.to(kv.dtype))
         flat[..., dim:].index_copy_(0, slots, v.to(kv.dtype))
@@ -47,12 +55,29 @@ class TorchAttention(AttentionBackend):
         flat = kv.view(-1, *kv.shape[2:])
         special = plan.need.softcap is not None or plan.need.sinks or plan.need.alibi
         for task in plan.tasks:
-            cached = flat.index_select(0, task.index).to(q.dtype)
+            cached = flat.index_select(0, task.index)
+            cached = dequantize(cached, q.shape[-1], q.dtype) if kv.dtype == torch.int8 else cached.to(q.dtype)
             out[task.tokens] = (
                 _dense(q[task.tokens], cached, task, plan, scale, sinks)
                 if special
                 else _fused(q[task.tokens], cached, task, scale)
             )
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [..., D] as codes [..., D] int8, and the bytes [..., 4] of their float32 scales."""
+    x = x.float()
+    largest = x.abs().amax(-1, keepdim=True)
+    inverse = (largest.reciprocal() * 127).clamp(max=torch.finfo(torch.float32).max)  # of a head of zeros
+    codes = (x * inverse).round().clamp(-127, 127).to(torch.int8)
+    return codes, (largest / 127).view(torch.int8)
+
+
+def dequantize(cached: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Codes and scales of keys of `dim` values, and of what they stand beside: [..., D + Dv + 8] -> [..., D + Dv]."""
+    scales = cached[..., -8:].contiguous().view(torch.float32)
+    keys, values = cached[..., :dim], cached[..., dim:-8]
+    return torch.cat((keys * scales[..., :1], values * scales[..., 1:]), dim=-1).to(dtype)
 
 
 def _fused(q: Tensor, cached: Tensor, task: Task, scale: float) -> Tensor:
