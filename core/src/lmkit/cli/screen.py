@@ -13,6 +13,7 @@ from lmkit.config import format_size
 from lmkit.engine.messages import EngineFacts
 
 SHOWN = ("platform", "attention", "quantization", "scheduler", "tool_parser", "reasoning_parser")
+MAX_REFUSED = 3  # names in a line; the rest is counted
 
 
 def choices(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> Table:
@@ -25,7 +26,9 @@ def choices(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> 
             label = choice.kind.replace("_", " ")
             why = choice.why
             if choice.refused:
-                why += f"; refused: {', '.join(r.name for r in choice.refused)}"
+                names = [refusal.name for refusal in choice.refused]
+                rest = f" and {len(names) - MAX_REFUSED} more: lmkit explain" if len(names) > MAX_REFUSED else ""
+                why += f"; refused: {', '.join(names[:MAX_REFUSED])}{rest}"
             table.add_row(label, choice.name, why)
     table.add_row("device", resolved.device.name or resolved.device.platform, "")
     return table
