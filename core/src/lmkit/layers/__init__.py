@@ -22,6 +22,7 @@ _HOME = {
     "DecoderArchitecture": "family",
     "EXPERTS": "family",
     "corrected_moe": "family",
+    "split_per_group": "family",
     "split_per_head": "family",
     "stacked": "family",
     "transposed": "family",

@@ -214,6 +214,15 @@ def split_per_head(cfg: DecoderConfig, fused: Tensor) -> Tensor:
     return fused.reshape(cfg.num_q_heads, 3, cfg.head_dim, *fused.shape[1:]).transpose(0, 1).reshape(fused.shape)
 
 
+def split_per_group(cfg: DecoderConfig, fused: Tensor) -> Tensor:
+    """Stored for each key-value head as its queries, key and value -> all queries, all keys, all values."""
+    import torch
+
+    share = cfg.num_q_heads // cfg.num_kv_heads
+    groups = fused.reshape(cfg.num_kv_heads, share + 2, cfg.head_dim, *fused.shape[1:])
+    return torch.cat([part.flatten(0, 2) for part in groups.split((share, 1, 1), dim=1)])
+
+
 def transposed(cfg: DecoderConfig, weight: Tensor) -> Tensor:
     """A weight stored [in, out] -> [out, in]; a bias as it is."""
     return weight.T if weight.dim() == 2 else weight

@@ -74,9 +74,14 @@ def choice(kind: str, target: str, component: str = "", why: str = "explicit") -
 
 
 def reference(directory: Path, dtype: str) -> Any:
-    """The same checkpoint in `transformers`: in the class called like the architecture, or that of its model type."""
+    """The same checkpoint in `transformers`: in the class called like the architecture, or that of its model type.
+
+    A folder "transformers" in `directory` is read instead: the same weights under the names that it knows.
+    """
     transformers = pytest.importorskip("transformers")
     transformers.utils.logging.disable_progress_bar()
+    known = directory / "transformers"
+    directory = known if known.exists() else directory
     name = json.loads((directory / "config.json").read_text())["architectures"][0]
     model_class = getattr(transformers, name, transformers.AutoModelForCausalLM)
     return model_class.from_pretrained(directory, dtype=getattr(torch, dtype))

@@ -1,9 +1,16 @@
 """Llama and Mistral against transformers."""
 
+import json
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
 import pytest
+import torch
 from lmkit.api import UnsupportedModel
 from lmkit.testing import ModelConformance
 from lmkit_model_llama.arch import Llama
+from safetensors.torch import load_file, save_file
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -102,6 +109,36 @@ class TestInternLM3(ModelConformance):
     family = "llama"
     values = {"head_dim": 16}
     variants = {"biases": dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "bias"), True)}
+
+
+class TestInternLM2(ModelConformance):
+    """What transformers runs as Llama, under the names and in the order of its own files."""
+
+    plugin = "model:InternLM2ForCausalLM"
+    family = "llama"
+    values = {"attention_bias": True, "bias": True}
+    variants = {"no-bias": {"attention_bias": False, "bias": False}, "one-group": {"num_key_value_heads": 1}}
+
+    names: ClassVar = {
+        "model.embed_tokens": "model.tok_embeddings", "lm_head": "output", "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2", "self_attn.q_proj": "attention.wqkv",
+    }  # fmt: skip
+
+    @classmethod
+    def name_architecture(cls, directory: Path) -> None:
+        shutil.copytree(directory, directory / "transformers")
+        super().name_architecture(directory)
+        config = json.loads((directory / "config.json").read_text())
+        num_kv = config["num_key_value_heads"]
+        file = directory / "model.safetensors"
+        tensors = load_file(file)
+        for name in [name for name in tensors if ".q_proj." in name]:
+            parts = [tensors.pop(name.replace("q_proj", f"{part}_proj")).unflatten(0, (num_kv, -1)) for part in "qkv"]
+            tensors[name] = torch.cat(parts, 1).flatten(0, 1)
+        for old, new in cls.names.items():
+            tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+        save_file(tensors, file)
 
 
 class TestIQuestCoder(ModelConformance):

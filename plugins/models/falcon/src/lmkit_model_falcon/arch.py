@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from lmkit.layers import (
+    ConfigReader,
+    DecoderArchitecture,
+    DecoderConfig,
+    split_per_group,
+    tensor_names,
+    usual_config,
+)
 
 
 def falcon(r: ConfigReader) -> DecoderConfig:
@@ -49,15 +51,6 @@ def falcon(r: ConfigReader) -> DecoderConfig:
     )
 
 
-def split_groups(cfg: DecoderConfig, fused: Tensor) -> Tensor:
-    """Stored group by group: its queries, its key, its value."""
-    import torch
-
-    share = cfg.num_q_heads // cfg.num_kv_heads
-    groups = fused.reshape(cfg.num_kv_heads, share + 2, cfg.head_dim, *fused.shape[1:])
-    return torch.cat([part.flatten(0, 2) for part in groups.split((share, 1, 1), dim=1)])
-
-
 class Falcon(DecoderArchitecture):
     configs = {"FalconForCausalLM": falcon}
-    transforms = {"FalconForCausalLM": {"qkv": split_groups}}
+    transforms = {"FalconForCausalLM": {"qkv": split_per_group}}

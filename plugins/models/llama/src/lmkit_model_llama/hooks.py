@@ -29,4 +29,11 @@ def lmkit_models() -> list[ModelSpec]:
             ),
             features=frozenset({"causal", "sliding_window"}),
         ),
+        ModelSpec(
+            name="internlm2",
+            summary="InternLM2 and InternLM2.5",
+            target="lmkit_model_llama.internlm2:InternLM2",
+            architectures=("InternLM2ForCausalLM",),
+            features=frozenset({"causal"}),
+        ),
     ]
