@@ -41,7 +41,7 @@ def budget(weights: int, activations: int, kv: int, num_kv_tokens: int, max_leng
     table.add_row("activations", format_size(activations), "one step at the limits")
     table.add_row("KV cache", format_size(kv), f"{num_kv_tokens:,} tokens")
     if process:
-        table.add_row("process", format_size(process), "Python, torch and their libraries")
+        table.add_row("process", format_size(process), "Python and torch, without the pages of their files")
     table.add_row("total", format_size(weights + activations + kv + process), "")
     concurrency = num_kv_tokens / max_length if max_length else 0.0
     table.add_row("context", f"{max_length:,} tokens", f"{concurrency:.1f} requests of that length at once")
