@@ -86,6 +86,8 @@ def serve(
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config, settings, sock, on_ready, start))
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
     finally:
         sock.close()
 
@@ -99,9 +101,17 @@ async def _serve(
 ) -> None:
     from lmkit.llm import AsyncLLM
 
+    serving = asyncio.current_task()
+    assert serving is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)  # until the server is ready
     starting = asyncio.ensure_future(AsyncLLM.start(config, **start))
-    await asyncio.to_thread(import_module, "lmkit.server.app")  # here it would delay the spawn of the engine process
-    llm = await starting
+    try:
+        await asyncio.to_thread(import_module, "lmkit.server.app")  # here it would delay the engine's process
+        llm = await starting
+    except BaseException:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
     try:
         await run_app(llm, settings, sock, on_ready)
     finally:

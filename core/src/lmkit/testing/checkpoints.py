@@ -97,8 +97,8 @@ def _write(family: str, values: Mapping[str, Any], directory: Path, seed: int, d
     import transformers
 
     model_class = getattr(transformers, FAMILIES[family][1] if family in FAMILIES else family)
-    parts = {key: value for key, value in values.items() if key.endswith("_config")}
-    if parts:  # a multimodal model: all other values are those of its text part
+    if "text_config" in model_class.config_class.sub_configs:  # all values but those of its parts are the text's
+        parts = {key: value for key, value in values.items() if key.endswith("_config")}
         text = {key: value for key, value in values.items() if key not in parts}
         values = {"text_config": text, "tie_word_embeddings": text["tie_word_embeddings"], **parts}
     randomize(model_class, model_class.config_class(**values), seed, dtype, spread).save_pretrained(directory)
