@@ -16,12 +16,7 @@ MIB = 1 << 20
 
 
 def planned(config: EngineConfig) -> memory.Estimate:
-    plan, checkpoint, info = resolve(config)
-    return memory.estimate(
-        info, config, plan.device, dtype=plan.value("dtype"), kv_dtype=plan.value("kv_dtype"),
-        block_size=plan.value("block_size"), max_tokens=memory.step_tokens(config, plan),
-        weight_bytes=memory.weight_bytes(info, checkpoint, plan.value("dtype"), plan),
-    )  # fmt: skip
+    return memory.planned(config, *resolve(config))
 
 
 async def held_when_full(config: EngineConfig) -> int:

@@ -96,13 +96,14 @@ def _memory(resolver: Resolver, info: ModelInfo, context: int) -> dict[str, Any]
     plan, config = resolver.plan(), resolver.config
     dtype, tokens = plan.value("dtype"), memory.step_tokens(config, plan)
     specs = info.kv_specs(plan.value("block_size", 16), plan.value("kv_dtype", dtype))
-    weights = memory.weight_bytes(info, resolver.found_checkpoint, dtype, plan)
+    weights = memory.weight_bytes(info, resolver.found_checkpoint, plan)
     activations = memory.activation_bytes(info, dtype, tokens, config.sched.max_rows)
-    kv = memory.bytes_for(specs, context, tokens)
+    kv, process = memory.bytes_for(specs, context, tokens), plan.device.process_bytes
     return {
         "context": context, "dtype": dtype, "weights": weights, "activations": activations, "kv": kv,
+        "process": process,
         "kv_per_token": sum(spec.bytes_per_token for spec in specs),
-        "total": weights + activations + kv,
+        "total": process + weights + activations + kv,
     }  # fmt: skip
 
 
@@ -125,11 +126,11 @@ def _show(found: dict[str, Any], console: Console) -> None:
             table.add_row("recurrent state", f"{found['recurrent']} layers; no drafts, prefix cache where asked for")
     table.add_row("quantization", found["quantization"] or "none")
     if (parts := found.get("memory")) is not None:
-        sizes = {name: format_size(parts[name]) for name in ("total", "weights", "activations", "kv")}
+        sizes = {name: format_size(parts[name]) for name in ("total", "weights", "activations", "kv", "process")}
         table.add_row(
             "memory",
             f"{sizes['total']} for {parts['context']:,} tokens: weights {sizes['weights']}, "
-            f"step {sizes['activations']}, KV {sizes['kv']}",
+            f"step {sizes['activations']}, KV {sizes['kv']}, process {sizes['process']}",
         )
     for choice in found["run_by"]:
         label = choice["kind"].replace("_", " ") + (f" {choice['component']}" if choice["component"] else "")

@@ -23,18 +23,8 @@ def command(
     from lmkit.execution import memory
     from lmkit.plugins.resolve import resolve
 
-    config = settings.config
-    resolved, checkpoint, info = resolve(config, plugin_host(settings))
-    estimate = memory.estimate(
-        info,
-        config,
-        resolved.device,
-        dtype=resolved.value("dtype"),
-        block_size=resolved.value("block_size", 16),
-        kv_dtype=resolved.value("kv_dtype"),
-        weight_bytes=memory.weight_bytes(info, checkpoint, resolved.value("dtype"), resolved),
-        max_tokens=memory.step_tokens(config, resolved),
-    )
+    resolved, checkpoint, info = resolve(settings.config, plugin_host(settings))
+    estimate = memory.planned(settings.config, resolved, checkpoint, info)
     if as_json:
         data = {
             "model": checkpoint.ref,
@@ -47,16 +37,7 @@ def command(
     console = Console(highlight=False)
     console.print(screen.choices(resolved, checkpoint, info))
     console.print()
-    console.print(
-        screen.budget(
-            estimate.weight_bytes,
-            estimate.activation_bytes,
-            estimate.kv_bytes,
-            estimate.num_kv_tokens,
-            estimate.max_length,
-            process=estimate.process_bytes,
-        )
-    )
+    console.print(screen.budget(estimate))
 
 
 command.examples = """[bold]Examples[/]

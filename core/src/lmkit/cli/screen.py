@@ -11,6 +11,7 @@ from rich.text import Text
 from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
 from lmkit.config import format_size
 from lmkit.engine.messages import EngineFacts
+from lmkit.execution.memory import Estimate
 
 SHOWN = ("platform", "attention", "quantization", "scheduler", "tool_parser", "reasoning_parser")
 MAX_REFUSED = 3  # names in a line; the rest is counted
@@ -34,22 +35,19 @@ def choices(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> 
     return table
 
 
-def budget(weights: int, activations: int, kv: int, num_kv_tokens: int, max_length: int, *, process: int = 0) -> Table:
-    """Memory, and what it buys. Sizes in bytes."""
+def budget(found: Estimate | EngineFacts) -> Table:
+    """Memory, and what it buys."""
     table = _table()
-    table.add_row("weights", format_size(weights), "")
-    table.add_row("activations", format_size(activations), "one step at the limits")
-    table.add_row("KV cache", format_size(kv), f"{num_kv_tokens:,} tokens")
-    if process:
-        table.add_row("process", format_size(process), "Python and torch, without the pages of their files")
-    table.add_row("total", format_size(weights + activations + kv + process), "")
-    concurrency = num_kv_tokens / max_length if max_length else 0.0
-    table.add_row("context", f"{max_length:,} tokens", f"{concurrency:.1f} requests of that length at once")
+    table.add_row("weights", format_size(found.weight_bytes), "")
+    table.add_row("activations", format_size(found.activation_bytes), "one step at the limits")
+    table.add_row("KV cache", format_size(found.kv_bytes), f"{found.num_kv_tokens:,} tokens")
+    if found.process_bytes:
+        size = format_size(found.process_bytes)
+        table.add_row("process", size, "Python and torch, without the pages of their files")
+    table.add_row("total", format_size(found.total_bytes), "")
+    concurrency = found.num_kv_tokens / found.max_length if found.max_length else 0.0
+    table.add_row("context", f"{found.max_length:,} tokens", f"{concurrency:.1f} requests of that length at once")
     return table
-
-
-def facts_budget(facts: EngineFacts) -> Table:
-    return budget(facts.weight_bytes, facts.activation_bytes, facts.kv_bytes, facts.num_kv_tokens, facts.max_length)
 
 
 def phases(seconds: Sequence[tuple[str, float]]) -> Text:

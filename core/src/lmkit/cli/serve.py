@@ -153,7 +153,7 @@ def first_screen(
     resolved, checkpoint, info = resolution
     screen.heading(console, f"lmkit serves {facts.model}")
     console.print(screen.choices(resolved, checkpoint, info))
-    console.print(screen.facts_budget(facts))
+    console.print(screen.budget(facts))
     screen.warnings(console, (*getattr(resolved, "warnings", ()), *facts.warnings))
     console.print(screen.phases(phases), soft_wrap=True)
     console.print(f"[bold]{url}/v1[/]  try it:")

@@ -191,6 +191,7 @@ def _facts(
         loads_adapters=config.lora.enabled,
         dtype=str(resolved.value("dtype", info.dtype)),
         device=resolved.device.name or resolved.device.platform,
+        process_bytes=resolved.device.process_bytes,
         weight_bytes=facts.weight_bytes,
         activation_bytes=facts.activation_bytes,
         kv_bytes=kv.nbytes,

@@ -42,11 +42,16 @@ class EngineFacts(msgspec.Struct, frozen=True):
     loads_adapters: bool = False  # more may be loaded while it runs
     dtype: str = ""
     device: str = ""
+    process_bytes: int = 0  # what the process takes before it holds anything of a model
     weight_bytes: int = 0
     activation_bytes: int = 0
     kv_bytes: int = 0
     phases: tuple[tuple[str, float], ...] = ()  # start-up: phase, seconds; they sum to the engine's start-up time
     warnings: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        return self.process_bytes + self.weight_bytes + self.activation_bytes + self.kv_bytes
 
 
 class EngineStats(msgspec.Struct, frozen=True):

@@ -43,16 +43,16 @@ def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) ->
     return max(proposed, FORCED if can_force else 0)
 
 
-def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, dtype: str, resolved: ResolvedPlan | None = None) -> int:
-    """Of a loaded model: quantized weights stay as they are stored, others take `dtype`, or what rounds them at load.
+def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan) -> int:
+    """Of a loaded model: quantized weights stay as stored, others take the chosen dtype, or what rounds them at load.
 
     A tied output head that is rounded takes the place of the embedding, which stays mapped from its file.
     """
     if checkpoint.config.get("quantization_config"):
         return checkpoint.nbytes
-    size = itemsize(dtype)
+    size = itemsize(resolved.value("dtype"))
     total = info.num_parameters * size
-    choice = resolved.choice("quantization") if resolved is not None else None
+    choice = resolved.choice("quantization")
     if choice is None:
         return total
     scheme: QuantScheme = load_target(choice).parse(choice.options)
@@ -212,11 +212,12 @@ def estimate(
     max_tokens = max_tokens or step_tokens(config)
     activations = activation_bytes(info, dtype, max_tokens, config.sched.max_rows)
     memory = device.free_memory or device.total_memory
-    free = memory - device.process_bytes - weights - activations
+    usable = max(0, memory - device.process_bytes)
+    free = usable - weights - activations
     if free <= 0:
         raise CapacityError(
             f"weights ({format_size(weights)}) and activations ({format_size(activations)}) need "
-            f"{format_size(weights + activations)}, the device has {format_size(memory - device.process_bytes)}",
+            f"{format_size(weights + activations)}, the device has {format_size(usable)}",
             fix="use a smaller model or dtype, or another device",
         )
     facts = WorkerFacts(free, weights, activations, specs)
@@ -227,4 +228,18 @@ def estimate(
     full = [(n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True) if spec.window is None]
     return Estimate(
         memory, device.process_bytes, weights, activations, kv.nbytes, per_token, min(full, default=tokens), length
+    )
+
+
+def planned(config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> Estimate:
+    """The estimate of what `resolve(config)` gave."""
+    return estimate(
+        info,
+        config,
+        resolved.device,
+        dtype=resolved.value("dtype"),
+        block_size=resolved.value("block_size", 16),
+        kv_dtype=resolved.value("kv_dtype"),
+        weight_bytes=weight_bytes(info, checkpoint, resolved),
+        max_tokens=step_tokens(config, resolved),
     )
