@@ -33,7 +33,7 @@ def test_inspect_says_what_it_is_and_what_would_run_it(model: Path) -> None:
     parts = found["memory"]
     assert parts["weights"] == 4 * found["parameters"]
     assert parts["kv"] == 7 * 16 * parts["kv_per_token"]  # 100 tokens in blocks of 16
-    assert parts["total"] == parts["weights"] + parts["activations"] + parts["kv"]
+    assert parts["total"] == parts["process"] + parts["weights"] + parts["activations"] + parts["kv"]
     assert {"model", "attention", "platform", "loader"} <= {c["kind"] for c in found["run_by"]}
     assert found["problems"] == []
     shown = run("inspect", str(model)).stdout
@@ -69,11 +69,7 @@ def test_overrides(model: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_plan_is_within_five_percent_of_what_an_engine_takes(model: Path, dtype: str) -> None:
     config = from_options({"model": str(model), "dtype": dtype, "kv_memory": "8MiB"})
-    plan, checkpoint, info = resolve(config)
-    said = memory.estimate(
-        info, config, plan.device, dtype=dtype, kv_dtype=dtype, block_size=plan.value("block_size"),
-        weight_bytes=memory.weight_bytes(info, checkpoint, dtype), max_tokens=memory.step_tokens(config, plan),
-    )  # fmt: skip
+    said = memory.planned(config, *resolve(config))
     with LLM(config=config) as llm:
         runner = llm._engine.core.executor.worker.runner
         kv = sum(tensor.nbytes for tensor in runner.kv)
@@ -94,7 +90,7 @@ def test_plan_is_within_five_percent_of_what_an_engine_takes(model: Path, dtype:
             SelectionError,
             "nearest: LlamaForCausalLM",
         ),
-        ({"architectures": ["LlamaForCausalML"]}, {}, LmkitError, "LlamaForCausalLM"),
+        ({"architectures": ["LlamaForCausalML"]}, {}, LmkitError, "own families: LlamaForCausalLM"),
         ({"head_dim": 7}, {}, UnsupportedModel, "head_dim"),
         ({"num_hidden_layers": 3}, {}, WeightMismatch, "layers.2"),
         ({"num_hidden_layers": 1}, {}, WeightMismatch, "extra"),
@@ -108,6 +104,14 @@ def test_bad_input_is_named(
         LLM(str(altered(model, tmp_path, **changes)), dtype="float32", kv_memory="8MiB", **options)
     assert words in f"{failure.value.message} {failure.value.fix}"
     assert "would work" not in failure.value.fix
+
+
+def test_names_are_hinted_at_only_where_nobody_knows_them(model: Path, tmp_path: Path) -> None:
+    path = altered(model, tmp_path, architectures=["BartForConditionalGeneration"], is_encoder_decoder=True)
+    with pytest.raises(UnsupportedModel) as failure:
+        resolve(from_options({"model": str(path)}))
+    assert "cross attention" in failure.value.fix
+    assert "nearest" not in failure.value.fix
 
 
 def altered(model: Path, folder: Path, **changes: object) -> Path:

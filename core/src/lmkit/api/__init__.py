@@ -23,6 +23,7 @@ from lmkit.api.errors import (
     RequestTooLarge,
     SelectionError,
     TemplateFailed,
+    UnknownArchitecture,
     UnknownKey,
     UnknownName,
     UnsupportedModel,

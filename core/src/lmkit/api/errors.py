@@ -8,6 +8,7 @@
       PluginError               a plugin broke its contract                                 exit 3
       CheckpointError           a checkpoint is missing, damaged or not understood          exit 4
         UnsupportedModel        a configuration value no code here understands
+          UnknownArchitecture   a model nobody knows
         WeightMismatch          tensors missing, left over, or of another shape or dtype
       CapacityError             memory does not suffice                                     exit 5, HTTP 507
       RequestError              one request is wrong; nothing else is affected              HTTP 400
@@ -136,6 +137,10 @@ class UnsupportedModel(CheckpointError):
         like = nearest(value, supported.replace("'", "").split(", ")) if isinstance(value, str) else None
         fix = fix or (f"nearest: {like}" if like else "")
         super().__init__(f"unsupported model configuration: {key} = {value!r}{tail}", fix=fix)
+
+
+class UnknownArchitecture(UnsupportedModel):
+    """Nobody knows a model of that name: it may be misspelt."""
 
 
 class WeightMismatch(CheckpointError):

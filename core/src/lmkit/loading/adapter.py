@@ -245,5 +245,9 @@ def _belongs(place: Place, row: str | None, side: str) -> bool:
 def _stranger(name: str, module: str, places: Mapping[str, Place], info: ModelInfo) -> str:
     if module and module.rpartition(".")[2] not in info.adapter_targets:
         return f"{name}: adapters may target {', '.join(info.adapter_targets) or 'nothing in this model'}"
+    for layer in info.layers:
+        shared = module.replace(f".{layer.index}.", f".{layer.kv_of}.")
+        if layer.kv_of is not None and shared != module and shared in places:
+            return f"{name}: layer {layer.index} has none of its own, it reads the keys and values of {shared}"
     like = nearest(module, places)
     return f"{name} belongs to nothing in this model" + (f", nearest: {like}" if like else "")

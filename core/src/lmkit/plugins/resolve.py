@@ -48,9 +48,9 @@ from lmkit.api import (
     SelectRequest,
     Spec,
     Tier,
+    UnknownArchitecture,
     UnknownKey,
     UnknownName,
-    UnsupportedModel,
     canonical,
     nearest,
 )
@@ -194,7 +194,7 @@ class Resolver:
         target: Architecture = load_target(choice)(**choice.options)
         try:
             info: ModelInfo = call(f"{choice.target}.describe", target.describe, checkpoint.config)
-        except UnsupportedModel as e:
+        except UnknownArchitecture as e:
             families = {_family(architecture): architecture for architecture in known}
             if name != native and (like := families.get(nearest(_family(native), families) or "")):
                 e.fix = f"{e.fix}; nearest of lmkit's own families: {like}"

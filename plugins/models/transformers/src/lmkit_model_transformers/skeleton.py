@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from lmkit.api import UnsupportedModel
+from lmkit.api import UnknownArchitecture, UnsupportedModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
@@ -22,8 +22,8 @@ from lmkit_model_transformers.routing import ASKING, NAME
 from lmkit_model_transformers.stored import Stored, stored_weights
 
 
-def refuse(architecture: str, reason: str) -> UnsupportedModel:
-    return UnsupportedModel("architectures", architecture, fix=f"the transformers fallback cannot serve it: {reason}")
+def refuse(architecture: str, reason: str, error: type[UnsupportedModel] = UnsupportedModel) -> UnsupportedModel:
+    return error("architectures", architecture, fix=f"the transformers fallback cannot serve it: {reason}")
 
 
 def make_config(text: str) -> tuple[Any, Any]:
@@ -38,7 +38,8 @@ def make_config(text: str) -> tuple[Any, Any]:
     known = architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or architecture.endswith("ForCausalLM")
     if not known or architecture.endswith("ForConditionalGeneration") or not isinstance(kind, type):
         remote = " (its code comes with the checkpoint, and such code is never run)" if data.get("auto_map") else ""
-        raise refuse(architecture, f"transformers {transformers.__version__} has no such language model{remote}")
+        error = UnsupportedModel if isinstance(kind, type) else UnknownArchitecture
+        raise refuse(architecture, f"transformers {transformers.__version__} has no such language model{remote}", error)
     if data.get("quantization_config"):
         raise UnsupportedModel(
             "quantization_config", "present", fix="the transformers fallback runs plain weights only"
