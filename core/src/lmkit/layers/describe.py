@@ -76,35 +76,19 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoEConfig:
-    """Mixtures of experts in a decoder's layers."""
+class MoEConfig(Routing):
+    """Mixtures of experts in a decoder's layers, and how their routers choose."""
 
     num_experts: int
-    top_k: int  # experts per token
     size: int  # intermediate size of one expert
     layers: tuple[bool, ...]  # which layers have experts; the others have an MLP
     activation: str = ""  # "": the decoder's
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
-    renormalize: bool = True  # the weights of the chosen sum to 1
-    epsilon: float = 0.0  # added to the sum they are divided by
-    scale: float = 1.0  # of the weights
-    num_groups: int = 1  # experts come from the best groups
-    top_groups: int = 1
-    group_score: Literal["max", "two best"] = "max"
     correction: bool = False  # added to the scores for the choice
     router_bias: bool = False
-    router_float32: bool = False  # its product in float32
     expert_bias: bool = False
     shared_size: int = 0  # intermediate size of the shared expert
     shared_gate: bool = False  # the shared expert's output is weighted by a sigmoid
     latent: int = 0  # size of what routed experts read and write, 0: the hidden size
-
-    @property
-    def routing(self) -> Routing:
-        return Routing(
-            self.top_k, self.scoring, self.renormalize, self.epsilon, self.scale, self.num_groups, self.top_groups,
-            self.group_score, self.router_float32,
-        )  # fmt: skip
 
     def linears(self, cfg: DecoderConfig, i: int) -> list[LinearSpec]:
         """The linears of layer `i`, experts stacked along the output axis."""

@@ -99,7 +99,7 @@ def corrected_moe(r: ConfigReader, **given: Any) -> MoEConfig:
         "layers": lambda: tuple(i >= r.count("first_k_dense_replace", 0) for i in range(r.layers())),
         "scoring": lambda: "sigmoid",
         "correction": lambda: True,
-        "router_float32": lambda: True,
+        "float32": lambda: True,
         "renormalize": lambda: r.flag("norm_topk_prob", True),
         "epsilon": lambda: 1e-20,
         "scale": lambda: r.number("routed_scaling_factor", 1.0),

@@ -112,7 +112,7 @@ class Router(nn.Module):
 
     def __init__(self, moe: MoEConfig, hidden_size: int, dtype: torch.dtype, rows: RowOps) -> None:
         super().__init__()
-        self.routing, self.rows = moe.routing, rows
+        self.routing, self.rows = moe, rows
         self.weight = nn.Parameter(torch.empty(moe.num_experts, hidden_size, dtype=dtype), requires_grad=False)
         bias = torch.empty(moe.num_experts, dtype=dtype)
         self.bias = nn.Parameter(bias, requires_grad=False) if moe.router_bias else None

@@ -185,7 +185,7 @@ class ArchitectureConformance:
         """Logits [3, LENGTH, V] of three prompts by transformers in float32."""
         return reference_logits(theirs)
 
-    def test_float32_logits(self, loaded: LoadedModel, expected: Tensor) -> None:
+    def test_float32(self, loaded: LoadedModel, expected: Tensor) -> None:
         got = ModelDriver(loaded, "float32").step(list(enumerate(prompts(loaded.info.vocab_size))))
         assert deviation(torch.stack(got), expected) < self.tolerance
 

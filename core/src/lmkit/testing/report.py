@@ -16,7 +16,7 @@ import pytest
 from lmkit.testing.specs import find_plugin
 
 CHECKS = {  # test -> its column; several tests may stand for one
-    "test_float32_logits": "logits",
+    "test_float32": "logits",
     "test_bfloat16_logits": "bfloat16",
     "test_chunks_equal_the_whole": "chunks",
     "test_neighbours_do_not_matter": "batch",

@@ -307,13 +307,13 @@ class Trial:
         self.check_end()
         return self
 
-    def play(self, todo: list[EngineRequest]) -> None:
-        todo.reverse()
-        while todo or self.engine.has_work():
+    def play(self, requests: list[EngineRequest]) -> None:
+        coming = requests[::-1]
+        while coming or self.engine.has_work():
             self.steps += 1
             require(self.steps < MAX_STEPS, "livelock: the work does not end")
-            if todo and self.rng.random() < self.arrivals:
-                self.add(todo.pop())
+            if coming and self.rng.random() < self.arrivals:
+                self.add(coming.pop())
             if not self.quiet:
                 self.maybe_abort()
             for event in self.engine.step():

@@ -97,7 +97,7 @@ def mistral4(r: ConfigReader) -> DecoderConfig:
     rope = r.rope(default_partial=1.0, extra=("llama_4_scaling_beta", "max_position_embeddings"))
     if rope["rope_type"] != "yarn" or "llama_4_scaling_beta" not in rope:
         raise UnsupportedModel("rope_parameters", rope["rope_type"], "yarn with llama_4_scaling_beta")
-    moe = corrected_moe(r, scoring="softmax", correction=False, router_float32=False)
+    moe = corrected_moe(r, scoring="softmax", correction=False, float32=False)
     names = EXPERTS | {"experts_up": ".mlp.experts.gate_up_proj", "experts_down": ".mlp.experts.down_proj"}
     names |= {f"expert_{p}": "" for p in ("gate", "up", "down")}
     return latent(

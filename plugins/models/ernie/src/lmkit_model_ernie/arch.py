@@ -48,7 +48,7 @@ def ernie_moe(r: ConfigReader) -> DecoderConfig:
         size=size,
         layers=tuple((i + 1) % every == 0 and first <= i < end for i in range(r.layers())),
         correction=True,
-        router_float32=True,
+        float32=True,
         shared_size=size * r.count("moe_num_shared_experts", 2),
     )
     names = tensor_names(**{**EXPERTS, "correction": ".mlp.moe_statics.e_score_correction_bias"})

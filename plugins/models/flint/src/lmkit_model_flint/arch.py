@@ -5,7 +5,6 @@ Torch-free.
 
 from __future__ import annotations
 
-from lmkit.api import UnsupportedModel
 from lmkit.layers import (
     EXPERTS,
     ConfigReader,
@@ -22,9 +21,7 @@ SHARED = {f"shared_{p}": f".mlp.shared_expert.{p}_proj" for p in ("gate", "up", 
 def flint(r: ConfigReader) -> DecoderConfig:
     last, bias = r.layers() - 1, r.flag("attention_bias", False)
     windows = r.windows(lambda i: i >= 2 and i % 4 != 1 and i != last, 513)
-    dense = r.config.get("mlp_only_layers", [0, 1])
-    if not isinstance(dense, list):
-        raise UnsupportedModel("mlp_only_layers", dense, "a list of layers")
+    dense = r.layer_numbers("mlp_only_layers", (0, 1))
     r.one_of("decoder_sparse_step", (1,), 1)
     moe = MoEConfig(
         num_experts=r.integer("num_experts", 256),
@@ -33,7 +30,7 @@ def flint(r: ConfigReader) -> DecoderConfig:
         layers=tuple(i not in dense for i in range(r.layers())),
         scoring="sigmoid",
         renormalize=r.flag("norm_topk_prob", True),
-        router_float32=True,
+        float32=True,
         shared_size=r.integer("shared_expert_intermediate_size", 1024),
     )
     return usual_config(

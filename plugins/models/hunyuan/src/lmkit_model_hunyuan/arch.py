@@ -52,7 +52,7 @@ def hunyuan_moe(r: ConfigReader) -> DecoderConfig:
         top_k=same(r, "moe_topk", 1),
         size=size,
         layers=(True,) * r.layers(),
-        router_float32=True,
+        float32=True,
         shared_size=size,
     )
     return hunyuan(r, moe=moe, names=tensor_names(**HEADS, **{**EXPERTS, **SHARED, "router": ".mlp.gate.wg"}))

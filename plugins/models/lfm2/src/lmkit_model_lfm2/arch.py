@@ -84,7 +84,7 @@ def lfm2_moe(r: ConfigReader) -> DecoderConfig:
         layers=tuple(i >= r.count("num_dense_layers", 2) for i in range(r.layers())),
         correction=r.flag("use_expert_bias", True),
         epsilon=1e-6,
-        router_float32=False,
+        float32=False,
     )
     return lfm2(r, intermediate_size=r.integer("intermediate_size"), moe=moe)
 

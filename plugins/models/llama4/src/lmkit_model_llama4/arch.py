@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, MoEConfig, tensor_names, usual_config
 
 if TYPE_CHECKING:
@@ -50,9 +49,7 @@ def llama4(r: ConfigReader) -> DecoderConfig:
 
 def experts(r: ConfigReader) -> MoEConfig:
     num, every = r.layers(), r.integer("interleave_moe_layer_step", 1)
-    layers = r.config.get("moe_layers", list(range(every - 1, num, every)))
-    if not isinstance(layers, list):
-        raise UnsupportedModel("moe_layers", layers, "a list of layers")
+    layers = r.layer_numbers("moe_layers", range(every - 1, num, every))
     size = r.integer("intermediate_size", 8192)
     return MoEConfig(
         num_experts=r.integer("num_local_experts", 16),

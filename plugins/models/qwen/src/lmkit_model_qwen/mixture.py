@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.api import UnsupportedModel
 from lmkit.layers import EXPERTS, ConfigReader, MoEConfig
 
 SHARED = {
@@ -16,9 +15,7 @@ SHARED = {
 
 def experts(r: ConfigReader, **given: Any) -> MoEConfig:
     """Experts in every `decoder_sparse_step`-th layer, but not in `mlp_only_layers`."""
-    step, without = r.integer("decoder_sparse_step", 1), r.config.get("mlp_only_layers") or []
-    if not isinstance(without, list):
-        raise UnsupportedModel("mlp_only_layers", without, "a list of layers")
+    step, without = r.integer("decoder_sparse_step", 1), r.layer_numbers("mlp_only_layers")
     return MoEConfig(
         layers=tuple(i not in without and (i + 1) % step == 0 for i in range(r.layers())),
         **{"renormalize": r.flag("norm_topk_prob", False), **given},

@@ -21,8 +21,10 @@ from lmkit_platform_cpu.rowops import ACTIVATIONS, GATES
 
 class Stack(ctypes.Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("weight", "scales", "zeros", "bias", "rows", "x_scales", "x_sums")),
-        *((name, c_void_p) for name in ("chunk_ends",)),
+        *(
+            (name, c_void_p)
+            for name in ("weight", "scales", "zeros", "bias", "rows", "x_scales", "x_sums", "chunk_ends")
+        ),
         *((name, c_int64) for name in ("n", "k", "parts", "group", "block", "most_panels")),
         *((name, c_int32) for name in ("weight_dtype", "bits", "planes", "zero")),
     ]
