@@ -159,11 +159,48 @@ def test_stopped_while_it_starts(tiny: Path, tmp_path: Path, number: signal.Sign
         server.process.send_signal(number)
         assert server.wait(10) == status
         assert "Traceback" not in server.output
-        deadline = perf_counter() + 5  # an engine that was not connected yet learns it when it tries to
-        while _alive(pid):
-            assert perf_counter() < deadline
-            sleep(0.02)
+        assert not _alive(pid)
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0])
+def test_killed_while_it_starts(tiny: Path, seconds: float) -> None:
+    """The engine process ends by itself, whatever it was doing."""
+    with serving(str(tiny)) as server:
+        while not server.engine_pids():
+            sleep(0.005)
+        (pid,) = server.engine_pids()
+        sleep(seconds)
+        server.process.kill()
+        server.wait()  # until nobody writes to its output
+        assert not _alive(pid)
+
+
+def test_engine_killed_before_it_listens(tiny: Path) -> None:
+    """The first engine is not replaced: whoever started the server sees why it did not start."""
+    with serving(str(tiny)) as server:
+        while not server.engine_pids():
+            sleep(0.005)
+        os.kill(server.engine_pids()[0], signal.SIGKILL)
+        assert server.wait() == 6
+        assert "killed by signal SIGKILL" in server.output
+        assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize("arguments", [("demmo",), ("demo", "--attention", "nobody"), ("demo", "--port", "1000000")])
+def test_refused_start_leaves_no_process(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = lmkit("serve", *arguments, MARK=str(tmp_path))
+    assert done.returncode != 0
+    assert "error:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not [pid for pid in Path("/proc").glob("[0-9]*") if _is_marked(pid, str(tmp_path))]
+
+
+def _is_marked(process: Path, mark: str) -> bool:
+    try:
+        return f"MARK={mark}".encode() in (process / "environ").read_bytes()
+    except OSError:
+        return False
 
 
 def test_port_in_use(tiny: Path) -> None:

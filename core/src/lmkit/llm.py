@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,8 @@ from lmkit.config.environment import adopt_environment
 from lmkit.engine.client import EventStream, ProcessClient
 from lmkit.engine.observers import Observers, Watch
 from lmkit.engine.platform import platform_environment
-from lmkit.engine.supervisor import FACTORY, RESTARTS, Supervised
+from lmkit.engine.spawn import FACTORY, EngineProcess
+from lmkit.engine.supervisor import RESTARTS, Supervised
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.pooled import PROMPT, PoolingCalls, answer_of, as_prompts, is_list, pool
@@ -497,16 +499,19 @@ class AsyncLLM(PoolingCalls):
         host: PluginHost | None = None,
         factory: str = FACTORY,
         restarts: int = RESTARTS,
+        process: EngineProcess | None = None,
     ) -> AsyncLLM:
         """Returns when the engine is ready. The tokenizer loads here while the weights load there.
 
         An engine that dies is replaced, see engine.supervisor.Supervised; `restarts` = 0: it is not.
 
-        `resolution`: what `lmkit.plugins.resolve` said, when the caller has asked it already, with `host`.
+        `resolution`: what `lmkit.plugins.resolve` said, when the caller has asked it already, with `host`; `process`:
+        the first engine's, when the caller has started it already and told it to build just that.
         """
         host = host or PluginHost()
         resolved, checkpoint, _ = resolution or resolve(config, host)
-        client = Supervised(lambda: ProcessClient(config, resolved, checkpoint, progress, factory=factory), restarts)
+        make = partial(ProcessClient, config, resolved, checkpoint, progress, factory=factory)
+        client = Supervised(make, restarts, first=make(process=process))
         starting = asyncio.ensure_future(client.start())
         await asyncio.sleep(0)  # the process is spawned before this one gets busy
         try:

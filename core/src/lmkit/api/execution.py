@@ -82,7 +82,7 @@ class Platform(Protocol):
     device_type: str
 
     def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
-        """Environment of a worker process; set by the parent at spawn, only there (thread counts, affinity)."""
+        """Environment of a worker process; set there before torch is imported, only there (thread counts, affinity)."""
         ...
 
     def bind(self, rank: int, threads: int | None = None) -> torch.device:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from lmkit.cli.options import plugin_host, with_config
 from lmkit.config import Sourced, read_environment
+from lmkit.engine.spawn import EngineProcess
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
@@ -86,43 +87,49 @@ def _explain(settings: Sourced) -> None:
 
 
 def _serve(settings: Sourced, server: ServerSettings, began: float, python: float) -> None:
-    """Resolve, start the engine process, then import the web framework beside it."""
-    from lmkit.plugins.resolve import resolve
-    from lmkit.progress import StartBar
-    from lmkit.server.run import serve
-
+    """Start the engine process; resolve; let it build the engine; import the web framework beside it."""
     gc.disable()  # until the server is ready: what is made until then stays
     signal.signal(signal.SIGTERM, _terminated)  # until the server is ready; then it drains
-    console = Console(highlight=False, stderr=True)
-    host = plugin_host(settings)
-    host.scan()
-    scanned_at = perf_counter()
-    resolution = resolve(settings.config, host)
-    resolved_at = perf_counter()
-    bar = StartBar()
+    with EngineProcess() as process:
+        from lmkit.plugins.resolve import resolve
 
-    def ready(llm: Any, url: str) -> list[tuple[str, float]]:  # an AsyncLLM
-        from lmkit.cli import screen
-        from lmkit.text.probe import warnings
+        host = plugin_host(settings)
+        host.scan()
+        scanned_at = perf_counter()
+        resolution = resolve(settings.config, host)
+        resolved_at = perf_counter()
+        process.order(settings.config, *resolution[:2])
+        from lmkit.progress import StartBar
+        from lmkit.server.run import serve
 
-        gc.enable()
-        gc.freeze()
-        bar.__exit__()
-        seconds = perf_counter() - began
-        phases = [
-            ("python", python),
-            ("plugins", scanned_at - began - python),
-            ("resolve", resolved_at - scanned_at),
-            *llm.facts.phases,
-        ]
-        phases.append(("http server", max(0.0, seconds - sum(value for _, value in phases))))
-        first_screen(console, resolution, llm.facts, server, url, phases)
-        if llm.text.renderer is not None:
-            screen.warnings(console, warnings(llm.text.renderer.findings))
-        return phases
+        console = Console(highlight=False, stderr=True)
+        bar = StartBar()
 
-    with bar:
-        serve(settings.config, server, resolution=resolution, host=host, progress=bar, on_ready=ready)
+        def ready(llm: Any, url: str) -> list[tuple[str, float]]:  # an AsyncLLM
+            from lmkit.cli import screen
+            from lmkit.text.probe import warnings
+
+            gc.enable()
+            gc.freeze()
+            bar.__exit__()
+            seconds = perf_counter() - began
+            phases = [
+                ("python", python),
+                ("plugins", scanned_at - began - python),
+                ("resolve", resolved_at - scanned_at),
+                *llm.facts.phases,
+            ]
+            phases.append(("http server", max(0.0, seconds - sum(value for _, value in phases))))
+            first_screen(console, resolution, llm.facts, server, url, phases)
+            if llm.text.renderer is not None:
+                screen.warnings(console, warnings(llm.text.renderer.findings))
+            return phases
+
+        with bar:
+            serve(
+                settings.config, server, resolution=resolution, host=host, progress=bar, process=process,
+                on_ready=ready,
+            )  # fmt: skip
 
 
 def _terminated(number: int, frame: object) -> None:

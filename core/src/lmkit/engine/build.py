@@ -68,7 +68,7 @@ def build_engine(
             fix="leave --device out; it is for explain and plan",
         )
     phase = Phases()
-    with phase("import"):
+    with phase("model"):
         verify(resolved)
         info = describe_model(resolved, checkpoint)
         make = load_target(_chosen(resolved, "executor"))

@@ -69,6 +69,7 @@ class Start(msgspec.Struct, tag="start"):
     config: dict[str, Any]
     resolved: ResolvedPlan
     checkpoint: Checkpoint
+    environment: dict[str, str]  # variables to set before torch is imported
 
 
 class Submit(msgspec.Struct, tag="submit"):

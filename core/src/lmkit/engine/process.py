@@ -1,6 +1,7 @@
-"""The engine process: `python -m lmkit.engine.process SOCKET`. I/O threads around one engine thread (the main one).
+"""The engine process: `python -m lmkit.engine.process FD`. I/O threads around one engine thread (the main one).
 
-It ends when told to, when the engine fails, and when the parent's end of the socket closes, however that came about.
+FD is its end of a socket. It ends when told to, when the engine fails, and when the parent's end of the socket closes,
+however that came about.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import signal
 import socket
 import sys
 from collections import deque
+from importlib import import_module
 from queue import SimpleQueue
 from threading import Condition, Thread
-from time import sleep
+from time import perf_counter, sleep
+
+import msgspec
 
 from lmkit.api import LmkitError
 from lmkit.config import from_dict
-from lmkit.config.environment import debug
+from lmkit.config.environment import adopt_environment, debug
 from lmkit.engine.loop import EngineLoop
 from lmkit.engine.messages import (
     Command,
@@ -40,6 +44,10 @@ log = logging.getLogger("lmkit.engine")
 
 CHUNK = 1 << 18  # bytes per read
 GRACE = 5.0  # seconds the engine thread gets to end after the parent is gone
+AHEAD = (  # what engines need besides torch: imported while the parent still finds out what to build
+    "lmkit.engine.core", "lmkit.engine.grammars", "lmkit.engine.intake", "lmkit.plugins.host",
+    "lmkit.scheduling.scheduler",
+)  # fmt: skip
 
 
 class Sender:
@@ -137,8 +145,11 @@ def serve(sock: socket.socket) -> int:
     except (EOFError, OSError):
         return 0
     commands.follow()
+    adopt_environment(start.environment)
+    began = perf_counter()
     try:
-        make = load_ref(start.factory, "engine factory")
+        make = load_ref(start.factory, "engine factory")  # imports torch
+        imported = perf_counter() - began
         engine = make(
             from_dict(start.config),
             start.resolved,
@@ -154,7 +165,8 @@ def serve(sock: socket.socket) -> int:
     gc.collect()
     gc.enable()
     gc.freeze()  # what lives now lives as long as the process: later collections need not look at it
-    sender.send(Ready(engine.facts))
+    phases = (("import", imported), *engine.facts.phases)
+    sender.send(Ready(msgspec.structs.replace(engine.facts, phases=phases)))
     try:
         ended = EngineLoop(engine, sender.send, commands.inbox).run()
     finally:
@@ -163,19 +175,18 @@ def serve(sock: socket.socket) -> int:
     return 0 if ended else 1
 
 
-def main(path: str) -> int:
+def main(fd: int) -> int:
     gc.disable()  # until the engine is built: what is imported stays, and looking at it again and again takes 0.15 s
     faulthandler.enable()  # a crash in native code, and SIGABRT from the parent, print the stacks of all threads
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides: it drains first
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        try:
-            sock.connect(path)
-        except OSError:  # the parent is gone already
-            return 1
+    for name in AHEAD:
+        import_module(name)
+    with socket.socket(fileno=fd) as sock:
+        sock.set_inheritable(False)
         return serve(sock)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(int(sys.argv[1])))

@@ -1,7 +1,6 @@
-"""ProcessClient: spawns the engine process, watches it, and says in words why it ended. Supervised: replaces it then.
+"""ProcessClient: starts the engine process, watches it, and says in words why it ended. Supervised: replaces it then.
 
 Crash-only: a failed engine is never repaired, its streams end with EngineDead and its state is "dead".
-The socket lives in a 0700 directory, has mode 0600, and is unlinked as soon as the child has connected.
 """
 
 from __future__ import annotations
@@ -9,12 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from time import perf_counter
 
 import msgspec
@@ -29,8 +24,7 @@ from lmkit.api import (
     Progress,
     ResolvedPlan,
 )
-from lmkit.config import EngineConfig, to_dict
-from lmkit.config.environment import child_environment
+from lmkit.config import EngineConfig
 from lmkit.engine.messages import (
     AskStats,
     Command,
@@ -38,19 +32,16 @@ from lmkit.engine.messages import (
     EngineStats,
     Report,
     Splitter,
-    Start,
     Stop,
     decode_report,
     encode,
 )
 from lmkit.engine.observers import Observers
-from lmkit.engine.platform import platform_environment
+from lmkit.engine.spawn import FACTORY, EngineProcess
 from lmkit.engine.streams import BaseClient, EventStream, State
 
 log = logging.getLogger("lmkit.engine")
 
-FACTORY = "lmkit.engine.build:build_engine"
-CONNECT_SECONDS = 60.0  # for the child's interpreter to start and connect
 STOP_SECONDS = 5.0  # for a stopped engine to end by itself
 STALL_SECONDS = 300.0  # of silence while requests run: the engine hangs; longer than any single step
 RESTARTS = 5  # in a row
@@ -86,9 +77,16 @@ class Supervised:
     HEALTHY_SECONDS are the last. Every client that `make` returns is used once.
     """
 
-    def __init__(self, make: Callable[[], BaseClient], restarts: int = RESTARTS, pause: float = FIRST_PAUSE) -> None:
+    def __init__(
+        self,
+        make: Callable[[], BaseClient],
+        restarts: int = RESTARTS,
+        pause: float = FIRST_PAUSE,
+        first: BaseClient | None = None,
+    ) -> None:
+        """`first`: the one to begin with, if it is not of `make`."""
         self._make, self._restarts, self._pause = make, restarts, pause
-        self._client = make()
+        self._client = first or make()
         self._dead = asyncio.Event()
         self._guard: asyncio.Task[None] | None = None
         self._observers: Observers | None = None
@@ -197,7 +195,10 @@ class Supervised:
 
 
 class ProcessClient(BaseClient):
-    """An engine in its own process. `factory` ("package.module:Attr") assembles it there."""
+    """An engine in its own process. `factory` ("package.module:Attr") assembles it there.
+
+    `process`: one that was started ahead and has its order; None: `start` starts one.
+    """
 
     def __init__(
         self,
@@ -208,78 +209,45 @@ class ProcessClient(BaseClient):
         *,
         factory: str = FACTORY,
         stall_seconds: float = STALL_SECONDS,
+        process: EngineProcess | None = None,
     ) -> None:
         super().__init__(progress)
         self._stall_seconds = stall_seconds
         self._heard = perf_counter()  # when the last report came
         self._watching: asyncio.Task[None] | None = None
-        self._start_command = Start(factory, to_dict(config), resolved, checkpoint)
-        self._environment = child_environment(platform_environment(config, resolved))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._order = config, resolved, checkpoint, factory
+        self._engine = process
         self._transport: asyncio.Transport | None = None
         self._ending: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
         """Process id of the engine."""
-        return self._process.pid if self._process else None
+        return self._engine.process.pid if self._engine else None
 
     async def start(self) -> None:
         """Raises what stopped the engine from starting, with its own type, or EngineDead."""
-        began = perf_counter()
         loop = asyncio.get_running_loop()
         self._started = loop.create_future()
         try:
-            connection = await self._spawn()
-            connected = perf_counter() - began
-            transport, _ = await loop.connect_accepted_socket(lambda: _Wire(self), connection)
+            if self._engine is None:
+                self._engine = EngineProcess()
+                self._engine.order(*self._order)
+            transport, _ = await loop.connect_accepted_socket(lambda: _Wire(self), self._engine.socket)
             self._transport = transport
-            self._send(self._start_command)
             await self._started
         except BaseException:
             await self.close()
             raise
         self._watching = asyncio.ensure_future(self._watch())
-        known = connected + sum(seconds for _, seconds in self.facts.phases)
-        rest = perf_counter() - began - known
-        phases = (("start process", connected), *self.facts.phases, ("hand over", max(0.0, rest)))
+        rest = perf_counter() - self._engine.ordered - sum(seconds for _, seconds in self.facts.phases)
+        phases = (("start process", max(0.0, rest)), *self.facts.phases)
         self.facts = msgspec.structs.replace(self.facts, phases=phases)
 
-    async def _spawn(self) -> socket.socket:
-        """The child, started and connected."""
-        with tempfile.TemporaryDirectory(prefix="lmkit-") as folder:  # mode 0700
-            path = Path(folder) / "engine.sock"
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                listener.bind(str(path))
-                path.chmod(0o600)
-                listener.listen(1)
-                listener.setblocking(False)
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "lmkit.engine.process", str(path)],
-                    env=self._environment,
-                    stdin=subprocess.DEVNULL,
-                    process_group=0,  # Ctrl-C reaches the parent only; it decides
-                )
-                connection = await self._accept(listener)
-        if _peer(connection) not in (None, self._process.pid):
-            connection.close()
-            raise EngineError("a process that is not the engine connected to its socket")
-        return connection
-
-    async def _accept(self, listener: socket.socket) -> socket.socket:
-        """Raises EngineDead when the child ends before it connects."""
-        assert self._process is not None
-        accept = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(listener))
-        deadline = perf_counter() + CONNECT_SECONDS
-        try:
-            while not (await asyncio.wait([accept], timeout=0.02))[0]:
-                if self._process.poll() is not None:
-                    raise EngineDead(f"the engine process {_how(self._process.returncode)} before it connected")
-                if perf_counter() > deadline:
-                    raise EngineDead(f"the engine process did not connect within {CONNECT_SECONDS:.0f} s")
-            return accept.result()[0]
-        finally:
-            accept.cancel()
+    @property
+    def _process(self) -> subprocess.Popen[bytes]:
+        assert self._engine is not None
+        return self._engine.process
 
     def _send(self, command: Command) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -300,7 +268,6 @@ class ProcessClient(BaseClient):
                 continue
             owed_since = owed_since or now
             if now - max(self._heard, owed_since) > self._stall_seconds:
-                assert self._process is not None
                 self._process.send_signal(signal.SIGABRT)  # it prints the stacks of all its threads
                 self.lost(f"made no progress for {self._stall_seconds:g} s")
                 return
@@ -313,7 +280,6 @@ class ProcessClient(BaseClient):
             self._ending = asyncio.ensure_future(self._end(why))
 
     async def _end(self, why: str) -> None:
-        assert self._process is not None
         for _ in range(int(REAP_SECONDS / 0.01)):
             if self._process.poll() is not None:
                 break
@@ -323,13 +289,13 @@ class ProcessClient(BaseClient):
 
     def _die(self, error: ErrorInfo | None) -> None:
         super()._die(error)
-        if error is not None and self._process is not None and self._process.poll() is None:
+        if error is not None and self._engine is not None and self._process.poll() is None:
             self._process.kill()  # it reported its failure; crash-only
 
     async def close(self) -> None:
         """Stop, wait, then kill. Idempotent."""
         self._die(None)
-        if self._process is None:
+        if self._engine is None:
             return
         if not self._was_ready:
             self._process.kill()  # it would load its weights to the end before it listens
@@ -341,15 +307,9 @@ class ProcessClient(BaseClient):
             await asyncio.to_thread(self._process.wait)
         if self._transport is not None:
             self._transport.close()
+        self._engine.socket.close()
         if self._watching is not None:
             self._watching.cancel()
-
-
-def _peer(connection: socket.socket) -> int | None:
-    """Process id at the other end, where the system tells."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return None
-    return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
 
 
 def _how(status: int | None) -> str:
