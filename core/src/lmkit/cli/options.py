@@ -71,7 +71,7 @@ def split_dotted(args: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]
 
 
 def with_config(function: Callable[..., Any] | None = None, *, model_argument: bool = True) -> Any:
-    """Decorator: adds the engine options, passes their merged values as `settings`. See the module.
+    """Decorator: adds the engine options, passes their merged values as `settings`, and `ctx` if asked. See the module.
 
     `model_argument`: the model may be given as the first argument, not only as --model.
     """
@@ -79,7 +79,11 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
         return lambda f: with_config(f, model_argument=model_argument)
     fields = {name_of(leaf): leaf for leaf in leaves().values()}
     hints = get_type_hints(function, include_extras=True)
-    own = [p.replace(annotation=hints[n]) for n, p in inspect.signature(function).parameters.items() if n != "settings"]
+    own = [
+        p.replace(annotation=hints[n])
+        for n, p in inspect.signature(function).parameters.items()
+        if n not in ("settings", "ctx")
+    ]
     assert not {p.name for p in own} & set(fields), "an option of the command has the name of an engine option"
 
     @wraps(function)
@@ -95,6 +99,8 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
                 raise ConfigError(f"two models: {model!r} and --model {flags['model.model']!r}", fix="give one")
             flags["model.model"], names["model.model"] = model, "MODEL"
         settings = gather(flags, kwargs.pop("config"), flag_names=names, official_only=kwargs.pop("no_plugins"))
+        if "ctx" in hints:
+            kwargs["ctx"] = ctx
         return function(settings=settings, **kwargs)
 
     first = [_parameter("ctx", typer.Context, inspect.Parameter.empty)]

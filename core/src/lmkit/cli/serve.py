@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import time
 from pathlib import Path
 from time import perf_counter
@@ -27,6 +26,7 @@ PANEL = "Server"
 
 @with_config
 def command(
+    ctx: typer.Context,  # its object: an engine process that was started ahead, or None
     settings: Sourced,
     host: Annotated[str, typer.Option(help="address to listen on", rich_help_panel=PANEL)] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on", min=0, max=65535, rich_help_panel=PANEL)] = 8000,
@@ -65,7 +65,8 @@ def command(
         drain_timeout=drain_timeout,
         served_name=settings.config.model.served_name,
     )
-    _serve(settings, server, began, python)
+    with ctx.obj or EngineProcess() as process:
+        _serve(settings, server, process, began, python)
 
 
 command.examples = """[bold]Examples[/]
@@ -86,55 +87,46 @@ def _explain(settings: Sourced) -> None:
     render(explain(settings.config, plugin_host(settings)), Console(highlight=False))
 
 
-def _serve(settings: Sourced, server: ServerSettings, began: float, python: float) -> None:
-    """Start the engine process; resolve; let it build the engine; import the web framework beside it."""
+def _serve(settings: Sourced, server: ServerSettings, process: EngineProcess, began: float, python: float) -> None:
+    """Resolve; let the engine process build the engine; import the web framework beside it."""
     gc.disable()  # until the server is ready: what is made until then stays
-    signal.signal(signal.SIGTERM, _terminated)  # until the server is ready; then it drains
-    with EngineProcess() as process:
-        from lmkit.plugins.resolve import resolve
+    from lmkit.plugins.resolve import resolve
 
-        host = plugin_host(settings)
-        host.scan()
-        scanned_at = perf_counter()
-        resolution = resolve(settings.config, host)
-        resolved_at = perf_counter()
-        process.order(settings.config, *resolution[:2])
-        from lmkit.progress import StartBar
-        from lmkit.server.run import serve
+    host = plugin_host(settings)
+    host.scan()
+    scanned_at = perf_counter()
+    resolution = resolve(settings.config, host)
+    resolved_at = perf_counter()
+    process.order(settings.config, *resolution[:2])
+    from lmkit.progress import StartBar
+    from lmkit.server.run import serve
 
-        console = Console(highlight=False, stderr=True)
-        bar = StartBar()
+    console = Console(highlight=False, stderr=True)
+    bar = StartBar()
 
-        def ready(llm: Any, url: str) -> list[tuple[str, float]]:  # an AsyncLLM
-            from lmkit.cli import screen
-            from lmkit.text.probe import warnings
+    def ready(llm: Any, url: str) -> list[tuple[str, float]]:  # an AsyncLLM
+        from lmkit.cli import screen
+        from lmkit.text.probe import warnings
 
-            gc.enable()
-            gc.freeze()
-            bar.__exit__()
-            seconds = perf_counter() - began
-            phases = [
-                ("python", python),
-                ("plugins", scanned_at - began - python),
-                ("resolve", resolved_at - scanned_at),
-                *llm.facts.phases,
-            ]
-            phases.append(("http server", max(0.0, seconds - sum(value for _, value in phases))))
-            first_screen(console, resolution, llm.facts, server, url, phases)
-            if llm.text.renderer is not None:
-                screen.warnings(console, warnings(llm.text.renderer.findings))
-            return phases
+        gc.enable()
+        gc.freeze()
+        bar.__exit__()
+        seconds = perf_counter() - began
+        phases = [
+            ("python", python),
+            ("plugins", scanned_at - began - python),
+            ("resolve", resolved_at - scanned_at),
+            *llm.facts.phases,
+        ]
+        phases.append(("http server", max(0.0, seconds - sum(value for _, value in phases))))
+        first_screen(console, resolution, llm.facts, server, url, phases)
+        if llm.text.renderer is not None:
+            screen.warnings(console, warnings(llm.text.renderer.findings))
+        return phases
 
-        with bar:
-            serve(
-                settings.config, server, resolution=resolution, host=host, progress=bar, process=process,
-                on_ready=ready,
-            )  # fmt: skip
-
-
-def _terminated(number: int, frame: object) -> None:
-    """SIGTERM during start-up: leave through every cleanup, so that no engine process and no file stays."""
-    raise SystemExit(128 + number)
+    start: dict[str, Any] = {"resolution": resolution, "host": host, "progress": bar, "process": process}
+    with bar:
+        serve(settings.config, server, on_ready=ready, **start)
 
 
 def _process_age() -> float:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections import deque
+from contextlib import suppress
 from importlib import import_module
 from queue import SimpleQueue
 from threading import Condition, Thread
@@ -44,9 +45,9 @@ log = logging.getLogger("lmkit.engine")
 
 CHUNK = 1 << 18  # bytes per read
 GRACE = 5.0  # seconds the engine thread gets to end after the parent is gone
-AHEAD = (  # what engines need besides torch: imported while the parent still finds out what to build
+AHEAD = (  # what engines, and torch, need besides torch: imported while the parent still finds out what to build
     "lmkit.engine.core", "lmkit.engine.grammars", "lmkit.engine.intake", "lmkit.plugins.host",
-    "lmkit.scheduling.scheduler",
+    "lmkit.scheduling.scheduler", "asyncio", "multiprocessing.connection", "torchgen.model", "unittest.mock",
 )  # fmt: skip
 
 
@@ -162,9 +163,8 @@ def serve(sock: socket.socket) -> int:
         sender.send(Failed(info_of(error)))
         sender.close()
         return 1
-    gc.collect()
     gc.enable()
-    gc.freeze()  # what lives now lives as long as the process: later collections need not look at it
+    gc.freeze()  # what lives now lives as long as the process: collections need not look at it, now or later
     phases = (("import", imported), *engine.facts.phases)
     sender.send(Ready(msgspec.structs.replace(engine.facts, phases=phases)))
     try:
@@ -182,7 +182,8 @@ def main(fd: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")
     for name in AHEAD:
-        import_module(name)
+        with suppress(ImportError):  # whoever needs it says so
+            import_module(name)
     with socket.socket(fileno=fd) as sock:
         sock.set_inheritable(False)
         return serve(sock)

@@ -381,16 +381,18 @@ class PluginHost(pluggy.PluginManager):
         """The plugin entries of one dist; reads no more than the entry points of a dist that has none."""
         if PREFIX not in (dist.read_text("entry_points.txt") or ""):
             return
-        for point in dist.entry_points:
+        points = [point for point in dist.entry_points if point.group.startswith(PREFIX)]
+        if not points:
+            return
+        about = dist.metadata  # parsed anew each time it is asked for
+        name, version = canonicalize_name(about["Name"]), about["Version"]
+        location, core_range = str(dist.locate_file("")), _core_range(about.get_all("Requires-Dist"))
+        for point in points:
             kind = point.group.removeprefix(PREFIX)
-            if kind == point.group:
-                continue
-            name = canonicalize_name(dist.name)
             if kind not in KINDS:
                 self.warnings.append(f"{name}: unknown entry-point group {point.group} (newer plugin? typo?)")
                 continue
-            location = str(dist.locate_file(""))
-            yield Entry(kind, point.name, point.value, name, dist.version, location, _core_range(dist.requires))
+            yield Entry(kind, point.name, point.value, name, version, location, core_range)
 
     def _apply_switches(self, entries: list[Entry]) -> None:
         disable, only = self.switches.unmatched(entries)
