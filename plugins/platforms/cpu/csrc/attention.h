@@ -19,7 +19,7 @@ enum { ATTENTION_SEGMENT = 512, ATTENTION_TILE = 16 };
 // Queries of one row and, at run time, one KV head: num_query tokens from `token` on, the first at `position`.
 struct AttentionItem {
     int32_t row, token, num_query, position;
-    int32_t segment;  // the only one to read, its result left at `partial`; -1: all of them, the result goes to `out`
+    int32_t segment, num_segments;  // those to read, their results left from `partial` on; -1: all, the result goes to `out`
     int32_t partial;
 };
 

@@ -34,7 +34,9 @@ PARTIAL_BYTES = 64 << 20  # for results of segments; rows beyond are not split, 
 
 
 class Item(Structure):
-    _fields_ = [(name, c_int32) for name in ("row", "token", "num_query", "position", "segment", "partial")]
+    _fields_ = [
+        (name, c_int32) for name in ("row", "token", "num_query", "position", "segment", "num_segments", "partial")
+    ]
 
 
 class Merge(Structure):
