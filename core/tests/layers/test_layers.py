@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import lmkit.layers
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmkit.api import AttnNeed, DeviceInfo, LinearSpec, ModelInfo, SelectionError, UnsupportedModel
 from lmkit.layers import Builder, ConfigReader, DecoderConfig, RMSNorm, Rotary, TorchRowOps, activation
+from lmkit.layers.attention import Attention
 from lmkit.layers.describe import decoder_config, decoder_info, decoder_weights, rope_length
 from lmkit.layers.rotary import frequencies
 
@@ -193,3 +195,18 @@ def test_names_are_imported_on_first_use() -> None:
         assert getattr(lmkit.layers, name)
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = lmkit.layers.Nonsense
+
+
+def test_the_last_attention_reads_nothing_for_nobody() -> None:
+    """Where no hidden state of the step is read, keys and values are written, and that is all."""
+    calls: list[str] = []
+    backend: Any = SimpleNamespace(write_kv=lambda *_: calls.append("write"), forward=lambda *_: calls.append("read"))
+    attn = Attention(backend, AttnNeed(4, 2, 1), 0, 0, 1.0, last=True)
+    q, k = torch.ones(3, 2, 4), torch.ones(3, 1, 4)
+    for rows, called in (([], ["write"]), ([2], ["write", "read"])):
+        x: Any = SimpleNamespace(
+            attn=[SimpleNamespace(slots=None)], kv=[None], logits_rows=torch.tensor(rows), only_logits=True
+        )
+        assert attn(q, k, k, x).shape == (3, 8)
+        assert calls == called
+        calls.clear()

@@ -212,17 +212,21 @@ class StepInputs:
     positions: Tensor  # [T] int64
     attn: Sequence[AttnPlan]  # per KV group of attention layers
     kv: Sequence[Tensor]  # per layer; empty where it has no attention
-    logits_rows: Tensor  # [S] int64 rows of hidden states that need logits
+    logits_rows: Tensor  # [S] int64 rows of hidden states that need logits, increasing
     capture: bool = False  # one token per row, and every planner allows it: may run as a captured graph
     adapters: Any = None
     embeds: Tensor | None = None
     token_types: Tensor | None = None  # [T] int64: 1 in the second text of a pair; None: 0 everywhere
     state: StateBatch | None = None  # of models with recurrent layers
+    only_logits: bool = False  # hidden states of no other rows than `logits_rows` are read, and S < T
 
 
 class Model(Protocol):
     def forward(self, x: StepInputs) -> Tensor:
-        """Hidden states [T, D] after the final norm; a pure function of x and weights, KV written through x."""
+        """Hidden states [T, D] after the final norm; a pure function of x and weights, KV written through x.
+
+        With `x.only_logits` a model may return those of `x.logits_rows` alone: [S, D].
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

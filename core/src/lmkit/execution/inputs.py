@@ -38,7 +38,6 @@ class Step:
     logit_slots: np.ndarray  # [S] slot of each logits row; a row with k drafts has k + 1, consecutive
     positions: np.ndarray  # [S] position of the token to be drawn
     num_drafts: np.ndarray | None  # [R'] drafts of each sampling row; None: no row has drafts
-    all_rows: bool  # logits rows are exactly the hidden rows
     prompt_jobs: list[PromptJob] = field(default_factory=list)
 
 
@@ -145,6 +144,7 @@ class InputBuilder:
             attn=[planner.plan(batch) for planner, batch in zip(self.planners, self.batches, strict=True)],
             kv=self.kv,
             logits_rows=self.logits_rows.push(len(last)),
+            only_logits=len(last) < num_tokens,
             capture=decode_only and self.capturable,
             state=self._state_batch(slots, query_start, decodes) if self.state else None,
         )
@@ -152,7 +152,7 @@ class InputBuilder:
             self.token_types.array[:num_tokens] = (second > 0) & (positions >= second)
             inputs.token_types = self.token_types.push(num_tokens)
         self.uploaded.record()
-        return Step(plan, inputs, slots, sample_rows, logit_slots, next_positions, num_drafts, decode_only)
+        return Step(plan, inputs, slots, sample_rows, logit_slots, next_positions, num_drafts)
 
     def prompt_jobs(self, step: Step) -> list[PromptJob]:
         """Which hidden states of the step predict prompt tokens of rows that asked for prompt log-probabilities."""

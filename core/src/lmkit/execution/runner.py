@@ -99,6 +99,8 @@ class Runner:
         step = self.inputs.build(plan)
         if self._prompt_slots:
             step.prompt_jobs = self.inputs.prompt_jobs(step)
+        if step.prompt_jobs or self.pooler is not None:  # these read other hidden states
+            step.inputs.only_logits = False
         self.pending[plan.step] = Pending(step, self._hidden(step))
 
     @torch.inference_mode()
@@ -110,7 +112,8 @@ class Runner:
         step = pending.step
         result = StepResult(number, [[] for _ in step.plan.rows])
         if len(step.sample_rows):
-            hidden = pending.hidden if step.all_rows else pending.hidden[step.inputs.logits_rows]
+            hidden, rows = pending.hidden, step.inputs.logits_rows
+            hidden = hidden if len(hidden) == len(rows) else hidden[rows]
             drafts = None
             if step.num_drafts is not None:
                 drafts = {self.rows.slot_of[w.id]: w.drafts for w in step.plan.rows if w.drafts}
@@ -150,7 +153,8 @@ class Runner:
             return self.graphs.run(self.model.forward, step.inputs)
         step.inputs.capture = False  # a graph would repeat the adapters of the step that made it
         lengths = [work.num_tokens for work in step.plan.rows]
-        with self.adapters.applied(self.model, step.slots.tolist(), lengths):
+        rows = step.inputs.logits_rows.tolist() if step.inputs.only_logits else None
+        with self.adapters.applied(self.model, step.slots.tolist(), lengths, rows):
             return self.graphs.run(self.model.forward, step.inputs)
 
     def _logits(self, hidden: Tensor, slots: Sequence[int]) -> Tensor:

@@ -51,7 +51,7 @@ class AdapterBank:
     def __init__(self) -> None:
         self.loaded: dict[str, Adapter] = {}
         self.rows: dict[int, Adapter] = {}  # slot -> its adapter
-        self._active: list[tuple[Adapter, Tensor]] = []  # of the step that runs, with its tokens
+        self._active: dict[int, list[tuple[Adapter, Tensor]]] = {}  # those that run, with their tokens of so many
         self._seen: set[str] = set()  # modules that ran in this step
         self._modules: dict[str, nn.Module] = {}  # of the model, found when first needed
 
@@ -62,30 +62,27 @@ class AdapterBank:
         self.rows[slot] = self.loaded[id]
 
     @contextmanager
-    def applied(self, model: Model, slots: Sequence[int], lengths: Sequence[int], head: bool = False) -> Iterator[None]:
+    def applied(
+        self, model: Model, slots: Sequence[int], lengths: Sequence[int], read: Sequence[int] | None = None,
+        head: bool = False,
+    ) -> Iterator[None]:  # fmt: skip
         """Within, `model` gives the tokens of each row (in batch order) what its adapter adds: all modules but the
-        head, or only the `head`.
+        head, or only the `head`. Modules may run on fewer tokens, those `read`, but not on as many others.
 
         Raises EngineError at the end when the model computed around a module that an adapter changes.
         """
         assert isinstance(model, nn.Module)
-        tokens: dict[str, list[int]] = {}
-        first = 0
-        for slot, length in zip(slots, lengths, strict=True):
-            if (adapter := self.rows.get(slot)) is not None:
-                tokens.setdefault(adapter.id, []).extend(range(first, first + length))
-            first += length
-        held = {adapter.id: adapter for adapter in self.rows.values()}
-        device = next(model.parameters()).device
-        self._active = [(held[id], torch.tensor(found, device=device)) for id, found in tokens.items()]
-        names = {name for adapter, _ in self._active for name in adapter.modules if (name == HEAD) == head}
+        found = [self.rows.get(slot) for slot, length in zip(slots, lengths, strict=True) for _ in range(length)]
+        for adapters in [found] if read is None else [found, [found[token] for token in read]]:
+            self._active[len(adapters)] = _tokens_of(adapters, next(model.parameters()).device)
+        names = {name for adapter, _ in self._active[len(found)] for name in adapter.modules if (name == HEAD) == head}
         self._modules = self._modules or _changeable(model)
         hooks = [self._modules[name].register_forward_hook(self._hook(name)) for name in names]
         self._seen.clear()
         try:
             yield
         finally:
-            self._active = []
+            self._active = {}
             for hook in hooks:
                 hook.remove()
         if missed := names - self._seen:
@@ -96,7 +93,7 @@ class AdapterBank:
 
         def add(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
             self._seen.add(name)
-            for adapter, tokens in self._active:
+            for adapter, tokens in self._active[len(args[0])]:
                 x = args[0][tokens]
                 embeds = isinstance(module, Embedding)
                 if (weight := adapter.whole.get(name)) is not None:
@@ -106,6 +103,16 @@ class AdapterBank:
             return out
 
         return add
+
+
+def _tokens_of(adapters: Sequence[Adapter | None], device: torch.device) -> list[tuple[Adapter, Tensor]]:
+    """Each of those that tokens have, with its tokens."""
+    tokens: dict[str, list[int]] = {}
+    for token, adapter in enumerate(adapters):
+        if adapter is not None:
+            tokens.setdefault(adapter.id, []).append(token)
+    held = {adapter.id: adapter for adapter in adapters if adapter is not None}
+    return [(held[id], torch.tensor(found, device=device)) for id, found in tokens.items()]
 
 
 def _changeable(model: nn.Module) -> dict[str, nn.Module]:

@@ -13,12 +13,15 @@ class Attention(nn.Module):
 
     With `angles` (cos, sin, interleaved) it first turns q and k in place; only where it `rotates`.
     `layer` is that whose cache it is; unless `writes`, another one has written it, and k and v are not looked at.
+    In the `last` layer nothing is read where the step's hidden states are not: the result is zeros.
     """
 
     def __init__(
-        self, backend: AttentionBackend, need: AttnNeed, layer: int, group: int, scale: float, writes: bool = True
-    ) -> None:
+        self, backend: AttentionBackend, need: AttnNeed, layer: int, group: int, scale: float, writes: bool = True,
+        last: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.last = last
         self.backend, self.layer, self.group, self.scale, self.writes = backend, layer, group, scale, writes
         self.rotates = writes and isinstance(backend, RotatingAttention)
         self.v_head_dim = need.v_head_dim or need.head_dim
@@ -36,6 +39,8 @@ class Attention(nn.Module):
             self.backend.rotate_write(q, k, v, kv, plan.slots, *angles)
         elif self.writes:
             self.backend.write_kv(k, v, kv, plan.slots)
+        if self.last and x.only_logits and not len(x.logits_rows):
+            return q.new_zeros(q.shape[0], q.shape[1] * self.v_head_dim)
         out = q.new_empty(q.shape[0], q.shape[1], self.v_head_dim)
         if self.sinks is None:
             self.backend.forward(q, kv, plan, self.scale, out)

@@ -121,7 +121,8 @@ class Builder:
         group, need = self._group_of[source]
         if self.info.layers[layer].attn != need:
             raise PluginError(f"{self.info.architecture}: layers {source} and {layer} cannot share keys and values")
-        return Attention(self.backend, need, source, group, scale, writes=source == layer)
+        last = layer == len(self.info.layers) - 1 and not self.info.layers[layer].state  # which may depend on it
+        return Attention(self.backend, need, source, group, scale, writes=source == layer, last=last)
 
     def norm(self, size: int, eps: float, kind: NormKind = "rms") -> Norm:
         return make_norm(kind, size, eps, self.dtype, self.rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -117,7 +118,8 @@ class DecoderLayer(nn.Module):
     """Attention and MLP, each after a norm and around the residual stream `h` [T, D].
 
     What a block computes is added to `h` by the norm that comes next, in one operator: a layer takes the `delta` that
-    the layer before left (None: nothing) and returns its own.
+    the layer before left (None: nothing) and returns its own. In `mix` tokens read each other, in `finish` each is by
+    itself: after the last layer's `mix` tokens that nobody reads are dropped.
     """
 
     norms: tuple[str, ...] = ("attn_norm", "mlp_norm")
@@ -131,9 +133,12 @@ class DecoderLayer(nn.Module):
         for name in self.norms:
             setattr(self, name, ctx.norm(cfg.hidden_size, cfg.norm_eps, cfg.norm))
 
-    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
-        delta = self.scaled(self.attn(self.attn_norm.add(h, delta), angles, x))
-        return self.scaled(self.mlp(self.mlp_norm.add(h, delta)))
+    def mix(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> tuple[Tensor, ...]:
+        """`h` with `delta` in it, and what else `finish` takes: all [T, ...]."""
+        return h, self.attn(self.attn_norm.add(h, delta), angles, x)
+
+    def finish(self, h: Tensor, mixed: Tensor) -> Tensor:
+        return self.scaled(self.mlp(self.mlp_norm.add(h, self.scaled(mixed))))
 
     def scaled(self, delta: Tensor) -> Tensor:
         return delta if self.residual_scale == 1.0 else delta * self.residual_scale
@@ -146,8 +151,8 @@ class SandwichLayer(DecoderLayer):
     attn_post_norm: Norm
     mlp_post_norm: Norm
 
-    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
-        delta = self.scaled(self.attn_post_norm(self.attn(self.attn_norm.add(h, delta), angles, x)))
+    def finish(self, h: Tensor, mixed: Tensor) -> Tensor:
+        delta = self.scaled(self.attn_post_norm(mixed))
         return self.scaled(self.mlp_post_norm(self.mlp(self.mlp_norm.add(h, delta))))
 
 
@@ -158,10 +163,13 @@ class PostNormLayer(DecoderLayer):
     attn_post_norm: Norm
     mlp_post_norm: Norm
 
-    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
+    def mix(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> tuple[Tensor, ...]:
         if delta is not None:
             h.add_(delta)
-        h.add_(self.attn_post_norm(self.attn(h, angles, x)))
+        return h, self.attn(h, angles, x)
+
+    def finish(self, h: Tensor, mixed: Tensor) -> Tensor:
+        h.add_(self.attn_post_norm(mixed))
         return self.mlp_post_norm(self.mlp(h))
 
 
@@ -170,15 +178,18 @@ class LoneLayer(DecoderLayer):
 
     norms = ("attn_norm",)
 
-    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
-        return self.scaled(self.attn(self.attn_norm.add(h, delta), angles, x))
+    def finish(self, h: Tensor, mixed: Tensor) -> Tensor:
+        return self.scaled(mixed)
 
 
 class LoneMLPLayer(LoneLayer):
     """Nothing but an MLP."""
 
-    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
-        return self.scaled(self.mlp(self.attn_norm.add(h, delta)))
+    def mix(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> tuple[Tensor, ...]:
+        return h, self.attn_norm.add(h, delta)
+
+    def finish(self, h: Tensor, mixed: Tensor) -> Tensor:
+        return self.scaled(self.mlp(mixed))
 
 
 class ParallelLayer(DecoderLayer):
@@ -186,17 +197,19 @@ class ParallelLayer(DecoderLayer):
 
     norms = ("attn_norm",)
 
-    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
+    def mix(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> tuple[Tensor, ...]:
         y = self.attn_norm.add(h, delta)
-        return self.attn(y, angles, x).add_(self.mlp(y))
+        return h, self.attn(y, angles, x), y
+
+    def finish(self, h: Tensor, mixed: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return mixed.add_(self.mlp(y))
 
 
 class TwoNormParallelLayer(DecoderLayer):
     """Attention and MLP read the residual stream, each through its own norm."""
 
-    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
-        y = self.attn_norm.add(h, delta)
-        return self.attn(y, angles, x).add_(self.mlp(self.mlp_norm(h)))
+    def finish(self, h: Tensor, mixed: Tensor) -> Tensor:
+        return mixed.add_(self.mlp(self.mlp_norm(h)))
 
 
 LAYERS: dict[str, type[DecoderLayer]] = {
@@ -277,9 +290,18 @@ class Decoder(nn.Module):
     def forward(self, x: StepInputs) -> Tensor:
         h = self.embeddings(x)
         angles, delta = [rotary(x.positions) for rotary in self.rotary], None
-        for layer, by in zip(self.layers, self.turned_by, strict=True):
-            delta = layer(h, delta, None if by is None else angles[by], x)
+        layers = cast("Iterable[DecoderLayer]", self.layers)
+        for i, (layer, by) in enumerate(zip(layers, self.turned_by, strict=True)):
+            mixed = layer.mix(h, delta, None if by is None else angles[by], x)
+            h, *rest = self.read(i, x, *mixed)
+            delta = layer.finish(h, *rest)
         return self.norm.add(h, delta)
+
+    def read(self, layer: int, x: StepInputs, *tensors: Tensor) -> Iterable[Tensor]:
+        """`tensors` [T, ...] after `layer` has mixed its tokens: after the last, of those that are read."""
+        if x.only_logits and layer == len(self.layers) - 1:
+            return [tensor[x.logits_rows] for tensor in tensors]
+        return tensors
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -205,6 +205,19 @@ class ArchitectureConformance:
             alone = ModelDriver(loaded, "float32", seed=2).run(0, ids, len(ids))
             assert deviation(got[row], alone) < self.tolerance
 
+    @pytest.mark.parametrize("read", [[21], [0, 5, 21, 31], []])
+    def test_hidden_states_that_are_read_are_the_same(self, loaded: LoadedModel, read: list[int]) -> None:
+        """A model that leaves others out computes these as before, and leaves the same behind for the next step."""
+        size = loaded.info.vocab_size
+        work = [(row, prompt(size, length, seed=length)) for row, length in enumerate((5, 17, 10))]
+        whole, less = ModelDriver(loaded, "float32"), ModelDriver(loaded, "float32")
+        expected, got = whole.hidden(work), less.hidden(work, read)
+        assert len(got) in (len(expected), len(read))
+        got = got if len(got) == len(read) else got[read]
+        assert not read or deviation(got, expected[read]) < self.tolerance
+        following = [(row, prompt(size, 1, seed=row)) for row in range(3)]
+        assert deviation(torch.cat(less.step(following)), torch.cat(whole.step(following))) < self.tolerance
+
     def test_two_ranks_equal_one(self, directory: Path, loaded: LoadedModel, spec: ModelSpec) -> None:
         """Tensor parallel over two ranks: the same logits, or a refusal of what does not divide."""
         if not spec.supports_tp:

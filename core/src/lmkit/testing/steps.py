@@ -135,6 +135,11 @@ class ModelDriver:
 
     def step(self, work: Sequence[tuple[int, Sequence[int]]]) -> list[Tensor]:
         """`work` = (row, its next tokens); returns logits [tokens, V] of each."""
+        logits = self.loaded.model.logits(self.hidden(work))
+        return list(logits.float().split([len(ids) for _, ids in work]))
+
+    def hidden(self, work: Sequence[tuple[int, Sequence[int]]], read: Sequence[int] | None = None) -> Tensor:
+        """Hidden states [tokens, D] of a step; of the tokens `read` alone where the model can leave out others."""
         positions = [
             p for i, ids in work for p in range(self.paged.rows[i].length, self.paged.rows[i].length + len(ids))
         ]
@@ -144,11 +149,11 @@ class ModelDriver:
             positions=torch.tensor(positions, dtype=torch.int64),
             attn=[planner.plan(batch) for planner in self.planners],
             kv=self.kv,
-            logits_rows=torch.arange(len(positions)),
+            logits_rows=torch.arange(len(positions)) if read is None else torch.tensor(read, dtype=torch.int64),
+            only_logits=read is not None,
             state=self._state_batch([row for row, _ in work], batch) if self.state else None,
         )
-        logits = self.loaded.model.logits(self.loaded.model.forward(x))
-        return list(logits.float().split([len(ids) for _, ids in work]))
+        return self.loaded.model.forward(x)
 
     def _state_batch(self, rows: Sequence[int], batch: AttnBatch) -> StateBatch:
         """Row i has slot num_rows - i, and zeros there when it begins."""

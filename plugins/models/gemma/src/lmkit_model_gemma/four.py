@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lmkit.api import RowOps, StepInputs
 from lmkit.layers import Decoder, MoE, Router
-from lmkit.layers.decoder import Angles, SandwichLayer
+from lmkit.layers.decoder import SandwichLayer
 from torch import Tensor, nn
 
 from lmkit_model_gemma.per_layer import PerLayerBlock, PerLayerInputs, ValueNormAttention
@@ -45,7 +45,7 @@ class GemmaExperts(MoE):
 
 
 class Gemma4Layer(SandwichLayer):
-    """Around the residual stream `h` [T, D], which it changes; `vectors` [T, P] are this layer's."""
+    """Around the residual stream `h` [T, D], which it changes; `vectors` [T, P], if any, are this layer's."""
 
     def __init__(self, cfg: Any, i: int, attn: nn.Module, mlp: nn.Module, specs: Any, ctx: Any) -> None:
         super().__init__(cfg, attn, mlp, ctx)
@@ -53,13 +53,11 @@ class Gemma4Layer(SandwichLayer):
         self.layer_scalar = nn.Parameter(torch.empty(1, dtype=ctx.dtype), requires_grad=False)
         self.sparse = isinstance(mlp, MoE)
 
-    def run(self, h: Tensor, vectors: Tensor | None, angles: Angles | None, x: StepInputs) -> None:
-        delta = self.attn_post_norm(self.attn(self.attn_norm(h), angles, x))
-        y = self.mlp_norm.add(h, delta)
+    def change(self, h: Tensor, mixed: Tensor, *vectors: Tensor) -> None:
+        y = self.mlp_norm.add(h, self.attn_post_norm(mixed))
         h.add_(self.mlp_post_norm(self.mlp(y, h) if self.sparse else self.mlp(y)))
         if self.per_layer is not None:
-            assert vectors is not None
-            h.add_(self.per_layer(h, vectors))
+            h.add_(self.per_layer(h, *vectors))
         h.mul_(self.layer_scalar)
 
 
@@ -82,5 +80,7 @@ class Gemma4(Decoder):
         vectors = self.per_layer(x.token_ids, h) if self.per_layer is not None else None
         angles = [rotary(x.positions) for rotary in self.rotary]
         for i, (layer, by) in enumerate(zip(self.layers, self.turned_by, strict=True)):
-            layer.run(h, None if vectors is None else vectors[:, i], None if by is None else angles[by], x)
+            mixed = layer.mix(h, None, None if by is None else angles[by], x)
+            h, *rest = self.read(i, x, *mixed, *(() if vectors is None else (vectors[:, i],)))
+            layer.change(h, *rest)
         return self.norm(h)

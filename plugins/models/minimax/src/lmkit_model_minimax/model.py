@@ -38,10 +38,13 @@ class MiniMaxLayer(DecoderLayer):
     attn_shares: tuple[float, float]
     mlp_shares: tuple[float, float]
 
-    def forward(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> Tensor:
+    def mix(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> tuple[Tensor, ...]:
         y = self.attn_norm.add(h, delta)
         kept, added = self.attn_shares
-        y = self.mlp_norm(y * kept + self.attn(y, angles, x) * added)
+        return h, y * kept + self.attn(y, angles, x) * added
+
+    def finish(self, h: Tensor, mixed: Tensor) -> Tensor:
+        y = self.mlp_norm(mixed)
         kept, added = self.mlp_shares
         h.copy_(y * kept)
         return self.mlp(y) * added

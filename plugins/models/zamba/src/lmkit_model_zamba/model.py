@@ -79,5 +79,5 @@ class ZambaModel(Decoder):
                 use = cast("Use", self.uses[n])
                 block = self.blocks[n % len(self.blocks)]
                 read = h + use.out(block(torch.cat((h, first), dim=1), use, angles, x))
-            h = h + layer(read, None, None, x)
+            h = h + layer.finish(*layer.mix(read, None, None, x))
         return self.norm(h)
