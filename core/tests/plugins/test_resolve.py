@@ -17,6 +17,7 @@ from lmkit.api import (
     ResolvedPlan,
     SelectionError,
     UnknownKey,
+    UnknownName,
 )
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig, SpecConfig
 from lmkit.plugins.proposals import merge
@@ -328,6 +329,30 @@ def test_quantization_while_loading_is_asked_for_by_name(whole: World) -> None:
     assert chosen.name == "toy4"
     with pytest.raises(SelectionError, match="an unquantized checkpoint"):
         resolve(with_model(model="toy-quantized", quantization="toy4"), whole.host())
+
+
+def test_kernels_by_name(whole: World) -> None:
+    """A named kernel serves what it can be for, alone; the rest is chosen as ever; one without work is an error."""
+    whole.add(
+        "toy-quant", {"quantization": {"toy4": "toy_quant.hooks"}, "op": {"fast4": "toy_quant.hooks"}},
+        {"toy_quant.hooks": QUANT},
+    )  # fmt: skip
+
+    def ops(names: str, model: str = "toy-quantized") -> list[tuple[str, str, str]]:
+        plan, _, _ = resolve(replace(with_model(model=model), op=names), whole.host())
+        return [(c.component, c.name, c.why) for c in plan.choices if c.kind == "op"]
+
+    rest = [("linear:plain", "matmul", "auto"), ("rowwise", "rows", "only candidate")]
+    assert ops("fast4") == [rest[0], ("linear:packed4", "fast4", "explicit"), rest[1]]
+    assert ops("matmul,fast4")[1:3] == [
+        ("linear:packed4", "matmul", "explicit"),
+        ("linear:packed4", "fast4", "fallback 1"),
+    ]
+    with pytest.raises(ConfigError, match="op fast4 has nothing to run: the model needs linear:plain, rowwise"):
+        ops("fast4", model="toy")
+    with pytest.raises(UnknownName, match="fast5") as unknown:
+        ops("fast5")
+    assert "fast4" in unknown.value.fix
 
 
 # --------------------------------------------------------------------------------------------------- the others

@@ -221,6 +221,7 @@ class OpSpec(Spec):
     op: str
     formats: frozenset[str] = frozenset()  # weight formats it runs; empty = any that can be dequantized
     dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
+    bits: float | None = None  # of a packed weight, for plans, where it takes fewer than its type has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

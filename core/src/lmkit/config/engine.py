@@ -130,6 +130,7 @@ class EngineConfig:
     spec: SpecConfig | None = None
     platform: Annotated[str, "auto or a platform plugin's name"] = "auto"
     attention: Annotated[str, "auto, NAME, 'a,b' (explicit fallback), 'prefill=a,decode=b', 'text:NAME'"] = "auto"
+    op: Annotated[str, "auto, or names of kernels ('a,b'): what one of them can be for runs on no others"] = "auto"
     tool_parser: Annotated[str, "auto, none or a tool parser's name"] = "auto"
     reasoning_parser: Annotated[str, "auto, none or a reasoning parser's name"] = "auto"
     device: Annotated[str | None, "a described device ('cuda:9.0:80GB'), for explain and plan only"] = None

@@ -44,24 +44,25 @@ def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) ->
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan) -> int:
-    """Of a loaded model: quantized weights stay as stored, others take the chosen dtype, or what rounds them at load.
+    """Of a loaded model: quantized weights stay as stored, others take the chosen dtype, or what packs them at load.
 
-    A tied output head that is rounded takes the place of the embedding, which stays mapped from its file.
+    A tied output head that is packed takes the place of the embedding, which stays mapped from its file.
     """
     if checkpoint.config.get("quantization_config"):
         return checkpoint.nbytes
     size = itemsize(resolved.value("dtype"))
-    total = info.num_parameters * size
-    choice = resolved.choice("quantization")
-    if choice is None:
-        return total
-    scheme: QuantScheme = load_target(choice).parse(choice.options)
+    total = float(info.num_parameters * size)
+    choice, bits = resolved.choice("quantization"), resolved.value("weight_bits")
+    scheme: QuantScheme | None = load_target(choice).parse(choice.options) if choice is not None else None
     head = (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,)),) if info.tie_embeddings else ()
     for linear in (*info.linears, *head):
-        fmt = scheme.for_layer(linear)
+        plain = linear.total_out * linear.in_features * size
+        fmt = scheme.for_layer(linear) if scheme is not None else None
         if isinstance(fmt, IntegerFormat):
-            total -= linear.total_out * linear.in_features * size - _integer_bytes(fmt, linear)
-    return total
+            total -= plain - _integer_bytes(fmt, linear)
+        elif fmt is None and bits and not linear.experts:
+            total -= plain * (1 - bits / 8 / size)
+    return round(total)
 
 
 def _integer_bytes(fmt: IntegerFormat, linear: LinearSpec) -> int:

@@ -38,8 +38,8 @@ class Builder:
 
     `kernels` maps "op:format" (ops "linear" and "moe") to kernels, preferred first: each layer gets the first that can
     run it, and a line in `warnings` when that is not the very first. `online`: the scheme quantizes a checkpoint that
-    is not, its output head too; else only what a checkpoint may store so. `strict` names those which the user chose:
-    there a refusal is an error.
+    is not, its output head too; else only what a checkpoint may store so. `strict` names those of which the user chose
+    the kernels: experts do not go to kernels for linears then.
     """
 
     def __init__(
@@ -85,12 +85,16 @@ class Builder:
     def _expert_kernel(self, formats: Mapping[LinearSpec, QuantFormat], act: str) -> ExpertKernel | None:
         """The first that runs both linears; a line in `warnings` for those which do not."""
         up, down = formats
-        for kernel in self.kernels.get(f"moe:{formats[up].name}", ()):
+        op = f"moe:{formats[up].name}"
+        for kernel in self.kernels.get(op, ()):
             asked = ((up, act), (down, None))
             refusals = [r for spec, a in asked if (r := kernel.can_run(formats[spec], spec, self.device, a))]
             if not refusals:
                 return kernel
-            self.warnings.append(f"{up.name}: not on {kernel.name} ({'; '.join(dict.fromkeys(refusals))})")
+            reasons = "; ".join(dict.fromkeys(refusals))
+            if op in self.strict:
+                raise SelectionError(f"{kernel.name} cannot run {up.name}: {reasons}", fix="--op auto")
+            self.warnings.append(f"{up.name}: not on {kernel.name} ({reasons})")
         return None
 
     def _format(self, spec: LinearSpec) -> QuantFormat:
@@ -108,8 +112,6 @@ class Builder:
                     self.warnings.append(f"{spec.name}: runs on {kernel.name} ({'; '.join(refusals)})")
                 return kernel
             refusals.append(f"{kernel.name} refused: {reason}")
-            if op in self.strict:
-                break
         reasons = "; ".join(refusals) or "none was chosen"
         raise SelectionError(f"no kernel for linear format {fmt.name!r}, layer {spec.name}: {reasons}")
 

@@ -64,7 +64,7 @@ from lmkit.plugins.platforms import choose_platform, consider_platforms
 from lmkit.plugins.pooling import complete_pooler, converted, find_head, max_length
 from lmkit.plugins.proposals import PROPOSABLE, merge
 from lmkit.plugins.refs import call, load_target
-from lmkit.plugins.select import Candidate, Outcome, consider, failure, parse_selection
+from lmkit.plugins.select import Candidate, Outcome, Wanted, consider, failure, parse_selection
 from lmkit.plugins.stages import claim_of
 
 log = logging.getLogger("lmkit.plugins")
@@ -106,6 +106,7 @@ class Resolver:
         self._platform: PlatformSpec | None = None
         self._choices: list[Choice] = []
         self._specs: list[Spec] = []
+        self._used_ops: set[Wanted] = set()
         self._derived: list[Derived] = []
         self._warnings: list[str] = []
 
@@ -282,20 +283,49 @@ class Resolver:
             if any(linear.experts for linear in self.described_model.linears):
                 self._choose_experts(fmt)
         self._choose_op("rowwise", "rowwise")
+        if idle := [str(w) for w in self._wanted_ops() if w not in self._used_ops]:
+            runs = ", ".join(c.component for c in self._choices if c.kind == "op" and not c.why.startswith("fallback"))
+            raise ConfigError(
+                f"op {', '.join(idle)} has nothing to run: the model needs {runs}", fix="lmkit explain op"
+            )
+
+    def _wanted_ops(self) -> tuple[Wanted, ...]:
+        return () if self.config.op == "auto" else parse_selection(self.config.op)
+
+    def _asked_op(self, op: str, fmt: str) -> str:
+        """Of the kernels that the user named, those for `op` and `fmt`; without one, auto."""
+        asked = []
+        for wanted in self._wanted_ops():
+            entry, _ = self.host.find("op", wanted.name, wanted.dist)
+            if entry is None:
+                raise UnknownName("op", str(wanted), self.host.names("op"))
+            self.host.open(entry)
+            spec = entry.spec  # none when it is broken: then this says so
+            if not isinstance(spec, OpSpec) or (spec.op == op and (not spec.formats or fmt in spec.formats)):
+                asked.append(wanted)
+        self._used_ops.update(asked)
+        return ",".join(map(str, asked)) or "auto"
 
     def _choose_op(self, op: str, component: str, fmt: str = "plain") -> None:
         """All survivors, best first: a kernel may still refuse single layers, which then go to the next."""
         request = OpRequest(op=op, format=fmt, component=component, device=self.device, dtype=self.dtype)
-        outcome = self._consider(request, "auto", only=lambda spec: isinstance(spec, OpSpec) and spec.op == op)
+        only = self._asked_op(op, fmt)
+        outcome = self._consider(request, only, only=lambda spec: isinstance(spec, OpSpec) and spec.op == op)
         for i, candidate in enumerate(outcome.survivors):
             self._keep(outcome, outcome.choice(candidate, f"fallback {i}" if i else ""), candidate)
+        spec = outcome.survivors[0].spec
+        if component == "linear:plain" and isinstance(spec, OpSpec) and spec.bits:
+            self._derive("weight_bits", spec.bits, spec.name)
 
     def _choose_experts(self, fmt: str) -> None:
         """Kernels for experts where there are any; without one, each expert runs on a kernel for linears."""
         request = OpRequest(op="moe", format=fmt, component=f"moe:{fmt}", device=self.device, dtype=self.dtype)
-        outcome = consider(
-            self.host, request, only=lambda spec: isinstance(spec, OpSpec) and spec.op == "moe", imports=self.imports
-        )
+        asked = self._asked_op("moe", fmt)
+        how: dict[str, Any] = {"only": lambda spec: isinstance(spec, OpSpec) and spec.op == "moe"}
+        if asked != "auto":
+            self._keep(self._consider(request, asked, **how))
+            return
+        outcome = consider(self.host, request, imports=self.imports, **how)
         if outcome.candidates:
             self.outcomes.append(outcome)
         for candidate in outcome.survivors:

@@ -13,7 +13,8 @@ from lmkit.layers.linear import PLAIN
 from lmkit.testing import PluginConformance
 from lmkit_platform_cpu import check
 from lmkit_platform_cpu.native import Native, load
-from lmkit_platform_cpu.packed import NativeLinear, linear, pack
+from lmkit_platform_cpu.packed import CompactLinear, NativeLinear, linear, pack, pack_compact
+from torch import Tensor
 
 LIBRARY = load()
 needs_library = pytest.mark.skipif(LIBRARY is None, reason="the native library is not built here")
@@ -26,6 +27,10 @@ LONG = bool(os.environ.get("KERNEL_GRID"))  # set by `nox -s kernels`
 
 class TestLinear(PluginConformance):
     plugin = "op:linear_native"
+
+
+class TestCompactLinear(PluginConformance):
+    plugin = "op:linear_compact"
 
 
 @pytest.fixture
@@ -79,6 +84,64 @@ def test_converts_the_weight(native: Native, isa: str) -> None:
         assert torch.equal(
             linear(native, x, pack(native, stored[:, ::2].repeat(1, 2), target)).T[:, :17], stored[:, ::2].to(target)
         )
+
+
+COMPACT_SHAPES = [(1, 8), (33, 64), (100, 256), (70, 1304), (300, 2052)]
+VECTORS = tuple(isa for isa in ISAS if isa != "portable")
+
+
+def weight_with_strays(n: int, k: int, noise: torch.Generator) -> Tensor:
+    """Normal values [n, k], a few of them (neighbours) anywhere from 2^-60 to 2^60."""
+    weight = (torch.randn(n, k, generator=noise) * 0.02).bfloat16()
+    exponents = torch.randint(-60, 61, (n * k // 3000 + 2,), generator=noise).float()
+    places = torch.randint(n * k - 1, exponents.shape, generator=noise)
+    flat = weight.view(-1)
+    flat[places] = flat[places + 1] = (-1.5 * torch.exp2(exponents)).bfloat16()
+    return weight
+
+
+@needs_library
+@pytest.mark.parametrize("isa", VECTORS)
+@pytest.mark.parametrize(
+    "shape", [(1, 8), (33, 64), (100, 256), (70, 1304), *(((300, 2052),) if LONG else ())], ids=str
+)
+def test_compact_weights_lose_nothing(native: Native, isa: str, shape: tuple[int, int]) -> None:
+    """Each value is read as it was, and products are those of plain panels bit for bit, cut along k or not."""
+    native.set_isa(isa)
+    native.start(3)
+    noise = torch.Generator().manual_seed(sum(shape))
+    n, k = shape
+    weight = weight_with_strays(n, k, noise)
+    if k < 64:
+        assert pack_compact(native, weight, weight.dtype) is None, "it would take more memory"
+        return
+    compact, plain = pack_compact(native, weight, weight.dtype), pack(native, weight, weight.dtype)
+    assert compact is not None
+    assert compact.nbytes <= 0.77 * plain.nbytes or k < 256
+    read = linear(native, torch.eye(k).bfloat16(), compact).T
+    assert torch.equal(read, weight)
+    bias = torch.randn(n, generator=noise).bfloat16()
+    for rows in ROWS:
+        x = torch.randn(rows, k + 3, generator=noise).bfloat16()[:, :k]
+        assert torch.equal(linear(native, x, compact, bias), linear(native, x, plain, bias)), f"{rows} rows"
+
+
+@needs_library
+def test_other_weights_stay_plain(native: Native) -> None:
+    kernel, spec = CompactLinear(), LinearSpec("layer", 256, (64,))
+    noise = torch.Generator().manual_seed(0)
+    exponents = torch.randint(-60, 61, (64, 256), generator=noise).float()
+    scattered = torch.exp2(exponents).bfloat16()
+    usual = torch.randn(64, 256, generator=noise)
+    for weight, dtype in ((scattered, torch.bfloat16), (usual, torch.bfloat16), (usual.half(), torch.float16)):
+        packed = kernel.pack(PLAIN, {"weight": weight}, spec, dtype)
+        assert not packed.compact
+        x = torch.eye(256, dtype=dtype)
+        assert torch.equal(kernel.apply(x, packed, None).T, weight.to(dtype))
+    assert pack_compact(native, usual[:, :254].bfloat16(), torch.bfloat16) is None
+    assert kernel.pack(PLAIN, {"weight": usual.bfloat16()}, spec, torch.bfloat16).compact
+    native.set_isa("portable")
+    assert "portable" in str(kernel.can_run(PLAIN, spec, DeviceInfo("cpu", "cpu")))
 
 
 @needs_library

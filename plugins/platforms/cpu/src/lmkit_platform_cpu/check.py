@@ -22,3 +22,11 @@ def native(request: SelectRequest) -> Iterator[Refusal]:
     device = request.device
     if device is not None and not device.described and "native" not in device.flags:
         yield Refusal("native", "the library of native kernels", "none: there was no compiler", FIX)
+
+
+def vectors(request: SelectRequest) -> Iterator[Refusal]:
+    """The library, and vectors to unpack with."""
+    yield from native(request)
+    device = request.device
+    if device is not None and not device.described and set(device.flags) & {"native", "native_avx2"} == {"native"}:
+        yield Refusal("isa", "vectors that look up bytes (AVX2 or better)", "none", "--op linear_native")

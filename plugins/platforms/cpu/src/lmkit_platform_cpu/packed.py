@@ -16,21 +16,24 @@ PANEL = 32  # output rows side by side, as in csrc/linear.inc
 HUGE = 1 << 21  # bytes of a huge page
 DECODE_ROWS = 64  # up to so many rows of x a panel of the weight is read once
 PREFILL_ROWS, PREFILL_PANELS, PREFILL_DEPTH = 96, 8, 1024  # a chunk of larger ones: what a core's second cache holds
+MAX_COMPACT_K = 1 << 19  # a stray's place has so many bits
+COMPACT = 3  # a type of weights beside DTYPES: bfloat16 in 12 bits, as csrc/linear_compact.inc lays it out
 
 
 class PackArgs(Args):
     _fields_ = [
-        ("source", c_void_p), ("target", c_void_p), ("n", c_int64), ("k", c_int64), ("stride", c_int64),
-        ("from_", c_int32), ("to", c_int32),
+        ("source", c_void_p), ("target", c_void_p), ("plain", c_void_p), ("n", c_int64), ("k", c_int64),
+        ("stride", c_int64), ("panel_bytes", c_int64), ("max_strays", c_int64), ("from_", c_int32), ("to", c_int32),
+        ("failed", c_int32),
     ]  # fmt: skip
 
 
 class LinearArgs(Args):
     _fields_ = [
         ("weight", c_void_p), ("x", c_void_p), ("bias", c_void_p), ("out", c_void_p), ("wide", c_void_p),
-        ("sums", c_void_p), ("m", c_int64), ("n", c_int64), ("k", c_int64), ("x_stride", c_int64),
-        ("rows_step", c_int64), ("panels_step", c_int64), ("k_step", c_int64), ("dtype", c_int32),
-        ("weight_dtype", c_int32),
+        ("sums", c_void_p), ("plain", c_void_p), ("m", c_int64), ("n", c_int64), ("k", c_int64), ("x_stride", c_int64),
+        ("panel_bytes", c_int64), ("rows_step", c_int64), ("panels_step", c_int64), ("k_step", c_int64),
+        ("dtype", c_int32), ("weight_dtype", c_int32),
     ]  # fmt: skip
 
 
@@ -42,11 +45,13 @@ class Packed:
     n: int
     k: int
     dtype: torch.dtype
+    panel_bytes: int
+    compact: bool = False
 
     @property
     def nbytes(self) -> int:
         """Of the weight itself; the last panel is padded."""
-        return self.n * self.k * self.dtype.itemsize
+        return self.n * self.panel_bytes // PANEL
 
 
 class NativeLinear:
@@ -71,21 +76,52 @@ class NativeLinear:
         return linear(self.native, x, weight, bias)
 
 
+class CompactLinear(NativeLinear):
+    """Weights whose values do not fit the compact form (see csrc/linear_compact.inc) stay plain."""
+
+    name = "linear_compact"
+
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
+        if self.native is not None and self.native.isa == "portable":
+            return "unpacks with vector instructions, which the portable kernels do without"
+        return super().can_run(fmt, layer, device)
+
+    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> Packed:
+        assert self.native is not None
+        weight = params.pop("weight")
+        return pack_compact(self.native, weight, dtype) or pack(self.native, weight, dtype)
+
+
 def pack(native: Native, weight: Tensor, dtype: torch.dtype) -> Packed:
     """weight [n, k] of any of the three types -> panels in `dtype`."""
     n, k = weight.shape
+    size = PANEL * (k + k % 2 if dtype == torch.bfloat16 else k) * dtype.itemsize
+    packed = Packed(huge(-(-n // PANEL) * size), n, k, dtype, size)
+    _fill(native, weight, packed, PackArgs(to=DTYPES[str(dtype)]))
+    return packed
+
+
+def pack_compact(native: Native, weight: Tensor, dtype: torch.dtype) -> Packed | None:
+    """weight [n, k] in bfloat16 -> panels of 12 bits a value, read as the same bits; None if they do not fit."""
+    n, k = weight.shape
+    max_strays = -(-k // 256) * 16  # of 512 values one: ten times what weights of trained models need
+    size = 64 + 48 * k + 4 * max_strays
+    if not weight.dtype == dtype == torch.bfloat16 or k % 4 or k > MAX_COMPACT_K or size >= 64 * k:
+        return None
+    packed = Packed(huge(-(-n // PANEL) * size), n, k, dtype, size, compact=True)
+    plain = torch.empty(native.threads * k * PANEL, dtype=dtype)
+    args = PackArgs(to=COMPACT, plain=plain.data_ptr(), panel_bytes=size, max_strays=max_strays)
+    _fill(native, weight, packed, args)
+    return None if args.failed else packed
+
+
+def _fill(native: Native, weight: Tensor, packed: Packed, args: PackArgs) -> None:
     if weight.stride(1) != 1:
         weight = weight.contiguous()
-    panels = -(-n // PANEL)
-    depth = k + k % 2 if dtype == torch.bfloat16 else k
-    data = huge(panels * PANEL * depth * dtype.itemsize)
-    args = PackArgs(
-        source=weight.data_ptr(), target=data.data_ptr(), n=n, k=k, stride=weight.stride(0),
-        from_=DTYPES[str(weight.dtype)], to=DTYPES[str(dtype)],
-    )  # fmt: skip
-    args.chunks[0] = panels if k else 0
+    args.source, args.target, args.from_ = weight.data_ptr(), packed.data.data_ptr(), DTYPES[str(weight.dtype)]
+    args.n, args.k, args.stride = packed.n, packed.k, weight.stride(0)
+    args.chunks[0] = -(-packed.n // PANEL) if packed.k else 0
     native.run("linear_pack", args)
-    return Packed(data, n, k, dtype)
 
 
 def linear(native: Native, x: Tensor, weight: Packed, bias: Tensor | None = None) -> Tensor:
@@ -99,7 +135,7 @@ def linear(native: Native, x: Tensor, weight: Packed, bias: Tensor | None = None
     args = LinearArgs(
         weight=weight.data.data_ptr(), x=rows.data_ptr(), bias=None if bias is None else bias.data_ptr(),
         out=out.data_ptr(), m=m, n=weight.n, k=weight.k, x_stride=rows.stride(0), dtype=DTYPES[str(x.dtype)],
-        weight_dtype=DTYPES[str(weight.dtype)],
+        panel_bytes=weight.panel_bytes, weight_dtype=COMPACT if weight.compact else DTYPES[str(weight.dtype)],
     )  # fmt: skip
     scratch = _plan(native, args, weight, m)
     native.run("linear", args)
@@ -131,16 +167,19 @@ def check_bias(bias: Tensor | None, n: int, dtype: torch.dtype) -> None:
 def _plan(native: Native, args: LinearArgs, weight: Packed, m: int) -> list[Tensor]:
     """How the work is cut, and the scratch memory that it needs."""
     panels, scratch = -(-weight.n // PANEL), []
+    dot = weight.dtype == torch.bfloat16 and native.isa == "avx512_bf16"
     if m <= DECODE_ROWS:
-        size = PANEL * weight.k * weight.dtype.itemsize
         args.rows_step, args.k_step = max(m, 1), weight.k
-        args.panels_step = max(1, min(chunk_bytes(m) // max(size, 1), panels // (4 * native.threads)))
+        args.panels_step = max(1, min(chunk_bytes(m) // max(weight.panel_bytes, 1), panels // (4 * native.threads)))
     else:
         args.rows_step, args.panels_step, args.k_step = PREFILL_ROWS, PREFILL_PANELS, PREFILL_DEPTH
     if args.k_step < weight.k:
         scratch.append(torch.empty(native.threads * args.rows_step * args.panels_step * PANEL))
         args.sums = scratch[-1].data_ptr()
-    if weight.dtype != torch.float32 and not (weight.dtype == torch.bfloat16 and native.isa == "avx512_bf16"):
+    if weight.compact and not (dot and m <= DECODE_ROWS):
+        scratch.append(torch.empty(native.threads * args.k_step * PANEL, dtype=weight.dtype))
+        args.plain = scratch[-1].data_ptr()
+    if weight.dtype != torch.float32 and not dot:
         scratch.append(torch.empty(m * weight.k))
         args.wide = scratch[-1].data_ptr()
         args.chunks[0] = m
