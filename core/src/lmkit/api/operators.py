@@ -94,7 +94,8 @@ class LinearKernel(Protocol):
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None: ...
 
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedWeight:
-        """Takes ownership of `params` and frees what it does not keep."""
+        """Takes ownership of `params` and frees what it does not keep. They may map files: what is written to them is
+        lost."""
         ...
 
     def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:

@@ -187,7 +187,7 @@ class Place:
     def put(self, part: str | int | None, value: Tensor, device: torch.device) -> None:
         """Copy `value` (the whole part) into its place; allocates the parameter at its first part.
 
-        What is not packed later (an embedding) is taken as it is where it fits: it stays memory-mapped.
+        What fits, and is not a part of something merged, is taken as it is: it stays memory-mapped.
         Parts that share one value (part_axis None) must agree; CheckpointError otherwise.
         """
         covered = self.covered(part)
@@ -200,7 +200,7 @@ class Place:
         parameter: nn.Parameter = getattr(self.module, self.attribute)
         shared = self.local.part_axis is None and not parameter.is_meta
         fits = (value.dtype, value.device.type, tuple(value.shape)) == (parameter.dtype, device.type, self.local.shape)
-        if fits and not isinstance(self.module, Linear):
+        if fits and (len(self.parts) == 1 or not isinstance(self.module, Linear)):
             setattr(self.module, self.attribute, nn.Parameter(value.contiguous(), requires_grad=False))
             return
         if parameter.is_meta:
