@@ -198,6 +198,10 @@ class RowOps(Protocol):
         """
         ...
 
+    def add(self, x: Tensor, y: Tensor, h: Tensor, gate: Tensor | None = None) -> Tensor:
+        """x [T, D] += y [T, D] in place, and x. With `gate` [1, D]: y times the sigmoid of h gate', h [T, D]."""
+        ...
+
     def angles(self, positions: Tensor, inv_freq: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
         """positions [T] int64, inv_freq [P] float32 -> cos, sin of their products times magnitude: [T, P] float32."""
         ...

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lmkit.api import (
     BuildContext,
@@ -130,7 +129,7 @@ class MoE(nn.Module):
 
     def __init__(self, cfg: DecoderConfig, path: str, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
-        moe = cfg.moe
+        moe, self.rows = cfg.moe, ctx.rows
         assert moe is not None
         self.router = self.router_class(moe, cfg.hidden_size, ctx.dtype, ctx.rows)
         self.experts = ctx.experts(
@@ -149,7 +148,4 @@ class MoE(nn.Module):
         out = self.latent_out(self.experts(self.latent_in(h), ids, weights))
         if self.shared is None:
             return out
-        shared = self.shared(h)
-        if self.shared_gate is not None:
-            shared = shared * F.linear(h, self.shared_gate).sigmoid()
-        return out.add_(shared)
+        return self.rows.add(out, self.shared(h), h, self.shared_gate)

@@ -53,6 +53,9 @@ class TorchRowOps:
             return gate * (gate * 1.702).sigmoid() * (up + 1)
         return activation(name)(gate) * up
 
+    def add(self, x: Tensor, y: Tensor, h: Tensor, gate: Tensor | None = None) -> Tensor:
+        return x.add_(y if gate is None else y * F.linear(h, gate).sigmoid())
+
     def angles(self, positions: Tensor, inv_freq: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
         angles = positions[:, None].float() * inv_freq
         return angles.cos() * magnitude, angles.sin() * magnitude

@@ -83,6 +83,22 @@ def test_activations(ops: NativeRowOps, dtype: torch.dtype, name: str, size: int
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rows", [0, 1, 3, 50])
+def test_sums(ops: NativeRowOps, dtype: torch.dtype, size: int, rows: int) -> None:
+    x, y, h = (torch.randn(rows, 2 * size).to(dtype)[:, :size] for _ in range(3))
+    gate = (torch.randn(1, size) / size**0.5).to(dtype)
+    for weight in (None, gate):
+        want = torch_ops.add(x.double(), y.double(), h.double(), None if weight is None else weight.double())
+        got = x.clone()
+        assert ops.add(got, y, h, weight) is got
+        close(got, want, slack=1e-6)
+    for row in range(rows):
+        alone = [t[row : row + 1].clone() for t in (x, y, h)]
+        assert torch.equal(ops.add(*alone, gate)[0], got[row]), "a row depends on nothing else"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("pairs", [1, 4, 11, 32])
 def test_rotary(ops: NativeRowOps, dtype: torch.dtype, interleaved: bool, pairs: int) -> None:

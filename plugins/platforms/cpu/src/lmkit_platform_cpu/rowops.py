@@ -46,6 +46,14 @@ class GateArgs(Args):
     ]
 
 
+class AddArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "y", "h", "gate")),
+        *((name, c_int64) for name in ("rows", "dim", "step", "x_row", "y_row", "h_row")),
+        ("dtype", c_int32),
+    ]
+
+
 class AnglesArgs(Args):
     _fields_ = [
         *((name, c_void_p) for name in ("positions", "inv_freq", "cos", "sin")),
@@ -162,6 +170,20 @@ class NativeRowOps(TorchRowOps):
         )  # fmt: skip
         self._run("gate", args, dim)
         return out
+
+    def add(self, x: Tensor, y: Tensor, h: Tensor, gate: Tensor | None = None) -> Tensor:
+        _require(x.dim() == 2 and x.dtype in DTYPES, "add", x)
+        for t in (y, h):
+            _require(t.shape == x.shape and t.dtype == x.dtype, "add", x, t)
+        if gate is not None:
+            _require(gate.shape == (1, x.shape[1]) and gate.dtype == x.dtype and gate.is_contiguous(), "add", x, gate)
+        (rows, _, x_row, _), (_, _, y_row, _), (_, _, h_row, _) = (_heads("add", t) for t in (x, y, h))
+        args = AddArgs(
+            x=x.data_ptr(), y=y.data_ptr(), h=h.data_ptr(), gate=None if gate is None else gate.data_ptr(), rows=rows,
+            dim=x.shape[1], x_row=x_row, y_row=y_row, h_row=h_row, dtype=DTYPES[x.dtype],
+        )  # fmt: skip
+        self._run("add_rows", args, x.shape[1])
+        return x
 
     def angles(self, positions: Tensor, inv_freq: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
         _require(
