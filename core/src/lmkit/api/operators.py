@@ -87,7 +87,11 @@ class PackedWeight(Protocol):
 
 
 class LinearKernel(Protocol):
-    """One way to run a format on a device."""
+    """One way to run a format on a device.
+
+    A kernel whose packed weights may be kept on disk names their types in `packed_types`: dataclasses of tensors, plain
+    values and each other.
+    """
 
     name: str
 

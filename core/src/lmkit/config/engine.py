@@ -42,6 +42,9 @@ class ModelConfig:
         str, "JSON object laid over config.json: rope_scaling, sliding_window, ...; null removes", Flag("hf-overrides")
     ] = ""
     loader: Annotated[str, "auto or a loader plugin's name"] = "auto"
+    packed_cache: Annotated[
+        str | None, "folder that keeps weights as kernels packed them: the next start maps them and packs nothing"
+    ] = None
     seed: Annotated[int, "noise of requests that give no seed", Limits(-(1 << 63), (1 << 63) - 1)] = 0
 
 

@@ -66,6 +66,7 @@ class Worker:
         self.loaded = load_model(
             self.resolved, self.checkpoint, self.info, self.platform, self.device,
             self.platform.collectives(self.rank, 1), progress=self.progress,
+            packed_cache=self.config.model.packed_cache,
         )  # fmt: skip
         dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
         max_tokens = memory.step_tokens(self.config, self.resolved)

@@ -150,6 +150,13 @@ class Linear(nn.Module):
         self.packed = self.kernel.pack(self.format, tensors, self.local, self.dtype)
         self.pack_seconds = perf_counter() - began
 
+    def restore(self, packed: PackedWeight) -> None:
+        """Take what an earlier `pack` made of the same parameters, which are not loaded then (the bias is)."""
+        for key in self.params:
+            if key != "bias":
+                delattr(self, key)
+        self.packed = packed
+
     def forward(self, x: Tensor) -> Tensor:
         assert self.packed is not None
         if self.collectives is None:

@@ -41,6 +41,7 @@ from lmkit.layers.build import Builder
 from lmkit.layers.linear import Linear
 from lmkit.layers.pooled import Dense
 from lmkit.loading.checkpoint import weight_files
+from lmkit.loading.packed_cache import PackedCache
 from lmkit.loading.rules import Match, Rules
 from lmkit.plugins import load_target
 
@@ -56,8 +57,11 @@ def load_model(
     device: torch.device,
     collectives: Collectives | None = None,
     progress: Progress | None = None,
+    packed_cache: str | None = None,
 ) -> LoadedModel:
     """The model of `checkpoint`, ready to run on `device` with the implementations chosen in `resolved`.
+
+    `packed_cache` is a folder for packed weights: they are taken from there, or kept there for the next time.
 
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
     CheckpointError when a file turns out to be damaged later.
@@ -69,7 +73,11 @@ def load_model(
     if not isinstance(model, nn.Module):
         raise PluginError(f"{info.architecture}: build() must return a torch module, got {type(model).__name__}")
     loader: Loader = load_target(_choice(resolved, "loader"))()
-    warnings = fill_model(model, Rules(architecture.weights(info)), loader, checkpoint, device, progress)
+    cache = None
+    if packed_cache is not None:
+        rank, size = builder.tp_rank, builder.tp_size
+        cache = PackedCache.find(packed_cache, resolved, checkpoint, rank, size)
+    warnings = fill_model(model, Rules(architecture.weights(info)), loader, checkpoint, device, progress, cache)
     dense = _load_dense(info, builder.dtype, loader, checkpoint, device) if info.pooler and info.pooler.dense else None
     model.to(device)  # buffers
     model.eval()
@@ -349,13 +357,22 @@ def fill_model(
     checkpoint: Checkpoint,
     device: torch.device,
     progress: Progress | None = None,
+    cache: PackedCache | None = None,
 ) -> list[str]:
-    """Load every parameter of `model` (on meta) and pack its linears. Returns warnings."""
+    """Load every parameter of `model` (on meta) and pack its linears, or take them from `cache`. Returns warnings."""
     where = places(model)
     fills = plan_fills(loader.tensors(checkpoint), rules, where)
+    warnings: list[str] = []
+    packed: frozenset[Linear] = frozenset()
+    if cache is not None:
+        try:
+            packed = cache.restore(model)
+        except CheckpointError as e:
+            warnings.append(f"{e}: weights are packed anew")
+    fills = [fill for fill in fills if fill.place.module not in packed or fill.place.attribute == "bias"]
     waiting = Counter(fill.place.module for fill in fills)  # tensors still to come
     for place in where.values():
-        if not place.claimed:
+        if not place.claimed and place.module not in packed:
             _fill_default(place, device)
     total, done = sum(f.entry.nbytes for f in fills), 0
     bad: list[str] = []
@@ -368,7 +385,7 @@ def fill_model(
         fill.place.put(fill.match.part, value, device)
         del value
         waiting[module := fill.place.module] -= 1
-        if waiting[module] == 0 and isinstance(module, Linear) and not module.tied:
+        if waiting[module] == 0 and isinstance(module, Linear) and not module.tied and module.packed is None:
             module.pack()
         if waiting[module] == 0:
             loader.release()
@@ -382,7 +399,14 @@ def fill_model(
     left = [name for name, p in model.named_parameters() if p.is_meta]
     if left:
         raise PluginError(f"parameters were never loaded: {', '.join(left[:LISTED])}")
-    return [_some("weights that are not numbers (NaN)", bad)] if bad else []
+    if bad:
+        warnings.append(_some("weights that are not numbers (NaN)", bad))
+    if cache is not None and not packed:
+        try:
+            cache.write(model, progress)
+        except OSError as e:
+            warnings.append(f"packed weights could not be kept: {e}")
+    return warnings
 
 
 def _fill_default(place: Place, device: torch.device) -> None:

@@ -40,7 +40,7 @@ class SafetensorsLoader:
         """Headers only. Raises CheckpointError naming a file that is truncated, corrupt or not what the index says."""
         entries: dict[str, TensorEntry] = {}
         for path in checkpoint.files:
-            for entry in self._header(path):
+            for entry in self.header(path):
                 if entry.name in entries:
                     raise CheckpointError(f"{entry.name} is both in {entries[entry.name].file} and in {path}")
                 entries[entry.name] = entry
@@ -75,7 +75,8 @@ class SafetensorsLoader:
             self._maps[file] = (mapped, 8 + size, json.loads(mapped[8 : 8 + size]))
         return self._maps[file]
 
-    def _header(self, path: Path) -> Iterator[TensorEntry]:
+    def header(self, path: Path) -> Iterator[TensorEntry]:
+        """The tensors of one file."""
         with reading(path), safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118  (not a mapping)
                 view = file.get_slice(name)
@@ -83,6 +84,12 @@ class SafetensorsLoader:
                 if dtype is None:
                     raise CheckpointError(f"{path}: {name} has dtype {view.get_dtype()}, which is not supported")
                 yield TensorEntry(name, shape, dtype, prod(shape) * itemsize(dtype), str(path))
+
+    @staticmethod
+    def metadata(path: Path) -> dict[str, str]:
+        """The texts that a file holds beside its tensors."""
+        with reading(path), safe_open(path, framework="pt", device="cpu") as file:
+            return file.metadata() or {}
 
     @staticmethod
     def _check_index(index: Path, entries: dict[str, TensorEntry]) -> None:

@@ -49,7 +49,11 @@ def load_tiny(
     kernel: Choice | None = None,
     **kwargs: Any,
 ) -> LoadedModel:
-    """Load a checkpoint with the architecture `target`, without the resolver; `kernel` goes before the reference."""
+    """Load a checkpoint with the architecture `target`, without the resolver.
+
+    `kernel` goes before the reference, or takes its place if it is an explicit choice.
+    """
+    reference = choice("op", "lmkit.layers.linear:ReferenceLinear", "linear:plain", why="auto")
     checkpoint = open_checkpoint(str(directory), CheckpointOptions())
     assert checkpoint is not None
     info: ModelInfo = load_target(target)().describe(checkpoint.config)
@@ -60,7 +64,7 @@ def load_tiny(
             choice("attention", attention, "text"),
             choice("loader", "lmkit.loading.safetensors:SafetensorsLoader"),
             *([kernel] if kernel else []),
-            choice("op", "lmkit.layers.linear:ReferenceLinear", "linear:plain", why="auto"),
+            *([reference] if kernel is None or kernel.why == "auto" else []),
             *choices,
         ),
         (Derived("dtype", dtype, "test"),),

@@ -58,6 +58,7 @@ class NativeExperts:
     """See `lmkit.api.ExpertKernel`. An expert that is none (ids out of range) makes the token's result NaN."""
 
     name = "moe_native"
+    packed_types = (PackedExperts, Packed, PackedIntegers)
 
     def __init__(self) -> None:
         self.native = load()

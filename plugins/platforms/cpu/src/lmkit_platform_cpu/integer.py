@@ -71,6 +71,7 @@ class PackedIntegers:
 
 class IntegerLinear:
     name = "linear_integer_native"
+    packed_types = (PackedIntegers,)
 
     def __init__(self) -> None:
         self.native = load()

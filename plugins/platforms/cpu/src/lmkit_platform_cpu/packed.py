@@ -56,6 +56,7 @@ class Packed:
 
 class NativeLinear:
     name = "linear_native"
+    packed_types = (Packed,)
 
     def __init__(self) -> None:
         self.native = load()
