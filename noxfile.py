@@ -157,6 +157,17 @@ def kernels(session: nox.Session) -> None:
 
 
 @nox.session
+def cross(session: nox.Session) -> None:
+    """The native library by clang, for Arm (NEON) and for x86-64: that it compiles, without warnings."""
+    session.install("-q", "ziglang")
+    flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+    sources = [str(path) for path in sorted((ROOT / "plugins/platforms/cpu/csrc").glob("*.cpp"))]
+    for target in session.posargs or ("aarch64-linux-gnu", "x86_64-linux-gnu"):
+        out = str(Path(session.create_tmp()).resolve() / f"native-{target}.so")
+        session.run("python", "-m", "ziglang", "c++", "-target", target, *flags, *sources, "-o", out)
+
+
+@nox.session
 def asan(session: nox.Session) -> None:
     """The same tests with the native library under AddressSanitizer and UndefinedBehaviorSanitizer (needs gcc)."""
     install(session)
@@ -173,6 +184,7 @@ def asan(session: nox.Session) -> None:
         for name in ("libasan", "libubsan", "libstdc++")
     ]
     env = ONE_THREAD | {
+        "SANITIZE": "address,undefined",
         "LD_PRELOAD": " ".join(libraries),
         "PYTHONPATH": str(out / "site"),
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",  # Python keeps much until the end

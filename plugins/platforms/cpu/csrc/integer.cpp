@@ -1,3 +1,4 @@
 #define LK_FAMILY "integer.inc"
 #define LK_FAMILY_NAME lk_family_integer
+#define LK_TILES
 #include "each_isa.h"

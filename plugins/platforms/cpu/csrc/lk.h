@@ -15,7 +15,12 @@
 
 enum { LK_MAX_PHASES = 6 };
 
-enum lk_isa { LK_PORTABLE, LK_AVX2, LK_AVX512, LK_AVX512_VNNI, LK_AVX512_BF16, LK_NUM_ISAS };
+enum lk_isa { LK_PORTABLE, LK_AVX2, LK_AVX512, LK_AVX512_VNNI, LK_AVX512_BF16, LK_AMX, LK_NUM_ISAS };
+
+// Whether the compiler has the last of them. LK_EMULATE_AMX (tests): it alone is built, its tile instructions in plain C.
+#if defined(__x86_64__) && (defined(LK_EMULATE_AMX) || __clang_major__ >= 12 || (!defined(__clang__) && __GNUC__ >= 11))
+#define LK_BUILDS_AMX
+#endif
 
 // `thread` is in [0, lk_threads()), and no two running chunks share it: an index into scratch memory.
 typedef void (*lk_kernel)(const void* args, int64_t chunk, int thread);

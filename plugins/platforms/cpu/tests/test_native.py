@@ -68,7 +68,7 @@ def test_conversion_rounds_as_torch_does(native: Native, isa: str, source: torch
     convert(native, values, out)
     expected = values.to(target)
     same = (out[:-3] == expected) | (out[:-3].isnan() & expected.isnan())
-    if isa == "avx512_bf16" and target == torch.bfloat16:  # its instruction takes subnormal numbers for zero
+    if isa in ("avx512_bf16", "amx") and target == torch.bfloat16:  # its instruction takes subnormal numbers for zero
         same |= (expected.float().abs() <= 1.2e-38) & (out[:-3] == 0)
     assert same.all(), (values[~same][:5], out[:-3][~same][:5], expected[~same][:5])
     assert out[-3:].isnan().all()
@@ -145,6 +145,11 @@ def test_a_forked_child_has_a_pool_of_its_own() -> None:
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
     )  # fmt: skip
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_both_sides_name_instruction_sets_alike(native: Native) -> None:
+    names = [native._library.lk_isa_name(i) for i in range(len(module.ISAS) + 1)]
+    assert names == [*(name.encode() for name in module.ISAS), None]
 
 
 def test_what_does_not_fit_is_an_error(native: Native) -> None:

@@ -10,7 +10,7 @@ from lmkit.api import BenchmarkSpec, DoctorCheck, OpSpec, PlatformSpec, Tier, ho
 class Options:
     """Options of platform.cpu."""
 
-    isa: str = "auto"  # instruction set of the native kernels: portable, avx2, avx512, avx512_vnni, avx512_bf16
+    isa: str = "auto"  # instruction set of the native kernels: portable, avx2, avx512, avx512_vnni, avx512_bf16, amx
 
 
 @hookimpl

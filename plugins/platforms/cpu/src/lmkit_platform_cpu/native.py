@@ -18,7 +18,7 @@ from typing import Any
 from lmkit.api import ConfigError, PluginError
 
 MAX_PHASES = 6  # as in csrc/lk.h
-ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")  # worst to best, as in csrc/lk.h
+ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")  # worst to best, as in csrc/lk.h
 DTYPES = {"torch.float32": 0, "torch.bfloat16": 1, "torch.float16": 2}  # how arguments name them
 MISSING = (
     "the native kernels are not there (no compiler when the plugin was installed): everything runs on torch's "

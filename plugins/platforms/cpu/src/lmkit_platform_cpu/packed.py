@@ -168,7 +168,7 @@ def check_bias(bias: Tensor | None, n: int, dtype: torch.dtype) -> None:
 def _plan(native: Native, args: LinearArgs, weight: Packed, m: int) -> list[Tensor]:
     """How the work is cut, and the scratch memory that it needs."""
     panels, scratch = -(-weight.n // PANEL), []
-    dot = weight.dtype == torch.bfloat16 and native.isa == "avx512_bf16"
+    dot = weight.dtype == torch.bfloat16 and native.isa in ("avx512_bf16", "amx")
     if m <= DECODE_ROWS:
         args.rows_step, args.k_step = max(m, 1), weight.k
         args.panels_step = max(1, min(chunk_bytes(m) // max(weight.panel_bytes, 1), panels // (4 * native.threads)))
@@ -177,7 +177,7 @@ def _plan(native: Native, args: LinearArgs, weight: Packed, m: int) -> list[Tens
     if args.k_step < weight.k:
         scratch.append(torch.empty(native.threads * args.rows_step * args.panels_step * PANEL))
         args.sums = scratch[-1].data_ptr()
-    if weight.compact and not (dot and m <= DECODE_ROWS):
+    if weight.compact and (m > DECODE_ROWS or native.isa != "avx512_bf16"):
         scratch.append(torch.empty(native.threads * args.k_step * PANEL, dtype=weight.dtype))
         args.plain = scratch[-1].data_ptr()
     if weight.dtype != torch.float32 and not dot:

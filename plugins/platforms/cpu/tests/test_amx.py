@@ -1,0 +1,75 @@
+"""Tile registers (AMX), on processors without: the same kernels, with each tile instruction in plain C."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lmkit_platform_cpu import integer, packed
+from lmkit_platform_cpu.native import Native, load
+
+FOLDER = Path(__file__).parent
+CSRC = FOLDER.parent / "csrc"
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+LIBRARY = load()
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here"),
+    pytest.mark.skipif(
+        LIBRARY is None or "avx512_bf16" not in LIBRARY.isas, reason="the rest of these kernels needs AVX512-BF16"
+    ),
+]
+
+
+def build(folder: Path, *families: str) -> Path:
+    """The library with these families of operators for tile registers only, emulated (csrc/amx_emulated.inc)."""
+    assert COMPILER is not None
+    library, sanitize = folder / "emulated.so", os.environ.get("SANITIZE")  # as in setup.py
+    flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-ffp-contract=off"]
+    flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"] if sanitize else []
+    flags += ["-DLK_EMULATE_AMX", "-DFAMILIES(X)=" + "".join(f"X({family})" for family in families)]
+    sources = [CSRC / f"{name}.cpp" for name in (*families, "pool", "registry")]
+    subprocess.run([COMPILER, *flags, *map(str, sources), "-o", str(library)], check=True, timeout=600)
+    return library
+
+
+def test_products(tmp_path: Path) -> None:
+    """bfloat16 within its rounding, integers bit for bit as without tiles; and what a processor with tiles gives."""
+    assert LIBRARY is not None
+    emulated = Native(build(tmp_path, "linear", "integer"))
+    assert emulated.isas == ("amx",)
+    noise = torch.Generator().manual_seed(0)
+    for rows, (n, k) in itertools.product((1, 9, 16, 49), ((33, 7), (70, 333))):
+        weight = torch.randn(n, k, generator=noise).bfloat16()
+        x = torch.full((rows, k + 3), torch.nan, dtype=torch.bfloat16)[:, :k]
+        x.copy_(torch.randn(rows, k, generator=noise))
+        plain = packed.pack(LIBRARY, weight, torch.bfloat16)
+        got, expected = packed.linear(emulated, x, plain), x.double() @ weight.double().T
+        assert (got.double() - expected).abs().max() <= 1e-2 * expected.abs().max()
+        assert torch.equal(packed.linear(emulated, x[-1:], plain)[0], got[-1]), "whatever its neighbours"
+        if "amx" in LIBRARY.isas:
+            assert LIBRARY.isa == "amx"
+            assert torch.equal(packed.linear(LIBRARY, x, plain), got)
+        for bits, group, planes in itertools.product((8, 4), (0, 64), (1, 2)):
+            codes = integer.round_and_pack(LIBRARY, weight, bits, group, planes, "range" if bits == 4 else "symmetric")
+            assert torch.equal(integer.linear(emulated, x, codes), integer.linear(LIBRARY, x, codes))
+
+
+@pytest.mark.slow
+def test_grids(tmp_path: Path) -> None:
+    """All tests of linears and experts on the emulated library; not those that need another instruction set."""
+    library = build(tmp_path, "linear", "integer", "experts")
+    code = (
+        "import sys, pytest, lmkit_platform_cpu.native as native\n"
+        "library = native.Native(sys.argv[1])\n"
+        "native.load = lambda: library\n"
+        "others = 'not works_alone and not stay_plain'\n"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', others, *sys.argv[2:]]))\n"
+    )
+    tests = [str(FOLDER / f"test_{name}.py") for name in ("packed", "integer", "experts")]
+    subprocess.run([sys.executable, "-P", "-c", code, str(library), *tests], check=True, timeout=3600)
