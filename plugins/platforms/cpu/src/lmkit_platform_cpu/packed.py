@@ -14,6 +14,7 @@ from lmkit_platform_cpu.native import DTYPES, MISSING, Args, Native, load
 
 PANEL = 32  # output rows side by side, as in csrc/linear.inc
 HUGE = 1 << 21  # bytes of a huge page
+TILE_ROWS = 12  # of x that are multiplied together
 DECODE_ROWS = 64  # up to so many rows of x a panel of the weight is read once
 PREFILL_ROWS, PREFILL_PANELS, PREFILL_DEPTH = 96, 8, 1024  # a chunk of larger ones: what a core's second cache holds
 MAX_COMPACT_K = 1 << 19  # a stray's place has so many bits
