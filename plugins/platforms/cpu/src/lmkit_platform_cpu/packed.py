@@ -14,7 +14,6 @@ from lmkit_platform_cpu.native import DTYPES, MISSING, Args, Native, load
 
 PANEL = 32  # output rows side by side, as in csrc/linear.inc
 HUGE = 1 << 21  # bytes of a huge page
-TILE_ROWS = 12  # of x that are multiplied together
 DECODE_ROWS = 64  # up to so many rows of x a panel of the weight is read once
 PREFILL_ROWS, PREFILL_PANELS, PREFILL_DEPTH = 96, 8, 1024  # a chunk of larger ones: what a core's second cache holds
 MAX_COMPACT_K = 1 << 19  # a stray's place has so many bits
@@ -178,7 +177,7 @@ def _plan(native: Native, args: LinearArgs, weight: Packed, m: int) -> list[Tens
     if args.k_step < weight.k:
         scratch.append(torch.empty(native.threads * args.rows_step * args.panels_step * PANEL))
         args.sums = scratch[-1].data_ptr()
-    if weight.compact and (m > TILE_ROWS or native.isa != "avx512_bf16"):
+    if weight.compact and (m > DECODE_ROWS or native.isa != "avx512_bf16"):
         scratch.append(torch.empty(native.threads * args.k_step * PANEL, dtype=weight.dtype))
         args.plain = scratch[-1].data_ptr()
     if weight.dtype != torch.float32 and not dot:
