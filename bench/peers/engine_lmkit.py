@@ -17,11 +17,12 @@ class Lmkit:
                 model=ModelConfig(
                     model=load.model,
                     max_length=load.max_length,
-                    quantization="auto" if load.weights == "bf16" else load.weights,
+                    quantization="auto" if load.weights.startswith("bf16") else load.weights,
                 ),
                 cache=CacheConfig(num_blocks=load.max_rows * (-(-load.max_length // BLOCK) + 2)),
                 sched=SchedConfig(max_rows=load.max_rows),
                 parallel=ParallelConfig(threads=load.threads),
+                op="linear_native" if load.weights == "bf16 plain" else "auto",
             )
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import environments
 
 HERE = Path(__file__).parent
+PLAIN = "bf16 plain"  # as every other engine stores it, in place of lmkit's twelve bits
 OPTIMUM = {"bf16": ["fp16"], "int8": ["int8"], "int4": ["int4", "--group-size", "128", "--ratio", "1.0"]}
 GGUF = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
 
@@ -54,6 +55,7 @@ def _openvino(group: str) -> Callable[[Path], Path]:
 
 PARTICIPANTS = (
     Participant("lmkit bf16", "lmkit", "bf16", "bf16", _checkpoint),
+    Participant("lmkit bf16 in 16 bits", "lmkit", "bf16", PLAIN, _checkpoint),
     Participant("vllm bf16", "vllm", "bf16", "bf16", _checkpoint),
     Participant("llamacpp bf16", "llamacpp", "bf16", "bf16", _gguf("bf16")),
     Participant("openvino bf16", "openvino", "bf16", "bf16", _openvino("bf16")),
