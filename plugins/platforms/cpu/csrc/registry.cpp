@@ -76,8 +76,12 @@ bool supported(int isa) {
 #endif
 }
 
+// Tile registers are used when they are asked for: no processor has run these kernels yet.
 int best() {
-    int isa = LK_NUM_ISAS - 1;
+#if defined(LK_EMULATE_AMX)
+    return LK_AMX;
+#endif
+    int isa = LK_AMX - 1;
     while (!supported(isa)) isa--;
     return isa;
 }

@@ -89,10 +89,19 @@ class Native:
         self._ops: dict[str, tuple[Op, int]] = {}
         self._recording = local()
 
+    def can(self, isa: str) -> bool:
+        """Whether the library and this processor have an instruction set."""
+        return isa in ISAS and bool(self._library.lk_has_isa(ISAS.index(isa)))
+
     @property
     def isas(self) -> tuple[str, ...]:
-        """The instruction sets that the library and this processor have, worst to best."""
-        return tuple(name for i, name in enumerate(ISAS) if self._library.lk_has_isa(i))
+        """The instruction sets to choose from, worst to best.
+
+        Tile registers are not among them (unless all others are missing: the emulation) and must be asked for: these
+        kernels have not run on a processor yet.
+        """
+        found = tuple(name for name in ISAS if self.can(name))
+        return tuple(name for name in found if name != "amx") or found
 
     @property
     def isa(self) -> str:
@@ -101,10 +110,9 @@ class Native:
     def set_isa(self, name: str) -> None:
         """The instruction set from now on; "auto" = the best. Raises ConfigError for one that is not here."""
         name = self.isas[-1] if name == "auto" else name
-        if name not in self.isas:
-            raise ConfigError(
-                f"instruction set {name!r} cannot be used here", fix=f"one of: auto, {', '.join(self.isas)}"
-            )
+        if not self.can(name):
+            here = [name for name in ISAS if self.can(name)]
+            raise ConfigError(f"instruction set {name!r} cannot be used here", fix=f"one of: auto, {', '.join(here)}")
         self._library.lk_set_isa(ISAS.index(name))
         self._ops.clear()
 
