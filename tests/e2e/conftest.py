@@ -60,7 +60,7 @@ class Server:
         """Waits until the server is ready."""
         deadline = perf_counter() + timeout
         while perf_counter() < deadline:
-            found = re.search(r"^(http://\S+)/v1", self.output, re.MULTILINE)
+            found = re.search(r"curl (http://\S+)/v1", self.output)  # the last line of the first screen
             if found:
                 return found[1]
             assert self.process.poll() is None, self.output
