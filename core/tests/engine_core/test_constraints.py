@@ -392,7 +392,7 @@ def test_answers_are_cached_failures_too(compiler):
     first = wait(compiler, Grammar("regex", "spin"), Grammar("regex", "4"))
     began = time.monotonic()
     assert wait(compiler, Grammar("regex", "spin"), Grammar("regex", "4")) == first
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 0.8  # "spin" alone takes a second to fail
 
 
 def test_what_a_library_prints_does_not_disturb(compiler):

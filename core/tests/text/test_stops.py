@@ -7,6 +7,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lmkit.testing.clock import least
 from lmkit.text.stops import Stops
 
 
@@ -64,7 +65,11 @@ def test_include() -> None:
 @pytest.mark.parametrize("unit", ["a", "ab", "aab", "\n"])
 def test_linear(unit: str) -> None:
     text = unit * (1_000_000 // len(unit))
-    begin = time.process_time()
-    assert run(["a" * 1023 + "c", "ab" * 400 + "c", "\n" * 1000 + "x"], [text]) == (text, None)
-    assert run(["aaab" * 250], [text[i : i + 4] for i in range(0, 40_000, 4)])[1] is None
-    assert time.process_time() - begin < 2
+
+    def seconds() -> float:
+        begin = time.process_time()
+        assert run(["a" * 1023 + "c", "ab" * 400 + "c", "\n" * 1000 + "x"], [text]) == (text, None)
+        assert run(["aaab" * 250], [text[i : i + 4] for i in range(0, 40_000, 4)])[1] is None
+        return time.process_time() - begin
+
+    assert least(seconds, 2) < 2

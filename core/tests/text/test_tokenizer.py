@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import CheckpointError
+from lmkit.testing.clock import least
 from lmkit.text.tokenizer import JsonTokenizer, open_tokenizer
 from tokenizers import Tokenizer, decoders, models
 
@@ -119,9 +120,13 @@ def test_pieces(byte_level: JsonTokenizer, sentencepiece_like: JsonTokenizer) ->
 def test_detokenizing_is_linear(sentencepiece_like: JsonTokenizer, byte_level: JsonTokenizer) -> None:
     """Also for runs of bytes that never become a character."""
     for tokenizer, token in ((sentencepiece_like, 3 + 0xFF), (byte_level, byte_level.encode("é")[0])):
-        begin = time.process_time()
-        assert len(joined(tokenizer, [token] * 50_000)) == 50_000
-        assert time.process_time() - begin < 1
+
+        def seconds(tokenizer: JsonTokenizer = tokenizer, token: int = token) -> float:
+            begin = time.process_time()
+            assert len(joined(tokenizer, [token] * 50_000)) == 50_000
+            return time.process_time() - begin
+
+        assert least(seconds, 1) < 1
 
 
 def write(folder: Path, **files: object) -> Path:

@@ -15,6 +15,7 @@ import pytest
 from lmkit.api import DeviceInfo, PlatformSpec, StepLimits, Unavailable
 from lmkit.config import EngineConfig
 from lmkit.plugins.refs import load_ref
+from lmkit.testing.clock import least
 from lmkit.testing.specs import PluginConformance
 
 PROBE_SECONDS = 0.2
@@ -53,14 +54,16 @@ class PlatformConformance(PluginConformance):
         torch.set_num_threads(threads)
 
     def test_probe_is_fast_and_light(self, spec: PlatformSpec) -> None:
-        """Best of three fresh processes: below 200 ms, without torch."""
-        code = textwrap.dedent(_PROBE.format(ref=spec.probe))
-        runs = [
-            json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
-            for _ in range(3)
-        ]
-        assert not runs[0][1], f"the probe imports {runs[0][1]}"
-        assert min(seconds for seconds, _ in runs) < PROBE_SECONDS
+        """In a fresh process: below 200 ms, without torch."""
+        command = [sys.executable, "-c", textwrap.dedent(_PROBE.format(ref=spec.probe))]
+
+        def probe() -> float:
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            seconds, heavy = json.loads(done.stdout)
+            assert not heavy, f"the probe imports {heavy}"
+            return float(seconds)
+
+        assert least(probe, PROBE_SECONDS) < PROBE_SECONDS
 
     def test_probe_answers_in_full(self, spec: PlatformSpec, probed: list[DeviceInfo] | Unavailable) -> None:
         if isinstance(probed, Unavailable):
