@@ -53,15 +53,24 @@ def test_other_choices_are_other_files(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == len(CASES)
 
 
-@pytest.mark.parametrize("damage", ["one bit", "cut", "empty"])
+@pytest.mark.parametrize("damage", ["a number", "a name", "a type", "one bit", "cut", "empty"])
 def test_damage_is_found(damage: str, tmp_path: Path) -> None:
     good = load(tmp_path)
     (file,) = tmp_path.iterdir()
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data if damage == "one bit" else data[: len(data) // 2] if damage == "cut" else b"")
+    data = file.read_bytes()
+    half = len(data) // 2
+    damaged = {
+        "a number": data.replace(b'\\"n\\": 1', b'\\"n\\": 2', 1),  # of outputs: kernels would believe it
+        "a name": data.replace(b'"layers.1.attn.o.data"', b'"layers.9.attn.o.data"', 1),
+        "a type": data.replace(b'"U8"', b'"I8"', 1),
+        "one bit": data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :],
+        "cut": data[:half],
+        "empty": b"",
+    }[damage]
+    assert damaged != data
+    file.write_bytes(damaged)
     again = load(tmp_path)
-    assert any("packed anew" in line and str(file) in line for line in again.warnings)
+    assert any("packed anew" in line and str(file) in line for line in again.warnings), again.warnings
     assert torch.equal(logits(again), logits(good))
     assert packs(load(tmp_path)) == 0, "a good file has taken its place"
 

@@ -24,7 +24,7 @@ LAYER = {
     "layers": 2, "loading": 2, "sampling": 2,
     "execution": 3, "scheduling": 3,
     "engine": 4, "text": 4,
-    "llm": 5, "pooled": 5, "server": 5, "bench": 6, "cli": 6, "testing": 6,
+    "llm": 5, "outputs": 5, "pooled": 5, "server": 5, "bench": 6, "cli": 6, "testing": 6,
 }  # fmt: skip
 TORCH_FREE = ("api", "config", "plugins", "text", "scheduling", "server", "hookspecs", "builtin")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import DeviceInfo, LinearSpec, PackedWeight, QuantFormat, Routing
+from lmkit.api import DeviceInfo, LinearSpec, PackedWeight, QuantFormat, Routing, SelectionError
 from lmkit.layers import LinearExperts, ReferenceLinear, TorchRowOps
 from lmkit.layers.build import Builder
 from lmkit.layers.linear import PLAIN, Linear, PlainFormat
@@ -85,11 +85,11 @@ UP = LinearSpec("up", D, (M,) * 6, False, "none", tuple("abcdef"), (), 3)
 DOWN = LinearSpec("down", M, (D,) * 3, False, "none", tuple("abc"), (), 3)
 
 
-def builder(scheme: Any = None) -> Builder:
+def builder(scheme: Any = None, strict: frozenset[str] = frozenset()) -> Builder:
     kernels = {"linear:plain": [ReferenceLinear()], "linear:other": [OtherLinear()]}
     info: Any = SimpleNamespace(linears=(UP, DOWN), kv_groups=list)
     special = {"moe:plain": [SiluExperts(ReferenceLinear())]}
-    return Builder(info, torch.float32, DeviceInfo("cpu", "cpu"), None, kernels | special, scheme=scheme)
+    return Builder(info, torch.float32, DeviceInfo("cpu", "cpu"), None, kernels | special, scheme=scheme, strict=strict)
 
 
 def test_a_kernel_for_experts_runs_both_linears_or_none() -> None:
@@ -99,6 +99,13 @@ def test_a_kernel_for_experts_runs_both_linears_or_none() -> None:
     assert made.warnings == []
     assert made.experts(UP, DOWN, "relu").kernel.name == "moe_linear"
     assert made.warnings == ["up: not on moe_silu (not relu)"]
+
+
+def test_kernels_for_experts_that_were_named_run_or_nothing_does() -> None:
+    made = builder(strict=frozenset({"moe:plain"}))
+    assert made.experts(UP, DOWN, "silu").kernel.name == "moe_silu"
+    with pytest.raises(SelectionError, match=r"up: not on moe_silu \(not relu\)"):
+        made.experts(UP, DOWN, "relu")
 
 
 def test_linears_of_experts_may_have_different_formats() -> None:

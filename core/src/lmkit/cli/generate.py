@@ -23,7 +23,8 @@ from lmkit.cli.sampling import merge, with_sampling
 from lmkit.config import Sourced
 
 if TYPE_CHECKING:
-    from lmkit.llm import LLM, RequestOutput
+    from lmkit.llm import LLM
+    from lmkit.outputs import RequestOutput
 
 KEYS = ("id", "prompt", "token_ids", "messages", "params")
 BATCH = 256  # prompts between writes: what an interruption can cost

@@ -86,15 +86,17 @@ class Builder:
         """The first that runs both linears; a line in `warnings` for those which do not."""
         up, down = formats
         op = f"moe:{formats[up].name}"
+        refused: list[str] = []
         for kernel in self.kernels.get(op, ()):
             asked = ((up, act), (down, None))
             refusals = [r for spec, a in asked if (r := kernel.can_run(formats[spec], spec, self.device, a))]
             if not refusals:
+                self.warnings += refused
                 return kernel
-            reasons = "; ".join(dict.fromkeys(refusals))
-            if op in self.strict:
-                raise SelectionError(f"{kernel.name} cannot run {up.name}: {reasons}", fix="--op auto")
-            self.warnings.append(f"{up.name}: not on {kernel.name} ({reasons})")
+            refused.append(f"{up.name}: not on {kernel.name} ({'; '.join(dict.fromkeys(refusals))})")
+        if op in self.strict:
+            raise SelectionError("; ".join(refused), fix="--op auto")
+        self.warnings += refused
         return None
 
     def _format(self, spec: LinearSpec) -> QuantFormat:

@@ -75,8 +75,7 @@ def load_model(
     loader: Loader = load_target(_choice(resolved, "loader"))()
     cache = None
     if packed_cache is not None:
-        rank, size = builder.tp_rank, builder.tp_size
-        cache = PackedCache.find(packed_cache, resolved, checkpoint, rank, size)
+        cache = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
     warnings = fill_model(model, Rules(architecture.weights(info)), loader, checkpoint, device, progress, cache)
     dense = _load_dense(info, builder.dtype, loader, checkpoint, device) if info.pooler and info.pooler.dense else None
     model.to(device)  # buffers
@@ -401,7 +400,7 @@ def fill_model(
         raise PluginError(f"parameters were never loaded: {', '.join(left[:LISTED])}")
     if bad:
         warnings.append(_some("weights that are not numbers (NaN)", bad))
-    if cache is not None and not packed:
+    if cache is not None and not packed and not bad:  # what warns now shall warn again
         try:
             cache.write(model, progress)
         except OSError as e:

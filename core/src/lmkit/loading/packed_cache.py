@@ -1,8 +1,8 @@
 """Packed weights on disk: a later start maps them instead of reading and packing the checkpoint again.
 
 A file is a safetensors file, data only. Its name holds a hash of all that packed weights depend on: files of the
-checkpoint, chosen kernels and their versions, the processor, the dtype, the rank. Each tensor's checksum stands in the
-header; a file with one that does not fit is not used.
+checkpoint, chosen kernels and their versions, the processor, the dtype, the rank. The header describes every tensor,
+with its checksum, and has a hash of its own; a file in which anything does not fit is not used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from lmkit.api import Checkpoint, CheckpointError, Choice, ConfigError, Progress
 from lmkit.layers.linear import Linear
 from lmkit.loading.safetensors import DTYPES, SafetensorsLoader
 
-VERSION = 1
+VERSION = 2  # of the file's form
 ALIGNMENT = 4096  # of the first tensor in the file
 NAMES = {name: short for short, name in DTYPES.items()}
+LINEARS, SHA256 = "linears", "sha256"  # texts of the header: packed weights by path, and the hash of that text
 
 
 def key(resolved: ResolvedPlan, checkpoint: Checkpoint, rank: int, size: int) -> str:
@@ -46,7 +47,7 @@ def key(resolved: ResolvedPlan, checkpoint: Checkpoint, rank: int, size: int) ->
         "torch": torch.__version__,
         "rank": [rank, size],
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    return sha256(json.dumps(parts, sort_keys=True, default=str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class PackedCache:
 
     @classmethod
     def find(cls, folder: str, resolved: ResolvedPlan, checkpoint: Checkpoint, rank: int, size: int) -> PackedCache:
-        """Raises ConfigError for a folder that cannot be written to."""
+        """Raises ConfigError for a folder that cannot be made."""
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as e:
@@ -70,19 +71,23 @@ class PackedCache:
         if not self.path.is_file():
             return frozenset()
         loader = SafetensorsLoader()
+        texts = loader.metadata(self.path)
+        described = texts.get(LINEARS, "")
+        if texts.get(SHA256) != sha256(described):
+            raise CheckpointError(f"{self.path}: its header is damaged")
         entries = {entry.name: entry for entry in loader.header(self.path)}
-        found = loader.metadata(self.path)
 
-        def load(name: str, checksum: int) -> Tensor:
-            tensor = loader.read(entries[name])
-            if checksum_of(tensor) != checksum:
+        def load(name: str, dtype: str, shape: Sequence[int], checksum: int) -> Tensor:
+            entry = entries.get(name)
+            if entry is None or (entry.dtype, list(entry.shape)) != (dtype, shape):
+                raise CheckpointError(f"{self.path}: the header of {name} is damaged")
+            if checksum_of(tensor := loader.read(entry)) != checksum:
                 raise CheckpointError(f"{self.path}: {name} is damaged")
             return tensor
 
+        found = json.loads(described)
         packed = {
-            linear: decode(json.loads(found[path]), packed_types(linear), load)
-            for path, linear in linears(model)
-            if path in found
+            linear: decode(found[path], packed_types(linear), load) for path, linear in linears(model) if path in found
         }
         for linear, weight in packed.items():  # only when all are whole
             linear.restore(weight)
@@ -91,16 +96,15 @@ class PackedCache:
     def write(self, model: nn.Module, progress: Progress | None = None) -> None:
         """All linears whose kernels tell their types. Readers see the whole file or none."""
         tensors: dict[str, Tensor] = {}
-        texts = {path: json.dumps(encode(linear.packed, path, tensors)) for path, linear in linears(model)}
+        described = json.dumps({path: encode(linear.packed, path, tensors) for path, linear in linears(model)})
         if not tensors:
             return
         ordered = sorted(tensors.items(), key=lambda item: -item[1].nbytes)  # large ones stay aligned
         total = 0
-        header: dict[str, Any] = {"__metadata__": texts}
+        header: dict[str, Any] = {"__metadata__": {LINEARS: described, SHA256: sha256(described)}}
         for name, tensor in ordered:
-            dtype = NAMES[str(tensor.dtype).removeprefix("torch.")]
             offsets = [total, total := total + tensor.nbytes]
-            header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+            header[name] = {"dtype": NAMES[name_of(tensor.dtype)], "shape": list(tensor.shape), "data_offsets": offsets}
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % ALIGNMENT)
         with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=".", delete=False) as file:
@@ -119,6 +123,14 @@ class PackedCache:
                 raise
 
 
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def linears(model: nn.Module) -> Iterator[tuple[str, Linear]]:
     for path, module in model.named_modules():
         if isinstance(module, Linear) and packed_types(module):
@@ -133,9 +145,10 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """A packed weight as JSON; its tensors go to `tensors`, under names that begin with `name`."""
     if isinstance(value, Tensor):
         tensors[name] = value
-        return {"tensor": name, "checksum": checksum_of(value)}
+        about = [name_of(value.dtype), list(value.shape), checksum_of(value)]
+        return {"tensor": [name, *about]}
     if isinstance(value, torch.dtype):
-        return {"dtype": str(value).removeprefix("torch.")}
+        return {"dtype": name_of(value)}
     if is_dataclass(value):
         parts = {f.name: encode(getattr(value, f.name), f"{name}.{f.name}", tensors) for f in fields(value)}
         return {"type": type(value).__name__, "fields": parts}
@@ -143,11 +156,11 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def decode(value: Any, types: Mapping[str, type], load: Any) -> Any:
-    """What `encode` took apart. `load(name, checksum)` gives a tensor."""
+    """What `encode` took apart. `load` gives a tensor for what stands there of it."""
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
-        return load(value["tensor"], value["checksum"])
+        return load(*value["tensor"])
     if "dtype" in value:
         return getattr(torch, value["dtype"])
     return types[value["type"]](**{name: decode(part, types, load) for name, part in value["fields"].items()})

@@ -309,8 +309,8 @@ class Resolver:
     def _choose_op(self, op: str, component: str, fmt: str = "plain") -> None:
         """All survivors, best first: a kernel may still refuse single layers, which then go to the next."""
         request = OpRequest(op=op, format=fmt, component=component, device=self.device, dtype=self.dtype)
-        only = self._asked_op(op, fmt)
-        outcome = self._consider(request, only, only=lambda spec: isinstance(spec, OpSpec) and spec.op == op)
+        asked = self._asked_op(op, fmt)
+        outcome = self._consider(request, asked, only=lambda spec: isinstance(spec, OpSpec) and spec.op == op)
         for i, candidate in enumerate(outcome.survivors):
             self._keep(outcome, outcome.choice(candidate, f"fallback {i}" if i else ""), candidate)
         spec = outcome.survivors[0].spec
@@ -322,12 +322,11 @@ class Resolver:
         request = OpRequest(op="moe", format=fmt, component=f"moe:{fmt}", device=self.device, dtype=self.dtype)
         asked = self._asked_op("moe", fmt)
         how: dict[str, Any] = {"only": lambda spec: isinstance(spec, OpSpec) and spec.op == "moe"}
-        if asked != "auto":
-            self._keep(self._consider(request, asked, **how))
-            return
-        outcome = consider(self.host, request, imports=self.imports, **how)
-        if outcome.candidates:
-            self.outcomes.append(outcome)
+        if asked == "auto":  # none need pass
+            outcome = consider(self.host, request, imports=self.imports, **how)
+            self.outcomes += [outcome] if outcome.candidates else []
+        else:
+            outcome = self._consider(request, asked, **how)
         for candidate in outcome.survivors:
             self._keep(outcome, outcome.choice(candidate), candidate)
 

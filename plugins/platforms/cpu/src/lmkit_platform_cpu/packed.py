@@ -105,7 +105,7 @@ def pack(native: Native, weight: Tensor, dtype: torch.dtype) -> Packed:
 def pack_compact(native: Native, weight: Tensor, dtype: torch.dtype) -> Packed | None:
     """weight [n, k] in bfloat16 -> panels of 12 bits a value, read as the same bits; None if they do not fit."""
     n, k = weight.shape
-    max_strays = -(-k // 256) * 16  # of 512 values one: ten times what weights of trained models need
+    max_strays = -(-k // 256) * 16  # one of 512 values: more than ten times what a trained model was seen to need
     size = 64 + 48 * k + 4 * max_strays
     if not weight.dtype == dtype == torch.bfloat16 or k % 4 or k > MAX_COMPACT_K or size >= 64 * k:
         return None
