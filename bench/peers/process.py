@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -35,10 +36,26 @@ def peak_resident(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 
 
+def mapped(pid: int, folder: Path) -> int:
+    """Bytes in memory of files in a folder: counted as `resident` counts them."""
+    found, inside = 0, False
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    except OSError:  # it ended meanwhile
+        return 0
+    for line in lines:
+        if re.match(r"[0-9a-f]+-", line):  # a mapping: addresses, rights, offset, device, inode, path
+            inside = line.partition("/")[2].startswith(f"{folder.resolve()}/"[1:])
+        elif inside and line.startswith("Pss:"):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
 class EngineProcess:
     """Starts an engine and loads its model. `ready_after`: seconds from the start of the process until loaded."""
 
     def __init__(self, command: Sequence[str], load: Load) -> None:
+        self._model = Path(load.model)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         began = perf_counter()
         self._process = subprocess.Popen(
@@ -63,6 +80,10 @@ class EngineProcess:
     def resident(self) -> int:
         """Bytes in memory, of the engine and its children."""
         return sum(map(resident, tree(self._process.pid)))
+
+    def mapped(self) -> int:
+        """Bytes of `resident` that are pages of the checkpoint's files."""
+        return sum(mapped(pid, self._model) for pid in tree(self._process.pid))
 
     def peak(self) -> int:
         """The most bytes it ever had in memory."""

@@ -127,10 +127,13 @@ def _memory_lines(records: Records) -> Iterator[str]:
     for ours in (p for p in PARTICIPANTS if p.is_ours):
         names = ("resident", "weight bytes", "kv bytes")
         held = [records.by_round(ours.group, name).get(ours.name, {}).get(0) for name in names]
-        if None not in held:
-            resident, weights, kv = (value / 2**20 for value in held if value is not None)
-            parts = f"weights {weights:.0f} + KV {kv:.0f} + {resident - weights - kv:.0f} (aim: 400)"
-            yield f"\n{ours.name}: resident {resident:.0f} MiB = {parts}."
+        if None in held:
+            continue
+        resident, weights, kv = (value / 2**20 for value in held if value is not None)
+        parts = f"weights {weights:.0f} + KV {kv:.0f} + {resident - weights - kv:.0f} (aim: 400)"
+        mapped = records.by_round(ours.group, "mapped").get(ours.name, {}).get(0, 0.0) / 2**20
+        file = f"; {mapped:.0f} of it are pages of the checkpoint's file (embeddings)" if mapped else ""
+        yield f"\n{ours.name}: resident {resident:.0f} MiB = {parts}{file}."
 
 
 def best_peer(records: Records, ours: Participant, workload: Workload) -> tuple[str, Ratio] | None:

@@ -123,6 +123,7 @@ def measure_group(
         for member, engine in engines.items():
             if part == "main":
                 records.once(Sample(0, member.group, "resident", member.name, float(engine.resident()), "B"))
+                records.once(Sample(0, member.group, "mapped", member.name, float(engine.mapped()), "B"))
                 records.once(Sample(0, member.group, "peak", member.name, float(engine.peak()), "B"))
                 for fact, value in engine.facts.items():
                     records.once(Sample(0, member.group, fact, member.name, float(value), "B"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import mmap
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -73,6 +75,19 @@ def test_an_engine_that_refuses_or_dies_says_why(peers: dict[str, ModuleType], f
     with pytest.raises(failed, match="ended with status 3"):
         engine.run([[1]], 13)
     engine.close()
+
+
+def test_pages_of_a_checkpoint_are_told_apart(peers: dict[str, ModuleType], tmp_path: Path) -> None:
+    if not Path("/proc/self/smaps").exists():
+        pytest.skip("this system does not list a process's mappings")
+    mapped, folder = peers["process"].mapped, tmp_path / "model"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"x" * (1 << 20))
+    assert mapped(os.getpid(), folder) == 0
+    with (folder / "weights").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        assert pages.rfind(b"y") == -1  # every page was read
+        assert mapped(os.getpid(), folder) == 1 << 20
+        assert mapped(os.getpid(), tmp_path / "mod") == 0
 
 
 def test_numbers_of_the_workloads(peers: dict[str, ModuleType]) -> None:

@@ -61,11 +61,21 @@ class Builder:
         self.collectives = collectives
         self.tp_rank, self.tp_size = (collectives.rank, collectives.size) if collectives else (0, 1)
         self.rows = rows or TorchRowOps()
-        self.warnings: list[str] = []
+        self._remarks: dict[str, list[str]] = {}  # what is said of linears -> their names
         self.backend = attention
         self._quantizable = {spec.name for spec in info.linears} | ({HEAD} if online else set())
         groups = info.kv_groups()
         self._group_of = {i: (g, need) for g, (need, layers) in enumerate(groups) for i in layers}
+
+    @property
+    def warnings(self) -> list[str]:
+        return [
+            f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {remark}"
+            for remark, names in self._remarks.items()
+        ]
+
+    def _remark(self, spec: LinearSpec, remark: str) -> None:
+        self._remarks.setdefault(remark, []).append(spec.name)
 
     def linear(self, spec: LinearSpec) -> Linear:
         fmt = self._format(spec)
@@ -91,13 +101,15 @@ class Builder:
             asked = ((up, act), (down, None))
             refusals = [r for spec, a in asked if (r := kernel.can_run(formats[spec], spec, self.device, a))]
             if not refusals:
-                self.warnings += refused
-                return kernel
-            refused.append(f"{up.name}: not on {kernel.name} ({'; '.join(dict.fromkeys(refusals))})")
-        if op in self.strict:
-            raise SelectionError("; ".join(refused), fix="--op auto")
-        self.warnings += refused
-        return None
+                break
+            refused.append(f"not on {kernel.name} ({'; '.join(dict.fromkeys(refusals))})")
+        else:
+            if op in self.strict:
+                raise SelectionError(f"{up.name}: {'; '.join(refused)}", fix="--op auto")
+            kernel = None
+        for remark in refused:
+            self._remark(up, remark)
+        return kernel
 
     def _format(self, spec: LinearSpec) -> QuantFormat:
         fmt = self.scheme.for_layer(spec) if self.scheme and spec.name in self._quantizable else None
@@ -111,7 +123,7 @@ class Builder:
             reason = kernel.can_run(fmt, spec, self.device)
             if reason is None:
                 if refusals:
-                    self.warnings.append(f"{spec.name}: runs on {kernel.name} ({'; '.join(refusals)})")
+                    self._remark(spec, f"runs on {kernel.name} ({'; '.join(refusals)})")
                 return kernel
             refusals.append(f"{kernel.name} refused: {reason}")
         reasons = "; ".join(refusals) or "none was chosen"
