@@ -130,10 +130,9 @@ def _memory_lines(records: Records) -> Iterator[str]:
         if None in held:
             continue
         resident, weights, kv = (value / 2**20 for value in held if value is not None)
-        parts = f"weights {weights:.0f} + KV {kv:.0f} + {resident - weights - kv:.0f} (aim: 400)"
         mapped = records.by_round(ours.group, "mapped").get(ours.name, {}).get(0, 0.0) / 2**20
-        file = f"; {mapped:.0f} of it are pages of the checkpoint's file (embeddings)" if mapped else ""
-        yield f"\n{ours.name}: resident {resident:.0f} MiB = {parts}{file}."
+        parts = f"weights {weights:.0f} + KV {kv:.0f} + embeddings mapped from the checkpoint {mapped:.0f}"
+        yield f"\n{ours.name}: resident {resident:.0f} MiB = {parts} + {resident - weights - kv - mapped:.0f} (aim: 400)."
 
 
 def best_peer(records: Records, ours: Participant, workload: Workload) -> tuple[str, Ratio] | None:
