@@ -132,7 +132,8 @@ def _memory_lines(records: Records) -> Iterator[str]:
         resident, weights, kv = (value / 2**20 for value in held if value is not None)
         mapped = records.by_round(ours.group, "mapped").get(ours.name, {}).get(0, 0.0) / 2**20
         parts = f"weights {weights:.0f} + KV {kv:.0f} + embeddings mapped from the checkpoint {mapped:.0f}"
-        yield f"\n{ours.name}: resident {resident:.0f} MiB = {parts} + {resident - weights - kv - mapped:.0f} (aim: 400)."
+        rest = resident - weights - kv - mapped
+        yield f"\n{ours.name}: resident {resident:.0f} MiB = {parts} + {rest:.0f} (aim: 400)."
 
 
 def best_peer(records: Records, ours: Participant, workload: Workload) -> tuple[str, Ratio] | None:
