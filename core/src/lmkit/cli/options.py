@@ -9,6 +9,7 @@ The command then also takes --config FILE, every engine option, and dotted ones 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from lmkit.plugins.host import PluginHost
 
 DOTTED = re.compile(r"^--([a-z][\w-]*(?:\.[\w-]+)+)(?:=(.*))?$", re.DOTALL)
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 META = "lmkit.dotted"  # where ConfigCommand leaves dotted options for the function
 
 PANELS = {
@@ -35,7 +37,7 @@ PANELS = {
     "parallel": "Processes and devices",
     "lora": "Adapters",
     "spec": "Speculative decoding",
-    "": "Plugins",
+    "": "Plugins and logs",
 }
 
 
@@ -91,6 +93,8 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
         flags, names = parse_dotted(ctx.meta.get(META, ()))
         for name, leaf in fields.items():
             given = kwargs.pop(name)
+            if leaf.several and given is not None:
+                given = ",".join(given) if given else None
             if given is not None:
                 where = f"command line {leaf.flag}"
                 flags[leaf.key] = leaf.parse(given, where) if isinstance(given, str) else leaf.check(given, where)
@@ -99,6 +103,8 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
                 raise ConfigError(f"two models: {model!r} and --model {flags['model.model']!r}", fix="give one")
             flags["model.model"], names["model.model"] = model, "MODEL"
         settings = gather(flags, kwargs.pop("config"), flag_names=names, official_only=kwargs.pop("no_plugins"))
+        if settings.config.log_level is not None:
+            logging.basicConfig(level=settings.config.log_level.upper(), format=LOG_FORMAT)
         if "ctx" in hints:
             kwargs["ctx"] = ctx
         return function(settings=settings, **kwargs)
@@ -143,11 +149,11 @@ def name_of(leaf: Leaf) -> str:
 
 def _option(name: str, leaf: Leaf) -> inspect.Parameter:
     flag = f"{leaf.flag}/--no-{leaf.flag.removeprefix('--')}" if leaf.type is bool else leaf.flag
-    kind = bool if leaf.type is bool else str
+    kind: Any = bool if leaf.type is bool else list[str] if leaf.several else str
     shown = False if leaf.default is None else str(leaf.default).lower() if kind is bool else str(leaf.default)
     option = typer.Option(
         flag,
-        help=leaf.doc,
+        help=f"{leaf.doc}; repeatable" if leaf.several else leaf.doc,
         metavar=None if kind is bool else {int: "N", str: "TEXT"}[leaf.type],
         rich_help_panel=PANELS[leaf.section],
         show_default=shown,

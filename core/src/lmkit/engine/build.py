@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -67,6 +68,8 @@ def build_engine(
             f"the device {config.device!r} is only described: there is nothing to run on",
             fix="leave --device out; it is for explain and plan",
         )
+    if config.log_level is not None:
+        logging.getLogger("lmkit").setLevel(config.log_level.upper())
     phase = Phases()
     with phase("model"):
         verify(resolved)
@@ -179,7 +182,7 @@ def _facts(
     phases: tuple[tuple[str, float], ...],
 ) -> EngineFacts:
     return EngineFacts(
-        model=config.model.served_name or checkpoint.name,
+        model=next(iter(config.model.names), checkpoint.name),
         max_length=limits.max_length,
         num_kv_tokens=kv.num_tokens,
         vocab_size=info.vocab_size,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,6 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import lmkit
 from lmkit.api import EngineBusy, EngineDead, EngineError, ErrorInfo, LmkitError, UnsupportedTask
 from lmkit.server import info_routes, pooling
+from lmkit.server.access import Caller, caller_of
+from lmkit.server.access_log import AccessLog
 from lmkit.server.body import read_body
 from lmkit.server.chat import Chat
 from lmkit.server.completions import Completions
@@ -84,11 +87,16 @@ class Backend:
 
     @property
     def model(self) -> str:
-        return self.settings.served_name or self.facts.model
+        return self.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model itself, the main one first."""
+        return self.settings.served_names or (self.facts.model,)
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model and name not in self.adapters:
-            known = " or ".join(map(repr, [self.model, *sorted(self.adapters)][:8]))
+        if name is not None and name not in self.names and name not in self.adapters:
+            known = " or ".join(map(repr, [*self.names, *sorted(self.adapters)][:8]))
             raise UnknownModel(f"there is no model {name[:200]!r} here", fix=f"use {known}")
 
     def adapter(self, name: str | None) -> str | None:
@@ -116,7 +124,7 @@ class Backend:
 def build_app(llm: Served, settings: ServerSettings | None = None) -> FastAPI:
     """The application. `app.state.backend` is the Backend; draining is its business and `server.run`'s."""
     settings = settings or ServerSettings()
-    model = settings.served_name or llm.facts.model
+    model = next(iter(settings.served_names), llm.facts.model)
     backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
     backend.adapters.update(llm.facts.adapters)
     app = FastAPI(title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None)
@@ -133,6 +141,12 @@ def build_app(llm: Served, settings: ServerSettings | None = None) -> FastAPI:
     for path, methods, handler in info_routes.routes(backend):
         app.add_route(path, _guarded(backend, path, handler), methods=methods)
     app.add_middleware(_Wrap, settings=settings)
+    if settings.cors_origins:  # outside of the gate: a browser asks beforehand, without the key
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )  # fmt: skip
+    app.add_middleware(AccessLog)
     for status in (404, 405):
         app.add_exception_handler(status, _no_route)
     return app
@@ -176,7 +190,9 @@ def _log(error: BaseException) -> None:
         return  # a state, reported once where it began; probes would repeat it for ever
     if isinstance(error, EngineError):
         log.warning("%s: %s", type(error).__name__, error)
-    elif not isinstance(error, LmkitError):
+    elif isinstance(error, LmkitError):
+        log.info("refused: %s%s", error.info().code, f" ({error.info().field})" if error.info().field else "")
+    else:
         log.error("a request failed", exc_info=error)
 
 
@@ -190,7 +206,7 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
             body = await read_body(request, backend.settings.max_body)
             # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
             parsed, answer, generation = await while_connected(
-                request.receive, asyncio.to_thread(_prepare, backend, kind, dialect, body)
+                request.receive, asyncio.to_thread(_prepare, backend, kind, dialect, body, caller_of(request.scope))
             )
             backend.running.add(generation)
         finally:
@@ -218,13 +234,14 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
     return run
 
 
-def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytes) -> tuple[Any, Any, Generation]:
+def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytes, caller: Caller) -> tuple[Any, Any, Generation]:
     parsed = parse(kind, body)
     backend.check_model(parsed.model)
     parsed.check()
+    caller.check_priority(parsed.priority)
     if kind in (ChatRequest, CompletionRequest) and (pooler := backend.facts.pooler) is not None:
         raise UnsupportedTask("generate", pooler.tasks)
-    answer = dialect(backend, parsed)
+    answer = dialect(backend, parsed, caller)
     return parsed, answer, answer.prepare()
 
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import structs
 
 from lmkit.api import InvalidParam, Reasoning, SamplingParams, Text, ToolArgs, ToolDef, ToolStart
+from lmkit.server.access import Caller
 from lmkit.server.errors import UnsupportedField
 from lmkit.server.generate import Choice, Generation, GenerationFailed, check_prompt, expand, make_request, new_id
 from lmkit.server.schema import ChatRequest
@@ -108,8 +109,8 @@ class ChatBody(msgspec.Struct):
 class Chat:
     """One request: prepared (render, tokenize, limits), then answered whole or streamed."""
 
-    def __init__(self, backend: Backend, request: ChatRequest) -> None:
-        self._backend, self._request = backend, request
+    def __init__(self, backend: Backend, request: ChatRequest, caller: Caller) -> None:
+        self._backend, self._request, self._caller = backend, request, caller
         self._model = request.model or backend.model
         self._id = new_id("chatcmpl")
         self._created = int(time.time())
@@ -147,7 +148,7 @@ class Chat:
                 constrained=constrained,
             )  # fmt: skip
             request = make_request(
-                f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt,
+                f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=self._caller.salt(r.cache_salt),
                 adapter=self._backend.adapter(r.model),
             )  # fmt: skip
             choices.append(Choice(i, request, stream))

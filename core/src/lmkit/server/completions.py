@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lmkit.api import Text, TokenLogprob
+from lmkit.server.access import Caller
 from lmkit.server.chat import raise_error
 from lmkit.server.errors import UnsupportedField
 from lmkit.server.generate import Choice, Generation, check_prompt, expand, make_request, new_id
@@ -55,8 +56,8 @@ class CompletionBody(msgspec.Struct):
 class Completions:
     """One request with one or more prompts; choice i of prompt p has index p * n + i."""
 
-    def __init__(self, backend: Backend, request: CompletionRequest) -> None:
-        self._backend, self._request = backend, request
+    def __init__(self, backend: Backend, request: CompletionRequest, caller: Caller) -> None:
+        self._backend, self._request, self._caller = backend, request, caller
         self._model = request.model or backend.model
         self._id = new_id("cmpl")
         self._created = int(time.time())
@@ -94,8 +95,8 @@ class Completions:
                     include_stop=bool(r.include_stop_str_in_output), skip_special=r.skip_special_tokens is not False,
                 )  # fmt: skip
                 request = make_request(
-                    f"{self._id}-{index}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt,
-                    adapter=self._backend.adapter(r.model),
+                    f"{self._id}-{index}", token_ids, p, priority=r.priority or 0,
+                    cache_salt=self._caller.salt(r.cache_salt), adapter=self._backend.adapter(r.model),
                 )  # fmt: skip
                 choices.append(Choice(index, request, stream))
         return Generation(self._backend.client, choices, self._backend.metrics)

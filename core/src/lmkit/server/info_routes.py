@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,8 +13,10 @@ from starlette.responses import Response
 
 import lmkit
 from lmkit.api import EngineDead, InvalidParam, LmkitError
+from lmkit.server.access import caller_of
 from lmkit.server.body import read_body
 from lmkit.server.errors import HttpError
+from lmkit.server.page import page
 from lmkit.server.schema import (
     ChatRequest,
     DetokenizeRequest,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from lmkit.server.app import Backend
 
 Handler = Callable[[Request], Awaitable[Response]]
-_CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 _STATS_WAIT = 1.0  # seconds; a step may be long, a probe must not be
 
 
@@ -47,6 +47,8 @@ def routes(backend: Backend) -> list[tuple[str, list[str], Handler]]:
         ("/ready", ["GET"], r.ready),
         ("/health", ["GET"], r.health),
         ("/version", ["GET"], r.version),
+        ("/load", ["GET"], r.load),
+        ("/tokenizer_info", ["GET"], r.tokenizer_info),
         ("/metrics", ["GET"], r.metrics),
         ("/debug/plan", ["GET"], r.plan),
         ("/debug/startup", ["GET"], r.startup),
@@ -63,11 +65,11 @@ class _Routes:
         self._backend = backend
         self._created = int(time.time())
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, name: str) -> dict[str, Any]:
         b = self._backend
         renderer = b.text.renderer
         return {
-            "id": b.model, "object": "model", "created": self._created, "owned_by": "lmkit",
+            "id": name, "object": "model", "created": self._created, "owned_by": "lmkit",
             "root": b.facts.model, "max_model_len": b.facts.max_length,
             "capabilities": {
                 "tasks": list(b.facts.pooler.tasks) if b.facts.pooler is not None else ["generate"],
@@ -82,11 +84,11 @@ class _Routes:
         }  # fmt: skip
 
     async def models(self, request: Request) -> Response:
-        names = sorted(self._backend.adapters)
-        return _json({"object": "list", "data": [self._model(), *(self._adapter(name) for name in names)]})
+        own = [self._model(name) for name in self._backend.names]
+        return _json({"object": "list", "data": own + [self._adapter(name) for name in sorted(self._backend.adapters)]})
 
     def _adapter(self, name: str) -> dict[str, Any]:
-        return {**self._model(), "id": name, "root": name, "parent": self._backend.model}
+        return {**self._model(name), "root": name, "parent": self._backend.model}
 
     def adapter_routes(self) -> list[tuple[str, list[str], Handler]]:
         """Off unless the engine was told that adapters may come and go."""
@@ -96,8 +98,9 @@ class _Routes:
         ]
 
     async def load_adapter(self, request: Request) -> Response:
+        caller_of(request.scope).need_admin("loading an adapter")
         r = parse(LoadAdapterRequest, await read_body(request, self._backend.settings.max_body))
-        if r.lora_name == self._backend.model:
+        if r.lora_name in self._backend.names:
             raise InvalidParam("lora_name", r.lora_name, "a name other than the model's own")
         if r.lora_name in self._backend.adapters and not r.load_inplace:
             raise InvalidParam("lora_name", r.lora_name, "a new name, or load_inplace=true to replace the adapter")
@@ -106,6 +109,7 @@ class _Routes:
         return _json({"loaded": r.lora_name})
 
     async def unload_adapter(self, request: Request) -> Response:
+        caller_of(request.scope).need_admin("unloading an adapter")
         r = parse(UnloadAdapterRequest, await read_body(request, self._backend.settings.max_body))
         await self._backend.client.set_adapter(r.lora_name, None)
         self._backend.adapters.discard(r.lora_name)
@@ -114,7 +118,7 @@ class _Routes:
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         self._backend.check_model(name)
-        return _json(self._adapter(name) if name in self._backend.adapters else self._model())
+        return _json(self._adapter(name) if name in self._backend.adapters else self._model(name))
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request, self._backend.settings.max_body)
@@ -163,6 +167,22 @@ class _Routes:
             raise EngineDead(f"the engine did not answer within {_STATS_WAIT} s")
         return _json({"status": "ok", "active": self._backend.num_active})
 
+    async def load(self, request: Request) -> Response:
+        """For balancers: how many requests this server is answering."""
+        return _json({"server_load": self._backend.num_active})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """What a client needs to count and to render as this server does."""
+        text = self._backend.text
+        tokenizer, renderer = text.tokenizer, text.renderer
+        return _json({
+            "vocab_size": tokenizer.vocab_size, "model_max_length": self._backend.facts.max_length,
+            "bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token,
+            "eos_token_ids": list(tokenizer.eos_token_ids),
+            "special_ids": sorted(tokenizer.special_ids),
+            "chat_template": tokenizer.chat_template if renderer is not None else None,
+        })  # fmt: skip
+
     async def version(self, request: Request) -> Response:
         return _json({"version": lmkit.__version__})
 
@@ -183,8 +203,7 @@ class _Routes:
 
     async def page(self, request: Request) -> Response:
         """A small chat page, all in one file."""
-        content = resources.files("lmkit.server").joinpath("page.html").read_bytes()
-        return Response(content, headers={"Content-Security-Policy": _CSP}, media_type="text/html")
+        return page()
 
     async def _stats(self) -> EngineStats | None:
         try:

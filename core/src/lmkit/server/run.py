@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from lmkit.api import ConfigError, EngineDead
+from lmkit.server.access_log import figures
 from lmkit.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -134,8 +135,9 @@ async def run_app(
     app = build_app(llm, settings)
     server = _Server(
         uvicorn.Config(
-            app, http=BoundedProtocol, log_level="warning", access_log=False, server_header=False, lifespan="off",
-            ws="none", timeout_graceful_shutdown=5, backlog=2048, h11_max_incomplete_event_size=settings.max_headers,
+            app, http=BoundedProtocol, log_config=None, log_level="warning", access_log=False, server_header=False,
+            lifespan="off", ws="none", timeout_graceful_shutdown=5, backlog=2048,
+            h11_max_incomplete_event_size=settings.max_headers,
         ),
         app.state.backend,
     )  # fmt: skip
@@ -177,9 +179,10 @@ class _Server(uvicorn.Server):
                 await asyncio.sleep(0.005)
             if not serving.done():
                 ready()
-            watching = asyncio.ensure_future(self._watch())
+            beside = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(figures(self._backend))]
             await serving
-            watching.cancel()
+            for task in beside:
+                task.cancel()
         finally:
             for s in signals:
                 loop.remove_signal_handler(s)

@@ -92,7 +92,7 @@ def hash_engine(
     intake = Intake(vocab_size=options.vocab_size, max_length=options.max_length)
     core = _Faulty(options, Scheduler(limits, kv, Fcfs()), executor, intake)
     facts = EngineFacts(
-        model=config.model.served_name or checkpoint.name,
+        model=next(iter(config.model.names), checkpoint.name),
         max_length=options.max_length,
         num_kv_tokens=kv.num_tokens,
         vocab_size=options.vocab_size,
