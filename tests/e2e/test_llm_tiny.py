@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from lmkit import LLM, AsyncLLM, SamplingParams
@@ -204,3 +205,18 @@ async def test_async_llm_runs_in_its_own_process(tiny: Path) -> None:
         assert llm.client.client.pid is not None
     with LLM(str(tiny)) as same:
         assert [t for e in events for t in e.tokens] == same.generate(ids, GREEDY)[0].token_ids
+
+
+def test_a_thread_beside_an_open_stream(llm: LLM) -> None:
+    """Neither waits for the other, and both get what they would get alone."""
+    alone = [llm.generate(p, GREEDY)[0].text for p in ("first", "second")]
+    stream = llm.stream("first", GREEDY)
+    begun = next(stream)
+    found: list[str] = []
+    thread = Thread(target=lambda: found.append(llm.generate("second", GREEDY)[0].text), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    text = "".join(e.text for e in [begun, *stream] if isinstance(e, Text))
+    assert [text, *found] == alone
+    assert idle(llm)
