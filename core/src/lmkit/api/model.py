@@ -17,6 +17,9 @@ NormKind = Literal["rms", "rms_offset", "rms_plain", "layer", "layer_offset", "l
 """RMS norm, or layer norm. offset: the stored weight is 1 less than the one to use; plain: no weight (and bias)."""
 
 
+HEAD = "lm_head"  # the name that models give to the linear that makes the logits
+
+
 @dataclass(frozen=True, slots=True)
 class AttnNeed:
     """Everything a group of equal attention layers asks of a backend."""
@@ -223,6 +226,11 @@ class LinearSpec:
     @property
     def total_out(self) -> int:
         return sum(self.out_features)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it makes the logits: errors there are not averaged away by the layers that follow."""
+        return self.name == HEAD
 
 
 @dataclass(frozen=True, slots=True)
