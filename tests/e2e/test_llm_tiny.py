@@ -87,7 +87,7 @@ def test_logprobs_of_tokens_and_prompt(llm: LLM) -> None:
 
 
 def test_prefix_cache_is_seen(tiny: Path) -> None:
-    with LLM(str(tiny), block_size=16) as llm:
+    with LLM(str(tiny)) as llm:
         prompt = "x" * 40
         first, second = (llm.generate(prompt, GREEDY)[0] for _ in range(2))
         assert (first.num_cached, second.num_cached) == (0, 32)
@@ -191,7 +191,7 @@ def test_start_errors_are_typed(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         LLM(str(tmp_path / "nothing"))
     with pytest.raises(SelectionError):
-        LLM(str(tiny), attention="nothing")
+        LLM(str(tiny), attention="nothing")  # pinned: it is refused
     with pytest.raises(CapacityError):
         LLM(str(tiny), kv_memory="1KiB")
 

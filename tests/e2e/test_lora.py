@@ -89,7 +89,7 @@ def test_a_mixed_batch_equals_each_alone_and_merged(base: Path, adapters) -> Non
 
 
 def test_the_adapter_is_in_the_prefix_hash(base: Path, adapters) -> None:
-    with start(base, lora_modules=f"a={adapters[0][0]},b={adapters[1][0]}", block_size=4) as llm:
+    with start(base, lora_modules=f"a={adapters[0][0]},b={adapters[1][0]}") as llm:
         for name in ("a", "b", None):
             first, again = (llm.generate([PROMPT], PARAMS, adapter=name)[0] for _ in range(2))
             assert first.num_cached == 0

@@ -143,6 +143,7 @@ class AttentionBackend(Protocol):
     3. Slot -1 is not written; rows of length 0 are legal.
     4. `out` is given; `forward` allocates nothing on the fast path.
     5. One object serves all layers and planners of a worker; the planners are made before the first `write_kv`.
+    6. q, k and v are views with any strides, parts of what a model computed them in; `out` has no gaps.
     """
 
     name: str

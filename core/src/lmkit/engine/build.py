@@ -85,7 +85,7 @@ def build_engine(
             kv = memory.plan_kv(facts, config, max_length=info.max_length, max_tokens=tokens, causal=info.causal)
             executor.configure_kv(kv)
         with phase("scheduler"):
-            length = memory.fit_length(info, kv, resolved.value("max_length") or config.model.max_length)
+            length = memory.fit_length(info, kv, tokens, resolved.value("max_length") or config.model.max_length)
             if not info.causal:  # a prompt is computed in one step
                 length = min(length, tokens)
             limits = _limits(config, resolved, info, length, tokens, executor.depth)

@@ -86,12 +86,14 @@ class Worker:
             raise EngineError("configure_kv before load")
         attention = self.loaded.attention
         backends = [attention] * len(self.info.kv_groups()) if attention is not None else []
-        max_length = memory.fit_length(self.info, kv, self.resolved.value("max_length") or self.config.model.max_length)
+        tokens = memory.step_tokens(self.config, self.resolved)
+        asked = self.resolved.value("max_length") or self.config.model.max_length
+        max_length = memory.fit_length(self.info, kv, tokens, asked)
         block_size = min(spec.block_size for spec in kv.specs)
         drafts = memory.num_drafts(self.config, self.resolved, self.info)
         limits = StepLimits(
             max_rows=self.config.sched.max_rows,
-            max_tokens=memory.step_tokens(self.config, self.resolved),
+            max_tokens=tokens,
             max_blocks_per_row=-(-(max_length + drafts + 1) // block_size),
             max_length=max_length,
         )

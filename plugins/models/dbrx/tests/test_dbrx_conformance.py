@@ -21,3 +21,12 @@ class TestDbrx(ModelConformance):
             "ffn_config": FFN | {"moe_normalize_expert_weights": None, "ffn_act_fn": {"name": "gelu"}},
         }
     }
+    published = {
+        "d_model": 768,
+        "n_heads": 6,
+        "hidden_size": 768,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 1,
+        "attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 500000.0},
+        "ffn_config": {"hidden_size": 768, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    }

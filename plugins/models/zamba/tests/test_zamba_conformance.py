@@ -30,6 +30,7 @@ class TestZamba2(ModelConformance):
         "one block": {"num_mem_blocks": 1, "use_shared_attention_adapter": False, "num_key_value_heads": 2},
         "biases": {"add_bias_linear": True, "use_mem_rope": False},
     }  # fmt: skip
+    published = {"hidden_size": 32, "num_attention_heads": 1, "num_key_value_heads": 1}
 
 
 GIVEN = {"vocab_size": 97, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
