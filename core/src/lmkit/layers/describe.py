@@ -504,8 +504,8 @@ def decoder_weights(
             rules.append(WeightRule(f"{source}.weight", f"{target}.weight", transform=one_more))
         rules.append(WeightRule(f"{source}.{{p}}", f"{target}.{{p}}", part=part, transform=transforms.get(role)))
     head = cfg.names["lm_head"]
-    if info.tie_embeddings:  # some files carry a second copy of the embedding
-        rules.append(WeightRule(f"{head}.weight", "", ignore=True))
+    if info.tie_embeddings:  # some files carry a second copy of the embedding, or have another head nevertheless
+        rules.append(WeightRule(f"{head}.weight", "lm_head.weight", ignore=True))
     rules.append(WeightRule(f"{head}.{{p}}", "lm_head.{p}"))
     if "o" in cfg.names:
         rules.append(WeightRule(cfg.names["o"].rpartition(".")[0] + ".rotary_emb.inv_freq", "", ignore=True))

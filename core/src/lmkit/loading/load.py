@@ -253,6 +253,22 @@ def places(model: nn.Module) -> dict[str, Place]:
     return found
 
 
+def untie(model: nn.Module, rules: Rules, loader: Loader, entries: Sequence[TensorEntry]) -> None:
+    """Linears that are tied, but whose weight the checkpoint has too, with other values, get theirs."""
+    tied = {path: module for path, module in model.named_modules() if isinstance(module, Linear) and module.tied}
+    if not tied:
+        return
+    paths = {module: path for path, module in model.named_modules()}
+    matches = ((entry, rules.match(entry.name)) for entry in entries)
+    found = {match.target: entry for entry, match in matches if match is not None}
+    for path, module in tied.items():
+        own, shared = (found.get(f"{at}.weight") for at in (path, paths[module.owner[0]]))
+        if own is None or shared is None:
+            continue
+        if own.shape != shared.shape or not torch.equal(loader.read(own), loader.read(shared)):
+            module.untie()
+
+
 # ---------------------------------------------------------------------------------------------------- checking
 
 
@@ -272,9 +288,9 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
     wrong: list[str] = []
     for entry in entries:
         match = rules.match(entry.name)
-        if match is not None and match.rule.ignore:
-            continue
         place = where.get(match.target) if match else None
+        if match is not None and match.rule.ignore and place is None:
+            continue
         parts = place.covered(match.part) if match and place else ()
         if match is None or place is None or not parts:
             extra.append(entry.name)
@@ -359,8 +375,10 @@ def fill_model(
     cache: PackedCache | None = None,
 ) -> list[str]:
     """Load every parameter of `model` (on meta) and pack its linears, or take them from `cache`. Returns warnings."""
+    entries = loader.tensors(checkpoint)
+    untie(model, rules, loader, entries)
     where = places(model)
-    fills = plan_fills(loader.tensors(checkpoint), rules, where)
+    fills = plan_fills(entries, rules, where)
     warnings: list[str] = []
     packed: frozenset[Linear] = frozenset()
     if cache is not None:

@@ -64,4 +64,8 @@ def flat(cfg: DecoderConfig, correction: Tensor) -> Tensor:
 
 class Ernie(DecoderArchitecture):
     configs = {"Ernie4_5ForCausalLM": ernie, "Ernie4_5_MoeForCausalLM": ernie_moe}
+    spellings = {
+        "moe_num_experts": ("num_experts",),
+        "moe_k": ("num_experts_per_tok",),
+    }
     transforms = {"Ernie4_5_MoeForCausalLM": {"correction": flat}}

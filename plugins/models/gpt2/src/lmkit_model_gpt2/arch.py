@@ -116,6 +116,14 @@ def split_unless_shared(cfg: DecoderConfig, fused: Tensor) -> Tensor:
 
 class Gpt2(DecoderArchitecture):
     configs = {"GPT2LMHeadModel": gpt2, "GPTNeoForCausalLM": gpt_neo, "GPTBigCodeForCausalLM": bigcode}
+    spellings = {
+        "n_embd": ("hidden_size",),
+        "n_head": ("num_attention_heads",),
+        "n_layer": ("num_hidden_layers",),
+        "n_positions": ("max_position_embeddings",),
+        "num_heads": ("num_attention_heads",),
+        "num_layers": ("num_hidden_layers",),
+    }
     transforms = {
         "GPT2LMHeadModel": dict.fromkeys(("qkv", "o", "up", "down"), transposed),
         "GPTBigCodeForCausalLM": {"qkv": split_unless_shared},

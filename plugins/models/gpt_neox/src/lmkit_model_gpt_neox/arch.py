@@ -125,6 +125,12 @@ class GptNeox(DecoderArchitecture):
         "CodeGenForCausalLM": codegen,
         "PersimmonForCausalLM": persimmon,
     }
+    spellings = {
+        "n_embd": ("hidden_size",),
+        "n_head": ("num_attention_heads",),
+        "n_layer": ("num_hidden_layers",),
+        "n_positions": ("max_position_embeddings",),
+    }
     transforms = {
         "GPTNeoXForCausalLM": {"qkv": split_per_head},
         "PersimmonForCausalLM": {"qkv": split_per_head},

@@ -146,4 +146,8 @@ class Granite(DecoderArchitecture):
         for name in configs
         if "Moe" in name
     }
+    defaults = {"GraniteMoeHybridForCausalLM": {"shared_intermediate_size": 1024}}
+    spellings = {
+        "layer_types": ("layers_block_type",),
+    }
     targets = MAMBA
