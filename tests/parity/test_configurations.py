@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 from lmkit.testing import ModelConformance
-from lmkit.testing.checkpoints import COMMON, FAMILIES, randomize
-from lmkit.testing.model import deviation, load_tiny, prompt
+from lmkit.testing.checkpoints import COMMON, FAMILIES, randomize, tiny_checkpoint
+from lmkit.testing.model import deviation, load_tiny, prompt, reference
 from lmkit.testing.specs import find_plugin
 from lmkit.testing.steps import ModelDriver
+from safetensors.torch import load_file, save_file
 
 PLUGINS = Path(__file__).parents[2] / "plugins" / "models"
 ROUNDS = int(os.environ.get("LMKIT_CONFIGURATIONS", "0"))  # of all families; 0: a few of some
@@ -49,7 +50,7 @@ DRAWS: Mapping[str, Callable[[random.Random, Mapping[str, Any]], Any]] = {
     "attn_logit_softcapping": lambda n, c: n.choice((None, 5.0)),
     "query_pre_attn_scalar": lambda n, c: n.choice((7, 24)),
     "routed_scaling_factor": lambda n, c: n.choice((1.0, 1.7)),
-    "n_shared_experts": lambda n, c: n.choice((0, 1, 2)),
+    "n_shared_experts": lambda n, c: n.choice((1, 2)),
     "q_lora_rank": lambda n, c: n.choice((None, 24)),
     "word_embed_proj_dim": lambda n, c: n.choice((24, 48)),
     "time_step_min": lambda n, c: n.choice((0.001, 0.1)),
@@ -61,6 +62,7 @@ LEFT_ALONE = (
     "use_cache", "output_", "return_dict", "is_decoder", "is_encoder_decoder", "cross", "tie_encoder", "use_bfloat16",
     "use_mamba_kernels", "gradient", "torchscript", "summary", "router_aux", "cache_", "use_associative", "use_xlstm",
 )  # fmt: skip
+OTHER_ROPE = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
 # Every file has these. Of what else is missing the library's default counts.
 KEPT = (
     "vocab_size",
@@ -76,6 +78,7 @@ KEPT = (
     "v_head_dim",
     "qk_nope_head_dim",
     "qk_rope_head_dim",
+    "num_experts_per_tok",
     "eos_token_id",
     "bos_token_id",
     "pad_token_id",
@@ -92,7 +95,12 @@ STRICT: Mapping[str, tuple[str, ...]] = {
     "rope_parameters": ("Mistral4ForCausalLM", "Ministral3ForCausalLM"),
     "hidden_act": (*SILU, "ApertusForCausalLM"),  # xielu
     "num_experts_per_tok": ("Llama4ForCausalLM", "PhiMoEForCausalLM", "PhimoeForCausalLM"),
-    "sliding_window": ("MiniMaxForCausalLM",),
+    "sliding_window": ("MiniMaxForCausalLM", "NemotronHForCausalLM"),
+    "norm_topk_prob": ("DeepseekV2ForCausalLM",),
+    "no_bias": ("MptForCausalLM",),
+    "use_bidirectional_attention": ("Gemma3ForCausalLM",),
+    "n_shared_experts": ("NemotronHForCausalLM",),
+    "residual_in_fp32": ("NemotronHForCausalLM",),
     "tie_word_embeddings": ("Zamba2ForCausalLM",),
     "use_long_context": ("Zamba2ForCausalLM",),
     "apply_residual_connection_post_layernorm": ("BloomForCausalLM",),
@@ -174,9 +182,10 @@ def respelled(values: dict[str, Any], config_class: Any, numbers: random.Random)
     rope = values.get("rope_parameters")
     if rope and not nested(rope) and numbers.random() < 0.5:
         rope = dict(values.pop("rope_parameters"))
-        values["rope_theta"] = rope.pop("rope_theta", 10000.0)
+        theta, partial = OTHER_ROPE.get(config_class.model_type, ("rope_theta", "partial_rotary_factor"))
+        values[theta] = rope.pop("rope_theta", 10000.0)
         if "partial_rotary_factor" in rope:
-            values["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+            values[partial] = rope.pop("partial_rotary_factor")
         if rope.get("rope_type", "default") != "default":
             values["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
     return values
@@ -257,3 +266,19 @@ def test_configuration(case: Case, tmp_path: Path) -> None:
     loaded = load_tiny(tmp_path, find_plugin(case.kit.plugin)[2].target, "float32")
     got = ModelDriver(loaded, "float32").run(0, prompt(97, LENGTH, case.seed), LENGTH)
     assert deviation(got, expected) < 1e-3, json.dumps(values)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_a_head_of_its_own_in_a_tied_file(same: bool, tmp_path: Path) -> None:
+    """The file's head counts, where it is not the embedding."""
+    tiny_checkpoint("llama", tmp_path, tie_word_embeddings=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = embedding.clone() if same else embedding.flip(0).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    ids = prompt(97, LENGTH)
+    with torch.no_grad():
+        expected = reference(tmp_path, "float32")(torch.tensor([ids])).logits[0]
+    loaded = load_tiny(tmp_path, find_plugin("model:LlamaForCausalLM")[2].target, "float32")
+    assert deviation(ModelDriver(loaded, "float32").run(0, ids, LENGTH), expected) < 1e-4
+    assert loaded.weight_bytes == 4 * (loaded.info.num_parameters + (0 if same else embedding.numel()))

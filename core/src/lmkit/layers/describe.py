@@ -177,7 +177,7 @@ class DecoderConfig:
     gated_attention: bool = False  # its output is multiplied by the sigmoid of another projection
     query_gate: bool = False  # such a gate stands beside each head in the projection of queries
     sinks: bool = False
-    alibi: bool = False
+    alibi: float = 0.0  # what its slopes are multiplied by; 0: none
     embed_scale: float = 1.0
     embed_norm: bool = False
     num_positions: int = 0  # rows of a table of learned positions

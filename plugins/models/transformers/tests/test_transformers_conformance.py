@@ -41,6 +41,7 @@ class TestBeam(Fallback):
 class TestBert(Fallback):
     architecture = "BertLMHeadModel"
     values: ClassVar = BERT
+    variants: ClassVar = {"tied": {"tie_word_embeddings": True}}
 
 
 class TestCamembert(Roberta):
@@ -58,6 +59,7 @@ class TestData2VecText(Roberta):
 
 class TestDiffLlama(Fallback):
     architecture = "DiffLlamaForCausalLM"
+    variants: ClassVar = {"dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5e3}}}
 
 
 class TestElectra(Fallback):

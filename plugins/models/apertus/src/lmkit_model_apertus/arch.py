@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
 
-
 STRETCHED = {
     "rope_type": "llama3",
     "factor": 8.0,

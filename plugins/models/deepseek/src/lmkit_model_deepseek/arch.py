@@ -87,8 +87,8 @@ def minicpm3(r: ConfigReader) -> DecoderConfig:
         32768,
         norm_eps=r.number("rms_norm_eps", 1e-5),
         embed_scale=r.number("scale_emb", 12),
-        residual_scale=r.number("scale_depth", 1.4) / r.layers() ** 0.5,
-        logit_scale=r.number("dim_model_base", 256) / r.integer("hidden_size"),
+        residual_scale=(r.limit("scale_depth", 1.4) or r.layers() ** 0.5) / r.layers() ** 0.5,
+        logit_scale=(r.limit("dim_model_base", 256) or r.integer("hidden_size")) / r.integer("hidden_size"),
         tie=r.flag("tie_word_embeddings", True),
         mlp_bias=r.flag("mlp_bias", False),
     )
@@ -163,6 +163,7 @@ class Deepseek(DecoderArchitecture):
         | {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64},
     }
     spellings = {
+        "qk_rope_head_dim": ("head_dim",),
         "n_routed_experts": (
             "num_experts",
             "num_local_experts",

@@ -64,5 +64,5 @@ class Exaone(DecoderArchitecture):
         "ExaoneMoeForCausalLM": exaone_moe,
         "ExaoneMoEForCausalLM": exaone_moe,  # its name in released files
     }
-    defaults = dict.fromkeys(configs, {"num_key_value_heads": 32})
+    defaults = {key: {"num_key_value_heads": 32} for key in configs}
     ignored = ("mtp.{any}",)

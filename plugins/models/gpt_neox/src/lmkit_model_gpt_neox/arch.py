@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 def neox(r: ConfigReader) -> DecoderConfig:
     bias = r.flag("attention_bias", True)
+    r = ConfigReader({**r.config, "rope_theta": None})  # called rotary_emb_base
     return usual_config(
         r,
         max_positions=2048,

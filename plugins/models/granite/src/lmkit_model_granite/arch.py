@@ -117,6 +117,7 @@ def granite_moe_swa(r: ConfigReader) -> DecoderConfig:
 
 def granite_hybrid(r: ConfigReader) -> DecoderConfig:
     """Mamba 2 or attention; experts beside a shared MLP, or that alone."""
+    r.activation(known=("silu",))  # of Mamba's convolutions, too
     kinds = r.layer_kinds(lambda i: "linear_attention", ("linear_attention", "full_attention", *OLD_KINDS))
     positions = r.one_of("position_embedding_type", (None, "nope", "rope"))
     given = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, usual_config
 
-
 STRETCHED = {
     "rope_type": "llama3",
     "factor": 16.0,
@@ -101,8 +100,6 @@ def seed_oss(r: ConfigReader) -> DecoderConfig:
     return usual_config(
         r,
         max_positions=524288,
-        num_kv_heads=r.integer("num_key_value_heads", 8),
-        head_dim=r.integer("head_dim", 128),
         qkv_bias=r.flag("attention_bias", True),
         o_bias=r.flag("attention_out_bias", False),
         mlp_bias=r.flag("mlp_bias", False),
@@ -206,5 +203,6 @@ class Llama(DecoderArchitecture):
     defaults = {
         **{name: {"num_key_value_heads": 8} for name in ("MistralForCausalLM", "MinistralForCausalLM")},
         "Ministral3ForCausalLM": {"num_key_value_heads": 8, "head_dim": 128},
+        "SeedOssForCausalLM": {"num_key_value_heads": 8, "head_dim": 128},
         "HeliumForCausalLM": {"num_key_value_heads": 20},
     }

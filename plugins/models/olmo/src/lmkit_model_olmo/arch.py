@@ -125,7 +125,8 @@ def olmo_hybrid(r: ConfigReader) -> DecoderConfig:
         **{f"delta_{part}": f".linear_attn.{name}_proj" for part, name in parts.items()},
         **{f"delta_conv_{part}": f".linear_attn.{part}_conv1d" for part in "qkv"},
     )
-    turned = not isinstance(rope, dict) or rope.get("rope_theta", 1.0) is not None
+    theta = r.config.get("rope_theta", 1.0)
+    turned = (rope.get("rope_theta", theta) if isinstance(rope, dict) else theta) is not None
     return olmo2(
         r,
         max_positions=65536,

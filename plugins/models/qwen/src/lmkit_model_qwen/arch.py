@@ -121,8 +121,8 @@ class Qwen(DecoderArchitecture):
     models = dict.fromkeys(HYBRID, "lmkit_model_qwen.model:Hybrid")
     transforms = {"Qwen3NextForCausalLM": {"delta_qkvz": grouped_qkvz, "delta_ba": grouped_ba}}
     defaults = {
-        **dict.fromkeys(("Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM"), {"num_key_value_heads": 32}),
-        **dict.fromkeys((name for name in HYBRID if "Moe" in name or "Next" in name), {"num_key_value_heads": 2}),
+        **{key: {"num_key_value_heads": 32} for key in ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")},
+        **{key: {"num_key_value_heads": 2} for key in (name for name in HYBRID if "Moe" in name or "Next" in name)},
     }
     spellings = {
         "num_experts": ("num_local_experts",),
