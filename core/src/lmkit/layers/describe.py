@@ -359,6 +359,7 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
     `extra_parameters` is the number of those that a family adds to the shared blocks.
     """
     roles: tuple[str, ...] = ("q", "k", "v", "qkv", "q_a", "q_b", "kv_a", "kv_b", "o", "gate", "up", "gate_up", "down")
+    roles += tuple(f"{kind}_{part}" for kind in ("expert", "shared") for part in ("gate", "up", "down", "gate_up"))
     roles += ("mamba_in", "mamba_x", "mamba_dt", "mamba_out", "conv_in", "conv_out")
     targets = dict.fromkeys(cfg.names[role].rpartition(".")[2] for role in roles if role in cfg.names)
     if not cfg.gated:

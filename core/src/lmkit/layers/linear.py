@@ -136,7 +136,8 @@ class Linear(nn.Module):
         self.stored = self.format.params(self.spec, _name(self.dtype)) | self.stored
         stored = self.params["weight"]
         weight = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype), device="meta")
-        self.weight, self.owner = nn.Parameter(weight, requires_grad=False), ()
+        self.owner = ()
+        self._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
 
     @property
     def tied(self) -> bool:

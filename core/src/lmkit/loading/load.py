@@ -58,16 +58,18 @@ def load_model(
     collectives: Collectives | None = None,
     progress: Progress | None = None,
     packed_cache: str | None = None,
+    adapters: bool = False,
 ) -> LoadedModel:
     """The model of `checkpoint`, ready to run on `device` with the implementations chosen in `resolved`.
 
+    With `adapters`, experts run one linear after the other: adapters add to what is between them.
     `packed_cache` is a folder for packed weights: they are taken from there, or kept there for the next time.
 
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
     CheckpointError when a file turns out to be damaged later.
     """
     architecture: Architecture = make(_choice(resolved, "model"))
-    builder = make_builder(resolved, checkpoint, info, collectives)
+    builder = make_builder(resolved, checkpoint, info, collectives, adapters)
     with torch.device("meta"):
         model = architecture.build(info, builder)
     if not isinstance(model, nn.Module):
@@ -108,7 +110,11 @@ def _load_dense(
 
 
 def make_builder(
-    resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, collectives: Collectives | None
+    resolved: ResolvedPlan,
+    checkpoint: Checkpoint,
+    info: ModelInfo,
+    collectives: Collectives | None,
+    adapters: bool = False,
 ) -> Builder:
     """The BuildContext for the implementations chosen in `resolved`."""
     quantization, declared = resolved.choice("quantization"), checkpoint.config.get("quantization_config")
@@ -117,7 +123,8 @@ def make_builder(
         scheme = load_target(quantization).parse(quantization.options if declared is None else declared)
     elif declared:
         raise UnsupportedModel("quantization_config", "present", fix="install a plugin for this format")
-    ops = [c for c in resolved.choices if c.kind == "op" and c.component.startswith(("linear:", "moe:"))]
+    kinds = ("linear:",) if adapters else ("linear:", "moe:")
+    ops = [c for c in resolved.choices if c.kind == "op" and c.component.startswith(kinds)]
     kernels: dict[str, list[Any]] = {}
     for c in ops:  # in order of preference
         kernels.setdefault(c.component, []).append(make(c))
