@@ -35,7 +35,7 @@ class AttnNeed:
     chunked: bool = False  # a token sees back to the last multiple of `window` only, itself included
     softcap: float | None = None
     sinks: bool = False
-    alibi: bool = False
+    alibi: float = 0.0  # what the slopes are multiplied by, usually 1; 0: none
     mla: bool = False
     causal: bool = True  # False: it also sees what follows; a window then reaches equally far on both sides
 
@@ -55,7 +55,7 @@ class AttnNeed:
             "bidirectional_window": self.window is not None and not self.causal,
             "softcap": self.softcap is not None,
             "sinks": self.sinks,
-            "alibi": self.alibi,
+            "alibi": bool(self.alibi),
             "mla": self.mla,
         }
         return frozenset(name for name, on in named.items() if on)

@@ -38,6 +38,7 @@ from lmkit.plugins import load_target
 if TYPE_CHECKING:
     from lmkit.api import Platform, Progress
     from lmkit.config import EngineConfig
+    from lmkit.loading.adapter import BaseModel
 
 
 class Worker:
@@ -66,7 +67,7 @@ class Worker:
         self.loaded = load_model(
             self.resolved, self.checkpoint, self.info, self.platform, self.device,
             self.platform.collectives(self.rank, 1), progress=self.progress,
-            packed_cache=self.config.model.packed_cache,
+            packed_cache=self.config.model.packed_cache, adapters=self.config.lora.on,
         )  # fmt: skip
         dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
         max_tokens = memory.step_tokens(self.config, self.resolved)
@@ -126,7 +127,8 @@ class Worker:
         from lmkit.loading.adapter import open_adapter
 
         try:
-            files = open_adapter(path, self.info, self.config.lora.max_rank)
+            base = base_model(self.resolved, self.checkpoint, self.info)
+            files = open_adapter(path, self.info, self.config.lora.max_rank, base)
             dtype = getattr(torch, self.resolved.value("dtype", self.info.dtype))
             weights = files.read(dtype, self.device)
             self._running.adapters.loaded[id] = Adapter(id, weights.deltas, weights.whole)
@@ -151,6 +153,16 @@ def make(resolved: ResolvedPlan, kind: str, component: str | None = None) -> Any
     if choice is None:
         raise PluginError(f"the resolved plan chooses no {kind}")
     return load_target(choice)(**choice.options)
+
+
+def base_model(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> BaseModel:
+    """What adapters need to know of the model that they are for."""
+    from lmkit.loading.adapter import BaseModel
+    from lmkit.loading.rules import Rules
+
+    loader = make(resolved, "loader")
+    entries = {entry.name: entry for entry in loader.tensors(checkpoint)}
+    return BaseModel(Rules(make(resolved, "model").weights(info)), loader, entries)
 
 
 def describe_model(resolved: ResolvedPlan, checkpoint: Checkpoint) -> ModelInfo:

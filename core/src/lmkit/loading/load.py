@@ -58,16 +58,18 @@ def load_model(
     collectives: Collectives | None = None,
     progress: Progress | None = None,
     packed_cache: str | None = None,
+    adapters: bool = False,
 ) -> LoadedModel:
     """The model of `checkpoint`, ready to run on `device` with the implementations chosen in `resolved`.
 
+    With `adapters`, experts run one linear after the other: adapters add to what is between them.
     `packed_cache` is a folder for packed weights: they are taken from there, or kept there for the next time.
 
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
     CheckpointError when a file turns out to be damaged later.
     """
     architecture: Architecture = make(_choice(resolved, "model"))
-    builder = make_builder(resolved, checkpoint, info, collectives)
+    builder = make_builder(resolved, checkpoint, info, collectives, adapters)
     with torch.device("meta"):
         model = architecture.build(info, builder)
     if not isinstance(model, nn.Module):
@@ -108,7 +110,11 @@ def _load_dense(
 
 
 def make_builder(
-    resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, collectives: Collectives | None
+    resolved: ResolvedPlan,
+    checkpoint: Checkpoint,
+    info: ModelInfo,
+    collectives: Collectives | None,
+    adapters: bool = False,
 ) -> Builder:
     """The BuildContext for the implementations chosen in `resolved`."""
     quantization, declared = resolved.choice("quantization"), checkpoint.config.get("quantization_config")
@@ -117,7 +123,8 @@ def make_builder(
         scheme = load_target(quantization).parse(quantization.options if declared is None else declared)
     elif declared:
         raise UnsupportedModel("quantization_config", "present", fix="install a plugin for this format")
-    ops = [c for c in resolved.choices if c.kind == "op" and c.component.startswith(("linear:", "moe:"))]
+    kinds = ("linear:",) if adapters else ("linear:", "moe:")
+    ops = [c for c in resolved.choices if c.kind == "op" and c.component.startswith(kinds)]
     kernels: dict[str, list[Any]] = {}
     for c in ops:  # in order of preference
         kernels.setdefault(c.component, []).append(make(c))
@@ -253,6 +260,22 @@ def places(model: nn.Module) -> dict[str, Place]:
     return found
 
 
+def untie(model: nn.Module, rules: Rules, loader: Loader, entries: Sequence[TensorEntry]) -> None:
+    """Linears that are tied, but whose weight the checkpoint has too, with other values, get theirs."""
+    tied = {path: module for path, module in model.named_modules() if isinstance(module, Linear) and module.tied}
+    if not tied:
+        return
+    paths = {module: path for path, module in model.named_modules()}
+    matches = ((entry, rules.match(entry.name)) for entry in entries)
+    found = {match.target: entry for entry, match in matches if match is not None}
+    for path, module in tied.items():
+        own, shared = (found.get(f"{at}.weight") for at in (path, paths[module.owner[0]]))
+        if own is None or shared is None:
+            continue
+        if own.shape != shared.shape or not torch.equal(loader.read(own), loader.read(shared)):
+            module.untie()
+
+
 # ---------------------------------------------------------------------------------------------------- checking
 
 
@@ -272,9 +295,9 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
     wrong: list[str] = []
     for entry in entries:
         match = rules.match(entry.name)
-        if match is not None and match.rule.ignore:
-            continue
         place = where.get(match.target) if match else None
+        if match is not None and match.rule.ignore and place is None:
+            continue
         parts = place.covered(match.part) if match and place else ()
         if match is None or place is None or not parts:
             extra.append(entry.name)
@@ -359,8 +382,10 @@ def fill_model(
     cache: PackedCache | None = None,
 ) -> list[str]:
     """Load every parameter of `model` (on meta) and pack its linears, or take them from `cache`. Returns warnings."""
+    entries = loader.tensors(checkpoint)
+    untie(model, rules, loader, entries)
     where = places(model)
-    fills = plan_fills(loader.tensors(checkpoint), rules, where)
+    fills = plan_fills(entries, rules, where)
     warnings: list[str] = []
     packed: frozenset[Linear] = frozenset()
     if cache is not None:

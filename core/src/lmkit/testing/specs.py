@@ -47,7 +47,7 @@ def loaded_entry(host: PluginHost, plugin: str) -> Entry:
 
 
 @cache
-def budget(module: str) -> tuple[list[str], float]:
+def budget(module: str) -> tuple[list[str] | None, float]:
     """What importing `module` costs, measured once for all plugins that it registers."""
     return import_budgets([module])[module]
 

@@ -8,6 +8,7 @@ class TestFalcon(ModelConformance):
     variants = {
         "grouped": {"new_decoder_architecture": True, "num_kv_heads": 2, "tie_word_embeddings": True},
         "sequential": {"multi_query": False, "parallel_attn": False, "bias": True},
+        "alibi": {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
     }
     published = {"hidden_size": 320, "num_attention_heads": 5}
 

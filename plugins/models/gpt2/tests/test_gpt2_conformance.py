@@ -6,7 +6,10 @@ from lmkit.testing import ModelConformance
 class TestGpt2(ModelConformance):
     plugin = "model:GPT2LMHeadModel"
     values = {"tie_word_embeddings": True}
-    variants = {"untied": {"tie_word_embeddings": False, "n_inner": 72}}
+    variants = {
+        "untied": {"tie_word_embeddings": False, "n_inner": 72, "scale_attn_weights": False},
+        "deeper, flatter": {"scale_attn_by_inverse_layer_idx": True},
+    }
     published = {"hidden_size": 256, "num_attention_heads": 4}
 
 

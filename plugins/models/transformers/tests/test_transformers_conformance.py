@@ -44,6 +44,7 @@ class TestBeam(Fallback):
 class TestBert(Fallback):
     architecture = "BertLMHeadModel"
     values: ClassVar = BERT
+    variants: ClassVar = {"tied": {"tie_word_embeddings": True}}
     published: ClassVar = {"hidden_size": 256, "num_attention_heads": 4}
 
 
@@ -65,6 +66,7 @@ class TestData2VecText(Roberta):
 
 class TestDiffLlama(Fallback):
     architecture = "DiffLlamaForCausalLM"
+    variants: ClassVar = {"dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5e3}}}
     published: ClassVar = heads(4, 2, 128)
 
 

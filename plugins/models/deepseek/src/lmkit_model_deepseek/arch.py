@@ -80,13 +80,15 @@ def youtu(r: ConfigReader) -> DecoderConfig:
 
 
 def minicpm3(r: ConfigReader) -> DecoderConfig:
+    values = r.integer("v_head_dim", r.integer("hidden_size") // r.integer("num_attention_heads"))
+    r = ConfigReader({**r.config, "v_head_dim": values})
     return latent(
         r,
         32768,
         norm_eps=r.number("rms_norm_eps", 1e-5),
         embed_scale=r.number("scale_emb", 12),
-        residual_scale=r.number("scale_depth", 1.4) / r.layers() ** 0.5,
-        logit_scale=r.number("dim_model_base", 256) / r.integer("hidden_size"),
+        residual_scale=(r.limit("scale_depth", 1.4) or r.layers() ** 0.5) / r.layers() ** 0.5,
+        logit_scale=(r.limit("dim_model_base", 256) or r.integer("hidden_size")) / r.integer("hidden_size"),
         tie=r.flag("tie_word_embeddings", True),
         mlp_bias=r.flag("mlp_bias", False),
     )
@@ -94,7 +96,7 @@ def minicpm3(r: ConfigReader) -> DecoderConfig:
 
 def mistral4(r: ConfigReader) -> DecoderConfig:
     """Softmax scores; queries that grow with their position; experts whose tensors are stacked."""
-    rope = r.rope(default_partial=1.0, extra=("llama_4_scaling_beta", "max_position_embeddings"))
+    rope = r.rope(default_partial=1.0, extra=("llama_4_scaling_beta", "max_position_embeddings"), missing=GROWING)
     if rope["rope_type"] != "yarn" or "llama_4_scaling_beta" not in rope:
         raise UnsupportedModel("rope_parameters", rope["rope_type"], "yarn with llama_4_scaling_beta")
     moe = corrected_moe(r, scoring="softmax", correction=False, float32=False)
@@ -122,6 +124,17 @@ def unused(r: ConfigReader) -> int:
     return r.count("num_nextn_predict_layers", 1)
 
 
+HEADS = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "q_lora_rank": 1536}
+GROWING = {
+    "rope_type": "yarn",
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
 class Deepseek(DecoderArchitecture):
     configs = {
         "DeepseekV2ForCausalLM": deepseek_v2,
@@ -130,5 +143,31 @@ class Deepseek(DecoderArchitecture):
         "YoutuForCausalLM": youtu,
         "MiniCPM3ForCausalLM": minicpm3,
         "Mistral4ForCausalLM": mistral4,
+    }
+    defaults = {
+        "DeepseekV2ForCausalLM": HEADS | {"n_shared_experts": 2, "n_routed_experts": 64},
+        "DeepseekV3ForCausalLM": HEADS
+        | {"n_shared_experts": 1, "n_routed_experts": 256, "moe_intermediate_size": 2048, "num_experts_per_tok": 8},
+        "Glm4MoeLiteForCausalLM": HEADS
+        | {"n_shared_experts": 1, "n_routed_experts": 64, "moe_intermediate_size": 1536, "num_experts_per_tok": 4}
+        | {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256},
+        "YoutuForCausalLM": HEADS,
+        "MiniCPM3ForCausalLM": {
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 768,
+        },
+        "Mistral4ForCausalLM": HEADS
+        | {"n_shared_experts": 1, "n_routed_experts": 128, "moe_intermediate_size": 2048, "num_experts_per_tok": 4}
+        | {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64},
+    }
+    spellings = {
+        "qk_rope_head_dim": ("head_dim",),
+        "n_routed_experts": (
+            "num_experts",
+            "num_local_experts",
+        ),
+        "num_nextn_predict_layers": ("num_mtp_layers",),
     }
     transforms = {"Mistral4ForCausalLM": {"experts_up": stacked, "experts_down": stacked}}

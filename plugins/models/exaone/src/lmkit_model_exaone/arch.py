@@ -64,4 +64,5 @@ class Exaone(DecoderArchitecture):
         "ExaoneMoeForCausalLM": exaone_moe,
         "ExaoneMoEForCausalLM": exaone_moe,  # its name in released files
     }
+    defaults = {key: {"num_key_value_heads": 32} for key in configs}
     ignored = ("mtp.{any}",)

@@ -58,3 +58,12 @@ def glm4_moe(r: ConfigReader) -> DecoderConfig:
 
 class Glm(DecoderArchitecture):
     configs = {"GlmForCausalLM": glm, "Glm4ForCausalLM": glm4, "Glm4MoeForCausalLM": glm4_moe}
+    defaults = {
+        "Glm4MoeForCausalLM": {
+            "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 1408,
+        },
+    }  # fmt: skip
+    spellings = {
+        "n_routed_experts": ("num_local_experts",),
+        "num_nextn_predict_layers": ("num_mtp_layers",),
+    }
