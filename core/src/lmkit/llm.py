@@ -193,9 +193,7 @@ class LLM(PoolingCalls):
         for number, (prompt, one) in enumerate(zip(each, _per_prompt(params, len(each)), strict=True)):
             ids = self.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
             text = prompt if isinstance(prompt, str) else None
-            jobs.append(
-                self._expand(number, text, ids, one, n, lambda one=one: self.text.output_stream(one, parse=False))
-            )
+            jobs.append(self._completion_jobs(number, text, ids, one, n))
         return self._run(jobs, progress, adapter)
 
     def chat(
@@ -247,9 +245,7 @@ class LLM(PoolingCalls):
         (params,) = _per_prompt(params, 1)
         ids = self.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
         text = prompt if isinstance(prompt, str) else None
-        (job,) = self._expand(
-            0, text, ids, params, 1, lambda: self.text.output_stream(params, parse=False, num_prompt_tokens=len(ids))
-        )
+        (job,) = self._completion_jobs(0, text, ids, params, 1)
         yield from self._stream(job)
 
     def _stream(self, job: _Job) -> Iterator[OutputEvent]:
@@ -265,6 +261,14 @@ class LLM(PoolingCalls):
                         yield from job.stream.feed(event)
             finally:
                 core.abort([job.request.id])
+
+    def _completion_jobs(
+        self, number: int, text: str | None, ids: list[int], params: SamplingParams, n: int
+    ) -> list[_Job]:
+        """The n requests of one prompt that is to be continued."""
+        return self._expand(
+            number, text, ids, params, n, lambda: self.text.output_stream(params, parse=False, prompt_ids=ids)
+        )
 
     def _chat_jobs(
         self,
@@ -298,9 +302,10 @@ class LLM(PoolingCalls):
             params,
             n,
             lambda: self.text.output_stream(
-                params, text[-TAIL:], definitions, num_prompt_tokens=len(ids), constrained=constrained
+                params, text[-TAIL:], definitions, prompt_ids=ids, continued=continue_final_message,
+                constrained=constrained,
             ),
-        )
+        )  # fmt: skip
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """The checkpoint's own sampling defaults (generation_config), changed as asked."""

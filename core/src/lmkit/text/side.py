@@ -162,18 +162,19 @@ class TextSide:
         tools: Sequence[ToolDef] = (),
         parse: bool = True,
         *,
-        num_prompt_tokens: int = 0,
+        prompt_ids: Sequence[int] = (),
+        continued: bool = False,
         include_stop: bool = False,
         skip_special: bool = True,
         single_call: bool = False,
         constrained: bool = False,
-        context: Sequence[int] = (),
     ) -> OutputStream:
         """The stream of one choice. `parse=False`: all output is text (completions, reasoning is not separated).
 
-        `constrained`: `constrain` says that the answer is calls, or one text in which markers are text. `context`: the
-        prompt's tokens, when the text goes on where the prompt ends.
+        `constrained`: `constrain` says that the answer is calls, or one text in which markers are text. What is not
+        parsed, or goes on with a message (`continued`), joins to the text of `prompt_ids`; other answers begin anew.
         """
+        context = prompt_ids if continued or not parse else ()
         formats = in_order(self.reasoning_format, self.tool_format if tools else None) if parse else []
         stages = [start_parser(fmt, prompt_tail, tools, constrained=constrained) for fmt in formats]
         keep = frozenset[str]().union(*(fmt.keep_special for fmt in formats))
@@ -183,7 +184,7 @@ class TextSide:
             Stops(params.stop, include=include_stop),
             Chain(*stages) if stages else None,
             next((stage for stage in stages if hasattr(stage, "inside")), None),
-            Usage(num_prompt_tokens),
+            Usage(len(prompt_ids)),
             show_stop=include_stop,
             single_call=single_call,
         )
