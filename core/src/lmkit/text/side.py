@@ -206,9 +206,11 @@ def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]
         return None
     variables = getattr(tokenizer, "special_tokens", None) or _special_tokens(tokenizer)
     tools_source = tokenizer.tools_template if isinstance(tokenizer, JsonTokenizer) and not template else None
-    control = [tokenizer.piece(token).decode(errors="replace") for token in tokenizer.special_ids]
-    own = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
-    return Renderer(source, variables, tools_source=tools_source, control_tokens=control, own_markers=own)
+    control = {tokenizer.piece(token).decode(errors="replace") for token in tokenizer.special_ids}
+    if isinstance(tokenizer, JsonTokenizer):
+        kept = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
+        control |= tokenizer.markers([*(t for t in (source, tools_source) if isinstance(t, str)), *kept])
+    return Renderer(source, variables, tools_source=tools_source, control_tokens=control)
 
 
 def load_tokenizer(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
-from lmkit.api import CheckpointError, InvalidParam
+from lmkit.api import CheckpointError
 from lmkit.plugins.chat_templates import chat_templates, read_object
-from lmkit.text.control import MARK, shown
+from lmkit.text.control import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
 _LONG = 1024  # characters
@@ -62,6 +62,21 @@ class JsonTokenizer:
         self._alphabet = _byte_of_char()
         self._pieces: dict[int, bytes] = {}  # bounded by the vocabulary
 
+    def markers(self, texts: Iterable[str]) -> set[str]:
+        """Added tokens that are not special and yet mean more than their text, as `<think>` does.
+
+        They begin and end with a sign, and are no part of the vocabulary that the model was first trained with, or
+        stand in one of `texts`, which are the model's templates and formats. Others are words, blanks and the like.
+        """
+        found = set()
+        for token, added in self._added.items():
+            text = added.content
+            if not added.special and len(text) > 2 and _is_sign(text[0]) and _is_sign(text[-1]):
+                of_its_own = self._raw.model.id_to_token(token) is None and any(map(str.isalpha, text))
+                if of_its_own or any(text in other for other in texts):
+                    found.add(text)
+        return found
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         if len(text) > _LONG:  # the batch call lets other threads run, and does not compute offsets
             ids = self._raw.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
@@ -70,13 +85,11 @@ class JsonTokenizer:
         return self._prefix + ids if add_special and self._prefix else ids
 
     def encode_marked(self, text: str, *, add_special: bool = True) -> list[int]:
-        """`text` with MARKs in it (see lmkit.text.control), which belong to no token. Raises InvalidParam."""
+        """`text` with MARKs in it (see lmkit.text.control), which belong to no token."""
         if MARK not in text:
             return self.encode(text, add_special=add_special)
         if self._byte_level:
-            first, *rest = text.split(MARK)
-            ids = self.encode(first, add_special=add_special)
-            return ids + [token for part in rest for token in self.encode(part, add_special=False)]
+            return self._encode_parts(text.split(MARK), add_special)
         # Other vocabularies write a blank where a text begins, so the MARK is tokenized too, as its bytes.
         marks = [self.id_of(f"<0x{byte:02X}>") for byte in MARK.encode()]
         ids, kept, at = self.encode(text, add_special=add_special), [], 0
@@ -87,8 +100,13 @@ class JsonTokenizer:
                 kept.append(ids[at])
                 at += 1
         if (len(ids) - len(kept)) != len(marks) * text.count(MARK):
-            raise InvalidParam("messages", shown(text)[:80], "text without control tokens of this model's tokenizer")
+            return self._encode_parts(text.split(MARK), add_special)  # it has no bytes: then with some blanks more
         return kept
+
+    def _encode_parts(self, parts: Sequence[str], add_special: bool) -> list[int]:
+        first, *rest = parts
+        ids = self.encode(first, add_special=add_special)
+        return ids + [token for part in rest for token in self.encode(part, add_special=False)]
 
     @property
     def encode_inner(self) -> Callable[[str], list[int]] | None:
@@ -161,6 +179,10 @@ class JsonTokenizer:
             lambda token: token not in self._added and _BYTE_TOKEN.fullmatch(self.token(token)) is not None,
             context[-_CONTEXT:],
         )
+
+
+def _is_sign(char: str) -> bool:
+    return not (char.isalnum() or char.isspace() or char == "\u2581")
 
 
 def _is_byte_level(raw: RawTokenizer) -> bool:
