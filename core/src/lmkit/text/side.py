@@ -70,7 +70,7 @@ class TextSide:
         tokenizer = load_tokenizer(checkpoint, resolved, config, host)
         if not (template or tokenizer.chat_template or config.model.tokenizer):
             template = chat_templates(checkpoint.path).get("default")
-        formats = _format(resolved, "tool_parser"), _format(resolved, "reasoning_parser")
+        formats = format_of(resolved, "tool_parser"), format_of(resolved, "reasoning_parser")
         return cls(tokenizer, _renderer(tokenizer, template, formats), *formats, _defaults(checkpoint))
 
     def render_chat(
@@ -222,7 +222,7 @@ def load_tokenizer(
         if tokenizer is not None:
             return tokenizer
     eos = resolved.value("eos_token_ids") or _eos_ids(checkpoint)
-    return open_tokenizer(_directory(checkpoint, config.model), eos_token_ids=eos)
+    return open_tokenizer(tokenizer_directory(checkpoint, config.model), eos_token_ids=eos)
 
 
 def vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int], size: int) -> Vocabulary:
@@ -232,7 +232,7 @@ def vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int], size: int) ->
     return Vocabulary(pieces, frozenset(tokenizer.special_ids), tuple(eos_token_ids), size, encode)
 
 
-def _directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:
+def tokenizer_directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:
     """Where the tokenizer's files are: with the checkpoint, or in a directory or hub id of their own."""
     if model.tokenizer is None:
         return checkpoint.path
@@ -245,7 +245,7 @@ def _directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:
     return download(model.tokenizer, options, _TOKENIZER_FILES)
 
 
-def _format(resolved: ResolvedPlan, kind: str) -> Any:
+def format_of(resolved: ResolvedPlan, kind: str) -> Any:
     choice = resolved.choice(kind)
     if choice is None:
         return None

@@ -209,7 +209,7 @@ def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
     settings = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
     _add_missing(raw, settings.get("added_tokens_decoder"))
     templates = chat_templates(path)
-    special = {k: _content(v) for k, v in settings.items() if k.endswith("_token") and _content(v)}
+    special = {k: content_of(v) for k, v in settings.items() if k.endswith("_token") and content_of(v)}
     return JsonTokenizer(
         raw,
         bos_token=special.get("bos_token"),
@@ -222,7 +222,7 @@ def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
     )
 
 
-def _content(token: Any) -> str:
+def content_of(token: Any) -> str:
     """Special tokens are written as a string or as {"content": ...}."""
     value = token.get("content") if isinstance(token, dict) else token
     return value if isinstance(value, str) else ""
@@ -234,7 +234,7 @@ def _add_missing(raw: RawTokenizer, added: Any) -> None:
         return
     known = raw.get_added_tokens_decoder()
     for key, entry in sorted(added.items(), key=lambda item: int(item[0])):
-        text = _content(entry)
+        text = content_of(entry)
         if not text or int(key) in known or raw.id_to_token(int(key)) not in (None, text):
             continue
         if raw.id_to_token(int(key)) is None and int(key) != raw.get_vocab_size(with_added_tokens=True):
