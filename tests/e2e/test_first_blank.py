@@ -77,3 +77,12 @@ def test_the_text_side_needs_the_prompt_for_it(llm: LLM) -> None:
     stream = llm.text.output_stream(params(), parse=False, prompt_ids=ids)
     assert stream.feed(TokenEvent("r", [WERE]))[0] == Text(" were")
     assert stream.usage.prompt_tokens == len(ids)
+
+
+def test_a_thought_that_is_continued_stays_one() -> None:
+    """Typed markers are text for the model, and yet the client said where the answer goes on."""
+    with LLM("demo", kv_memory="8MiB") as llm:
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>\nI wonder"}]
+        (output,) = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=4), continue_final_message=True)
+        assert output.outputs[0].reasoning
+        assert not output.text

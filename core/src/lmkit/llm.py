@@ -294,7 +294,8 @@ class LLM(PoolingCalls):
         definitions = [tool_def(tool) for tool in tools]
         if choice.mode == "named" and choice.name not in [d.name for d in definitions]:
             raise InvalidParam("tool_choice", choice.name, "the name of one of the tools")
-        params, constrained = self.text.constrain(params, text[-TAIL:], template_options, definitions, choice)
+        tail = self.text.prompt_tail(text, _text(messages[-1].get("content")) if continue_final_message else "")
+        params, constrained = self.text.constrain(params, tail, template_options, definitions, choice)
         return self._expand(
             number,
             shown(text),
@@ -302,8 +303,7 @@ class LLM(PoolingCalls):
             params,
             n,
             lambda: self.text.output_stream(
-                params, text[-TAIL:], definitions, prompt_ids=ids, continued=continue_final_message,
-                constrained=constrained,
+                params, tail, definitions, prompt_ids=ids, continued=continue_final_message, constrained=constrained
             ),
         )  # fmt: skip
 
@@ -497,7 +497,8 @@ class AsyncLLM(PoolingCalls):
         await self.close()
 
 
-TAIL = 256  # characters of a prompt that parsers look at
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(part.get("text") or "" for part in content or ())
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import jinja2
@@ -91,11 +91,21 @@ class Renderer:
             self._with_tools = Renderer(tools_source, special_tokens, control_tokens=self.control_tokens)
             self.takes_tools = self._with_tools.takes_tools
             self.options |= self._with_tools.options
+
+    @cached_property
+    def findings(self) -> dict[str, str]:
+        """See lmkit.text.probe."""
         from lmkit.text.probe import probe
 
-        self.findings = probe(self)
-        self.takes_system = self.findings["system"] == "yes"
-        self.takes_tool_results = self.findings["tool results"] == "yes"
+        return probe(self)
+
+    @property
+    def takes_system(self) -> bool:
+        return self.findings["system"] == "yes"
+
+    @property
+    def takes_tool_results(self) -> bool:
+        return self.findings["tool results"] == "yes"
 
     def _compile(self, source: str) -> None:
         env = TrackedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])

@@ -210,7 +210,9 @@ def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]
     if isinstance(tokenizer, JsonTokenizer):
         kept = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
         control |= tokenizer.markers([*(t for t in (source, tools_source) if isinstance(t, str)), *kept])
-    return Renderer(source, variables, tools_source=tools_source, control_tokens=control)
+    renderer = Renderer(source, variables, tools_source=tools_source, control_tokens=control)
+    assert renderer.findings  # found out now, and not in a request
+    return renderer
 
 
 def load_tokenizer(
