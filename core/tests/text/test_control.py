@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.text.control import MARK, marker, shown
 from lmkit.text.render import Renderer
 from lmkit.text.tokenizer import JsonTokenizer
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}"
@@ -105,3 +107,33 @@ def test_typed_markers_stay_text_and_written_ones_do_not(real: Callable[[str], J
     names = [tokenizer.token(i) for i in ids if tokenizer.token(i) in tokenizer.markers([])]
     assert names == ["<think>", "</think>"]
     assert tokenizer.decode(ids, skip_special=False) == "a <think> <tool_response><think>c<think></think>"
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "spellings"),
+    [
+        (normalizers.NFKC(), ("\uff1cthink\uff1e", "<thin\uff4b>", "<\ufb01m>", "<think>")),
+        (normalizers.NFC(), ("<TAS\u212a>", "<think>")),
+        (normalizers.Lowercase(), ("<THINK>", "<tAsK>")),
+        (normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]), ("\uff1cTHINK>",)),
+    ],
+)
+def test_what_the_tokenizer_folds_into_a_control_token(normalizer: Any, spellings: tuple[str, ...]) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    raw.normalizer, raw.pre_tokenizer = normalizer, pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_tokens(["<think>", "<TASK>", "<fim>"])
+    tokenizer = JsonTokenizer(raw)
+    renderer = Renderer(
+        "<think>{{ messages[0].content }}", {}, control_tokens=tokenizer.markers([]), fold=tokenizer.fold
+    )
+    for text in spellings:
+        assert max(tokenizer.encode(text)) >= len(alphabet), "without care it is one"
+        for content in (text, f"a{text}b{text}", text * 3):
+            ids = tokenizer.encode_marked(renderer.render([{"role": "user", "content": content}]), add_special=False)
+            assert [i for i in ids if i >= len(alphabet)] == [tokenizer.id_of("<think>")]
+
+
+def test_nothing_is_folded_where_the_tokenizer_does_not(real: Callable[[str], JsonTokenizer]) -> None:
+    assert real("qwen").fold is None

@@ -12,28 +12,42 @@ their ends.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lmkit.text.origin import OURS, THEIRS, ClientText, origins
 
+Fold = Callable[[str], str]
+
 MARK = "\ufdd0"  # a noncharacter: no text needs it
+_ROUNDS = 64
 
 
-def breaker(control_tokens: Iterable[str]) -> Callable[[str], str]:
-    """A function that marks the control tokens of a text that are not wholly the template's. It gives a plain str."""
-    pattern = _pattern(control_tokens)
+def breaker(control_tokens: Iterable[str], fold: Fold | None = None) -> Callable[[str], str]:
+    """A function that marks the control tokens of a text that are not wholly the template's. It gives a plain str.
+
+    `fold`: what the tokenizer makes of a text before it looks for such tokens.
+    """
+    names = {t for t in control_tokens if len(t) > 1}
+    pattern = _pattern(names)
+    folded = _pattern(names | {fold(t) for t in names}) if fold is not None else None
+
+    def spans(text: str) -> Iterator[tuple[int, int]]:
+        if pattern is not None:
+            yield from (found.span() for found in pattern.finditer(text))
+        if fold is not None and folded is not None:
+            seen, places = _folded(text, fold)
+            yield from ((places[m.start()], places[m.end() - 1] + 1) for m in folded.finditer(seen))
 
     def broken(text: str) -> str:
         whose = origins(text)
         plain = str.__str__(text)
-        while pattern is not None and THEIRS in whose:
-            cuts = [
-                _cut(whose, found.start(), found.end())
-                for found in pattern.finditer(plain)
-                if THEIRS in whose[found.start() : found.end()]
-            ]
-            if not cuts:  # again where one overlaps another
+        for _ in range(_ROUNDS):  # again where one overlaps another
+            if THEIRS not in whose:
+                break
+            found = [span for span in spans(plain) if THEIRS in whose[slice(*span)]]
+            cuts = sorted({_cut(whose, *span) for span in found})
+            if not cuts:
                 break
             pieces = list(zip([0, *cuts], [*cuts, len(plain)], strict=True))
             plain = MARK.join(plain[a:b] for a, b in pieces)
@@ -43,6 +57,14 @@ def breaker(control_tokens: Iterable[str]) -> Callable[[str], str]:
     return broken
 
 
+def _folded(text: str, fold: Fold) -> tuple[str, list[int]]:
+    """The folded text, and from which character each of its characters comes."""
+    start = fold("x")
+    table = {char: fold("x" + char).removeprefix(start) for char in set(text)}  # some put a blank before a text
+    places = [at for at, char in enumerate(text) for _ in table[char]]
+    return "".join(map(table.__getitem__, text)), places
+
+
 def _cut(whose: bytes, begin: int, end: int) -> int:
     """Where the token at begin:end is broken: not inside of what the template wrote, which may be a token itself."""
     other = THEIRS if whose[begin : begin + 1] == OURS else OURS
@@ -50,10 +72,10 @@ def _cut(whose: bytes, begin: int, end: int) -> int:
     return at if at >= 0 else begin + 1
 
 
-def marker(control_tokens: Iterable[str]) -> Callable[[Any], Any]:
+def marker(control_tokens: Iterable[str], fold: Fold | None = None) -> Callable[[Any], Any]:
     """A function that marks every text in a JSON value, keys included: none of them, nor two joined, has a token."""
     names = [t for t in control_tokens if len(t) > 1]
-    broken = breaker(names)
+    broken = breaker(names, fold)
     begun = frozenset(name[:k] for name in names for k in range(1, len(name)))
     longest = max(map(len, begun), default=0)
 
@@ -73,7 +95,7 @@ def marker(control_tokens: Iterable[str]) -> Callable[[Any], Any]:
 
 
 def _pattern(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    names = sorted((t for t in tokens if len(t) > 1), key=len, reverse=True)
+    names = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, names))) if names else None
 
 

@@ -67,17 +67,17 @@ class Renderer:
 
     def __init__(
         self, source: str | ChatWriter, special_tokens: Mapping[str, str], *, tools_source: str | None = None,
-        control_tokens: Iterable[str] = (),
+        control_tokens: Iterable[str] = (), fold: Callable[[str], str] | None = None,
     ) -> None:  # fmt: skip
         """`tools_source`: another template, for requests with tools. `control_tokens`: what must not come from clients
-        (see lmkit.text.control), whoever of them is said to have written it.
+        (see lmkit.text.control), whoever of them is said to have written it; `fold`: what else spells them.
 
         Raises ConfigError.
         """
         self._special = dict(special_tokens)
         self._generate: Callable[[Mapping[str, Any]], Iterator[str]]
         self.control_tokens = frozenset(control_tokens)
-        self._mark, self._broken = marker(self.control_tokens), breaker(self.control_tokens)
+        self._mark, self._broken = marker(self.control_tokens, fold), breaker(self.control_tokens, fold)
         self._is_written = not isinstance(source, str)
         if isinstance(source, str):
             self._compile(source)
@@ -88,7 +88,7 @@ class Renderer:
         self.content = self._find_content()
         self._with_tools = None
         if tools_source is not None:
-            self._with_tools = Renderer(tools_source, special_tokens, control_tokens=self.control_tokens)
+            self._with_tools = Renderer(tools_source, special_tokens, control_tokens=self.control_tokens, fold=fold)
             self.takes_tools = self._with_tools.takes_tools
             self.options |= self._with_tools.options
 

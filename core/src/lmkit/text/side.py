@@ -207,10 +207,12 @@ def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]
     variables = getattr(tokenizer, "special_tokens", None) or _special_tokens(tokenizer)
     tools_source = tokenizer.tools_template if isinstance(tokenizer, JsonTokenizer) and not template else None
     control = {tokenizer.piece(token).decode(errors="replace") for token in tokenizer.special_ids}
+    fold = None
     if isinstance(tokenizer, JsonTokenizer):
+        fold = tokenizer.fold
         kept = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
         control |= tokenizer.markers([*(t for t in (source, tools_source) if isinstance(t, str)), *kept])
-    renderer = Renderer(source, variables, tools_source=tools_source, control_tokens=control)
+    renderer = Renderer(source, variables, tools_source=tools_source, control_tokens=control, fold=fold)
     assert renderer.findings  # found out now, and not in a request
     return renderer
 

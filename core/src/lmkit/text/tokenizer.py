@@ -77,6 +77,14 @@ class JsonTokenizer:
                     found.add(text)
         return found
 
+    @property
+    def fold(self) -> Callable[[str], str] | None:
+        """What is done to a text before those added tokens are looked for that want it so; None: nothing is."""
+        normalizer = self._raw.normalizer
+        if normalizer is None or not any(added.normalized for added in self._added.values()):
+            return None
+        return normalizer.normalize_str
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         if len(text) > _LONG:  # the batch call lets other threads run, and does not compute offsets
             ids = self._raw.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
