@@ -230,7 +230,7 @@ class ReasoningFormat:
     name: str
     open: tuple[str, ...]
     close: tuple[str, ...]
-    until: tuple[str, ...] = ()  # texts that end the reasoning although `close` is missing; they are not consumed
+    until: tuple[str, ...] = ()  # what begins a call: reasoning that is never closed ends before the calls at its end
     prompt_opens: bool = False  # the template opens the reasoning, unless thinking is switched off
     switch: tuple[str, ...] = ()  # template variables that turn thinking on or off
     off: tuple[object, ...] = (False,)  # their values that turn it off
@@ -238,10 +238,13 @@ class ReasoningFormat:
     anywhere: bool = False  # reasoning may begin again after content
     stray_close: bool = False  # a `close` at the start of the output, without reasoning, is not content
     drop: tuple[str, ...] = ()  # wrappers around the answer that nobody wants to see
+    answer: tuple[str, ...] = ()  # what begins an answer and nothing else: it ends the reasoning although `close` is
+    # missing, and is not consumed
+    trim: str = "\r\n"  # characters next to `open` and `close` that belong to them
 
     @property
     def keep_special(self) -> frozenset[str]:
-        return frozenset((*self.open, *self.close, *self.until, *self.drop))
+        return frozenset((*self.open, *self.close, *self.until, *self.answer, *self.drop))
 
 
 @dataclass(frozen=True, slots=True)

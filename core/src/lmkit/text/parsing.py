@@ -27,7 +27,6 @@ from lmkit.api import (
     ParseEvent,
     ParserFormat,
     ParseWarning,
-    Reasoning,
     ReasoningFormat,
     StreamParser,
     Text,
@@ -37,9 +36,10 @@ from lmkit.api import (
 from lmkit.text.calls import BodyReader, CallSink, JsonCallReader, NamedJsonReader
 from lmkit.text.channels import ChannelParser
 from lmkit.text.looseobject import LooseObjectReader
-from lmkit.text.markers import BLANKS, MAX_GAP, Found, markers, skip_blanks
+from lmkit.text.markers import BLANKS, MAX_GAP, markers, skip_blanks
 from lmkit.text.params import ParamsReader
 from lmkit.text.pycalls import PyCallsReader
+from lmkit.text.reasoning import ReasoningParser, begins_inside
 
 # between "{" and the first key of a bare call
 _GAPS = ("", " ", "\n", "\n ", "\n  ", "\n    ", "\n\t", "\r\n", "\r\n  ")
@@ -80,92 +80,6 @@ def start_parser(
     if isinstance(fmt, ChannelFormat):
         return ChannelParser(fmt, prompt_tail or "", constrained=constrained)
     return fmt.start(prompt_tail or "", tools)
-
-
-def thinking(fmt: ReasoningFormat, template_kwargs: Mapping[str, object]) -> bool:
-    """Whether the template switches of a request leave thinking on."""
-    given = [template_kwargs[name] for name in fmt.switch if template_kwargs.get(name) is not None]
-    return given[0] not in fmt.off if given else fmt.default_on
-
-
-def begins_inside(fmt: ReasoningFormat, prompt_tail: str | None, template_kwargs: Mapping[str, object]) -> bool:
-    """Whether the output begins inside the reasoning: the prompt tells, or else the family's habit."""
-    if prompt_tail is None:
-        return fmt.prompt_opens and thinking(fmt, template_kwargs)
-    tail = prompt_tail.rstrip()
-    return any(tail.endswith(text.rstrip()) for text in fmt.open)
-
-
-class ReasoningParser:
-    """Reasoning at the start of the output, or with `anywhere` wherever its marker is."""
-
-    def __init__(self, fmt: ReasoningFormat, *, inside: bool, constrained: bool = False) -> None:
-        self.inside = inside
-        self._fmt = fmt
-        self._opens, self._ends = markers(*fmt.open), markers(*fmt.close, *fmt.until)
-        self._begins = markers(*fmt.open, *(fmt.close if fmt.stray_close else ()))
-        in_text = (*fmt.drop, *(fmt.open if fmt.anywhere else ()))
-        self._in_text = markers(*in_text) if in_text and not constrained else None
-        self._state = "start"  # "start" (blanks, perhaps `open`), "body", "text"
-        self._held = ""
-
-    @property
-    def pending(self) -> int:
-        """Characters that were fed and are not decided yet."""
-        return len(self._held)
-
-    def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
-        return self._run(text, final=False)
-
-    def flush(self) -> list[ParseEvent]:
-        return self._run("", final=True)
-
-    def _run(self, text: str, final: bool) -> list[ParseEvent]:
-        text, self._held = self._held + text, ""
-        events: list[ParseEvent] = []
-        at = 0
-        while at < len(text):
-            if self._state == "start":
-                at = self._start(text, at, final)
-            elif self._state == "body":
-                at = self._body(text, at, final, events)
-            else:
-                at = self._text(text, at, final, events)
-        return events
-
-    def _start(self, text: str, at: int, final: bool) -> int:
-        found = self._begins.at(text, at, final)
-        if found is not None and found.marker is None:
-            return self._hold(text, at)
-        if found is None:
-            self._state = "body" if self.inside else "text"
-            return at
-        self.inside = found.marker in self._fmt.open
-        self._state = "body" if self.inside else "text"
-        return found.end
-
-    def _body(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
-        begin, end, marker = self._ends.find(text, at, final)
-        if begin > at:
-            events.append(Reasoning(text[at:begin]))
-        if marker is None:
-            return self._hold(text, begin)
-        self.inside, self._state = False, "text"
-        return end if marker in self._fmt.close else begin
-
-    def _text(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
-        found = self._in_text.find(text, at, final) if self._in_text else Found(len(text), len(text), None)
-        if found.begin > at:
-            events.append(Text(text[at : found.begin]))
-        if found.marker is None:
-            return self._hold(text, found.begin)
-        if found.marker not in self._fmt.drop:
-            self.inside, self._state = True, "body"
-        return found.end
-
-    def _hold(self, text: str, at: int) -> int:
-        self._held = text[at:]
-        return len(text)
 
 
 class ToolParser:

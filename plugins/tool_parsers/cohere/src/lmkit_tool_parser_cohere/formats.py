@@ -14,6 +14,7 @@ REASONING = ReasoningFormat(
     "cohere",
     ("<|START_THINKING|>",),
     ("<|END_THINKING|>",),
-    until=("<|START_ACTION|>", "<|START_RESPONSE|>"),
+    until=("<|START_ACTION|>",),
+    answer=("<|START_RESPONSE|>",),
     drop=_WRAPPERS,
 )
