@@ -127,7 +127,8 @@ class ReasoningParser:
             return end
         self._gap, self.inside = "", False
         is_close = marker in self._fmt.close
-        self._state = self._after_marker if is_close and not self._any_text else self._in_content
+        is_exact = self._any_text or self._constrained
+        self._state = self._after_marker if is_close and not is_exact else self._in_content
         return end if is_close else begin
 
     def _begin_call(self, marker: str) -> None:
