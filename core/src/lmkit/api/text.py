@@ -158,6 +158,9 @@ class Params:
     strip: Literal["", "newline", "blank"] = ""  # taken off both ends of a value; "newline": one at each end
     verbatim: bool = False  # all values are strings
     gap: str = ""  # blanks that the family writes around elements
+    block: bool = False  # a value with a newline at both ends stands on lines of its own: they are not part of it
+    raw: tuple[str, ...] = ()  # what may stand before and after a part of a value in which markers are text
+    wrappers: tuple[str, ...] = ()  # keys that hold all arguments as one object, when the tool has none of that name
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +270,7 @@ class ChannelFormat:
     to: str = "to="  # before the recipient
     namespace: str = ""  # of the recipients that are tools; not part of their names
     nobody: tuple[str, ...] = ()  # recipients that are not tools; messages to them are reasoning
-    calls: bool = True  # messages to tools are calls; False: they are content, as they are written
+    calls: bool = True  # messages to tools are calls; False: they are content, without their header
     special: tuple[str, ...] = ()  # further special tokens of headers
 
     @property

@@ -314,7 +314,8 @@ def _python_value(schema: object, root: Mapping[str, Any]) -> Tag:
     words = {"boolean": r"True|False", "null": "None"}
     if kinds and kinds <= words.keys():
         return {"type": "regex", "pattern": "|".join(words[k] for k in sorted(kinds))}
-    return {"type": "json_schema", "json_schema": _standing_alone(schema, root)}
+    rest = {"type": sorted(kinds)} if kinds else {}
+    return {"type": "json_schema", "json_schema": {**_standing_alone(schema, root), **rest}}
 
 
 def _standing_alone(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:

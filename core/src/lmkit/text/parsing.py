@@ -27,6 +27,7 @@ from lmkit.api import (
     ParseEvent,
     ParserFormat,
     ParseWarning,
+    PyCalls,
     ReasoningFormat,
     StreamParser,
     Text,
@@ -97,7 +98,7 @@ class ToolParser:
         self._sink = CallSink(fmt.id_length)
         self._bare = "".join(_first_chars(b) for b in self._bodies) if fmt.bare else ""
         opens = fmt.open if fmt.loose or not fmt.section else ()
-        bare = tuple(t for b in self._bodies for t in _bare_texts(b)) if fmt.bare == "anywhere" else ()
+        bare = tuple(t for b in self._bodies for t in _bare_texts(b, tools)) if fmt.bare == "anywhere" else ()
         # a call that came without its section may be followed by the end of one
         self._dropped = (*fmt.drop, *(fmt.section_close if fmt.loose else ()))
         self._openers = markers(*opens, *fmt.section, *self._dropped, *fmt.rearm, *fmt.opaque[:1], *bare)
@@ -110,7 +111,9 @@ class ToolParser:
         self._closes = markers(*fmt.close)
         self._state: Callable[[str, int, bool], int] = self._in_text
         self._in_a_section = False
-        self._at_start = fmt.bare == "start" or constrained  # nothing but blanks so far: a bare body may come
+        # nothing but blanks so far: a bare body may come
+        self._at_start = constrained or (bool(fmt.bare) and not isinstance(self._json_body, JsonCalls))
+        self._at_start |= fmt.bare == "start"
         self._held = ""
         self._gap: str | None = ""  # blanks since the start or the last call; None once there was text
         self._raw: list[str] = []  # the call as written, until it is announced
@@ -119,6 +122,7 @@ class ToolParser:
         self._noisy = False  # there was such text since the last call
         self._marked = False  # the call began with a marker
         self._num_broken = 0
+        self._begun = ""  # what the prompt has written of the first call
         self._was_read = False  # something followed the marker
         self._keep_close = False  # the close of a broken call is content
         self._body: BodyReader | None = None
@@ -357,8 +361,10 @@ class ToolParser:
         return len(text)
 
 
-def _bare_texts(body: object) -> tuple[str, ...]:
-    """How a body may begin in the middle of text: with a key of a call, not with just any bracket."""
+def _bare_texts(body: object, tools: Sequence[ToolDef]) -> tuple[str, ...]:
+    """How a body may begin in the middle of text: with a key of a call or a tool's name, not with just any bracket."""
+    if isinstance(body, PyCalls):
+        return tuple(f"[{gap}{tool.name}(" for gap in _GAPS for tool in tools)
     if not isinstance(body, JsonCalls) or body.keyed:
         return tuple(_first_chars(body))
     brackets = {"one": ("{",), "list": ("[{",), "any": ("{", "[{")}[body.many]

@@ -111,10 +111,13 @@ class ReasoningParser:
 
     def _after_marker(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
         """Newlines at the beginning of the reasoning or of the content."""
-        rest = text[at:].lstrip(self._fmt.trim)
-        if rest:
+        at = len(text) - len(text[at:].lstrip(self._fmt.trim))
+        again = markers(*self._fmt.open).at(text, at, final) if self.inside and at < len(text) else None
+        if again is not None:  # `open` twice
+            return self._hold(text, at) if again.marker is None else again.end
+        if at < len(text):
             self._state = self._in_body if self.inside else self._in_content
-        return len(text) - len(rest)
+        return at
 
     def _in_body(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
         begin, end, marker = self._ends.find(text, at, final)

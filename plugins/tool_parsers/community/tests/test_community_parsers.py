@@ -1,6 +1,11 @@
 """The formats of this plugin read what they declare, whole and split, and survive what is broken."""
 
+import json
+
+import pytest
 from lmkit.testing import ReasoningParserConformance, ToolParserConformance
+from lmkit.testing.parsers import check_splits
+from lmkit_tool_parser_community.formats import MINICPM5
 
 
 class TestLongcat(ToolParserConformance):
@@ -48,3 +53,17 @@ class TestErnie45Reasoning(ReasoningParserConformance):
 class TestIdentityReasoning(ReasoningParserConformance):
     plugin = "reasoning_parser:identity"
     samples = ("a<think>b</think>",)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("<![CDATA[a </param> b]]>", "a </param> b"),
+        ("\n<![CDATA[<x>]]>\n", "<x>"),
+        ("<![CDATA[a]]]]><![CDATA[>b]]>", "a]]>b"),
+        ("plain", "plain"),
+    ],
+)
+def test_minicpm5_values_may_be_raw(written: str, value: str) -> None:
+    text = f'<function name="f"><param name="a">{written}</param><param name="b">c</param></function>'
+    assert check_splits(MINICPM5, text).calls == [("f", json.dumps({"a": value, "b": "c"}))]

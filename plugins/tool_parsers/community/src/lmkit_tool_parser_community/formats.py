@@ -47,7 +47,14 @@ APERTUS = ToolFormat(
 )
 MINICPM5 = ToolFormat(
     "minicpm5",
-    Params(name_ends=('">',), open='<param name="', key_ends=('">',), close="</param>", foot="</function>"),
+    Params(
+        name_ends=('">',),
+        open='<param name="',
+        key_ends=('">',),
+        close="</param>",
+        foot="</function>",
+        raw=("<![CDATA[", "]]>"),
+    ),
     open=('<function name="',),
 )
 
