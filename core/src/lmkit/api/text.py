@@ -206,6 +206,7 @@ class ToolFormat:
     trim: bool = False  # blanks between content and a call belong to the call
     inner: str = ""  # blanks that the family writes inside of `open` and `close`
     between: str = ""  # what it writes between calls; blanks also inside of the section
+    begun: str = ""  # the beginning of `open` that the prompt ends with: the output goes on with the rest
     id_length: int = 0  # call ids are this many letters and digits; 0 = "call_" and 24 hex digits
 
     @property

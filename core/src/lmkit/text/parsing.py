@@ -77,7 +77,8 @@ def start_parser(
         inside = begins_inside(fmt, prompt_tail, template_kwargs or {})
         return ReasoningParser(fmt, inside=inside, constrained=constrained)
     if isinstance(fmt, ToolFormat):
-        return ToolParser(fmt, tools, constrained=constrained)
+        begun = not fmt.begun or not prompt_tail or prompt_tail.rstrip().endswith(fmt.begun)
+        return ToolParser(fmt, tools, constrained=constrained, begun=fmt.begun if begun else "")
     if isinstance(fmt, ChannelFormat):
         return ChannelParser(fmt, prompt_tail or "", constrained=constrained)
     return fmt.start(prompt_tail or "", tools)
@@ -86,8 +87,10 @@ def start_parser(
 class ToolParser:
     """Content, and calls as `fmt` declares them. Blanks next to a call are not content."""
 
-    def __init__(self, fmt: ToolFormat, tools: Sequence[ToolDef] = (), *, constrained: bool = False) -> None:
-        """`constrained`: what does not begin with a call is content to its end."""
+    def __init__(
+        self, fmt: ToolFormat, tools: Sequence[ToolDef] = (), *, constrained: bool = False, begun: str = ""
+    ) -> None:
+        """`constrained`: what does not begin with a call is content to its end. `begun`: see ToolFormat."""
         self._fmt, self._tools, self._constrained = fmt, tools, constrained
         self._bodies = fmt.body if isinstance(fmt.body, tuple) else (fmt.body,)
         json_bodies = [b for b in self._bodies if isinstance(b, JsonCalls)]
@@ -114,6 +117,8 @@ class ToolParser:
         # nothing but blanks so far: a bare body may come
         self._at_start = constrained or (bool(fmt.bare) and not isinstance(self._json_body, JsonCalls))
         self._at_start |= fmt.bare == "start"
+        self._is_first = bool(begun)
+        self._begun = begun  # as long as it is not decided what it begins
         self._held = ""
         self._gap: str | None = ""  # blanks since the start or the last call; None once there was text
         self._raw: list[str] = []  # the call as written, until it is announced
@@ -122,7 +127,6 @@ class ToolParser:
         self._noisy = False  # there was such text since the last call
         self._marked = False  # the call began with a marker
         self._num_broken = 0
-        self._begun = ""  # what the prompt has written of the first call
         self._was_read = False  # something followed the marker
         self._keep_close = False  # the close of a broken call is content
         self._body: BodyReader | None = None
@@ -130,13 +134,16 @@ class ToolParser:
     @property
     def pending(self) -> int:
         """Characters that were fed and are not decided yet."""
-        return len(self._held) + len(self._gap or "") + self._num_raw
+        return max(0, len(self._held) + len(self._gap or "") + self._num_raw - len(self._begun))
 
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
-        return self._run(text, final=False)
+        if self._is_first and text:
+            self._is_first, text = False, self._begun + text
+        self._run(text, final=False)
+        return self._sink.take()
 
     def flush(self) -> list[ParseEvent]:
-        self._run("", final=True, take=False)
+        self._run("", final=True)
         if self._state == self._in_call:
             self._break("the output ended inside a tool call", ended=True)
         self._end_noise()
@@ -145,12 +152,11 @@ class ToolParser:
         self._gap = None
         return self._sink.take()
 
-    def _run(self, text: str, final: bool, take: bool = True) -> list[ParseEvent]:
+    def _run(self, text: str, final: bool) -> None:
         text, self._held = self._held + text, ""
         at = 0
         while at < len(text):
             at = self._state(text, at, final)
-        return self._sink.take() if take else []
 
     # Each state reads `text` from `at` and returns where the next state goes on.
 
@@ -176,6 +182,8 @@ class ToolParser:
         self._text(content)
         if marker is None:
             return self._hold(text, begin)
+        if marker not in self._fmt.open:
+            self._begun = ""
         if marker in self._fmt.rearm:
             self._text(marker)
             self._at_start = True
@@ -277,7 +285,7 @@ class ToolParser:
             self._raw.append(text[at:end])
             self._num_raw += end - at
         if body.state == "done":
-            self._raw, self._num_raw, self._body = [], 0, None
+            self._raw, self._num_raw, self._body, self._begun = [], 0, None, ""
             self._state = self._after_call
         elif body.state == "bad":
             self._break("a tool call is malformed")
@@ -315,6 +323,7 @@ class ToolParser:
             self._num_broken += 1
             if only_marker or self._num_broken <= _MAX_WARNINGS:
                 self._sink.events.append(ParseWarning(message, raw if only_marker else ""))
+        raw, self._begun = raw.removeprefix(self._begun), ""
         if announced or not (only_marker or (self._sink.num_calls and not raw.strip(_CLOSERS))):
             self._text(raw)
         self._keep_close = not announced
