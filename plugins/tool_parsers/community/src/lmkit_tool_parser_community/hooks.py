@@ -66,7 +66,7 @@ def lmkit_tool_parsers() -> list[ToolParserSpec]:
             name="functionary_v31",
             summary="<function=NAME>{...}</function> (Functionary 3.1, Llama 3.1 with custom tools)",
             target="lmkit_tool_parser_community.formats:FUNCTIONARY31",
-            markers=("<function=example_function_name>",),
+            markers=("<function=example_function_name>{",),
         ),
         ToolParserSpec(
             name="functionary_v32",
