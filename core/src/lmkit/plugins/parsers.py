@@ -13,7 +13,7 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.select import Outcome, consider
 
-_READBACK = "lmkit.text.readback:Readback"  # of a higher layer, and imported only where there is a template
+_READBACK = "lmkit.text.readback:Readback.of"  # of a higher layer, and imported only where there is a template
 
 
 class ParserChooser:

@@ -39,6 +39,7 @@ from lmkit.text.channels import ChannelParser
 from lmkit.text.looseobject import LooseObjectReader
 from lmkit.text.markers import BLANKS, MAX_GAP, markers, skip_blanks
 from lmkit.text.params import ParamsReader
+from lmkit.text.pluginparser import PluginParser
 from lmkit.text.pycalls import PyCallsReader
 from lmkit.text.reasoning import ReasoningParser, begins_inside
 
@@ -71,7 +72,8 @@ def start_parser(
 ) -> StreamParser:
     """A parser for one choice. `prompt_tail`: the end of the rendered prompt; None when no prompt is known.
 
-    `constrained`: a grammar sees to it that the answer is calls, or one text in which markers are text.
+    `constrained`: a grammar sees to it that the answer is calls, or one text in which markers are text. Raises
+    PluginError for a plugin's parser that cannot be started.
     """
     if isinstance(fmt, ReasoningFormat):
         inside = begins_inside(fmt, prompt_tail, template_kwargs or {})
@@ -81,7 +83,7 @@ def start_parser(
         return ToolParser(fmt, tools, constrained=constrained, begun=fmt.begun if begun else "")
     if isinstance(fmt, ChannelFormat):
         return ChannelParser(fmt, prompt_tail or "", constrained=constrained)
-    return fmt.start(prompt_tail or "", tools)
+    return PluginParser(fmt, prompt_tail or "", tools)
 
 
 class ToolParser:

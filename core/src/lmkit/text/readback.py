@@ -51,15 +51,19 @@ class Shown:
 
 
 class Readback:
-    """`templates`: by name, as in lmkit.plugins.chat_templates; `special`: variables with special tokens."""
+    """What one template shows."""
 
-    def __init__(self, templates: Mapping[str, str], special: Mapping[str, str]) -> None:
-        self._renderer: Renderer | None = None
-        if source := templates.get("default"):
-            try:
-                self._renderer = Renderer(source, special, tools_source=templates.get("tool_use"))
-            except ConfigError:
-                pass  # whoever renders will say so
+    def __init__(self, renderer: Renderer | None) -> None:
+        self._renderer = renderer
+
+    @classmethod
+    def of(cls, templates: Mapping[str, str], special: Mapping[str, str]) -> Readback:
+        """`templates`: by name, as in lmkit.plugins.chat_templates; `special`: variables with special tokens."""
+        source = templates.get("default")
+        try:
+            return cls(Renderer(source, special, tools_source=templates.get("tool_use")) if source else None)
+        except ConfigError:  # whoever renders will say so
+            return cls(None)
 
     def readers(
         self, kind: str, chosen: str | None, names: Iterable[str], load: Callable[[str], AnyFormat]
