@@ -172,7 +172,7 @@ def _shown(text: TextSide, plan: ResolvedPlan, host: PluginHost) -> Iterator[Che
             continue
         choice = plan.choice(kind)
         # formats that many families share come first
-        others = ", ".join(sorted(readers, key=lambda n: host.load(kind, n).tier)[:5])  # noqa: B023
+        others = ", ".join(sorted(readers, key=lambda n: host.load(kind, n).tier)[:5])
         name = f"{what} of the template"
         if choice is None:
             yield Check(part, name, "warning", f"the template shows {what}, and no parser is chosen: {others} read it")
