@@ -53,7 +53,10 @@ def test_a_quoted_call_is_part_of_the_thought(name: str, tail: str) -> None:
         (f"use <tool_call> then {CALL}", "use <tool_call> then ", 1),
         (f"use <tool_call>{{...}} then\n{CALL}", "use <tool_call>{...} then\n", 1),
         (f"{CALL} is how", f"{CALL} is how", 0),  # cut off in the thought
-        (CALL[:-4], CALL[:-4], 0),  # cut off in a call
+        (CALL[:-14], CALL[:-14], 0),  # cut off in a call
+        (CALL[:-12], "", 1),  # a whole call, though its end is missing
+        (f"{CALL}\n{CALL[:-12]}", "", 2),
+        (f"{CALL[:-12]} is it", f"{CALL[:-12]} is it", 0),
         ("I <tool_call>", "I <tool_call>", 0),
         ("I might <tool_call> later.", "I might <tool_call> later.", 0),
         ("\nhm\n\n</think>", "hm", 0),

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from lmkit.api import ParseEvent, Reasoning, ReasoningFormat, Text
+from lmkit.text.jsonread import JsonReader
 from lmkit.text.markers import MAX_GAP, Found, markers, skip_blanks
 
 # how a call goes on after its marker: with a bracket, maybe after a name
@@ -61,6 +62,7 @@ class ReasoningParser:
         self._gap = ""  # the last newlines of the reasoning so far
         self._kept: list[str] = []  # what may be calls, as written
         self._num_kept = 0  # its characters
+        self._num_before = 0  # parts of it before the body of the last call
         self._call_end = ""  # what ends the call
         self._in_call_ends = self._ends
         self._any_text = False  # there was content
@@ -75,7 +77,7 @@ class ReasoningParser:
 
     def flush(self) -> list[ParseEvent]:
         events = self._run("", final=True)
-        is_whole = self._state == self._after_call or (self._state == self._in_call and not self._call_end)
+        is_whole = self._state == self._after_call or (self._state == self._in_call and self._needs_no_end())
         calls = "".join(self._kept)
         self._kept, self._num_kept = [], 0
         if is_whole and not self._constrained:
@@ -86,6 +88,11 @@ class ReasoningParser:
             self._give(calls, events, keep=0)
         self._state = self._in_content
         return events
+
+    def _needs_no_end(self) -> bool:
+        """Whether the call is whole although its end is missing."""
+        body, reader = "".join(self._kept[self._num_before :]).strip(), JsonReader()
+        return not self._call_end or (reader.feed(body, 0) == len(body) > 0 and reader.state == "done")
 
     def _run(self, text: str, final: bool) -> list[ParseEvent]:
         text, self._held = self._held + text, ""
@@ -112,7 +119,8 @@ class ReasoningParser:
     def _after_marker(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
         """Newlines at the beginning of the reasoning or of the content."""
         at = len(text) - len(text[at:].lstrip(self._fmt.trim))
-        again = markers(*self._fmt.open).at(text, at, final) if self.inside and at < len(text) else None
+        near = self.inside and at < len(text) and skip_blanks(text, at) - at <= MAX_GAP
+        again = markers(*self._fmt.open).at(text, at, final) if near else None
         if again is not None:  # `open` twice
             return self._hold(text, at) if again.marker is None else again.end
         if at < len(text):
@@ -139,6 +147,7 @@ class ReasoningParser:
         again = [f"\n{begin}" for begin in self._fmt.until]  # what came before it was no call
         self._in_call_ends = markers(*self._stops, *((self._call_end, *again) if self._call_end else ()))
         self._keep(marker)
+        self._num_before = len(self._kept)
         self._state = self._call_begins if self._call_end else self._in_call
 
     def _call_begins(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
