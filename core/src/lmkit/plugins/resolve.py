@@ -60,6 +60,7 @@ from lmkit.plugins.chat_templates import chat_templates, read_template
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
+from lmkit.plugins.parsers import ParserChooser
 from lmkit.plugins.platforms import choose_platform, consider_platforms
 from lmkit.plugins.pooling import complete_pooler, converted, find_head, max_length
 from lmkit.plugins.proposals import PROPOSABLE, merge
@@ -357,7 +358,9 @@ class Resolver:
     def _choose_parsers(self) -> None:
         """A parser that `auto` does not find is absent, and text stays text."""
         checkpoint = self.found_checkpoint
-        template = self._chat_template(checkpoint)
+        templates = self._chat_templates(checkpoint)
+        template = "\n".join(templates.values())
+        chooser = ParserChooser(self.host, templates, checkpoint.path, imports=self.imports)
         for kind, user in (
             ("tool_parser", self.config.tool_parser),
             ("reasoning_parser", self.config.reasoning_parser),
@@ -370,19 +373,20 @@ class Resolver:
             if user != "auto":
                 self._pick(request, user)
                 continue
-            outcome = consider(self.host, request, imports=self.imports)
+            outcome = chooser.choose(request)
             self.outcomes.append(outcome)
             if outcome.chosen is not None:
-                claim = claim_of(outcome.chosen.spec, request)
+                claim = claim_of(outcome.chosen.spec, outcome.request)
                 self._keep(outcome, outcome.choice(why=f"auto: {claim.why}" if claim else ""))
 
-    def _chat_template(self, checkpoint: Checkpoint) -> str:
+    def _chat_templates(self, checkpoint: Checkpoint) -> dict[str, str]:
         """What tells the formats of the model: the user's template, the checkpoint's own, or one that a plugin has."""
         if file := self.config.model.chat_template:
-            return read_template(file, self.host)
+            return {"default": read_template(file, self.host)}
         if own := chat_templates(checkpoint.path):
-            return "\n".join(own.values())
-        return self.host.first("lmkit_chat_template", checkpoint=checkpoint) or ""
+            return own
+        found = self.host.first("lmkit_chat_template", checkpoint=checkpoint)
+        return {"default": found} if found else {}
 
     def _find_ends(self) -> None:
         """What the files name, and what the chat template ends a turn with."""
