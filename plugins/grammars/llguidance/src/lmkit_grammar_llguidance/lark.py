@@ -20,14 +20,15 @@ MAX_DEPTH = 32
 class TagGrammar:
     """Builds the Lark text of one structural tag."""
 
-    def __init__(self, vocab: Vocabulary, check_schema: Callable[[object], None]) -> None:
+    def __init__(self, vocab: Vocabulary, enforceable: Callable[[object], object]) -> None:
+        """`enforceable`: a schema in the words of llguidance. Raises GrammarError."""
         self._special = {
             vocab.pieces[t].decode(errors="replace"): t for t in vocab.special_ids if t < len(vocab.pieces)
         }
         self._special.pop("", None)
         names = sorted(map(re.escape, self._special), key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(names)})") if names else None
-        self._check_schema = check_schema
+        self._enforceable = enforceable
         self._lines: list[str] = []
         self._num_formats = 0
         self._where = "in the structural tag"
@@ -75,7 +76,7 @@ class TagGrammar:
     def _schema(self, spec: Mapping[str, Any], depth: int) -> str:
         schema = spec.get("json_schema")
         try:
-            self._check_schema(schema)
+            schema = self._enforceable(schema)
         except GrammarError as e:
             raise GrammarError(f"{self._where}: {e.message}") from None
         return self._rule(f"%json {json.dumps(_closed(schema), ensure_ascii=False)}")
