@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -323,7 +324,12 @@ class Compiler:
         return self._loaded[name]
 
 
+_SOURCE = re.compile(r"(\[[\d:.]+\] )?(/[\w.+-]+)+\.\w+:\d+(:\d+)?:? *")
+
+
 def _told(reasons: Mapping[str, str]) -> str:
-    if len(reasons) == 1:
-        return f"the grammar is refused: {next(iter(reasons.values()))}"
-    return "the grammar is refused: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    """Without the places in a library's source that some put before their reasons."""
+    shown = {name: _SOURCE.sub("", reason) for name, reason in reasons.items()}
+    if len(shown) == 1:
+        return f"the grammar is refused: {next(iter(shown.values()))}"
+    return "the grammar is refused: " + "; ".join(f"{name}: {reason}" for name, reason in shown.items())

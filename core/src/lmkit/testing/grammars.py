@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from lmkit.api import CompiledGrammar, Grammar, GrammarBackend, GrammarError, Matcher, Vocabulary
+from lmkit.engine.compile_process import try_out as try_out
 from lmkit.engine.compiler import Compilation, Compiler, Wanted
 from lmkit.plugins import load_target
 from lmkit.testing.specs import PluginConformance, find_plugin

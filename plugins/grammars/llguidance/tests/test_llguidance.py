@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 
 import pytest
 from lmkit.api import Grammar, GrammarError
 from lmkit.testing import GrammarConformance
-from lmkit.testing.grammars import byte_vocabulary, generates
+from lmkit.testing.grammars import allowed_ids, byte_vocabulary, generates, try_out
 from lmkit_grammar_llguidance.backend import LlGuidance
 
 
@@ -252,3 +254,59 @@ def test_a_tag_holds_its_schema_in_the_same_way(backend):
     compiled = tagged(backend, {**TAG, "content": {"type": "json_schema", "json_schema": schema}})
     assert writes(compiled, '<f>{"a":1}</f>')
     assert not writes(compiled, '<f>{"a":1,"b":1}</f>')
+
+
+@pytest.mark.parametrize("num", [1, 2_000, 10_000])
+def test_many_choices(backend, num):
+    texts = [f"number {i * 7919 % 10_007} of {num}" for i in range(num)]
+    compiled = backend.load(backend.compile(Grammar("choice", json.dumps(texts))))
+    assert writes(compiled, texts[0])
+    assert writes(compiled, texts[-1])
+    assert not writes(compiled, texts[-1][:-1])
+    texts = texts[-3_000:]  # a text may have no more than that many of them
+    either = {"type": "or", "elements": [TAG, {"type": "or", "elements": [
+        {"type": "const_string", "value": text} for text in texts]}]}  # fmt: skip
+    compiled = tagged(backend, either)
+    assert writes(compiled, texts[-1])
+    assert writes(compiled, "<f>{}</f>")
+    assert not writes(compiled, "number x")
+
+
+DOUBLED = "start: a0\n" + "\n".join(f"a{i}: a{i + 1} a{i + 1}" for i in range(60)) + '\na60: "x"'
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("lark", DOUBLED),
+        ("regex", "(((((a{1000}){1000}){1000}){1000}){1000}){1000}"),
+        ("regex", "(a{1000}){400}"),
+        ("json_schema", '{"type": "string", "pattern": "^(a{1000}){400}$"}'),
+    ],
+)
+def test_what_is_too_much_is_refused_before_it_is_used(backend, kind, source):
+    """When it is compiled, or at the latest in the walk with which the compiling process tries it out."""
+    with pytest.raises(GrammarError) as caught:
+        try_out(backend.load(backend.compile(Grammar(kind, source))), 258, (256,), 10.0)
+    assert not re.search(r"\w/\w+\.\w+:\d", caught.value.message)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bounded_pattern_beside_a_length(seed):
+    """With tokens of several characters, as a model has them."""
+    extra = [b"ab", b"abc", b"abcde", b"abcdefgh", b'"a', b'c"', b'"}', b'": "']
+    backend = LlGuidance(byte_vocabulary("<|end|>", extra=extra))
+    for pattern, length in (("^[a-z]{2,8}$", 5), ("[a-z]{2,8}", 5), ("^(ab){1,9}$", 6), ("^[a-z]{2,8}[0-9]{1,4}$", 4)):
+        part = {"type": "string", "pattern": pattern, "maxLength": length}
+        schema = {"type": "object", "properties": {"k": part}, "required": ["k"], "additionalProperties": False}
+        matcher = backend.load(backend.compile(Grammar("json_schema", json.dumps(schema)))).matcher()
+        source, text = random.Random(seed), b""
+        while not matcher.complete:
+            allowed = allowed_ids(matcher, 265, (264,))
+            assert allowed, text
+            token = source.choice(sorted(allowed))
+            assert matcher.accept([token]) == 1
+            text += ([bytes([i]) for i in range(256)] + extra)[token]
+        value = json.loads(text)["k"]
+        assert len(value) <= length
+        assert re.search(pattern, value)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 MAX_DEPTH = 64  # of a schema
 MAX_CHOICES = 10_000
 _CONTROL = re.compile(r"(?<!\\)(\\\\)*\\u00[01]")  # as json.dumps writes them; OPTIONS leaves no way to
-LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+# Fuel bounds the work and the memory of building expressions: with the default a text of 12 bytes takes 150 MB.
+LIMITS = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=250_000, max_lexer_states=50_000)
 
 
 class LlGuidance:
@@ -103,18 +104,24 @@ class GuidanceMatcher:
         self._matcher = matcher
 
     def accept(self, ids: Sequence[int]) -> int:
-        return self._matcher.try_consume_tokens(list(ids))
+        accepted = self._matcher.try_consume_tokens(list(ids))
+        if accepted < len(ids):
+            _check(self._matcher)
+        return accepted
 
     def rollback(self, n: int) -> None:
-        assert self._matcher.rollback(n), "rolls back at most what was accepted"
+        if not self._matcher.rollback(n):
+            _check(self._matcher)
+            raise AssertionError("rolls back at most what was accepted")
 
     def fill(self, row: np.ndarray) -> None:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self._matcher.is_error():
-            _check(self._matcher)
+        _check(self._matcher)
 
     def forced(self) -> Sequence[int]:
-        return self._matcher.compute_ff_tokens()  # the library's masks insist on just these tokens
+        found = self._matcher.compute_ff_tokens()  # the library's masks insist on just these tokens
+        _check(self._matcher)
+        return found
 
     @property
     def complete(self) -> bool:
@@ -194,6 +201,7 @@ def _check(matcher: LLMatcher) -> None:
 def _told(problem: str) -> str:
     """One line: the library goes on with the grammar as text."""
     message = problem.replace("<non-verbose/>", "").strip().split("\n   1 | ")[0]
+    message = message.split("\n  while processing")[0]  # a place in the schema as it was rewritten
     return "nothing satisfies it" if message.startswith("NoExtension") else message[:600]
 
 
@@ -220,7 +228,7 @@ def _choice(source: str) -> str:
         raise GrammarError("a choice is a JSON list of texts that are not empty")
     if len(choices) > MAX_CHOICES:
         raise GrammarError(f"{len(choices)} choices, at most {MAX_CHOICES} are possible")
-    return "start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices)
+    return f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(c, ensure_ascii=False) for c in choices)}"
 
 
 def _from_ebnf(source: str) -> str:

@@ -92,7 +92,25 @@ class TagGrammar:
         return self._rule(" ".join(self._format(e, depth + 1) for e in _list(spec, "elements")))
 
     def _or(self, spec: Mapping[str, Any], depth: int) -> str:
-        return self._rule(" | ".join(self._format(e, depth + 1) for e in _list(spec, "elements")))
+        elements = _list(spec, "elements")
+        if texts := self._plain_texts(elements):
+            return self._rule(" | ".join(texts), "WORD")  # one lexeme: thousands of rules are too many for the parser
+        return self._rule(" | ".join(self._format(e, depth + 1) for e in elements))
+
+    def _plain_texts(self, elements: Sequence[Any]) -> list[str]:
+        """The elements as expressions if all are texts without control tokens, and none is empty."""
+        found = []
+        for element in elements:
+            text = element.get("value") if isinstance(element, Mapping) else None
+            if not (text and isinstance(text, str) and set(element) == {"type", "value"}):
+                return []
+            if element["type"] != "const_string" or (self._split and self._split.search(text)):
+                return []
+            found.append(json.dumps(text, ensure_ascii=False))
+        self._num_formats += len(found)
+        if self._num_formats > MAX_FORMATS:
+            raise GrammarError(f"the structural tag has more than {MAX_FORMATS} formats")
+        return found
 
     def _tag(self, spec: Mapping[str, Any], depth: int) -> str:
         begin, end, content = _text(spec, "begin"), _text(spec, "end"), spec.get("content")
