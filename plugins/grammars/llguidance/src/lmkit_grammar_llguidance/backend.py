@@ -23,11 +23,11 @@ from lmkit_grammar_llguidance.schema import rewrite
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_DEPTH = 64  # of a schema
+MAX_DEPTH = 256  # of a schema
 MAX_CHOICES = 10_000
 _CONTROL = re.compile(r"(?<!\\)(\\\\)*\\u00[01]")  # as json.dumps writes them; OPTIONS leaves no way to
-# Fuel bounds the work and the memory of building expressions: with the default a text of 12 bytes takes 150 MB.
-LIMITS = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=250_000, max_lexer_states=50_000)
+# What a grammar takes is measured when it is tried out; states come while it is used.
+LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
 
 
 class LlGuidance:

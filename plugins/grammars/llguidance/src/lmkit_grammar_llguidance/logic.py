@@ -305,7 +305,7 @@ def _negated_scalar(key: str, body: Any) -> list[Schema]:
     return []
 
 
-_CLASS = r"\[(\^?)((?:[^\[\]\\&~^-]|\\[.*+?$(){}/|-]|[a-zA-Z0-9]-[a-zA-Z0-9])+)\]"
+_CLASS = r"\[(\^?)((?:[^\[\]\\&~^-]|\\[^\w]|\\[dsw]|[a-zA-Z0-9]-[a-zA-Z0-9])+)\]"
 
 
 def _one_place(pattern: str) -> str | None:

@@ -133,6 +133,10 @@ class References:
             elif key in _MAP:
                 made[key] = {name: self._read(item, base) for name, item in _of(dict, key, value).items()}
         self._read_others(schema, base, made)
+        if made.get("not") is True or made.get("not") == {}:
+            return False
+        if made.get("not") is False:
+            del made["not"]
         return made
 
     def _read_others(self, schema: Mapping[str, Any], base: str, made: dict[str, Any]) -> None:

@@ -18,9 +18,11 @@ from lmkit_grammar_llguidance.logic import Logic, names
 from lmkit_grammar_llguidance.references import TYPES, References, Schema
 
 MAX_PARTS = 50_000  # of the schema that is made
+MAX_DEPTH = 24  # what is nested deeper gets a name: the library reads 128 levels of JSON
 MAX_BRANCHES = 64  # that one keyword becomes
 _ANY = "$any"  # in what is made here: alternatives of which some may be beyond enforcing
 _COUNT = "$count"  # the same: a keyword that llguidance understands as it is
+_INSTEAD = "$instead"  # the same: what stands there says all that `items` says
 _AS_IT_IS = frozenset({
     "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maxItems", "maxLength", "maximum", "minItems",
     "minLength", "minimum", "multipleOf", "pattern", "required", "type",
@@ -43,6 +45,7 @@ class Rewriter:
         self._made: dict[str, Any] = {}
         self._waiting: list[str] = []
         self._num_parts = 0
+        self._depth = 0
 
     def build(self) -> dict[str, Any]:
         root = self._rewrite(self._root)
@@ -60,6 +63,18 @@ class Rewriter:
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
             raise GrammarError(f"with all its alternatives it has more than {MAX_PARTS} parts")
+        if self._depth > MAX_DEPTH:
+            name = f"p{self._num_parts}"
+            self._targets[name], self._made[name] = schema, True
+            self._waiting.append(name)
+            return {"$ref": f"#/$defs/{name}"}
+        self._depth += 1
+        try:
+            return self._in_other_words(schema)
+        finally:
+            self._depth -= 1
+
+    def _in_other_words(self, schema: dict[str, Any]) -> Any:
         hard = [key for key in schema if key in _HARD]
         if hard:
             values = self._logic.values(schema)
@@ -85,8 +100,11 @@ class Rewriter:
                 if isinstance(part, dict) and _COUNT in part:
                     made[key] = part[_COUNT]
                     made["required"] = [*made.get("required", []), *part["required"]]
-                else:
-                    parts.append(self._rewrite(part))
+                    continue
+                if isinstance(part, dict) and _INSTEAD in part:
+                    made.pop("items", None)
+                    part = part[_INSTEAD]
+                parts.append(self._rewrite(part))
         return _with_parts(made, parts)
 
     def _possible(self, schemas: Sequence[Schema]) -> list[Any]:
@@ -268,7 +286,8 @@ class Rewriter:
             others = [value for value in values if not any(value is f for f in first)]
             items = [*({"enum": [value]} for value in first), {"enum": others}]
             found.append({"prefixItems": items, "items": False, "maxItems": length})
-        return [{"anyOf": found}]
+        known = all(self._logic.holds(rest, value) for value in values)
+        return [{_INSTEAD: {"anyOf": found}} if known else {"anyOf": found}]
 
     def _unevaluated(self, schema: Mapping[str, Any]) -> list[Schema]:
         if schema.get("unevaluatedProperties", True) is True and schema.get("unevaluatedItems", True) is True:
