@@ -161,7 +161,7 @@ class LLM(PoolingCalls):
         from lmkit.engine.build import build_engine  # imports torch
 
         self.text = TextSide.open(self.checkpoint, self.resolved, self.config, host)
-        self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress)
+        self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress, self.text.tokenizer)
         self._observers = Observers(host, self.resolved, self.facts)
         self._observers.started()
         limits = self.config.sched

@@ -19,6 +19,7 @@ from lmkit.api import (
     ResolvedPlan,
     SchedLimits,
     Scheduler,
+    Tokenizer,
     Vocabulary,
     WorkerFacts,
 )
@@ -34,6 +35,7 @@ from lmkit.execution import memory
 from lmkit.execution.worker import describe_model
 from lmkit.plugins import load_target, verify
 from lmkit.plugins.host import PluginHost
+from lmkit.plugins.resolve import TOKENIZER_PLUGINS
 
 
 class Phases:
@@ -57,9 +59,12 @@ class Phases:
 
 
 def build_engine(
-    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
-) -> Engine:
+    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Engine:  # fmt: skip
     """Starts the executor, plans and allocates the KV cache, and puts the step loop on top.
+
+    `tokenizer`: where this process has it already, for the vocabulary of grammars; else it is loaded when one comes.
 
     Raises ConfigError, CheckpointError, CapacityError, PluginError; then nothing is left running.
     """
@@ -89,7 +94,7 @@ def build_engine(
             if not info.causal:  # a prompt is computed in one step
                 length = min(length, tokens)
             limits = _limits(config, resolved, info, length, tokens, executor.depth)
-            constrained = _constrained_output(config, resolved, checkpoint, info, limits)
+            constrained = _constrained_output(config, resolved, checkpoint, info, limits, tokenizer)
             adapters = Adapters(executor, config.lora.max_adapters) if config.lora.on else NoAdapters()
             intake = _intake(resolved, checkpoint, info, length, constrained)
             intake = replace(intake, adapters=adapters.loaded)
@@ -144,15 +149,17 @@ def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig) -> Sch
 
 
 def _constrained_output(
-    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, limits: SchedLimits
-) -> ConstrainedOutput:
-    """Loads nothing before the first constraint comes."""
+    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, limits: SchedLimits,
+    tokenizer: Tokenizer | None,
+) -> ConstrainedOutput:  # fmt: skip
+    """Loads nothing before the first constraint comes, and then only what the plan names."""
 
     def open_vocabulary() -> Vocabulary:
         from lmkit.text.side import load_tokenizer, vocabulary
 
-        tokenizer = load_tokenizer(checkpoint, resolved, config, PluginHost())
-        return vocabulary(tokenizer, limits.eos_token_ids, info.vocab_size)
+        host = PluginHost.of(resolved.value(TOKENIZER_PLUGINS, ()))
+        found = tokenizer or load_tokenizer(checkpoint, resolved, config, host)
+        return vocabulary(found, limits.eos_token_ids, info.vocab_size)
 
     compiler = Compiler([c for c in resolved.choices if c.kind == "grammar"], open_vocabulary)
     return ConstrainedOutput(compiler, limits.max_rows if limits.lookahead else 0)

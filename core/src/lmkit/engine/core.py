@@ -91,7 +91,7 @@ class EngineCore:
         """Idempotent; no event follows."""
         ids = list(ids)
         self.scheduler.abort(ids)
-        self.adapters.release(ids)
+        self._release(ids)
 
     def has_work(self) -> bool:
         return bool(self._pending) or self.scheduler.has_work()
@@ -102,8 +102,12 @@ class EngineCore:
     def step(self) -> list[TokenEvent]:
         """Schedule one step, run it, and take in the oldest step in flight. Raises EngineDead."""
         events = self._step()
-        self.adapters.release(event.id for event in events if event.finish)
+        self._release([event.id for event in events if event.finish])
         return events
+
+    def _release(self, ids: list[str]) -> None:
+        self.adapters.release(ids)
+        self.grammars.release(ids)
 
     def _step(self) -> list[TokenEvent]:
         if self.failure is not None:

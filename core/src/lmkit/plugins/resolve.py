@@ -72,6 +72,7 @@ log = logging.getLogger("lmkit.plugins")
 
 FALLBACK = "transformers"  # the model plugin that runs architectures without a family of their own
 END_TOKENS = "lmkit.text.ends:find_ends"  # it renders, which this layer cannot
+TOKENIZER_PLUGINS = "tokenizer_plugins"  # modules, for processes that must not look for any
 MAX_STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
 
 
@@ -140,8 +141,11 @@ class Resolver:
     def plan(self) -> ResolvedPlan:
         """What has been chosen. Needs a device."""
         assert self.device is not None
+        derived = list(self._derived)
+        if not self.config.model.tokenizer and (names := self.host.implementers("lmkit_load_tokenizer")):
+            derived.append(Derived(TOKENIZER_PLUGINS, names, "plugins that may bring the tokenizer"))
         warnings = dict.fromkeys((*self.host.warnings, *self._warnings))
-        return ResolvedPlan(self.device, tuple(self._choices), tuple(self._derived), tuple(warnings))
+        return ResolvedPlan(self.device, tuple(self._choices), tuple(derived), tuple(warnings))
 
     # ------------------------------------------------------------------------------------------------- the steps
 
