@@ -467,3 +467,29 @@ def test_bad_logits_fail_their_row_only(temperature: float, bad: float) -> None:
     assert result.tokens[[0, 2]].tolist() == clean.tokens[[0, 2]].tolist()
     assert sorted(result.logprobs) == [0, 2]
     assert ("no token" if bad == -float("inf") else str(bad)) in result.faults[1]
+
+
+ASKS = {
+    "logprobs": SamplingParams(temperature=0, logprobs=2),
+    "logprobs of the chosen only": SamplingParams(temperature=0, logprobs=0),
+    "penalties": SamplingParams(temperature=0, frequency_penalty=1.0),
+    "bias": SamplingParams(temperature=0, logit_bias=((3, 5.0),)),
+    "bias out of the vocabulary": SamplingParams(temperature=0, logit_bias=((V + 3, 5.0),)),
+    "min_tokens": SamplingParams(temperature=0, min_tokens=9, stop_token_ids=(4,)),
+    "min_tokens without stops": SamplingParams(temperature=0, min_tokens=9, ignore_eos=True),
+    "random": SamplingParams(temperature=1.0, top_p=0.5, top_k=3, min_p=0.1, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_a_row_that_asks_for_something_and_is_not_in_the_step_changes_nothing(name: str) -> None:
+    """A prompt of several steps: its row is held, and only others are sampled."""
+    made = Sampler(4, V, eos_token_ids=(0,))
+    made.add(0, ASKS[name], np.array([1, 2, 3]), 3, 7)
+    made.add(2, SamplingParams(temperature=0), np.array([1]), 1, 0)
+    logits = logits_of(1)
+    batch = SampleBatch(np.array([2]), np.array([1]), np.array([0]), lambda _: [1])
+    for masks in (None, GrammarMasks([], b"")):
+        sampled = made.sample(logits.clone(), batch, masks)
+        assert sampled.tokens.tolist() == [int(logits.argmax())]
+        assert (sampled.faults, sampled.logprobs) == ({}, {})

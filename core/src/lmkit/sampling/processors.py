@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from lmkit.api import LogitsProcessor, SampleContext
+from lmkit.sampling.logprobs import row_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ class Processors:
                 if slot in self._slots[name] and not (processor.keeps_argmax and greedy[i])
             ]  # fmt: skip
             if wanted:
-                index = torch.tensor(wanted, device=x.device)
+                index = row_index(wanted, x.device)
                 part = x[index]
                 processor.apply(part, SampleContext(slots[wanted].tolist(), positions[wanted].tolist(), tokens))
                 x[index] = part
