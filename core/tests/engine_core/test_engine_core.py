@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lmkit.api import EngineDead, EngineRequest, Reply, SamplingParams, SchedLimits, TokenEvent
+from lmkit.api import EngineDead, EngineRequest, ForgetRows, Reply, SamplingParams, SchedLimits, TokenEvent
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake, NoGrammars
 from lmkit.scheduling.scheduler import Scheduler
@@ -66,23 +66,103 @@ def test_a_fault_ends_one_request_only():
         assert len(tokens(events[rid])) == 8
 
 
-def test_a_failed_step_fails_running_requests_and_spares_waiting_ones():
+WANTED = {rid: [i] * 9 + list(range(9)) for i, rid in enumerate("abcd")}
+
+
+def expected(engine: EngineCore, rid: str) -> list[int]:
+    return expected_tokens(engine.executor.model, WANTED[rid], SamplingParams(max_tokens=8, temperature=0.0))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_a_step_that_fails_once_costs_nobody_anything(depth, step):
     def fail(plan):
-        if plan.step == 3:
+        if plan.step == step:
             raise RuntimeError("out of memory")
 
-    engine = make_engine(limits={"max_rows": 2}, fail=fail)
-    prompt = list(range(9))
-    for rid in ("a", "b", "c"):
+    engine = make_engine(depth=depth, fail=fail)
+    for rid, prompt in WANTED.items():
         engine.add(request(rid, prompt))
     events = run(engine)
-    for rid in ("a", "b"):
-        assert events[rid][-1].finish == "error"
-        assert "RuntimeError" in events[rid][-1].error.message
-        assert "out of memory" not in events[rid][-1].error.message, "the text of the cause is for the log"
+    for rid in WANTED:
+        assert events[rid][-1].finish == "length"
+        assert tokens(events[rid]) == expected(engine, rid)
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("start", [0, 16, 21])
+def test_only_the_row_at_fault_ends(depth, start):
+    """Wherever in its prompt or output it fails; the others keep what they had in the prefix cache."""
+    failed = []
+
+    def fail(plan):
+        if any(row.id == "b" and row.start + row.num_tokens > start for row in plan.rows):
+            failed.append(plan)
+            raise RuntimeError("out of memory")
+
+    engine = make_engine(kv=hash_kv(100, 4), depth=depth, fail=fail)
+    for rid, prompt in WANTED.items():
+        engine.add(request(rid, prompt))
+    events = run(engine)
+    assert events["b"][-1].finish == "error"
+    assert "RuntimeError" in events["b"][-1].error.message
+    assert "out of memory" not in events["b"][-1].error.message, "the text of the cause is for the log"
+    assert tokens(events["b"]) == expected(engine, "b")[: len(tokens(events["b"]))]
+    for rid in "acd":
+        assert events[rid][-1].finish == "length"
+        assert tokens(events[rid]) == expected(engine, rid)
+    assert len(failed) == 2, "in company, then alone"
+    engine.add(request("again", WANTED["a"]))
+    (first, *_), *_ = run(engine).values()
+    assert first.num_cached == 16, "what others computed is still found"
+
+
+def test_steps_that_fail_in_company_only_come_to_an_end():
+    """Nobody is at fault, and yet it must not go on for ever."""
+
+    def fail(plan):
+        if len(plan.rows) > 1:
+            raise RuntimeError("too many rows")
+
+    engine = make_engine(fail=fail)
+    for rid, prompt in WANTED.items():
+        engine.add(request(rid, prompt, max_tokens=40))
+    events = run(engine)
+    assert {e[-1].finish for e in events.values()} <= {"error", "length"}
+    assert engine.executor.num_steps < 60
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+def test_a_request_that_is_aborted_while_rows_are_tried_leaves_nothing():
+    def fail(plan):
+        if len(plan.rows) > 1 and plan.step == 3:
+            raise RuntimeError("lost")
+
+    engine = make_engine(fail=fail)
+    for rid, prompt in WANTED.items():
+        engine.add(request(rid, prompt))
+    events = [event for _ in range(3) for event in engine.step()]
+    engine.abort(["a", "b"])
+    events += [event for found in run(engine).values() for event in found]
+    for rid in "cd":
+        assert [t for e in events if e.id == rid for t in e.tokens] == expected(engine, rid)
+
+
+def test_workers_that_cannot_forget_rows_lose_the_running_requests():
+    def fail(plan):
+        if plan.step == 3:
+            raise RuntimeError("lost")
+
+    engine = make_engine(limits={"max_rows": 2}, fail=fail)
+    control = engine.executor.control
+    engine.executor.control = lambda c: [Reply(False, "cannot")] if isinstance(c, ForgetRows) else control(c)
+    for rid, prompt in WANTED.items():
+        engine.add(request(rid, prompt))
+    events = run(engine)
+    assert [rid for rid in WANTED if events[rid][-1].finish == "error"] == ["a", "b"]
     assert events["c"][0].num_cached == 0, "the cache was emptied"
-    want = expected_tokens(engine.executor.model, prompt, SamplingParams(max_tokens=8, temperature=0.0))
-    assert tokens(events["c"]) == want
+    assert tokens(events["c"]) == expected(engine, "c")
 
 
 def test_a_dead_rank_kills_the_engine():

@@ -114,6 +114,7 @@ class StepResult(msgspec.Struct):
     pooled: list[tuple[int, Pooled]] = []  # row index, answer; of rows whose last prompt position was computed
     kv_report: bytes | None = None
     faults: list[tuple[int, str]] = []  # row index, reason; that request fails, the engine lives
+    undrawn: list[tuple[int, str]] = []  # the same for rows that fail by their own parameters: the model was right
 
 
 class TokenEvent(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lmkit.api import SamplingParams
+
+
+log = logging.getLogger("lmkit.engine")
 
 
 class Processors:
@@ -39,6 +43,17 @@ class Processors:
                 slots.remove(slot)
                 self._all[name].remove(slot)
                 self.active[self._all[name].stage] -= 1
+
+    def clear(self) -> None:
+        """Forgets all slots, whatever state they are in: after a failed step a processor may not know them."""
+        for name, slots in self._slots.items():
+            for slot in sorted(slots):
+                try:
+                    self._all[name].remove(slot)
+                except Exception as error:
+                    log.error("logits processor %s did not forget slot %d", name, slot, exc_info=error)
+            slots.clear()
+        self.active = {"logits": 0, "probs": 0}
 
     def apply(
         self, stage: Literal["logits", "probs"], x: Tensor, slots: np.ndarray, positions: np.ndarray,

@@ -121,6 +121,7 @@ class Sampler:
 
     def clear(self) -> None:
         """Forgets all rows."""
+        self.processors.clear()
         for slot, params in enumerate(self.params):
             if params is not None:
                 self.remove(slot)
