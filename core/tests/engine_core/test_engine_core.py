@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lmkit.api import EngineDead, EngineRequest, ForgetRows, Reply, SamplingParams, SchedLimits, TokenEvent
+from lmkit.api import EngineDead, EngineRequest, ForgetRows, PluginError, Reply, SamplingParams, SchedLimits, TokenEvent
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake, NoGrammars
 from lmkit.scheduling.scheduler import Scheduler
@@ -307,3 +307,84 @@ def test_large_vectors_are_sent_by_themselves() -> None:
     assert sorted(e.id for part in portions for e in part) == [str(i) for i in range(6)]
     assert list(_portions([])) == []
     assert list(_portions(events[::2])) == [events[::2]]
+
+
+def test_a_request_that_leaves_no_token_ends_alone_and_the_cache_stays():
+    """Its own parameters are at fault, not what the model computed."""
+    engine = make_engine(kv=hash_kv(100, 4))
+    real = engine.executor.sample
+
+    def sample(step, masks):
+        future = real(step, masks)
+        result = future.result()
+        for i in [i for i, row in enumerate(engine._plan.rows) if row.id == "b"]:
+            result.tokens[i] = []
+            result.undrawn.append((i, "no token is allowed"))
+        return future
+
+    forward = engine.executor.forward
+
+    def noted(plan):
+        engine._plan = plan
+        forward(plan)
+
+    engine.executor.forward, engine.executor.sample = noted, sample
+    for rid, prompt in WANTED.items():
+        engine.add(request(rid, prompt))
+    events = run(engine)
+    error = events["b"][-1].error
+    assert (error.code, error.status) == ("invalid-request", 400)
+    assert "no token is allowed" in error.message
+    for rid in "acd":
+        assert tokens(events[rid]) == expected(engine, rid)
+    engine.add(request("again", WANTED["a"]))
+    (first, *_), *_ = run(engine).values()
+    assert first.num_cached == 16
+
+
+class Unruly(ArrivalOrder):
+    """An order that breaks its contract for one request."""
+
+    def __init__(self, which: str, how: object) -> None:
+        self.which, self.how = which, how
+
+    def _key(self, which, r, key):
+        if which != self.which or r.id != "b":
+            return key
+        if isinstance(self.how, Exception):
+            raise self.how
+        return self.how
+
+    def admit_key(self, r):
+        return self._key("admit_key", r, super().admit_key(r))
+
+    def victim_key(self, r):
+        return self._key("victim_key", r, super().victim_key(r))
+
+
+@pytest.mark.parametrize("which", ["admit_key", "victim_key"])
+@pytest.mark.parametrize(
+    "how",
+    [ZeroDivisionError("x"), None, 3, ("text",), (None,), (float("nan"),), ([],), (1, 2, 3, 4, 5, 6, 7)],
+    ids=repr,
+)
+def test_a_policy_that_breaks_its_contract_costs_the_request_that_it_was_asked_about(which, how, caplog):
+    limits = SchedLimits(max_tokens=16, max_rows=8, max_length=64)
+    kv = hash_kv(40, 4)
+    executor = HashExecutor(kv)
+    engine = EngineCore(Scheduler(limits, kv, Unruly(which, how)), executor, Intake(executor.vocab_size, 64))
+    heard: dict[str, list[TokenEvent]] = {}
+    for rid in "abc":
+        try:
+            engine.add(request(rid, WANTED[rid]))
+        except PluginError as error:
+            assert (rid, which) == ("b", "admit_key")
+            heard["b"] = [TokenEvent("b", finish="error", error=error.info())]
+    heard |= run(engine)
+    error = heard["b"][-1].error
+    assert error.code == "plugin"
+    assert which in error.message
+    assert "Unruly" in error.message
+    for rid in "ac":
+        assert tokens(heard[rid]) == expected(engine, rid)
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks

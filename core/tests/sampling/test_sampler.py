@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import GrammarMasks, SampleContext, SamplingParams
+from lmkit.api import GrammarMasks, InvalidParam, SampleContext, SamplingParams
 from lmkit.sampling import SampleBatch, Sampler, blocks, sampler, truncate
 from lmkit.sampling.noise import seed_of, uniform
 
@@ -493,3 +493,30 @@ def test_a_row_that_asks_for_something_and_is_not_in_the_step_changes_nothing(na
         sampled = made.sample(logits.clone(), batch, masks)
         assert sampled.tokens.tolist() == [int(logits.argmax())]
         assert (sampled.faults, sampled.logprobs) == ({}, {})
+
+
+LIMITS = [
+    {name: value}
+    for name, values in {
+        "temperature": (1e-300, 5e-324, 100.0), "top_p": (1e-300, 1 - 1e-16), "min_p": (1e-300, 1.0),
+        "top_k": (1, 1 << 31), "presence_penalty": (-2.0, 2.0, 1e-300), "frequency_penalty": (-2.0, 2.0, 1e-300),
+        "repetition_penalty": (1e-6, 100.0), "logit_bias": (((3, 100.0),), ((3, -100.0),), ((3, 1e-300),)),
+        "seed": (-(1 << 63), (1 << 63) - 1),
+    }.items()
+    for value in values
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("params", LIMITS, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_parameter_within_its_limits_is_a_fault(params: dict, temperature: float) -> None:
+    """Nor just outside of what it is refused for: a value that a float32 cannot hold does not get to the logits."""
+    row = Row(SamplingParams(**{"temperature": temperature, "seed": 1, **params}), output=[3, 3, 4])
+    for scale in (1e-3, 1.0, 1e4):
+        assert run(logits_of(2) * scale, [row, Row(SamplingParams(temperature=0))]).faults == {}
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-300, 1e-38, 1e-7, -1.0, 101.0, math.inf, math.nan])
+def test_a_repetition_penalty_that_makes_infinite_logits_is_refused(value: float) -> None:
+    with pytest.raises(InvalidParam, match="repetition_penalty"):
+        SamplingParams(repetition_penalty=value)

@@ -10,7 +10,9 @@ from the last in that order, possibly themselves; so the first always gets what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import math
+from collections.abc import Callable, Iterable
 
 from lmkit.api import (
     ConfigError,
@@ -22,6 +24,7 @@ from lmkit.api import (
     LmkitError,
     NewRow,
     OrderPolicy,
+    PluginError,
     RequestError,
     RequestTooLarge,
     RowLogprobs,
@@ -39,6 +42,8 @@ from lmkit.scheduling.queue import OrderedQueue
 from lmkit.scheduling.request import Request
 from lmkit.scheduling.stops import finish_reason
 from lmkit.scheduling.table import BlockTable
+
+log = logging.getLogger("lmkit.engine")
 
 UNDRAWN = "its constraint, logit_bias or penalties leave none"
 MAX_LOST = 3  # steps that a request may be in which are lost together, though each of their rows works alone
@@ -71,6 +76,7 @@ class Scheduler:
         self._gone: list[str] = []  # rows the workers must forget with the next plan
         self._events: list[TokenEvent] = []  # of requests that ended outside `update`
         self._alone: dict[str, int] = {}  # rows of a lost step, to run one by one: id -> positions to compute again
+        self._kinds: dict[str, tuple[type, ...]] = {}  # of the policy's keys: texts or numbers, by place
         self._no_room: tuple[int, list[int]] | None = None  # who did not fit, and the free blocks then: ask once
         self._num_added = 0
         self._num_epochs = 0
@@ -101,7 +107,7 @@ class Scheduler:
         self._num_added += 1
         r.order = self._num_added
         r.epoch = self._new_epoch()
-        r.admit_key = (*self.policy.admit_key(r), r.order)
+        r.admit_key = self._key("admit_key", self.policy.admit_key, r)
         self.requests[r.id] = r
         self.waiting.add(r.admit_key, r)
 
@@ -177,15 +183,33 @@ class Scheduler:
             state = (r.epoch, [len(group.pool.free) for group in self.groups])
             if state == self._no_room:
                 return
+            try:
+                r.victim_key = self._key("victim_key", self.policy.victim_key, r)
+            except PluginError as error:
+                self._fail(r, error.info())
+                continue
             n = self._start(r, budget)
             if not n:
                 self._no_room = state
                 return
             self.waiting.remove(r.admit_key, r)
-            r.victim_key = (*self.policy.victim_key(r), r.order)
             self.running.add(r.victim_key, r)
             self._seal(plan, long, r, n)
             budget -= n
+
+    def _key(self, name: str, ask: Callable[[Request], tuple], r: Request) -> tuple:
+        """What the policy answers, as a key that can be compared with all others. Raises PluginError."""
+        try:
+            key = ask(r)
+        except Exception as e:
+            log.error("%s of the scheduling policy failed", name, exc_info=e)
+            raise PluginError(f"{name} of {type(self.policy).__name__} failed: {type(e).__name__}") from e
+        kinds = tuple(str if type(part) is str else float for part in key) if isinstance(key, tuple) else None
+        if kinds is None or not all(type(part) in (str, int, bool) or _is_number(part) for part in key):
+            raise PluginError(f"{name} of {type(self.policy).__name__} gave {key!r:.80}, no tuple of numbers or texts")
+        if self._kinds.setdefault(name, kinds) != kinds:
+            raise PluginError(f"{name} of {type(self.policy).__name__} gave {key!r:.80}, unlike those before")
+        return (*key, r.order)
 
     def _gates_open(self, r: Request) -> bool:
         """Poll the gates. A failed one ends the request with its error."""
@@ -497,3 +521,7 @@ class Scheduler:
     def check(self) -> None:
         """All invariants; AssertionError naming the broken one."""
         check_scheduler(self)
+
+
+def _is_number(part: object) -> bool:
+    return isinstance(part, int | float) and not math.isnan(part)
