@@ -13,7 +13,9 @@ from lmkit.api import (
     ConfigError,
     Executor,
     KVConfig,
+    LmkitError,
     ModelInfo,
+    PluginError,
     Progress,
     ResolvedPlan,
     SchedLimits,
@@ -135,9 +137,15 @@ def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig) -> Sch
 
     choice = _chosen(resolved, "scheduler")
     target = load_target(choice)
-    if hasattr(target, "schedule"):
-        return target(limits, kv, **choice.options)
-    return DefaultScheduler(limits, kv, target(**choice.options))
+    try:
+        if hasattr(target, "schedule"):
+            return target(limits, kv, **choice.options)
+        policy = target(**choice.options)
+    except LmkitError:
+        raise
+    except Exception as e:
+        raise PluginError(f"scheduler {choice.name} could not be made: {type(e).__name__}: {e}") from e
+    return DefaultScheduler(limits, kv, policy)
 
 
 def _constrained_output(
