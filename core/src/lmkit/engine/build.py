@@ -89,7 +89,7 @@ def build_engine(
                 length = min(length, tokens)
             limits = _limits(config, resolved, info, length, tokens, executor.depth)
             constrained = _constrained_output(config, resolved, checkpoint, info, limits)
-            adapters = Adapters(executor, config.lora.max_adapters) if config.lora.on else NoAdapters()
+            adapters = _adapters(config, info, executor)
             intake = _intake(resolved, checkpoint, info, length, constrained)
             intake = replace(intake, adapters=adapters.loaded)
             core = EngineCore(_scheduler(resolved, limits, kv), executor, intake, adapters=adapters)
@@ -174,6 +174,15 @@ def _intake(
         grammars=grammars,
         pooler=info.pooler,
     )
+
+
+def _adapters(config: EngineConfig, info: ModelInfo, executor: Executor) -> Adapters:
+    def inspect(path: str) -> object:
+        from lmkit.loading.adapter import open_adapter
+
+        return open_adapter(path, info, config.lora.max_rank)
+
+    return Adapters(executor, config.lora.max_adapters, inspect) if config.lora.on else NoAdapters()
 
 
 def _facts(

@@ -18,7 +18,6 @@ from lmkit.api import (
     Executor,
     Failure,
     ForgetRows,
-    LmkitError,
     ResetCache,
     SchedStats,
     Scheduler,
@@ -85,7 +84,7 @@ class EngineCore:
         try:
             held = msgspec.structs.replace(request, adapter=self.adapters.hold(request.id, request.adapter))
             self.scheduler.add(self.intake.admit(held))
-        except LmkitError:
+        except Exception:
             self.adapters.release([request.id])
             raise
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from lmkit.api import EngineBusy, EngineDead, EngineRequest, ErrorInfo, Progress, TokenEvent
+from lmkit.engine.adapters import check_adapter
 from lmkit.engine.messages import (
     Abort,
     AdapterSet,
@@ -27,6 +28,8 @@ from lmkit.engine.messages import (
     error_of,
 )
 from lmkit.engine.observers import Observers, Watch
+
+MAX_CHANGES = 16  # of adapters that wait for the engine
 
 State = Literal["starting", "ready", "draining", "dead"]
 
@@ -84,6 +87,7 @@ class BaseClient(ABC):
         self._streams: dict[str, EventStream] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = 0
+        self._num_changes = 0  # of adapters, not yet answered
         self._was_ready = False
         self._over = False  # the streams were ended
         self._started: asyncio.Future[None] | None = None
@@ -151,13 +155,23 @@ class BaseClient(ABC):
 
     async def set_adapter(self, name: str, path: str | None) -> None:
         """Loads the adapter at `path` as `name`, or forgets `name`. Raises what prevents it."""
+        check_adapter(name, path)
         if self.state not in ("ready", "draining"):
             raise error_of(self.failure) if self.failure else EngineDead("the engine is not running")
+        if self._num_changes >= MAX_CHANGES:
+            raise EngineBusy(f"{MAX_CHANGES} adapters are being loaded or unloaded", fix="try again in a few seconds")
         self._numbers += 1
         answer = asyncio.get_running_loop().create_future()
         self._asked[self._numbers] = answer
+        self._num_changes += 1
+        answer.add_done_callback(self._changed)
         self._send(SetAdapter(self._numbers, name, path))
-        await answer
+        await asyncio.shield(answer)  # a client that leaves does not end it: the engine is at it
+
+    def _changed(self, answer: asyncio.Future[Any]) -> None:
+        self._num_changes -= 1
+        if not answer.cancelled():
+            answer.exception()  # it need not be awaited by anybody
 
     def drain(self) -> None:
         if self.state == "ready":

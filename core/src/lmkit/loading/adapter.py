@@ -11,12 +11,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmkit.api import Checkpoint, CheckpointError, LinearSpec, ModelInfo, UnsupportedModel, WeightMismatch, nearest
-from lmkit.loading.checkpoint import CONVERT, read_json
+from lmkit.api import CheckpointError, LinearSpec, ModelInfo, UnsupportedModel, WeightMismatch, nearest
+from lmkit.loading.adapter_files import CONFIG, WEIGHTS, check_files
+from lmkit.loading.checkpoint import read_json
 from lmkit.loading.safetensors import SafetensorsLoader
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
     from lmkit.api import TensorEntry
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_ALPHA = 1e6
+MAX_NAME = 512  # characters of a tensor's name
+SHOWN = 4  # tensors that an error names
 EMBED, HEAD = "embed", "lm_head"  # modules of a model
 TENSOR = re.compile(
     r"^base_model\.model\.(?P<module>.+?)"
@@ -107,61 +110,33 @@ class AdapterFiles:
         deltas: dict[str, list[Delta]] = {}
         for place, first, second in self.entries:
             a, b = self.loader.read(first).float(), self.loader.read(second).float() * self.scale
-            if not (a.isfinite().all() and b.isfinite().all()):
-                raise CheckpointError(f"{first.name} or its lora_B has values that are not finite")
             ready = [t.T.to(device, dtype).contiguous() for t in (a, b)]
+            if not all(t.isfinite().all() for t in ready):
+                raise CheckpointError(f"{first.name} or its lora_B has values that are not finite in {dtype}")
             deltas.setdefault(place.linear, []).append(Delta(place.low, place.high, ready[0], ready[1]))
         whole = {}
         for place, entry in self.whole:
-            weight = self.loader.read(entry)
+            weight = whole[place.linear] = self.loader.read(entry).to(device, dtype).contiguous()
             if not weight.isfinite().all():
-                raise CheckpointError(f"{entry.name} has values that are not finite")
-            whole[place.linear] = weight.to(device, dtype).contiguous()
+                raise CheckpointError(f"{entry.name} has values that are not finite in {dtype}")
         return AdapterWeights(deltas, whole)
-
-
-def digest(path: Path) -> str:
-    """Of an adapter's content: 16 hex digits of SHA-256. Raises CheckpointError."""
-    h = sha256()
-    try:
-        for name in (CONFIG, WEIGHTS):
-            with (path / name).open("rb") as file:
-                while chunk := file.read(1 << 20):
-                    h.update(chunk)
-    except FileNotFoundError as e:
-        raise _missing(path) from e
-    except OSError as e:
-        raise CheckpointError(f"{path} cannot be read: {e.strerror}") from e
-    return h.hexdigest()[:16]
 
 
 def open_adapter(path: str | Path, info: ModelInfo, max_rank: int) -> AdapterFiles:
     """Raises CheckpointError, UnsupportedModel or WeightMismatch naming the key or tensor, before weights are read."""
-    path = Path(path).expanduser()
-    if not ((path / CONFIG).is_file() and (path / WEIGHTS).is_file()):
-        raise _missing(path)
+    path, places = Path(path), places_of(info)
+    check_files(path, _most_bytes(places, max_rank))
     config = read_json(path / CONFIG)
     rank, scale = _rank_and_scale(config, max_rank)
-    places = places_of(info)
     saved = _saved(config, places)
     loader = SafetensorsLoader()
-    checkpoint = Checkpoint(str(path), path, "safetensors", {}, files=(path / WEIGHTS,))
     base = config.get("base_model_name_or_path")
-    sides = _matched(loader.tensors(checkpoint), places, info, rank, f"made for {base!r}")
+    sides = _matched(list(loader.header(path / WEIGHTS)), places, info, rank, f"made for {base!r:.200}")
     if lost := saved - {module.rpartition(".")[2] for module, s in sides.items() if WHOLE in s}:
         raise WeightMismatch(f"the adapter has no weight for modules_to_save {', '.join(sorted(lost))}")
     entries = tuple((places[m], s["A"], s["B"]) for m, s in sides.items() if "A" in s)
     whole = tuple((places[m], s[WHOLE]) for m, s in sides.items() if WHOLE in s)
     return AdapterFiles(path, rank, scale, entries, whole, loader)
-
-
-def _missing(path: Path) -> CheckpointError:
-    if not (path / CONFIG).is_file():
-        return CheckpointError(f"{path} has no {CONFIG}", fix="give the directory of a PEFT adapter")
-    if any(path.glob("*.bin")):
-        what = "has only pickled weights, which can execute code when read"
-        return CheckpointError(f"{path} {what}", fix=CONVERT)
-    return CheckpointError(f"{path} has no {WEIGHTS}", fix="download the adapter again")
 
 
 def places_of(info: ModelInfo) -> dict[str, Place]:
@@ -176,12 +151,21 @@ def places_of(info: ModelInfo) -> dict[str, Place]:
     return found
 
 
+def _most_bytes(places: Mapping[str, Place], max_rank: int) -> int:
+    """Of an adapter that fits: all places in float32, at the largest rank, and embedding and head whole."""
+    pairs = sum(prod(place.shape(side, max_rank)) for place in places.values() for side in "AB")
+    whole = sum(prod(place.shape(WHOLE, 0)) for place in places.values() if place.linear in (EMBED, HEAD))
+    return 4 * (pairs + whole)
+
+
 def _saved(config: Mapping[str, Any], places: Mapping[str, Place]) -> set[str]:
     """Modules that are there whole: only embedding and head may be."""
     able = [source.rpartition(".")[2] for source, place in places.items() if place.linear in (EMBED, HEAD)]
     saved = config.get("modules_to_save") or []
-    if not (isinstance(saved, list) and set(saved) <= set(able)):
-        raise UnsupportedModel(f"{CONFIG} modules_to_save", saved, ", ".join(able) or "[], as the embeddings are tied")
+    if not (isinstance(saved, list) and all(isinstance(name, str) and name in able for name in saved)):
+        raise UnsupportedModel(
+            f"{CONFIG} modules_to_save", _short(saved), ", ".join(able) or "[], as the embeddings are tied"
+        )
     return set(saved)
 
 
@@ -196,12 +180,12 @@ def _rank_and_scale(config: Mapping[str, Any], max_rank: int) -> tuple[int, floa
     for key, allowed in FIXED.items():
         value = config.get(key, allowed[0])
         if value not in allowed:
-            raise UnsupportedModel(f"{CONFIG} {key}", value, ", ".join(map(repr, allowed)))
+            raise UnsupportedModel(f"{CONFIG} {key}", _short(value), ", ".join(map(repr, allowed)))
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= max_rank:
-        raise UnsupportedModel(f"{CONFIG} r", rank, f"a rank from 1 to {max_rank}", fix="raise --max-lora-rank")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise UnsupportedModel(f"{CONFIG} lora_alpha", alpha, "a number")
+        raise UnsupportedModel(f"{CONFIG} r", _short(rank), f"a rank from 1 to {max_rank}", fix="raise --max-lora-rank")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= MAX_ALPHA:
+        raise UnsupportedModel(f"{CONFIG} lora_alpha", _short(alpha), f"a number up to {MAX_ALPHA}")
     return rank, float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
@@ -212,12 +196,12 @@ def _matched(
     sides: dict[str, dict[str, TensorEntry]] = {}
     wrong: list[str] = []
     for entry in entries:
-        found = TENSOR.match(entry.name)
+        found = TENSOR.match(entry.name) if len(entry.name) <= MAX_NAME else None
         module = found["module"] if found else ""
         place = places.get(module)
         side = (found["side"] or found["row"] or WHOLE) if found else ""
         if found is None or place is None or not _belongs(place, found["row"], side):
-            wrong.append(_stranger(entry.name, module, places, info))
+            wrong.append(_stranger(entry.name[:MAX_NAME], module, places, info) if len(wrong) < SHOWN else "")
             continue
         expected = place.shape(side, rank)
         if entry.shape != expected:
@@ -229,9 +213,9 @@ def _matched(
         sides[module][side] = entry
     wrong += [f"{m} has lora_{side} only" for m, s in sides.items() for side in "AB" if {"A", "B"} & s.keys() == {side}]
     if wrong or not sides:
-        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise WeightMismatch(
-            f"the adapter does not fit this model ({base}): {'; '.join(wrong[:4]) or 'it has no tensors'}{more}",
+            f"the adapter does not fit this model ({base}): {'; '.join(wrong[:SHOWN]) or 'it has no tensors'}{more}",
             fix="use an adapter made for this base model",
         )
     return dict(sorted(sides.items()))
@@ -251,3 +235,9 @@ def _stranger(name: str, module: str, places: Mapping[str, Place], info: ModelIn
             return f"{name}: layer {layer.index} has none of its own, it reads the keys and values of {shared}"
     like = nearest(module, places)
     return f"{name} belongs to nothing in this model" + (f", nearest: {like}" if like else "")
+
+
+def _short(value: object) -> object:
+    """As much of a value as an error may show."""
+    shown = repr(value)
+    return value if len(shown) <= 80 else f"{shown[:77]}..."
