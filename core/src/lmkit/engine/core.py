@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -73,6 +73,8 @@ class EngineCore:
         self.failure: Failure | None = None
         self.blocked = False  # the last step had nothing to run: all requests wait for gates
         self._pending: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self.on_larger: Callable[[], None] = lambda: None  # told before a step that is larger than any before
+        self._largest = 0  # tokens of a step
         self._since_check = 0
         executor.on_failure(self._on_failure)
 
@@ -114,6 +116,7 @@ class EngineCore:
         events: list[TokenEvent] = []
         try:
             if plan.rows or plan.gone:
+                self._announce(plan)
                 with _faults_of_executor(plan):
                     self.executor.forward(plan)
                 while self._pending and self.grammars.concerns(plan):  # masks follow from tokens still in flight
@@ -133,6 +136,12 @@ class EngineCore:
         if not self.has_work():
             self._on_idle()
         return events
+
+    def _announce(self, plan: StepPlan) -> None:
+        num_tokens = sum([row.num_tokens for row in plan.rows])
+        if num_tokens > self._largest + self._largest // 2:
+            self._largest = num_tokens
+            self.on_larger()
 
     def _take(self) -> list[TokenEvent]:
         """The events of the oldest step in flight."""

@@ -31,6 +31,7 @@ from lmkit.engine.messages import (
     EngineStats,
     Events,
     Failed,
+    Larger,
     Report,
     SetAdapter,
     Stats,
@@ -50,6 +51,9 @@ class Core(Protocol):
 
     def add(self, request: EngineRequest) -> None: ...
     def abort(self, ids: Iterable[str]) -> None: ...
+
+    on_larger: Callable[[], None]
+
     def step(self) -> list[TokenEvent]: ...
     def has_work(self) -> bool: ...
 
@@ -103,6 +107,7 @@ class EngineLoop:
     def run(self) -> bool:
         """True after `Stop`; False when the engine failed, which was then reported as `Failed`."""
         core, emit = self._core, self._emit
+        core.on_larger = lambda: emit(Larger())
         try:
             while self._running:
                 self._apply_commands(None if not core.has_work() else GATE_POLL if core.blocked else 0.0)

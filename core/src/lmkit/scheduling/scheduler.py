@@ -102,7 +102,9 @@ class Scheduler:
                 raise RequestTooLarge(
                     "prompt + max_tokens", r.max_length, fits, fix="lower max_tokens, or raise --memory"
                 )
-        if len(self.waiting) >= limits.max_waiting:
+        if len(r.tokens) >= r.max_length and r.pooling is None:
+            raise InvalidParam("num_output", r.num_output, "fewer than max_tokens: it has ended")
+        if len(self.waiting) >= limits.max_waiting and not r.num_output:  # who has begun was taken already
             raise EngineBusy(f"{len(self.waiting)} requests are waiting, the limit is {limits.max_waiting}")
         self._num_added += 1
         r.order = self._num_added

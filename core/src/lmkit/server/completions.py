@@ -98,7 +98,7 @@ class Completions:
                     adapter=self._backend.adapter(r.model),
                 )  # fmt: skip
                 choices.append(Choice(index, request, stream))
-        return Generation(self._backend.client, choices, self._backend.metrics)
+        return Generation(self._backend.client, choices, self._backend.metrics, r.resume)
 
     # -- whole
 

@@ -184,6 +184,7 @@ class Sampling(Strict):
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = None
+    resume: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
