@@ -83,19 +83,21 @@ class Suspects:
         """
         again = [alone] if alone in running and alone is not None else []
         again = again or [stream for stream in running if self.point(stream.request) is not None]
-        now, guilty = monotonic(), []
+        by_content: dict[str, list[EventStream]] = {}
         for stream in again or running:
-            content = content_hash(stream.request)
+            by_content.setdefault(content_hash(stream.request), []).append(stream)
+        now, guilty = monotonic(), []
+        for content, streams in by_content.items():
             num_deaths = self._seen[content][2] + 1 if content in self._seen else 1
             if num_deaths < (DEATHS + 1 if killed else DEATHS):
-                self._seen[content] = (now, stream.num_tokens, num_deaths)
+                self._seen[content] = (now, max(stream.num_tokens for stream in streams), num_deaths)
                 continue
             del self._seen[content]
             self._refused[content] = now + QUARANTINE_SECONDS
-            guilty.append(stream)
+            guilty += streams
             log.error(
                 "request %s (content %s) was running at %d deaths of the engine and is refused for %g s",
-                stream.id, content, num_deaths, QUARANTINE_SECONDS,
+                streams[0].id, content, num_deaths, QUARANTINE_SECONDS,
             )  # fmt: skip
         return guilty
 

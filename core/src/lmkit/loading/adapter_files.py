@@ -9,6 +9,7 @@ import os
 import stat
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
 from lmkit.api import CheckpointError
 
@@ -40,7 +41,7 @@ def size_of(file: Path) -> int:
         return os.fstat(opened.fileno()).st_size
 
 
-def open_regular(file: Path):  # type: ignore[no-untyped-def]
+def open_regular(file: Path) -> BinaryIO:
     """A regular file, for reading. Never waits: a pipe or a device is told from it before anything is read."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))

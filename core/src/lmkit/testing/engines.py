@@ -57,7 +57,7 @@ class _Faulty(EngineCore):
 
     def __init__(self, options: HashOptions, scheduler: Scheduler, executor: HashExecutor, intake: Intake) -> None:
         super().__init__(scheduler, executor, intake)
-        self._options, self._steps = options, 0
+        self._options, self._steps, self._running = options, 0, scheduler.running
 
     def step(self) -> list:
         self._steps += 1
@@ -65,7 +65,7 @@ class _Faulty(EngineCore):
             raise RuntimeError("injected crash")
         if self._steps == self._options.hang_at:
             sleep(3600)
-        if self._steps == self._options.exit_at or any(map(self._is_poison, self.scheduler.running)):
+        if self._steps == self._options.exit_at or any(map(self._is_poison, self._running)):
             sys.exit(17)
         return super().step()
 
