@@ -109,6 +109,14 @@ def mix(session: nox.Session) -> None:
 
 
 @nox.session
+def chaos(session: nox.Session) -> None:
+    """Engines killed, stopped and attacked, and random requests in company: five minutes each."""
+    install(session)
+    env = ONE_THREAD | {"CHAOS_SECONDS": "300"}
+    session.run("pytest", "-q", "-s", "tests/chaos", "tests/audit", *session.posargs, env=env)
+
+
+@nox.session
 @nox.parametrize("path", PLUGINS)
 def plugin(session: nox.Session, path: str) -> None:
     """One plugin with core and its declared dependencies only: proves that they are complete."""

@@ -14,7 +14,9 @@ from lmkit.api import (
     ConfigError,
     Executor,
     KVConfig,
+    LmkitError,
     ModelInfo,
+    PluginError,
     Progress,
     ResolvedPlan,
     SchedLimits,
@@ -95,7 +97,7 @@ def build_engine(
                 length = min(length, tokens)
             limits = _limits(config, resolved, info, length, tokens, executor.depth)
             constrained = _constrained_output(config, resolved, checkpoint, info, limits, tokenizer)
-            adapters = Adapters(executor, config.lora.max_adapters) if config.lora.on else NoAdapters()
+            adapters = _adapters(config, resolved, checkpoint, info, executor)
             intake = _intake(resolved, checkpoint, info, length, constrained)
             intake = replace(intake, adapters=adapters.loaded)
             core = EngineCore(_scheduler(resolved, limits, kv), executor, intake, adapters=adapters)
@@ -143,9 +145,15 @@ def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig) -> Sch
 
     choice = _chosen(resolved, "scheduler")
     target = load_target(choice)
-    if hasattr(target, "schedule"):
-        return target(limits, kv, **choice.options)
-    return DefaultScheduler(limits, kv, target(**choice.options))
+    try:
+        if hasattr(target, "schedule"):
+            return target(limits, kv, **choice.options)
+        policy = target(**choice.options)
+    except LmkitError:
+        raise
+    except Exception as e:
+        raise PluginError(f"scheduler {choice.name} could not be made: {type(e).__name__}: {e}") from e
+    return DefaultScheduler(limits, kv, policy)
 
 
 def _constrained_output(
@@ -176,6 +184,18 @@ def _intake(
         grammars=grammars,
         pooler=info.pooler,
     )
+
+
+def _adapters(
+    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, executor: Executor
+) -> Adapters:
+    def inspect(path: str) -> object:
+        from lmkit.execution.worker import base_model
+        from lmkit.loading.adapter import open_adapter
+
+        return open_adapter(path, info, config.lora.max_rank, base_model(resolved, checkpoint, info))
+
+    return Adapters(executor, config.lora.max_adapters, inspect) if config.lora.on else NoAdapters()
 
 
 def _facts(

@@ -116,7 +116,7 @@ class Intake:
         admitted = Request(
             id=request.id,
             params=params,
-            num_prompt_tokens=len(request.token_ids),
+            num_prompt_tokens=len(request.token_ids) - request.num_output,
             tokens=list(request.token_ids),
             priority=request.priority,
             arrival=request.arrival,
@@ -137,8 +137,8 @@ class Intake:
 
     def _fit(self, request: EngineRequest) -> SamplingParams:
         """Prompt and output within max_length. A missing max_tokens becomes what is left."""
-        n, params = len(request.token_ids), request.params
-        if n == 0:
+        n, params = len(request.token_ids) - request.num_output, request.params
+        if n < 1 or request.num_output < 0:
             raise InvalidParam("prompt", [], "at least one token")
         room = self.max_length - n
         if room < (request.pooling is None):

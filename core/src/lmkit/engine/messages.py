@@ -118,6 +118,10 @@ class Events(msgspec.Struct, tag="events"):
     events: list[TokenEvent]
 
 
+class Larger(msgspec.Struct, tag="larger"):
+    """The step that begins is larger than any before: nobody knows how long it takes."""
+
+
 class Stats(msgspec.Struct, tag="stats"):
     number: int
     stats: EngineStats
@@ -134,7 +138,7 @@ class Failed(msgspec.Struct, tag="failed"):
     error: ErrorInfo
 
 
-Report = Phase | Ready | Events | Stats | AdapterSet | Failed
+Report = Phase | Ready | Events | Larger | Stats | AdapterSet | Failed
 
 
 def _plain(value: object) -> object:
@@ -221,8 +225,8 @@ def _subclasses(kind: type[LmkitError]) -> list[type[LmkitError]]:
 
 
 __all__ = [
-    "Abort", "AdapterSet", "AskStats", "Command", "EngineFacts", "EngineStats", "Events", "Failed", "Phase", "Ready",
-    "Report", "SetAdapter", "Splitter", "Start", "Stats", "Stop", "Submit",
+    "Abort", "AdapterSet", "AskStats", "Command", "EngineFacts", "EngineStats", "Events", "Failed", "Larger", "Phase",
+    "Ready", "Report", "SetAdapter", "Splitter", "Start", "Stats", "Stop", "Submit",
     "decode_command", "decode_report", "encode", "error_of",
     "info_of",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from lmkit.api import (
     Control,
     DropAdapter,
     EngineError,
+    ForgetRows,
     GrammarMasks,
     KVConfig,
     LmkitError,
@@ -113,7 +114,7 @@ class Worker:
     def control(self, command: Control) -> Reply:
         """Commands this worker does not know are refused by name."""
         match command:
-            case ResetCache():
+            case ForgetRows() | ResetCache():
                 self._running.reset()
                 return Reply(True)
             case LoadAdapter(id, path):

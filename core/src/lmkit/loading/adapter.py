@@ -13,12 +13,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmkit.api import Checkpoint, CheckpointError, LinearSpec, ModelInfo, UnsupportedModel, WeightMismatch, nearest
-from lmkit.loading.checkpoint import CONVERT, read_json
+from lmkit.api import CheckpointError, LinearSpec, ModelInfo, UnsupportedModel, WeightMismatch, nearest
+from lmkit.loading.adapter_files import CONFIG, WEIGHTS, check_files
+from lmkit.loading.checkpoint import read_json
 from lmkit.loading.patterns import Patterns
 from lmkit.loading.rules import Rules
 from lmkit.loading.safetensors import SafetensorsLoader
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
     from lmkit.api import Loader, TensorEntry
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_ALPHA = 1e6
+MAX_NAME = 512  # characters of a tensor's name
+SHOWN = 4  # tensors that an error names
 EMBED, HEAD = "embed", "lm_head"  # modules of a model
 TENSOR = re.compile(
     r"^base_model\.model\.(?P<module>.+?)"
@@ -171,21 +173,20 @@ class AdapterFiles:
         for pair in self.entries:
             for low, a, b, gain in self._parts(pair):
                 ready = [t.to(device, dtype).contiguous() for t in (a.T, b.T)]
+                if not all(t.isfinite().all() for t in ready):
+                    raise CheckpointError(f"{pair.a.name} or its lora_B has values that are not finite in {dtype}")
                 delta = Delta(low, low + len(b), ready[0], ready[1], gain if gain is None else gain.to(device, dtype))
                 deltas.setdefault(pair.place.linear, []).append(delta)
         whole = {}
         for place, entry in self.whole:
-            weight = self.loader.read(entry)
+            weight = whole[place.linear] = self.loader.read(entry).to(device, dtype).contiguous()
             if not weight.isfinite().all():
-                raise CheckpointError(f"{entry.name} has values that are not finite")
-            whole[place.linear] = weight.to(device, dtype).contiguous()
+                raise CheckpointError(f"{entry.name} has values that are not finite in {dtype}")
         return AdapterWeights(deltas, whole)
 
     def _parts(self, pair: Pair) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
         """First output, A [rank, in], B [out, rank] and gain [out] of each part of a linear that `pair` changes."""
         place, a, b = pair.place, self.loader.read(pair.a).float(), self.loader.read(pair.b).float() * pair.scale
-        if not (a.isfinite().all() and b.isfinite().all()):
-            raise CheckpointError(f"{pair.a.name} or its lora_B has values that are not finite")
         if place.experts:  # PEFT stacks the ranks of A by expert, those of B by rank
             size = len(b)
             a, b = a.unflatten(0, (place.experts, -1)), b.unflatten(1, (-1, place.experts))
@@ -203,37 +204,20 @@ class AdapterFiles:
         yield place.low, a, b, gain
 
 
-def digest(path: Path) -> str:
-    """Of an adapter's content: 16 hex digits of SHA-256. Raises CheckpointError."""
-    h = sha256()
-    try:
-        for name in (CONFIG, WEIGHTS):
-            with (path / name).open("rb") as file:
-                while chunk := file.read(1 << 20):
-                    h.update(chunk)
-    except FileNotFoundError as e:
-        raise _missing(path) from e
-    except OSError as e:
-        raise CheckpointError(f"{path} cannot be read: {e.strerror}") from e
-    return h.hexdigest()[:16]
-
-
 def open_adapter(path: str | Path, info: ModelInfo, max_rank: int, base: BaseModel | None = None) -> AdapterFiles:
     """Raises CheckpointError, UnsupportedModel or WeightMismatch naming the key or tensor, before weights are read.
 
     Without `base`, modules that are fused or stacked in the checkpoint have none.
     """
-    path = Path(path).expanduser()
-    if not ((path / CONFIG).is_file() and (path / WEIGHTS).is_file()):
-        raise _missing(path)
+    path = Path(path)
+    check_files(path, _most_bytes(info, max_rank))
     config = read_json(path / CONFIG)
     ranks = Ranks(config, max_rank)
     places = Places(info, base)
     saved = _saved(config, places)
     loader = SafetensorsLoader()
-    checkpoint = Checkpoint(str(path), path, "safetensors", {}, files=(path / WEIGHTS,))
-    made_for = f"made for {config.get('base_model_name_or_path')!r}"
-    sides = _matched(loader.tensors(checkpoint), places, info, ranks, made_for)
+    made_for = f"made for {config.get('base_model_name_or_path')!r:.200}"
+    sides = _matched(list(loader.header(path / WEIGHTS)), places, info, ranks, made_for)
     if lost := saved - {module.rpartition(".")[2] for (module, _), s in sides.items() if WHOLE in s}:
         raise WeightMismatch(f"the adapter has no weight for modules_to_save {', '.join(sorted(lost))}")
     entries = tuple(
@@ -243,15 +227,6 @@ def open_adapter(path: str | Path, info: ModelInfo, max_rank: int, base: BaseMod
     )
     whole = tuple((place, s[WHOLE]) for (_, place), s in sides.items() if WHOLE in s)
     return AdapterFiles(path, entries, whole, loader, base)
-
-
-def _missing(path: Path) -> CheckpointError:
-    if not (path / CONFIG).is_file():
-        return CheckpointError(f"{path} has no {CONFIG}", fix="give the directory of a PEFT adapter")
-    if any(path.glob("*.bin")):
-        what = "has only pickled weights, which can execute code when read"
-        return CheckpointError(f"{path} {what}", fix=CONVERT)
-    return CheckpointError(f"{path} has no {WEIGHTS}", fix="download the adapter again")
 
 
 def places_of(info: ModelInfo) -> dict[str, Place]:
@@ -324,7 +299,10 @@ class Ranks:
         for key, allowed in FIXED.items():
             value = config.get(key, allowed[0])
             if value not in allowed:
-                raise UnsupportedModel(f"{CONFIG} {key}", value, ", ".join(map(repr, allowed)))
+                raise UnsupportedModel(f"{CONFIG} {key}", _short(value), ", ".join(map(repr, allowed)))
+        stacks = config.get("target_parameters") or []  # what they are is known from the tensors, as of other modules
+        if not (isinstance(stacks, list) and all(isinstance(name, str) for name in stacks)):
+            raise UnsupportedModel(f"{CONFIG} target_parameters", _short(stacks), "a list of names")
         self.root, self.dora = bool(config.get("use_rslora")), bool(config.get("use_dora"))
         self.usual = self._rank("r", config.get("r"), max_rank), self._alpha("lora_alpha", config.get("lora_alpha"))
         self.ranks = Patterns(f"{CONFIG} rank_pattern", config.get("rank_pattern"))
@@ -343,12 +321,13 @@ class Ranks:
 
     def _rank(self, key: str, rank: Any, most: int) -> int:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most:
-            raise UnsupportedModel(f"{CONFIG} {key}", rank, f"a rank from 1 to {most}", fix="raise --max-lora-rank")
+            fix = "raise --max-lora-rank"
+            raise UnsupportedModel(f"{CONFIG} {key}", _short(rank), f"a rank from 1 to {most}", fix=fix)
         return rank
 
     def _alpha(self, key: str, alpha: Any) -> float:
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-            raise UnsupportedModel(f"{CONFIG} {key}", alpha, "a number")
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= MAX_ALPHA:
+            raise UnsupportedModel(f"{CONFIG} {key}", _short(alpha), f"a number up to {MAX_ALPHA:g}")
         return float(alpha)
 
 
@@ -359,12 +338,24 @@ def _names(module: str, place: Place) -> tuple[str, ...]:
     return (f"{module}.{'gate_up_proj' if place.linear.endswith('.up') else 'down_proj'}", module)
 
 
+def _most_bytes(info: ModelInfo, max_rank: int) -> int:
+    """Of an adapter that fits: all linears in float32, at the largest rank and with lengths; embedding, head whole."""
+    rows = [spec.total_out + (spec.experts or 1) * spec.in_features for spec in info.linears]
+    largest = info.vocab_size * info.hidden_size
+    routers = sum((spec.experts + spec.in_features) * max_rank for spec in info.linears if spec.experts)
+    pairs = max_rank * (sum(rows) + sum(len(s.out_features) * s.in_features for s in info.linears)) + routers
+    lengths = sum(spec.total_out for spec in info.linears)
+    return 4 * (pairs + lengths + 2 * largest + 2 * max_rank * (info.vocab_size + info.hidden_size))
+
+
 def _saved(config: Mapping[str, Any], places: Places) -> set[str]:
     """Modules that are there whole: only embedding and head may be."""
     able = [source.rpartition(".")[2] for source, place in places.known.items() if place.linear in (EMBED, HEAD)]
     saved = config.get("modules_to_save") or []
-    if not (isinstance(saved, list) and set(saved) <= set(able)):
-        raise UnsupportedModel(f"{CONFIG} modules_to_save", saved, ", ".join(able) or "[], as the embeddings are tied")
+    if not (isinstance(saved, list) and all(isinstance(name, str) and name in able for name in saved)):
+        raise UnsupportedModel(
+            f"{CONFIG} modules_to_save", _short(saved), ", ".join(able) or "[], as the embeddings are tied"
+        )
     return set(saved)
 
 
@@ -382,14 +373,15 @@ def _matched(
     sides: dict[tuple[str, Place], dict[str, TensorEntry]] = {}
     wrong: list[str] = []
     for entry in entries:
-        found = TENSOR.match(entry.name)
+        found = TENSOR.match(entry.name) if len(entry.name) <= MAX_NAME else None
         module = found["module"] if found else ""
         while module.endswith(".base_layer"):  # stacks of experts are wrapped one by one
             module = module.removesuffix(".base_layer")
         side = (found["side"] or found["row"] or WHOLE) if found else ""
         place = places.find(module, side, entry.shape) if found else None
         if found is None or place is None or not _belongs(place, found["row"], side):
-            wrong.append(_stranger(entry.name, module, places.known, info))
+            named = len(wrong) < SHOWN
+            wrong.append(_stranger(entry.name[:MAX_NAME], module, places.known, info) if named else "")
             continue
         expected = place.shape(side, ranks.rank(module, place))
         if entry.shape != expected:
@@ -404,9 +396,9 @@ def _matched(
         if "A" in s and ranks.dora != (LENGTHS in s):
             wrong.append(f"{module} has {'no' if ranks.dora else 'a'} lora_magnitude_vector")
     if wrong or not sides:
-        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise WeightMismatch(
-            f"the adapter does not fit this model ({base}): {'; '.join(wrong[:4]) or 'it has no tensors'}{more}",
+            f"the adapter does not fit this model ({base}): {'; '.join(wrong[:SHOWN]) or 'it has no tensors'}{more}",
             fix="use an adapter made for this base model",
         )
     return dict(sorted(sides.items(), key=lambda item: (item[0][0], item[0][1].linear)))
@@ -428,3 +420,9 @@ def _stranger(name: str, module: str, places: Mapping[str, Place], info: ModelIn
             return f"{name}: layer {layer.index} has none of its own, it reads the keys and values of {shared}"
     like = nearest(module, places)
     return f"{name} belongs to nothing in this model" + (f", nearest: {like}" if like else "")
+
+
+def _short(value: object) -> object:
+    """As much of a value as an error may show."""
+    shown = repr(value)
+    return value if len(shown) <= 80 else f"{shown[:77]}..."

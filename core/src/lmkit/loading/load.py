@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lmkit.api import (
     Architecture,
+    AttentionBackend,
     Checkpoint,
     CheckpointError,
     Choice,
@@ -31,6 +32,7 @@ from lmkit.api import (
     Progress,
     ResolvedPlan,
     RowOps,
+    SelectionError,
     TensorEntry,
     UnsupportedModel,
     WeightMismatch,
@@ -133,7 +135,7 @@ def make_builder(
         info,
         getattr(torch, dtype),
         resolved.device,
-        make(_choice(resolved, "attention")) if info.kv_groups() else None,
+        _attention(resolved, info),
         kernels,
         scheme=scheme,
         online=declared is None,
@@ -141,6 +143,25 @@ def make_builder(
         collectives=collectives,
         rows=_row_ops(resolved, dtype),
     )
+
+
+def _attention(resolved: ResolvedPlan, info: ModelInfo) -> AttentionBackend | None:
+    """The chosen backend, when it takes what each group of layers needs. Raises SelectionError with its own reason."""
+    if not info.kv_groups():
+        return None
+    backend: AttentionBackend = make(_choice(resolved, "attention"))
+    for need, layers in info.kv_groups():
+        try:
+            reason, sizes = backend.can_run(need, resolved.device), backend.block_sizes(need)
+        except Exception as e:
+            raise PluginError(f"attention {backend.name} could not say what it runs: {type(e).__name__}: {e}") from e
+        if reason is None and need.block_size and need.block_size not in sizes:
+            reason = f"block_size is {need.block_size}, it has {', '.join(map(str, sizes[:8]))}"
+        if reason is not None:
+            raise SelectionError(
+                f"attention {backend.name} refuses layer {layers[0]}: {reason}", fix="choose another with --attention"
+            )
+    return backend
 
 
 def _row_ops(resolved: ResolvedPlan, dtype: str) -> RowOps | None:

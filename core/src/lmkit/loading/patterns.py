@@ -19,19 +19,23 @@ class Patterns:
 
     def __init__(self, key: str, given: Any) -> None:
         if given is not None and not isinstance(given, Mapping):
-            raise UnsupportedModel(key, given, "an object")
+            raise UnsupportedModel(key, repr(given)[:80], "an object")
         found: Mapping[str, Any] = given or {}
         self.values = list(found.values())
         self.names = {name.strip("^$"): value for name, value in found.items() if NAME.fullmatch(name)}
         others = {name: value for name, value in found.items() if not NAME.fullmatch(name)}
         if len(others) > MOST or any(not _harmless(pattern) for pattern in others):
             raise UnsupportedModel(
-                key, list(others)[:4], f"at most {MOST} patterns, with at most {REPEATS} * or + each"
+                key,
+                [name[:80] for name in list(others)[:4]],
+                f"at most {MOST} patterns, with at most {REPEATS} * or + each",
             )
         try:
             self.others = [(re.compile(rf"(.*\.)?({pattern})$"), value) for pattern, value in others.items()]
         except re.error as e:
-            raise UnsupportedModel(key, list(others)[:4], f"regular expressions ({e})") from None
+            raise UnsupportedModel(
+                key, [name[:80] for name in list(others)[:4]], f"regular expressions ({e})"
+            ) from None
 
     def find(self, names: Sequence[str], default: Any) -> Any:
         """The value for what is called by one of `names`."""

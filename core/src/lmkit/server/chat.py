@@ -153,7 +153,7 @@ class Chat:
                 adapter=self._backend.adapter(r.model),
             )  # fmt: skip
             choices.append(Choice(i, request, stream))
-        return Generation(self._backend.client, choices, self._backend.metrics)
+        return Generation(self._backend.client, choices, self._backend.metrics, r.resume)
 
     def _template_kwargs(self) -> dict[str, Any]:
         """Variables of the template. An effort is one of them, or turns thinking on or off. Raises UnsupportedField."""

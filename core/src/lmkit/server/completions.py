@@ -99,7 +99,7 @@ class Completions:
                     cache_salt=self._caller.salt(r.cache_salt), adapter=self._backend.adapter(r.model),
                 )  # fmt: skip
                 choices.append(Choice(index, request, stream))
-        return Generation(self._backend.client, choices, self._backend.metrics)
+        return Generation(self._backend.client, choices, self._backend.metrics, r.resume)
 
     # -- whole
 

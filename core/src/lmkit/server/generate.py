@@ -106,9 +106,19 @@ def new_id(kind: str) -> str:
 class Generation:
     """Runs the choices. Used as `async with`: whatever is unfinished at the end is aborted."""
 
-    def __init__(self, client: EngineClient, choices: Sequence[Choice], metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, client: EngineClient, choices: Sequence[Choice], metrics: Metrics | None = None,
+        resume: bool | None = None,
+    ) -> None:  # fmt: skip
+        """`resume`: whether another engine goes on with them when this one dies. None: where that cannot be told, for
+        one choice whose tokens do not depend on chance.
+        """
         self._client = client
         self.choices = list(choices)
+        for choice in self.choices:
+            params = choice.request.params
+            certain = len(self.choices) == 1 and (params.greedy or params.seed is not None)
+            choice.request.resume = certain if resume is None else resume
         self._metrics = metrics
         self._pumps: list[asyncio.Task[None]] = []
         self._error: ErrorInfo | None = None

@@ -158,6 +158,8 @@ class _Routes:
 
     async def ready(self, request: Request) -> Response:
         self._backend.check_open()
+        if not self._backend.client.responsive:
+            raise EngineDead("the engine does not answer", fix="try again in a while")
         return _json({"status": "ready"})
 
     async def health(self, request: Request) -> Response:
@@ -188,7 +190,8 @@ class _Routes:
 
     async def metrics(self, request: Request) -> Response:
         stats = await self._stats()
-        content = self._backend.metrics.render(stats, self._backend.client.state == "ready")
+        client = self._backend.client
+        content = self._backend.metrics.render(stats, client.state == "ready" and client.responsive)
         return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def plan(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from lmkit.api import Grammar, InvalidParam, RequestError, SamplingParams, ToolChoice, ToolDef, nearest
-from lmkit.api.params import MAX_BIAS, MAX_LOGPROBS, MAX_STOP, MAX_STOP_IDS, MAX_TOKENS
+from lmkit.api.params import MAX_BIAS, MAX_LOGPROBS, MAX_STOP, MAX_STOP_IDS, MAX_TOKENS, MIN_REPETITION
 from lmkit.server.errors import UnsupportedField
 from lmkit.text.constrain import TOOL_NAME
 
@@ -174,7 +174,7 @@ class Sampling(Strict):
     # extensions, see lmkit.server.extensions
     top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
@@ -184,6 +184,7 @@ class Sampling(Strict):
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = None
+    resume: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 

@@ -141,7 +141,7 @@ class CpuAttention(RotatingAttention):
         return None
 
     def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
-        return (16, 32, 64, 128, 256)
+        return (16, *range(32, 1025, 16))
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
         width = need.head_dim + (need.v_head_dim or need.head_dim) + kv_scale_bytes(need.kv_dtype)
