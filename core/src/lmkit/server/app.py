@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fastapi import FastAPI
@@ -17,16 +17,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import lmkit
 from lmkit.api import EngineBusy, EngineDead, EngineError, ErrorInfo, LmkitError, UnsupportedTask
 from lmkit.server import info_routes, pooling
-from lmkit.server.body import read_body
+from lmkit.server.body import Bodies
 from lmkit.server.chat import Chat
 from lmkit.server.completions import Completions
 from lmkit.server.errors import HttpError, UnknownModel, error_response, info_of
 from lmkit.server.gate import Gate
 from lmkit.server.generate import Generation
+from lmkit.server.limits import body_limit, queue_limit
 from lmkit.server.metrics import Metrics
 from lmkit.server.schema import ChatRequest, CompletionRequest, parse
 from lmkit.server.settings import ServerSettings
 from lmkit.server.sse import ClientGone, EventResponse, while_connected
+from lmkit.server.workers import Workers
 
 if TYPE_CHECKING:
     from lmkit.engine.client import EngineClient
@@ -71,6 +73,13 @@ class Backend:
     running: set[Running] = field(default_factory=set)  # being answered
     num_preparing: int = 0  # accepted, not yet running
     startup: tuple[tuple[str, float], ...] = ()  # phase, seconds; from the start of the process until ready
+    routes: frozenset[str] = frozenset()  # of requests for the engine
+    bodies: Bodies = field(init=False)
+    workers: Workers = field(default_factory=Workers)
+
+    def __post_init__(self) -> None:
+        self.bodies = Bodies(body_limit(self.facts, self.settings), self.settings.max_bodies)
+        self._max_active = queue_limit(self.facts)
 
     @property
     def num_active(self) -> int:
@@ -105,6 +114,21 @@ class Backend:
         if state != "ready":
             raise EngineBusy("the engine is still starting", fix="try again in a few seconds")
 
+    def admit(self, method: str, path: str) -> None:
+        """Raises what `check_open` does, and EngineBusy when as many requests as may wait do so already.
+
+        Asked before anything is read of a request, so that those for which there is no room take no time from others.
+        """
+        if path not in self.routes or method != "POST":
+            return
+        try:
+            self.check_open()
+            if self.num_active >= self._max_active:
+                raise EngineBusy(f"{self.num_active} requests are waiting or running", fix="try again in a while")
+        except LmkitError as e:
+            self.metrics.http(path, e.status)
+            raise
+
     async def idle(self, timeout: float) -> bool:
         """Waits until no generation is being answered."""
         end = asyncio.get_running_loop().time() + timeout
@@ -116,23 +140,23 @@ class Backend:
 def build_app(llm: Served, settings: ServerSettings | None = None) -> FastAPI:
     """The application. `app.state.backend` is the Backend; draining is its business and `server.run`'s."""
     settings = settings or ServerSettings()
+    settings = replace(settings, max_body=body_limit(llm.facts, settings))
     model = settings.served_name or llm.facts.model
     backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
     backend.adapters.update(llm.facts.adapters)
     app = FastAPI(title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     app.state.backend = backend
-    app.add_route(
-        "/v1/chat/completions", _generator(backend, "/v1/chat/completions", ChatRequest, Chat), methods=["POST"]
-    )
-    app.add_route(
-        "/v1/completions", _generator(backend, "/v1/completions", CompletionRequest, Completions), methods=["POST"]
-    )
-    for path, (kind, dialect) in pooling.ROUTES.items():
+    routes: dict[str, Any] = {
+        "/v1/chat/completions": (ChatRequest, Chat), "/v1/completions": (CompletionRequest, Completions),
+        **pooling.ROUTES,
+    }  # fmt: skip
+    backend.routes = frozenset(routes)
+    for path, (kind, dialect) in routes.items():
         app.add_route(path, _generator(backend, path, kind, dialect), methods=["POST"])
     for path, methods, handler in info_routes.routes(backend):
         app.add_route(path, _guarded(backend, path, handler), methods=methods)
-    app.add_middleware(_Wrap, settings=settings)
+    app.add_middleware(_Wrap, settings=settings, admit=backend.admit)
     for status in (404, 405):
         app.add_exception_handler(status, _no_route)
     return app
@@ -141,8 +165,8 @@ def build_app(llm: Served, settings: ServerSettings | None = None) -> FastAPI:
 class _Wrap:
     """Adapter: the gate as a middleware of FastAPI."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self._gate = Gate(app, settings)
+    def __init__(self, app: ASGIApp, settings: ServerSettings, admit: Callable[[str, str], None]) -> None:
+        self._gate = Gate(app, settings, admit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._gate(scope, receive, send)
@@ -184,14 +208,12 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
     """The handler of a generating route."""
 
     async def handle(request: Request) -> Any:
-        backend.check_open()
         backend.num_preparing += 1
         try:
-            body = await read_body(request, backend.settings.max_body)
-            # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
-            parsed, answer, generation = await while_connected(
-                request.receive, asyncio.to_thread(_prepare, backend, kind, dialect, body)
-            )
+            async with backend.bodies.read(request) as body:
+                # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
+                work = backend.workers.run(len(body), _prepare, backend, kind, dialect, body)
+                parsed, answer, generation = await while_connected(request.receive, work)
             backend.running.add(generation)
         finally:
             backend.num_preparing -= 1
@@ -218,7 +240,7 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
     return run
 
 
-def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytes) -> tuple[Any, Any, Generation]:
+def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytearray) -> tuple[Any, Any, Generation]:
     parsed = parse(kind, body)
     backend.check_model(parsed.model)
     parsed.check()

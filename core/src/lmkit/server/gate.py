@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lmkit.api import LmkitError
 from lmkit.server.errors import HttpError, error_response
 from lmkit.server.settings import ServerSettings
 
@@ -17,8 +19,11 @@ LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 class Gate:
     """Refuses before routing, so unknown paths and methods reveal nothing without a key."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self._app = app
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, admit: Callable[[str, str], None] = lambda method, path: None
+    ) -> None:
+        """`admit(method, path)` raises LmkitError when there is no room for such a request now."""
+        self._app, self._admit = app, admit
         self._keys = [hashlib.sha256(k.encode()).digest() for k in settings.api_keys]
         self._hosts = frozenset(h.lower() for h in settings.allowed_hosts)
         self._max_body, self._max_headers = settings.max_body, settings.max_headers
@@ -32,18 +37,19 @@ class Gate:
             return
         try:
             self._check(scope)
-        except HttpError as e:
+            self._admit(scope["method"], scope["path"])
+        except LmkitError as e:
             await error_response(e.info())(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         """Raises HttpError."""
-        host, authorization, length, total = b"", [], None, 0
+        hosts, authorization, length, total = [], [], None, 0
         for name, value in scope["headers"]:
             total += len(name) + len(value)
             if name == b"host":
-                host = value
+                hosts.append(value)
             elif name == b"authorization":
                 authorization.append(value)
             elif name == b"content-length":
@@ -54,12 +60,15 @@ class Gate:
             raise HttpError(
                 431, "headers-too-large", f"the headers have {total} bytes, the limit is {self._max_headers}"
             )
+        if len(hosts) > 1:
+            raise HttpError(400, "host", "a request has one Host header")
         if self._keys and not (scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")):
             self._check_key(authorization)
-        if self._hosts and _host_name(host) not in self._hosts:
+        if self._hosts and _host_name(b"".join(hosts)) not in self._hosts:
             raise HttpError(421, "host", "this server does not answer for that host name", fix="see --allowed-host")
-        if length is not None and (not length.isdigit() or int(length[:20]) > self._max_body):
-            raise HttpError(413, "body-too-large", f"the body is larger than {self._max_body} bytes")
+        limit = self._max_body
+        if length is not None and (not length.isdigit() or (limit is not None and int(length[:20]) > limit)):
+            raise HttpError(413, "body-too-large", f"the body is larger than {limit} bytes")
 
     def _check_key(self, authorization: list[bytes]) -> None:
         scheme, _, key = (authorization[0] if len(authorization) == 1 else b"").partition(b" ")

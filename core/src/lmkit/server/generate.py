@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lmkit.api import EngineRequest, ErrorInfo, InvalidParam, LmkitError, RequestTooLarge, SamplingParams, TokenEvent
+from lmkit.api import EngineRequest, ErrorInfo, LmkitError, SamplingParams, TokenEvent
 from lmkit.text.stream import Finish, OutputEvent, OutputStream
 
 if TYPE_CHECKING:
     from lmkit.engine.client import EngineClient
-    from lmkit.engine.messages import EngineFacts
     from lmkit.server.metrics import Metrics
 
 
@@ -41,42 +40,6 @@ class GenerationFailed(LmkitError):
 
     def info(self) -> ErrorInfo:
         return self._info
-
-
-def check_prompt(
-    token_ids: Sequence[int], facts: EngineFacts, max_tokens: int | None, default: int | None = None
-) -> int:
-    """The number of tokens that may be generated. Raises RequestError: an over-long prompt is never truncated.
-
-    `default`: for requests without max_tokens; None = all that fits.
-    """
-    limit = min(facts.max_length, facts.num_kv_tokens or facts.max_length)
-    num = len(token_ids)
-    if num == 0:
-        raise InvalidParam("prompt", "", "at least one token")
-    if facts.vocab_size and (worst := max(token_ids)) >= facts.vocab_size:
-        raise InvalidParam("prompt", worst, f"token ids below {facts.vocab_size}")
-    room = limit - num
-    if room < 1:
-        raise ContextTooLong(
-            num, 1, limit, f"the prompt has {num} tokens, and prompt and output together may have {limit}"
-        )
-    if max_tokens is not None and max_tokens > room:
-        message = (
-            f"the prompt has {num} tokens and max_tokens is {max_tokens}, together {num + max_tokens}; "
-            f"the limit is {limit}"
-        )
-        raise ContextTooLong(num, max_tokens, limit, message)
-    return max_tokens if max_tokens is not None else min(room, default or room)
-
-
-class ContextTooLong(RequestTooLarge):
-    code = "context_length_exceeded"
-
-    def __init__(self, num_prompt: int, max_tokens: int, limit: int, message: str) -> None:
-        super().__init__(
-            "prompt", num_prompt + max_tokens, limit, message, fix="shorten the prompt or lower max_tokens"
-        )
 
 
 def expand(params: SamplingParams, n: int) -> list[SamplingParams]:

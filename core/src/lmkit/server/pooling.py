@@ -16,6 +16,7 @@ import msgspec
 from lmkit.api import ErrorInfo, PoolingParams
 from lmkit.pooled import pool
 from lmkit.server.generate import GenerationFailed, new_id
+from lmkit.server.limits import check_texts
 from lmkit.server.pooling_schema import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -80,6 +81,9 @@ class _Dialect(ABC, Generic[Request, Answer]):
         self._created = int(time.time())
 
     def prepare(self) -> PoolingRun:
+        if self.limit is None:  # else they are cut
+            for text in self.request.contents():
+                check_texts(self.backend.text.tokenizer, [text], self.backend.facts)
         return PoolingRun(self.backend, self.call(), self._id, self.request)
 
     async def whole(self, run: PoolingRun) -> bytes:
