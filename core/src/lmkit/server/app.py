@@ -15,12 +15,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import lmkit
-from lmkit.api import EngineBusy, EngineDead, EngineError, ErrorInfo, LmkitError, UnsupportedTask
+from lmkit.api import EngineBusy, EngineDead, ErrorInfo, LmkitError, UnsupportedTask
 from lmkit.server import info_routes, pooling
 from lmkit.server.body import Bodies
 from lmkit.server.chat import Chat
 from lmkit.server.completions import Completions
-from lmkit.server.errors import HttpError, UnknownModel, error_response, info_of
+from lmkit.server.errors import HttpError, UnknownModel, error_response, info_of, is_inside
 from lmkit.server.gate import Gate
 from lmkit.server.generate import Generation
 from lmkit.server.limits import body_limit, queue_limit
@@ -196,12 +196,11 @@ def _guarded(
 
 
 def _log(error: BaseException) -> None:
-    if isinstance(error, (EngineBusy, EngineDead)):
-        return  # a state, reported once where it began; probes would repeat it for ever
-    if isinstance(error, EngineError):
-        log.warning("%s: %s", type(error).__name__, error)
-    elif not isinstance(error, LmkitError):
+    """What is the server's fault, and not a state that was reported where it began: probes would repeat it for ever."""
+    if not isinstance(error, LmkitError):
         log.error("a request failed", exc_info=error)
+    elif is_inside(info := error.info()) and info.code != EngineDead.code:
+        log.error("a request failed: %s: %s", info.code, info.message)
 
 
 def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any) -> Callable[..., Awaitable[Any]]:

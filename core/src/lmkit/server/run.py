@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from lmkit.api import ConfigError, EngineDead
+from lmkit.logs import written_logs
 from lmkit.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def serve(
     """
     sock = bind(settings)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with written_logs(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config, settings, sock, on_ready, start))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
@@ -147,8 +148,8 @@ def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Con
     from lmkit.server.protocol import BoundedProtocol
 
     return uvicorn.Config(
-        app, http=BoundedProtocol, log_level="warning", access_log=False, server_header=False, lifespan="off",
-        ws="none", h11_max_incomplete_event_size=settings.max_headers, **options,
+        app, http=BoundedProtocol, log_config=None, log_level="warning", access_log=False, server_header=False,
+        lifespan="off", ws="none", h11_max_incomplete_event_size=settings.max_headers, **options,
     )  # fmt: skip
 
 
