@@ -315,3 +315,28 @@ async def test_no_room_is_said_before_anything_is_read(monkeypatch: pytest.Monke
         async with asyncio.timeout(10):
             while (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code != 200:
                 await asyncio.sleep(0.01)
+
+
+async def test_readers_that_are_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for them is bounded, for each and for all; others go on."""
+    monkeypatch.setattr("lmkit.server.backlog._LOOK", 0.02)
+    monkeypatch.setattr("lmkit.server.backlog.MAX_BACKLOG", 1 << 20)
+    kept: list[Backend] = []
+    llm = scripted("x" * 40_000, max_length=1 << 20)
+    async with listening(llm, on_app=lambda app: kept.append(app.state.backend)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        for n in (1, 4):
+            options = {"prompt": "a", "stream": True, "logprobs": 20, "n": n, "max_tokens": 40_000}
+            body = json.dumps(options).encode()
+            _, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+            writer.write(head % len(body) + body)
+            async with asyncio.timeout(60):
+                while len(llm.client.aborted) < n:  # type: ignore[attr-defined]
+                    assert all(g.backlog < 8 << 20 for g in kept[0].running)
+                    await asyncio.sleep(0.01)
+            llm.client.aborted.clear()  # type: ignore[attr-defined]
+            writer.transport.abort()
+        async with httpx.AsyncClient(base_url=url) as client:
+            response = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 500})
+            assert response.status_code == 200

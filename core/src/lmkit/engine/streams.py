@@ -44,6 +44,11 @@ class EventStream:
         self._waiter: asyncio.Future[None] | None = None
         self._finished = False  # the finishing event was handed out
 
+    @property
+    def num_waiting(self) -> int:
+        """Events that nobody has taken yet."""
+        return len(self._events)
+
     def put(self, event: TokenEvent) -> None:
         self._events.append(event)
         if self._watch is not None:

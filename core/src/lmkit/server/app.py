@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import lmkit
 from lmkit.api import EngineBusy, EngineDead, ErrorInfo, LmkitError, UnsupportedTask
 from lmkit.server import info_routes, pooling
+from lmkit.server.backlog import Backlogs
 from lmkit.server.body import Bodies
 from lmkit.server.chat import Chat
 from lmkit.server.completions import Completions
@@ -53,6 +54,11 @@ class Served(Protocol):
 class Running(Protocol):
     """A request being answered: Generation or PoolingRun."""
 
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait for the client to read, roughly."""
+        ...
+
     def fail(self, error: ErrorInfo) -> None:
         """Ends it from this side with `error`."""
         ...
@@ -75,10 +81,12 @@ class Backend:
     startup: tuple[tuple[str, float], ...] = ()  # phase, seconds; from the start of the process until ready
     routes: frozenset[str] = frozenset()  # of requests for the engine
     bodies: Bodies = field(init=False)
+    backlogs: Backlogs = field(init=False)
     workers: Workers = field(default_factory=Workers)
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(body_limit(self.facts, self.settings), self.settings.max_bodies)
+        self.backlogs = Backlogs(self.running)
         self._max_active = queue_limit(self.facts)
 
     @property
@@ -214,6 +222,7 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
                 work = backend.workers.run(len(body), _prepare, backend, kind, dialect, body)
                 parsed, answer, generation = await while_connected(request.receive, work)
             backend.running.add(generation)
+            backend.backlogs.watch()
         finally:
             backend.num_preparing -= 1
         if parsed.stream:

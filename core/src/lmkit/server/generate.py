@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lmkit.server.metrics import Metrics
 
 
+_EVENT_BYTES, _LOGPROB_BYTES = 500, 120  # of memory
 _ABORTED = ErrorInfo("aborted", "the request was aborted", status=503, retryable=True)
 
 
@@ -75,6 +76,18 @@ class Generation:
         self._metrics = metrics
         self._pumps: list[asyncio.Task[None]] = []
         self._error: ErrorInfo | None = None
+        self._sources: list[AsyncIterator[TokenEvent]] = []
+        self._ready: asyncio.Queue[tuple[Choice, list[OutputEvent]] | Exception] = asyncio.Queue()
+        top = max((c.request.params.logprobs or 0 for c in self.choices), default=0)
+        self._event_bytes = _EVENT_BYTES + _LOGPROB_BYTES * top
+
+    @property
+    def backlog(self) -> int:
+        """Bytes of what came and was not taken yet, roughly; 0 once it has failed."""
+        if self._error is not None:
+            return 0
+        waiting = sum(getattr(source, "num_waiting", 0) for source in self._sources)
+        return (waiting + self._ready.qsize()) * self._event_bytes
 
     async def __aenter__(self) -> Generation:
         return self
@@ -106,6 +119,7 @@ class Generation:
     async def _one(self, choice: Choice) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
         choice.submitted = time.monotonic()
         source = self._client.submit(choice.request)
+        self._sources.append(source)
         async for event in source:
             events = self._take(choice, event)
             if events:
@@ -116,7 +130,7 @@ class Generation:
             yield choice, choice.stream.fail(ErrorInfo("engine", "the engine ended the stream without a reason"))
 
     async def _several(self) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
-        ready: asyncio.Queue[tuple[Choice, list[OutputEvent]] | Exception] = asyncio.Queue()
+        ready = self._ready
 
         async def pump(choice: Choice) -> None:
             try:

@@ -39,6 +39,8 @@ Answer = TypeVar("Answer")
 class PoolingRun:
     """A call being answered; `fail` ends it from this side."""
 
+    backlog = 0  # its answer is one
+
     def __init__(self, backend: Backend, call: Call[Any], id: str, request: PoolingBase) -> None:
         self._backend, self.call, self._id = backend, call, id
         self._how: dict[str, Any] = {"priority": request.priority or 0, "adapter": backend.adapter(request.model)}
