@@ -11,6 +11,7 @@ import httpx
 import pytest
 from lmkit.api import PoolerInfo, RequestError
 from lmkit.server.app import Backend
+from lmkit.server.chat import Chat
 from lmkit.server.completions import Completions
 from lmkit.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, parse
 from lmkit.server.settings import ServerSettings
@@ -340,3 +341,26 @@ async def test_readers_that_are_too_slow(monkeypatch: pytest.MonkeyPatch) -> Non
         async with httpx.AsyncClient(base_url=url) as client:
             response = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 500})
             assert response.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_long_answers_are_not_made_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, connect: Any, path: str
+) -> None:
+    seen: list[tuple[int, bool]] = []
+    for kind in (Chat, Completions):
+        whole = kind._whole
+
+        def watch(self: Any, generation: Any, collected: Any, whole: Any = whole) -> bytes:
+            tokens = sum(c.stream.usage.completion_tokens for c in generation.choices)
+            seen.append((tokens, threading.current_thread() is threading.main_thread()))
+            return whole(self, generation, collected)
+
+        monkeypatch.setattr(kind, "_whole", watch)
+    client = connect(scripted("x" * 300))
+    options: dict[str, Any] = {"logprobs": 20, "prompt": "a"}
+    if "chat" in path:
+        options = {"logprobs": True, "top_logprobs": 20, "messages": HELLO["messages"]}
+    for tokens in (10, 300):
+        assert (await client.post(path, json={**options, "max_tokens": tokens})).status_code == 200
+    assert seen == [(10, True), (300, False)]

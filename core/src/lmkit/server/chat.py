@@ -205,6 +205,9 @@ class Chat:
             async for choice, events in generation.events():
                 collected[choice.index] += events
                 raise_error(events, self.constrained_by)
+        return await generation.shaped(self._whole, generation, collected)
+
+    def _whole(self, generation: Generation, collected: list[list[OutputEvent]]) -> bytes:
         bodies = [self._choice(c, events) for c, events in zip(generation.choices, collected, strict=True)]
         usage = usage_of([c.stream.usage for c in generation.choices], len(bodies))
         body = ChatBody(self._id, "chat.completion", self._created, self._model, bodies, usage)

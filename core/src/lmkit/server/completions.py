@@ -110,6 +110,9 @@ class Completions:
             async for choice, events in generation.events():
                 collected[choice.index] += events
                 raise_error(events, self._request.answer_field)
+        return await generation.shaped(self._whole, generation, collected)
+
+    def _whole(self, generation: Generation, collected: list[list[OutputEvent]]) -> bytes:
         bodies = [self._choice(c, events) for c, events in zip(generation.choices, collected, strict=True)]
         return _encode(
             CompletionBody(self._id, "text_completion", self._created, self._model, bodies, self._usage(generation))

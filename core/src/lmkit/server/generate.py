@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmkit.api import EngineRequest, ErrorInfo, LmkitError, SamplingParams, TokenEvent
 from lmkit.text.stream import Finish, OutputEvent, OutputStream
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lmkit.server.metrics import Metrics
 
 
+_AT_ONCE = 4000  # tokens that an answer may show to be made on the event loop
 _EVENT_BYTES, _LOGPROB_BYTES = 500, 120  # of memory
 _ABORTED = ErrorInfo("aborted", "the request was aborted", status=503, retryable=True)
 
@@ -111,6 +112,22 @@ class Generation:
                 choice.stream.finished = True
                 if self._metrics is not None:
                     self._metrics.aborted()
+
+    async def shaped(self, make: Callable[..., bytes], *args: Any) -> bytes:
+        """`make(*args)`: the body of the whole answer. One that takes long is made in a thread."""
+        if self._num_shown <= _AT_ONCE:
+            return make(*args)
+        return await asyncio.to_thread(make, *args)
+
+    @property
+    def _num_shown(self) -> int:
+        """Tokens of the answer, with all those whose log-probabilities it shows."""
+        num = 0
+        for choice in self.choices:
+            params, usage = choice.request.params, choice.stream.usage
+            num += usage.completion_tokens * (1 + (params.logprobs or 0))
+            num += len(choice.stream.prompt_logprobs) * (1 + (params.prompt_logprobs or 0))
+        return num
 
     def events(self) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
         """(choice, its new events) until every choice has finished."""
