@@ -24,7 +24,7 @@ from lmkit.server.completions import Completions
 from lmkit.server.errors import HttpError, UnknownModel, error_response, info_of, is_inside
 from lmkit.server.gate import Gate
 from lmkit.server.generate import Generation
-from lmkit.server.limits import body_limit, queue_limit
+from lmkit.server.limits import body_limit, queue_limit, values_limit
 from lmkit.server.metrics import Metrics
 from lmkit.server.schema import ChatRequest, CompletionRequest, parse
 from lmkit.server.settings import ServerSettings
@@ -249,7 +249,7 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
 
 
 def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytearray) -> tuple[Any, Any, Generation]:
-    parsed = parse(kind, body)
+    parsed = parse(kind, body, values_limit(backend.facts, backend.settings))
     backend.check_model(parsed.model)
     parsed.check()
     if kind in (ChatRequest, CompletionRequest) and (pooler := backend.facts.pooler) is not None:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 import lmkit
 from lmkit.api import EngineDead, InvalidParam, LmkitError
 from lmkit.server.errors import HttpError
-from lmkit.server.limits import check_texts, strings
+from lmkit.server.limits import check_texts, strings, values_limit
 from lmkit.server.schema import (
     ChatRequest,
     DetokenizeRequest,
@@ -160,7 +160,7 @@ class _Routes:
         return await self._parsed(request, self._detokenize)
 
     def _detokenize(self, body: bytearray) -> Response:
-        r = parse(DetokenizeRequest, body)
+        r = parse(DetokenizeRequest, body, values_limit(self._backend.facts, self._backend.settings))
         self._backend.check_model(r.model)
         size = self._backend.facts.vocab_size
         if size and max(r.tokens, default=0) >= size:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lmkit.api import InvalidParam, RequestTooLarge
 from lmkit.server.pooling_schema import MAX_INPUTS
+from lmkit.server.schema import MAX_VALUES
 from lmkit.text.measure import longer_than
 
 if TYPE_CHECKING:
@@ -26,8 +27,16 @@ def body_limit(facts: EngineFacts, settings: ServerSettings) -> int:
     """Bytes of a body: as many texts as may be sent at once, each as long as the model reads."""
     if settings.max_body is not None:
         return settings.max_body
-    num = settings.max_choices if facts.pooler is None else MAX_INPUTS
-    return min(_MOST_BODY, _BODY + num * facts.max_length * _PER_TOKEN)
+    return min(_MOST_BODY, _BODY + _num_texts(facts, settings) * facts.max_length * _PER_TOKEN)
+
+
+def values_limit(facts: EngineFacts, settings: ServerSettings) -> int:
+    """Values of all lists and objects of a body: as many token ids as may be sent at once, and what goes with them."""
+    return MAX_VALUES + _num_texts(facts, settings) * facts.max_length
+
+
+def _num_texts(facts: EngineFacts, settings: ServerSettings) -> int:
+    return settings.max_choices if facts.pooler is None else MAX_INPUTS
 
 
 def queue_limit(facts: EngineFacts) -> int:

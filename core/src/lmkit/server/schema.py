@@ -390,9 +390,10 @@ _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 Model = TypeVar("Model", bound=Strict)
 
 
-def parse(kind: type[Model], body: bytes | bytearray) -> Model:
-    """A request from its JSON body. Raises RequestError that names the first wrong field."""
-    check_shape(body, kind.max_values)
+def parse(kind: type[Model], body: bytes | bytearray, most: int = MAX_IDS) -> Model:
+    """A request from its JSON body; `most`: values that it can be of use to have. Raises RequestError that names the
+    first wrong field."""
+    check_shape(body, min(most, kind.max_values))
     try:
         return kind.model_validate_json(body)
     except ValidationError as e:

@@ -14,8 +14,8 @@ import numpy as np
 from lmkit.api import RequestError
 
 MAX_DEPTH = 128
-MAX_MEMBERS = 1 << 16  # "name": value, all objects together
-MAX_CONTAINERS = 1 << 16  # objects and lists
+MAX_MEMBERS = 1 << 15  # "name": value, all objects together
+MAX_CONTAINERS = 1 << 15  # objects and lists
 _PIECE = 1 << 18
 _QUOTE, _ESCAPE = ord('"'), ord("\\")
 _COMMA, _COLON, _LIST, _LIST_END, _OBJECT, _OBJECT_END = b",:[]{}"

@@ -1,22 +1,22 @@
-"""Threads that prepare requests: parsing, rendering, tokenizing. Large requests have one of their own.
+"""Threads that prepare requests: parsing, rendering, tokenizing. Large requests have some of their own.
 
-So small requests are never behind large ones, and the event loop is behind none.
+So small requests are never behind large ones, and the event loop is behind none. How many may wait follows from the
+bytes of bodies that may be in memory together (see lmkit.server.body).
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from lmkit.api import EngineBusy
-
 LARGE = 128 << 10  # bytes
-MAX_LARGE = 16  # large requests that may wait
 _SMALL_THREADS = 4
+_TRIM_AFTER = 0.3  # seconds
 
 Result = TypeVar("Result")
 
@@ -26,31 +26,31 @@ class Workers:
 
     def __init__(self) -> None:
         self._small = ThreadPoolExecutor(_SMALL_THREADS, "lmkit-prepare")
-        self._large = ThreadPoolExecutor(1, "lmkit-prepare-large")
-        self._num_large = 0
+        self._large = ThreadPoolExecutor(min(4, max(1, (os.cpu_count() or 1) // 2)), "lmkit-prepare-large")
+        self._trims = False  # memory is about to be given back
 
     async def run(self, size: int, work: Callable[..., Result], *args: Any) -> Result:
-        """`work(*args)` in a thread. `size`: bytes that came with the request. Raises EngineBusy."""
+        """`work(*args)` in a thread. `size`: bytes that came with the request."""
         loop = asyncio.get_running_loop()
         if size <= LARGE:
             return await loop.run_in_executor(self._small, work, *args)
-        if self._num_large >= MAX_LARGE:
-            raise EngineBusy(f"{MAX_LARGE} large requests are waiting to be read", fix="try again in a while")
-        self._num_large += 1
-        future = self._large.submit(_trimmed, work, *args)
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done) if not loop.is_closed() else None)
-        return await asyncio.wrap_future(future)
+        future = loop.run_in_executor(self._large, work, *args)
+        future.add_done_callback(self._done)
+        try:
+            return await future
+        finally:
+            del future  # it may hold an error, whose frames hold this one and everything that is large
 
-    def _done(self) -> None:
-        self._num_large -= 1
+    def _done(self, future: asyncio.Future[Any]) -> None:
+        if not self._trims:
+            self._trims = True
+            asyncio.get_running_loop().call_later(_TRIM_AFTER, self._trim)
 
-
-def _trimmed(work: Callable[..., Result], *args: Any) -> Result:
-    """Gives back what the work has freed: the C library keeps it otherwise, as fragments."""
-    try:
-        return work(*args)
-    finally:
-        trim()
+    def _trim(self) -> None:
+        """Gives back what large requests have freed: the C library keeps it otherwise."""
+        self._trims = False
+        if _malloc_trim is not None:
+            self._small.submit(_malloc_trim, 0)
 
 
 def _find_trim() -> Callable[[int], int] | None:
@@ -63,9 +63,3 @@ def _find_trim() -> Callable[[int], int] | None:
 
 
 _malloc_trim = _find_trim()
-
-
-def trim() -> None:
-    """Takes a few milliseconds in which other threads run."""
-    if _malloc_trim is not None:
-        _malloc_trim(0)
