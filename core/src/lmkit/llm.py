@@ -165,7 +165,7 @@ class LLM(PoolingCalls):
         self._observers = Observers(host, self.resolved, self.facts)
         self._observers.started()
         limits = self.config.sched
-        self._shared = SharedCore(self._engine.core, limits.max_rows + min(limits.max_rows, limits.max_waiting))
+        self._shared = SharedCore(self._engine.core, limits.max_rows + min(limits.max_rows, limits.queue))
         self._numbers = count(1)
 
     @property

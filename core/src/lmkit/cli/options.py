@@ -12,6 +12,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from lmkit.plugins.host import PluginHost
 
 DOTTED = re.compile(r"^--([a-z][\w-]*(?:\.[\w-]+)+)(?:=(.*))?$", re.DOTALL)
-LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 META = "lmkit.dotted"  # where ConfigCommand leaves dotted options for the function
 
 PANELS = {
@@ -103,11 +103,10 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
                 raise ConfigError(f"two models: {model!r} and --model {flags['model.model']!r}", fix="give one")
             flags["model.model"], names["model.model"] = model, "MODEL"
         settings = gather(flags, kwargs.pop("config"), flag_names=names, official_only=kwargs.pop("no_plugins"))
-        if settings.config.log_level is not None:
-            logging.basicConfig(level=settings.config.log_level.upper(), format=LOG_FORMAT)
         if "ctx" in hints:
             kwargs["ctx"] = ctx
-        return function(settings=settings, **kwargs)
+        with logged(settings.config.log_level):
+            return function(settings=settings, **kwargs)
 
     first = [_parameter("ctx", typer.Context, inspect.Parameter.empty)]
     if model_argument:
@@ -126,6 +125,15 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.command_class = ConfigCommand  # type: ignore[attr-defined]
     return command
+
+
+def logged(level: str | None) -> AbstractContextManager[None]:
+    """Logs as --log-level says; without it a command logs as it likes."""
+    if level is None:
+        return nullcontext()
+    from lmkit.logs import TIMED, written_logs
+
+    return written_logs(TIMED, logging.getLevelNamesMapping()[level.upper()])
 
 
 def plugin_host(settings: Sourced) -> PluginHost:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import os
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from lmkit.cli.options import LOG_FORMAT, plugin_host, with_config
+from lmkit.cli.options import plugin_host, with_config
 from lmkit.config import Sourced, read_environment
 from lmkit.engine.spawn import EngineProcess
 from lmkit.server.settings import OPENABLE, ServerSettings
@@ -79,7 +78,6 @@ def command(
         return
     python = _process_age()
     began = perf_counter() - python
-    logging.basicConfig(level=(settings.config.log_level or "info").upper(), format=LOG_FORMAT)
     environment = read_environment()
     key, admin = environment.switch("LMKIT_API_KEY"), environment.switch("LMKIT_ADMIN_KEY")
     server = ServerSettings(

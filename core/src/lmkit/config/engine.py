@@ -88,7 +88,16 @@ class SchedConfig:
         Flag("max-step-tokens"),
     ] = None
     max_rows: Annotated[int, "requests running at once", Limits(1, 1 << 16)] = 64
-    max_waiting: Annotated[int, "requests that may queue; more are refused with 503", Limits(1)] = 1024
+    max_waiting: Annotated[
+        int | None,
+        "requests that may queue; more are refused with 503; default: 4 times max-rows, at least 256",
+        Limits(1),
+    ] = None
+
+    @property
+    def queue(self) -> int:
+        """Requests that the scheduler takes: a request of a client may be several."""
+        return self.max_waiting or max(1024, 4 * self.max_rows)
 
 
 @dataclass(frozen=True, slots=True)

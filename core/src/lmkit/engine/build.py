@@ -135,7 +135,7 @@ def _limits(
         whole_prompts=not info.causal,
         lookahead=memory.num_drafts(config, resolved, info),
         depth=depth,
-        max_waiting=config.sched.max_waiting,
+        max_waiting=config.sched.queue,
     )
 
 
@@ -215,6 +215,7 @@ def _facts(
         vocab_size=info.vocab_size,
         block_size=kv.specs[0].block_size,
         max_rows=limits.max_rows,
+        max_waiting=config.sched.max_waiting or 0,
         eos_token_ids=limits.eos_token_ids,
         pooler=info.pooler,
         adapters=tuple(name for name, _ in parse_modules(config.lora.modules)),

@@ -36,6 +36,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     vocab_size: int
     block_size: int = 0
     max_rows: int = 0
+    max_waiting: int = 0  # requests that may queue; 0: nobody said
     eos_token_ids: tuple[int, ...] = ()
     pooler: PoolerInfo | None = None  # None: it generates
     adapters: tuple[str, ...] = ()  # names loaded at start

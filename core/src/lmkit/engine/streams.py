@@ -77,6 +77,11 @@ class EventStream:
         tokens = [*request.token_ids, *output] if output else request.token_ids
         return msgspec.structs.replace(request, token_ids=tokens, num_output=len(output))
 
+    @property
+    def num_waiting(self) -> int:
+        """Events that nobody has taken yet."""
+        return len(self._events)
+
     def put(self, event: TokenEvent) -> None:
         if self.request.resume:
             self._output += event.tokens

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -14,8 +15,8 @@ from starlette.responses import Response
 import lmkit
 from lmkit.api import EngineDead, InvalidParam, LmkitError
 from lmkit.server.access import caller_of
-from lmkit.server.body import read_body
 from lmkit.server.errors import HttpError
+from lmkit.server.limits import check_texts, strings, values_limit
 from lmkit.server.page import page
 from lmkit.server.schema import (
     ChatRequest,
@@ -23,6 +24,7 @@ from lmkit.server.schema import (
     LoadAdapterRequest,
     TokenizeRequest,
     UnloadAdapterRequest,
+    check_calls,
     parse,
 )
 
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from lmkit.engine.messages import EngineStats
     from lmkit.server.app import Backend
 
+Result = TypeVar("Result")
 Handler = Callable[[Request], Awaitable[Response]]
+_MORE = 4  # times the context that may be tokenized
 _STATS_WAIT = 1.0  # seconds; a step may be long, a probe must not be
 
 
@@ -99,7 +103,7 @@ class _Routes:
 
     async def load_adapter(self, request: Request) -> Response:
         caller_of(request.scope).need_admin("loading an adapter")
-        r = parse(LoadAdapterRequest, await read_body(request, self._backend.settings.max_body))
+        r = await self._parsed(request, partial(parse, LoadAdapterRequest))
         if r.lora_name in self._backend.names:
             raise InvalidParam("lora_name", r.lora_name, "a name other than the model's own")
         if r.lora_name in self._backend.adapters and not r.load_inplace:
@@ -110,7 +114,7 @@ class _Routes:
 
     async def unload_adapter(self, request: Request) -> Response:
         caller_of(request.scope).need_admin("unloading an adapter")
-        r = parse(UnloadAdapterRequest, await read_body(request, self._backend.settings.max_body))
+        r = await self._parsed(request, partial(parse, UnloadAdapterRequest))
         await self._backend.client.set_adapter(r.lora_name, None)
         self._backend.adapters.discard(r.lora_name)
         return _json({"unloaded": r.lora_name})
@@ -121,37 +125,51 @@ class _Routes:
         return _json(self._adapter(name) if name in self._backend.adapters else self._model(name))
 
     async def tokenize(self, request: Request) -> Response:
-        body = await read_body(request, self._backend.settings.max_body)
-        return _json(await asyncio.to_thread(self._tokenize, body))
+        return await self._parsed(request, self._tokenize)
 
-    def _tokenize(self, body: bytes) -> dict[str, Any]:
+    async def _parsed(self, request: Request, work: Callable[[bytearray], Result]) -> Result:
+        """What `work` makes of the body, in a thread."""
+        async with self._backend.bodies.read(request) as body:
+            return await self._backend.workers.run(len(body), work, body)
+
+    def _tokenize(self, body: bytearray) -> Response:
         r, text = parse(TokenizeRequest, body), self._backend.text
         self._backend.check_model(r.model)
         if (r.prompt is None) == (r.messages is None):
             raise HttpError(400, "invalid-request", "give either prompt or messages", field="prompt")
         if r.messages is not None:
+            check_calls(r.messages)
             chat = ChatRequest.model_construct(messages=r.messages, tools=r.tools)
+            messages, tools = chat.template_messages(), [t.model_dump(exclude_unset=True) for t in r.tools or ()]
+            self._check_texts(strings([messages, tools, r.chat_template_kwargs]))
             prompt = text.render_chat(
-                chat.template_messages(), [t.model_dump(exclude_unset=True) for t in r.tools or ()],
-                r.chat_template_kwargs, r.add_generation_prompt is not False, bool(r.continue_final_message),
+                messages, tools, r.chat_template_kwargs, r.add_generation_prompt is not False,
+                bool(r.continue_final_message),
             )  # fmt: skip
+            self._check_texts([prompt])
             ids = text.encode_prompt(prompt, add_special=bool(r.add_special_tokens))
         else:
+            self._check_texts([r.prompt or ""])
             ids = text.encode_prompt(r.prompt or "", add_special=r.add_special_tokens is not False)
         answer = {"count": len(ids), "max_model_len": self._backend.facts.max_length, "tokens": ids}
         if r.return_token_strs:
             answer["token_strs"] = [text.tokenizer.piece(i).decode(errors="replace") for i in ids]
-        return answer
+        return _json(answer)
+
+    def _check_texts(self, texts: Iterable[str]) -> None:
+        """Texts may be longer than the context: that is what a client wants to know."""
+        check_texts(self._backend.text.tokenizer, texts, self._backend.facts, _MORE)
 
     async def detokenize(self, request: Request) -> Response:
-        body = await read_body(request, self._backend.settings.max_body)
-        r = parse(DetokenizeRequest, body)
+        return await self._parsed(request, self._detokenize)
+
+    def _detokenize(self, body: bytearray) -> Response:
+        r = parse(DetokenizeRequest, body, values_limit(self._backend.facts, self._backend.settings))
         self._backend.check_model(r.model)
         size = self._backend.facts.vocab_size
         if size and max(r.tokens, default=0) >= size:
             raise InvalidParam("tokens", max(r.tokens), f"token ids below {size}")
-        text = await asyncio.to_thread(self._backend.text.tokenizer.decode, r.tokens, skip_special=False)
-        return _json({"prompt": text})
+        return _json({"prompt": self._backend.text.decode_all(r.tokens)})
 
     async def live(self, request: Request) -> Response:
         return _json({"status": "live"})

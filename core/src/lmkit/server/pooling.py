@@ -17,6 +17,7 @@ from lmkit.api import ErrorInfo, PoolingParams
 from lmkit.pooled import pool
 from lmkit.server.access import Caller
 from lmkit.server.generate import GenerationFailed, new_id
+from lmkit.server.limits import check_texts
 from lmkit.server.pooling_schema import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -38,6 +39,8 @@ Answer = TypeVar("Answer")
 
 class PoolingRun:
     """A call being answered; `fail` ends it from this side."""
+
+    backlog = 0  # its answer is one
 
     def __init__(self, backend: Backend, call: Call[Any], id: str, request: PoolingBase, salt: str | None) -> None:
         self._backend, self.call, self._id = backend, call, id
@@ -83,6 +86,9 @@ class _Dialect(ABC, Generic[Request, Answer]):
         self._created = int(time.time())
 
     def prepare(self) -> PoolingRun:
+        if self.limit is None:  # else they are cut
+            for text in self.request.contents():
+                check_texts(self.backend.text.tokenizer, [text], self.backend.facts)
         return PoolingRun(self.backend, self.call(), self._id, self.request, self._caller.salt(None))
 
     async def whole(self, run: PoolingRun) -> bytes:

@@ -22,7 +22,8 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()  # sites whose pages may ask, beside our own page; '*': all
     insecure: bool = False  # allow a public address without a key
     allowed_hosts: tuple[str, ...] = ()  # accepted Host headers; empty: any, but only local names without a key
-    max_body: int = 32 << 20  # bytes
+    max_body: int | None = None  # bytes; None: what the model can use of one
+    max_bodies: int = 64 << 20  # bytes, bodies of all requests that are being read together
     max_headers: int = 64 << 10  # bytes, all headers together
     max_choices: int = 128  # prompts x n
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM

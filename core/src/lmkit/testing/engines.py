@@ -92,7 +92,7 @@ def hash_engine(
         max_rows=config.sched.max_rows,
         max_length=options.max_length,
         depth=config.parallel.depth,
-        max_waiting=config.sched.max_waiting,
+        max_waiting=config.sched.queue,
         prefix_cache=config.cache.prefix_cache is not False,
     )
     intake = Intake(vocab_size=options.vocab_size, max_length=options.max_length)
@@ -104,6 +104,7 @@ def hash_engine(
         vocab_size=options.vocab_size,
         block_size=options.block_size,
         max_rows=limits.max_rows,
+        max_waiting=config.sched.max_waiting or 0,
         device="hash-model",
         kv_bytes=kv.nbytes,
         phases=(("load weights", options.start_seconds),),

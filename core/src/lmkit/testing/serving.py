@@ -210,15 +210,14 @@ async def listening(
     import uvicorn
 
     from lmkit.server.app import build_app
-    from lmkit.server.run import bind
+    from lmkit.server.run import bind, transport
 
     settings = settings or ServerSettings(port=0)
     app = build_app(llm, settings)
     if on_app is not None:
         on_app(app)
     sock = bind(settings)
-    config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", ws="none")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(transport(app, settings))
     serving = asyncio.create_task(server._serve([sock]))
     try:
         while not server.started:
