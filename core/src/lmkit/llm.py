@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -158,9 +159,10 @@ class LLM(PoolingCalls):
         self.resolved, self.checkpoint, self.info = resolve(self.config, host)
         if own_process:
             adopt_environment(platform_environment(self.config, self.resolved))
-        from lmkit.engine.build import build_engine  # imports torch
-
-        self.text = TextSide.open(self.checkpoint, self.resolved, self.config, host)
+        with ThreadPoolExecutor(1) as beside:
+            opening = beside.submit(TextSide.open, self.checkpoint, self.resolved, self.config, host)
+            from lmkit.engine.build import build_engine  # imports torch, which takes as long
+        self.text = opening.result()
         self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress)
         self._observers = Observers(host, self.resolved, self.facts)
         self._observers.started()
@@ -405,6 +407,7 @@ class LLM(PoolingCalls):
                 self._closed = True
                 self._observers.stopping()
                 self._engine.close()
+                self.text.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -484,6 +487,7 @@ class AsyncLLM(PoolingCalls):
         if self.client.observers is not None and self.client.state != "dead":
             self.client.observers.stopping()
         await self.client.close()
+        self.text.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self

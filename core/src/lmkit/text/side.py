@@ -26,6 +26,7 @@ from lmkit.api import (
 )
 from lmkit.plugins import load_target
 from lmkit.plugins.chat_templates import chat_templates, read_template
+from lmkit.text.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
 from lmkit.text.constrain import answer_of, constraint, thinking_of
 from lmkit.text.control import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
@@ -33,7 +34,7 @@ from lmkit.text.parsing import Chain, in_order, start_parser
 from lmkit.text.render import Renderer
 from lmkit.text.stops import Stops
 from lmkit.text.stream import OutputStream, Usage
-from lmkit.text.tokenizer import JsonTokenizer, open_tokenizer
+from lmkit.text.tokenizer import JsonTokenizer
 
 if TYPE_CHECKING:
     from lmkit.api import Tokenizer
@@ -72,6 +73,12 @@ class TextSide:
             template = chat_templates(checkpoint.path).get("default")
         formats = _format(resolved, "tool_parser"), _format(resolved, "reasoning_parser")
         return cls(tokenizer, _renderer(tokenizer, template, formats), *formats, _defaults(checkpoint))
+
+    def close(self) -> None:
+        """Ends the processes of template and tokenizer. Idempotent."""
+        for part in (self.tokenizer, self.renderer):
+            if isinstance(part, (ApartTokenizer, ApartRenderer)):
+                part.apart.close()
 
     def render_chat(
         self,
@@ -207,7 +214,10 @@ def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]
     tools_source = tokenizer.tools_template if isinstance(tokenizer, JsonTokenizer) and not template else None
     control = [tokenizer.piece(token).decode(errors="replace") for token in tokenizer.special_ids]
     own = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
-    return Renderer(source, variables, tools_source=tools_source, control_tokens=control, own_markers=own)
+    if not isinstance(source, str):  # code of a plugin, and no data of a checkpoint
+        return Renderer(source, variables, tools_source=tools_source, control_tokens=control, own_markers=own)
+    apart = tokenizer.apart if isinstance(tokenizer, ApartTokenizer) else Apart()
+    return ApartRenderer(apart, source, variables, tools_source=tools_source, control_tokens=control, own_markers=own)
 
 
 def load_tokenizer(
