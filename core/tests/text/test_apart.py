@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmkit.api import CheckpointError, ConfigError, EngineBusy, RequestError, TemplateFailed
+from lmkit.api import CheckpointError, ConfigError, EngineDead, RequestError, TemplateFailed
 from lmkit.killable import Limits
 from lmkit.text import apart as module
 from lmkit.text.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
@@ -150,7 +150,7 @@ def test_closed_processes_answer_nothing() -> None:
     apart.close()
     apart.close()
     assert not apart._all[0].running
-    with pytest.raises(EngineBusy):
+    with pytest.raises(EngineDead, match="closed"):
         renderer.render(HELLO)
 
 

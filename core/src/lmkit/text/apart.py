@@ -19,7 +19,16 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
-from lmkit.api import CheckpointError, ConfigError, EngineBusy, ErrorInfo, InvalidParam, RequestError, TemplateFailed
+from lmkit.api import (
+    CheckpointError,
+    ConfigError,
+    EngineBusy,
+    EngineDead,
+    ErrorInfo,
+    InvalidParam,
+    RequestError,
+    TemplateFailed,
+)
 from lmkit.engine.messages import error_of
 from lmkit.killable import Killable, Limits, Unfinished
 from lmkit.text.process import pack, unpack
@@ -57,6 +66,7 @@ class Apart:
         self._free: LifoQueue[Killable] = LifoQueue()
         self._all: list[Killable] = []
         self._lock = Lock()  # of the list
+        self._closed = False
         self._free.put(self._new())
 
     def open(self, limits: Limits, name: str, **options: Any) -> Any:
@@ -76,11 +86,14 @@ class Apart:
 
     def close(self) -> None:
         """Idempotent; nothing can be asked any more."""
+        self._closed = True
         with self._lock:
             for process in self._all:
                 process.close()
 
     def _ask(self, payload: bytes, limits: Limits) -> Any:
+        if self._closed:
+            raise EngineDead("this model is closed", fix="make a new one")
         process = self._take()
         try:
             try:
