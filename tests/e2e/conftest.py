@@ -69,10 +69,10 @@ class Server:
 
     def engine_pids(self) -> list[int]:
         """Engine processes of this server."""
-        return self.children("lmkit.engine.process")
+        return self.children(but="lmkit.text.process")
 
-    def children(self, module: str = "") -> list[int]:
-        """Processes that it started and that run `module`."""
+    def children(self, but: str = "-") -> list[int]:
+        """Processes that it started; not those that run the module `but`."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -80,7 +80,7 @@ class Server:
                 command = stat.with_name("cmdline").read_bytes()
             except OSError:
                 continue
-            if int(fields[1]) == self.process.pid and fields[0] != "Z" and module.encode() in command:
+            if int(fields[1]) == self.process.pid and fields[0] != "Z" and but.encode() not in command.split(b"\0"):
                 found.append(int(stat.parent.name))
         return found
 

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import RLock
 from time import monotonic
@@ -50,11 +50,8 @@ class Unfinished(Exception):
 class Killable:
     """One process, started when it is needed. Thread-safe; one payload at a time."""
 
-    def __init__(
-        self, module: str, opening: Sequence[tuple[bytes, Limits]] = (), extra: Mapping[str, str] | None = None
-    ) -> None:
-        """`opening`: payloads that every fresh process gets first. `extra`: variables of its environment."""
-        self.opening = opening
+    def __init__(self, module: str, extra: Mapping[str, str] | None = None) -> None:
+        """`extra`: variables of its environment."""
         self._module, self._extra = module, dict(extra or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], Any] = lambda: None
@@ -71,8 +68,6 @@ class Killable:
             if not self.running:
                 self._end()
                 self._spawn()
-                for payload, limits in self.opening:
-                    self._exchange(payload, limits)
 
     def ask(self, payload: bytes, limits: Limits) -> bytes:
         """What `handle` returned in the process. Raises Unfinished."""

@@ -407,7 +407,6 @@ class LLM(PoolingCalls):
                 self._closed = True
                 self._observers.stopping()
                 self._engine.close()
-                self.text.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -487,7 +486,6 @@ class AsyncLLM(PoolingCalls):
         if self.client.observers is not None and self.client.state != "dead":
             self.client.observers.stopping()
         await self.client.close()
-        self.text.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lmkit.text import apart as apart_module
-from lmkit.text.apart import Apart
 from lmkit.text.tokenizer import JsonTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -73,21 +71,3 @@ def sentencepiece_like() -> JsonTokenizer:
     )
     raw.add_special_tokens(["<unk>", "<s>", "</s>"])
     return JsonTokenizer(raw, bos_token="<s>", eos_token="</s>")
-
-
-@pytest.fixture(scope="session")
-def one_process() -> Iterator[Apart]:
-    apart = Apart()
-    yield apart
-    apart.close()
-
-
-@pytest.fixture(autouse=True)
-def _few_processes(one_process: Apart, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokenizers are opened one after another in the same process: starting one for each takes half a second."""
-
-    def again() -> Apart:
-        one_process._opening.clear()
-        return one_process
-
-    monkeypatch.setattr(apart_module, "Apart", again)

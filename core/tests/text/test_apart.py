@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lmkit.api import CheckpointError, ConfigError, EngineDead, RequestError, TemplateFailed
+from lmkit.api import CheckpointError, ConfigError, RequestError, TemplateFailed
 from lmkit.killable import Limits
 from lmkit.text import apart as module
 from lmkit.text.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
@@ -63,12 +65,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def bombs() -> Iterator[ApartRenderer]:
+def bombs() -> ApartRenderer:
     cases = "".join(f"{{% elif messages[0].content == '{name}' %}}{source}" for name, source in BOMBS.items())
     source = "{% set n = messages|length %}{% if 0 %}" + cases + "{% else %}{{ messages[0].content }}!{% endif %}"
-    apart = Apart()
-    yield ApartRenderer(apart, source, {})
-    apart.close()
+    return ApartRenderer(Apart(), source, {})
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -95,7 +95,7 @@ def test_limits_hold_by_default(bombs: ApartRenderer) -> None:
 
 def test_all_that_is_tried_at_load_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OPEN_TEMPLATE", Limits(0.6, 256 << 20, 30.0))
-    apart = module.Apart()
+    apart = Apart()
     slow = "{% for i in range(messages|length * 99999) %}{% for j in range(9) %}{% endfor %}{% endfor %}"
     folded = "{{ ('b a' * 2500000)|list|sort|length }}" + "{{ ('ab' * 4000000)|list|sort|length }}" * 9
     for source in ("{% set n = messages|length %}" + BOMBS["equal"], slow, folded):
@@ -107,7 +107,7 @@ def test_all_that_is_tried_at_load_is_bounded_together(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("source", ["{% if 1 %}" * 20000, "{{ " + "(" * 20000, "{{ 1" + " + 1" * 20000 + "}}"])
 def test_a_template_that_is_nested_deeply_is_refused(source: str) -> None:
     with pytest.raises(ConfigError, match="chat template"):
-        ApartRenderer(module.Apart(), source, {})
+        ApartRenderer(Apart(), source, {})
 
 
 def test_it_is_the_same_renderer(data: Path) -> None:
@@ -115,7 +115,7 @@ def test_it_is_the_same_renderer(data: Path) -> None:
     source = (data / "chat_templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
     options: dict[str, Any] = {"control_tokens": ["<|im_end|>", "<think>"], "own_markers": ["<think>"]}
     here = Renderer(source, {"bos_token": "<s>"}, **options)
-    there = ApartRenderer(module.Apart(), source, {"bos_token": "<s>"}, **options)
+    there = ApartRenderer(Apart(), source, {"bos_token": "<s>"}, **options)
     public = [name for name in vars(here) if not name.startswith("_")]
     assert {name: getattr(there, name) for name in public} == {name: getattr(here, name) for name in public}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 2**70, "x": float("inf")}}}
@@ -138,20 +138,38 @@ def test_it_is_the_same_renderer(data: Path) -> None:
 
 
 def test_a_process_that_dies_is_replaced_and_the_request_answered(bombs: ApartRenderer) -> None:
-    for process in bombs.apart._all:
-        if process.running:
-            process._process.kill()  # type: ignore[union-attr]
+    for _ in range(3):
+        process = module._pool.take([])
+        process._process.kill()  # type: ignore[union-attr]
+        module._pool.give(process, [])
+        assert bombs.render(HELLO) == "Hello!"
+
+
+def test_many_share_the_processes() -> None:
+    """More than are kept open: those that were forgotten are opened again."""
+    renderers = [ApartRenderer(Apart(), f"{i} {{{{ messages[0].content }}}}", {}) for i in range(7)]
+    for _ in range(2):
+        assert [r.render(HELLO) for r in renderers] == [f"{i} Hello" for i in range(7)]
+    assert module._pool._num <= module._MAX_PROCESSES
+
+
+def test_a_forked_process_has_its_own(bombs: ApartRenderer) -> None:
     assert bombs.render(HELLO) == "Hello!"
-
-
-def test_closed_processes_answer_nothing() -> None:
-    apart = Apart()
-    renderer = ApartRenderer(apart, "{{ messages[0].content }}", {})
-    apart.close()
-    apart.close()
-    assert not apart._all[0].running
-    with pytest.raises(EngineDead, match="closed"):
-        renderer.render(HELLO)
+    source, sink = os.pipe()
+    with warnings.catch_warnings(action="ignore"):  # threads: the child does nothing but this
+        pid = os.fork()
+    if not pid:
+        text = "failed"
+        try:
+            text = bombs.render(HELLO)
+        finally:
+            os.write(sink, text.encode())
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(source, 99) == b"Hello!"
+    os.close(source)
+    os.close(sink)
+    assert bombs.render(HELLO) == "Hello!"
 
 
 # ------------------------------------------------------------------------------------------------- tokenizers

@@ -7,6 +7,7 @@ the next one finds a fresh process.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -23,7 +24,6 @@ from lmkit.api import (
     CheckpointError,
     ConfigError,
     EngineBusy,
-    EngineDead,
     ErrorInfo,
     InvalidParam,
     RequestError,
@@ -31,7 +31,7 @@ from lmkit.api import (
 )
 from lmkit.engine.messages import error_of
 from lmkit.killable import Killable, Limits, Unfinished
-from lmkit.text.process import pack, unpack
+from lmkit.text.process import UNKNOWN, pack, unpack
 from lmkit.text.render import Renderer
 from lmkit.text.tokenizer import JsonTokenizer
 
@@ -59,19 +59,17 @@ def _encode_limits(nbytes: int) -> Limits:
 
 
 class Apart:
-    """The processes of one checkpoint: one at first, more once requests wait. Thread-safe."""
+    """What one tokenizer, one template, or both need of the processes, which all in this process share. Thread-safe."""
+
+    _number = itertools.count()
 
     def __init__(self) -> None:
-        self._opening: list[tuple[bytes, Limits]] = []
-        self._free: LifoQueue[Killable] = LifoQueue()
-        self._all: list[Killable] = []
-        self._lock = Lock()  # of the list
-        self._closed = False
-        self._free.put(self._new())
+        self._name = next(self._number)
+        self._opening: list[tuple[bytes, Limits]] = []  # what a process is told before it can do the others
 
     def open(self, limits: Limits, name: str, **options: Any) -> Any:
         """A job that is done in every process before others. Raises Unfinished, and what the job raises."""
-        payload = pack([name, [], options])
+        payload = pack([self._name, name, [], options])
         value = self._ask(payload, limits)
         self._opening.append((payload, limits))
         return value
@@ -79,71 +77,95 @@ class Apart:
     def ask(self, limits: Callable[[int], Limits], name: str, *args: Any, **options: Any) -> Any:
         """`limits` of the job's size. Raises Unfinished, EngineBusy, and what the job raises."""
         try:
-            payload = pack([name, args, options])
+            payload = pack([self._name, name, args, options])
         except (TypeError, ValueError, RecursionError) as e:
             raise InvalidParam("messages", f"{type(e).__name__}: {e}", "values that JSON can express") from e
         return self._ask(payload, limits(len(payload)))
 
-    def close(self) -> None:
-        """Idempotent; nothing can be asked any more."""
-        self._closed = True
-        with self._lock:
-            for process in self._all:
-                process.close()
-
     def _ask(self, payload: bytes, limits: Limits) -> Any:
-        if self._closed:
-            raise EngineDead("this model is closed", fix="make a new one")
-        process = self._take()
+        process = _pool.take(self._opening)
         try:
             try:
-                answer = process.ask(payload, limits)
+                answer = self._exchange(process, payload, limits)
             except Unfinished as e:
                 if not e.died:
                     raise
-                answer = process.ask(payload, limits)  # once more: that may not have been its fault
+                answer = self._exchange(process, payload, limits)  # once more: that may not have been its fault
         finally:
-            self._give(process)
+            _pool.give(process, self._opening)
         error, value = unpack(answer)
         if error is not None:
             raise error_of(ErrorInfo(**error))
         return value
 
-    def _new(self) -> Killable:
-        # in one thread there is no pool of them, whose stacks would count as memory
-        made = Killable("lmkit.text.process", self._opening, {"TOKENIZERS_PARALLELISM": "false"})
-        self._all.append(made)
-        return made
+    def _exchange(self, process: Killable, payload: bytes, limits: Limits) -> bytes:
+        answer = process.ask(payload, limits)
+        if answer == UNKNOWN:
+            _open(process, self._opening)
+            answer = process.ask(payload, limits)
+        return answer
 
-    def _take(self) -> Killable:
+
+def _open(process: Killable, opening: Iterable[tuple[bytes, Limits]]) -> None:
+    for payload, limits in opening:
+        process.ask(payload, limits)
+
+
+class _Pool:
+    """The processes: one at first, more once requests wait. They end with this process."""
+
+    def __init__(self) -> None:
+        self._free: LifoQueue[Killable] = LifoQueue()
+        self._num = 0
+        self._lock = Lock()  # of the number
+
+    def take(self, opening: list[tuple[bytes, Limits]]) -> Killable:
+        """One that nobody else has. Another is told the `opening` when there is none. Raises EngineBusy."""
         try:
-            return self._free.get(timeout=_PATIENCE)
+            return self._free.get(timeout=_PATIENCE if self._num else 0)
         except Empty:
             pass
         with self._lock:
-            if len(self._all) < _MAX_PROCESSES:
-                self._start(self._new())
+            added, self._num = self._num, min(self._num + 1, _MAX_PROCESSES)
+        # in one thread there is no pool of them, whose stacks would count as memory
+        made = Killable("lmkit.text.process", {"TOKENIZERS_PARALLELISM": "false"}) if added < self._num else None
+        if made is not None and not added:
+            return made
+        if made is not None:
+            self._start(made, opening)
         try:
             return self._free.get(timeout=_WAIT)
         except Empty:
             raise EngineBusy("too many texts are being prepared", fix="try again in a while") from None
 
-    def _give(self, process: Killable) -> None:
+    def give(self, process: Killable, opening: list[tuple[bytes, Limits]]) -> None:
         """One that was killed is replaced before anybody has to wait for that."""
-        if process.running or not self._opening:
+        if process.running or not opening:
             self._free.put(process)
         else:
-            self._start(process)
+            self._start(process, opening)
 
-    def _start(self, process: Killable) -> None:
+    def _start(self, process: Killable, opening: list[tuple[bytes, Limits]]) -> None:
         def run() -> None:
             try:
-                process.start()
+                _open(process, list(opening))
             except Unfinished as e:  # whoever takes it tries again
                 log.debug("the process for templates and tokenizers was not started: %s", e)
             self._free.put(process)
 
         Thread(target=run, name="lmkit-text", daemon=True).start()
+
+
+_pool = _Pool()
+
+
+def _forked() -> None:
+    """The pipes of a forked process are its parent's."""
+    global _pool
+    _pool = _Pool()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class ApartTokenizer(JsonTokenizer):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from lmkit.killable import serve
 from lmkit.text.render import Renderer
 from lmkit.text.tokenizer import JsonTokenizer, read_tokenizer
 
+UNKNOWN = b"unknown"  # an answer
+_KEPT = 4
 _SHOWN = 200  # characters of a library's message
 
 
@@ -39,8 +42,8 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__}")
 
 
-class Jobs:
-    """The jobs by name; what the first two make is used by the others."""
+class Opened:
+    """One tokenizer, one template, or both, and the jobs by name. What the first two jobs make the others use."""
 
     tokenizer: JsonTokenizer
     renderer: Renderer
@@ -70,11 +73,24 @@ class Jobs:
     def decode(self, *args: Any, **options: Any) -> str:
         return self.tokenizer.decode(*args, **options)
 
+
+class Jobs:
+    """Those of several parents' objects, of which the least recently used are forgotten."""
+
+    def __init__(self) -> None:
+        self._opened: OrderedDict[int, Opened] = OrderedDict()
+
     def handle(self, payload: bytes) -> bytes:
-        """`[name, arguments, options]` to `[error or None, value]`."""
-        name, args, options = unpack(payload)
+        """`[whose, name, arguments, options]` to `[error or None, value]`; UNKNOWN: it has to be opened first."""
+        whose, name, args, options = unpack(payload)
+        if whose not in self._opened:
+            if not name.startswith("open_"):
+                return UNKNOWN
+            while len(self._opened) >= _KEPT:
+                self._opened.popitem(last=False)
+        opened = self._opened[whose] = self._opened.pop(whose, None) or Opened()
         try:
-            return pack([None, getattr(self, name)(*args, **options)])
+            return pack([None, getattr(opened, name)(*args, **options)])
         except LmkitError as e:
             error = e.info()
         except (MemoryError, KeyboardInterrupt, SystemExit):

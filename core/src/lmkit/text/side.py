@@ -74,12 +74,6 @@ class TextSide:
         formats = _format(resolved, "tool_parser"), _format(resolved, "reasoning_parser")
         return cls(tokenizer, _renderer(tokenizer, template, formats), *formats, _defaults(checkpoint))
 
-    def close(self) -> None:
-        """Ends the processes of template and tokenizer. Idempotent."""
-        for part in (self.tokenizer, self.renderer):
-            if isinstance(part, (ApartTokenizer, ApartRenderer)):
-                part.apart.close()
-
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
