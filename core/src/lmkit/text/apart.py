@@ -291,7 +291,13 @@ class _Table:
         self._ids |= {token.content: i for i, token in added.items()}
         parts = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor")
         model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
-        empty = {**dict.fromkeys(parts), "version": "1.0", "added_tokens": [], "decoder": decoder, "model": model}
+        empty: dict[str, Any] = {
+            **dict.fromkeys(parts),
+            "version": "1.0",
+            "added_tokens": [],
+            "decoder": decoder,
+            "model": model,
+        }
         self.decoder = RawTokenizer.from_str(json.dumps(empty)).decoder
 
     def no_truncation(self) -> None: ...

@@ -88,7 +88,8 @@ class Jobs:
                 return UNKNOWN
             while len(self._opened) >= _KEPT:
                 self._opened.popitem(last=False)
-        opened = self._opened[whose] = self._opened.pop(whose, None) or Opened()
+        opened = self._opened.setdefault(whose, Opened())
+        self._opened.move_to_end(whose)
         try:
             return pack([None, getattr(opened, name)(*args, **options)])
         except LmkitError as e:
