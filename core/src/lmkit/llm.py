@@ -195,9 +195,7 @@ class LLM(PoolingCalls):
         for number, (prompt, one) in enumerate(zip(each, _per_prompt(params, len(each)), strict=True)):
             ids = self.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
             text = prompt if isinstance(prompt, str) else None
-            jobs.append(
-                self._expand(number, text, ids, one, n, lambda one=one: self.text.output_stream(one, parse=False))
-            )
+            jobs.append(self._completion_jobs(number, text, ids, one, n))
         return self._run(jobs, progress, adapter)
 
     def chat(
@@ -249,9 +247,7 @@ class LLM(PoolingCalls):
         (params,) = _per_prompt(params, 1)
         ids = self.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
         text = prompt if isinstance(prompt, str) else None
-        (job,) = self._expand(
-            0, text, ids, params, 1, lambda: self.text.output_stream(params, parse=False, num_prompt_tokens=len(ids))
-        )
+        (job,) = self._completion_jobs(0, text, ids, params, 1)
         yield from self._stream(job)
 
     def _stream(self, job: _Job) -> Iterator[OutputEvent]:
@@ -267,6 +263,14 @@ class LLM(PoolingCalls):
                         yield from job.stream.feed(event)
             finally:
                 core.abort([job.request.id])
+
+    def _completion_jobs(
+        self, number: int, text: str | None, ids: list[int], params: SamplingParams, n: int
+    ) -> list[_Job]:
+        """The n requests of one prompt that is to be continued."""
+        return self._expand(
+            number, text, ids, params, n, lambda: self.text.output_stream(params, parse=False, prompt_ids=ids)
+        )
 
     def _chat_jobs(
         self,
@@ -292,7 +296,8 @@ class LLM(PoolingCalls):
         definitions = [tool_def(tool) for tool in tools]
         if choice.mode == "named" and choice.name not in [d.name for d in definitions]:
             raise InvalidParam("tool_choice", choice.name, "the name of one of the tools")
-        params, constrained = self.text.constrain(params, text[-TAIL:], template_options, definitions, choice)
+        tail = self.text.prompt_tail(text, _text(messages[-1].get("content")) if continue_final_message else "")
+        params, constrained = self.text.constrain(params, tail, template_options, definitions, choice)
         return self._expand(
             number,
             shown(text),
@@ -300,9 +305,9 @@ class LLM(PoolingCalls):
             params,
             n,
             lambda: self.text.output_stream(
-                params, text[-TAIL:], definitions, num_prompt_tokens=len(ids), constrained=constrained
+                params, tail, definitions, prompt_ids=ids, continued=continue_final_message, constrained=constrained
             ),
-        )
+        )  # fmt: skip
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """The checkpoint's own sampling defaults (generation_config), changed as asked."""
@@ -494,7 +499,8 @@ class AsyncLLM(PoolingCalls):
         await self.close()
 
 
-TAIL = 256  # characters of a prompt that parsers look at
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(part.get("text") or "" for part in content or ())
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:

@@ -113,9 +113,10 @@ def test_a_template_that_is_nested_deeply_is_refused(source: str) -> None:
 def test_it_is_the_same_renderer(data: Path) -> None:
     """Everything that is known of a template, and what it renders, is what the class says in this process."""
     source = (data / "chat_templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
-    options: dict[str, Any] = {"control_tokens": ["<|im_end|>", "<think>"], "own_markers": ["<think>"]}
+    options: dict[str, Any] = {"control_tokens": ["<|im_end|>", "<think>"]}
     here = Renderer(source, {"bos_token": "<s>"}, **options)
     there = ApartRenderer(Apart(), source, {"bos_token": "<s>"}, **options)
+    assert here.findings
     public = [name for name in vars(here) if not name.startswith("_")]
     assert {name: getattr(there, name) for name in public} == {name: getattr(here, name) for name in public}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 2**70, "x": float("inf")}}}
@@ -295,6 +296,7 @@ def test_it_is_the_same_tokenizer(
     assert there.encode_pair("a b", "hello", 3) == here.encode_pair("a b", "hello", 3)
     assert (there.encode_inner is None) == (here.encode_inner is None)
     assert there.id_of("hello") == here.id_of("hello")
+    assert there.markers(["<tool_call>"]) == here.markers(["<tool_call>"])
 
 
 # ------------------------------------------------------------------------------------------------- files

@@ -23,7 +23,7 @@ def feed(side: TextSide, text: str, sizes: list[int] | None = None, finish: str 
          **params: object) -> tuple[list[OutputEvent], object]:  # fmt: skip
     """The events of a scripted answer that arrives in steps of `sizes` tokens."""
     ids = side.tokenizer.encode(text, add_special=False)
-    stream = side.output_stream(SamplingParams(**params), tail, [ToolDef("f")], num_prompt_tokens=7)  # type: ignore[arg-type]
+    stream = side.output_stream(SamplingParams(**params), tail, [ToolDef("f")], prompt_ids=range(7))  # type: ignore[arg-type]
     events: list[OutputEvent] = []
     at, sizes = 0, list(sizes or [1])
     while at < len(ids):
@@ -114,7 +114,7 @@ def test_logprobs_line_up(side: TextSide, answer: str, sizes: list[int]) -> None
 
 def test_usage(side: TextSide) -> None:
     answer = "<think>abc</think>yes"
-    stream = side.output_stream(SamplingParams(), num_prompt_tokens=5)
+    stream = side.output_stream(SamplingParams(), prompt_ids=range(5))
     ids = side.tokenizer.encode(answer)
     for i, token in enumerate(ids):
         stream.feed(TokenEvent("r", [token], "length" if i == len(ids) - 1 else None, num_cached=4 if i == 0 else None))

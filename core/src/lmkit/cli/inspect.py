@@ -8,6 +8,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lmkit.api import ConfigError, ModelInfo
 from lmkit.cli.options import plugin_host, with_config
@@ -57,6 +58,7 @@ def inspect(resolver: Resolver, context: int | None = None) -> dict[str, Any]:
             raise ConfigError(f"--context {context}: the model reads from 1 to {info.max_length} tokens")
         if "attention" not in resolver.errors and resolver.device is not None:
             found["memory"] = _memory(resolver, info, context or info.max_length)
+    found["ends"] = [{"id": e.id, "token": e.token, "from": list(e.sources)} for e in resolver.ends]
     choices = resolver.plan().choices if resolver.device is not None else ()
     found["run_by"] = [
         {"kind": c.kind, "component": c.component, "name": c.name, "why": c.why, "refused": [r.name for r in c.refused]}
@@ -124,6 +126,9 @@ def _show(found: dict[str, Any], console: Console) -> None:
             table.add_row("attention", f"{group['layers']} layers: {heads}{window}")
         if found["recurrent"]:
             table.add_row("recurrent state", f"{found['recurrent']} layers; no drafts, prefix cache where asked for")
+    if found["ends"]:
+        ends = (f"{e['id']} {e['token']} ({', '.join(e['from'])})" for e in found["ends"])
+        table.add_row("end tokens", Text("; ".join(ends)))  # not markup: they have brackets
     table.add_row("quantization", found["quantization"] or "none")
     if (parts := found.get("memory")) is not None:
         sizes = {name: format_size(parts[name]) for name in ("total", "weights", "activations", "kv", "process")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -47,6 +48,7 @@ ARGUMENTS = {"city": "Par\u00eds", "days": 3}
 TOOL = ToolDef("get_weather", "Weather of a city", {
     "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"],
 })  # fmt: skip
+MARKER = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])")  # looks like a token
 GRAMMAR_SECONDS = 60.0
 
 
@@ -122,15 +124,18 @@ def _template(text: TextSide) -> Iterator[Check]:
 
 def _control_tokens(text: TextSide) -> str:
     """A message that spells control tokens has as many of them as one that does not."""
-    tokenizer = text.tokenizer
-    spelt = "".join(tokenizer.piece(t).decode(errors="ignore") for t in sorted(tokenizer.special_ids)[:100])
+    assert text.renderer is not None
+    names = sorted(text.renderer.control_tokens)[:100]
+    control = {text.tokenizer.id_of(name) for name in text.renderer.control_tokens}
 
-    def count(content: str) -> int:
+    def count(parts: list[str]) -> int:
+        content = [{"type": "text", "text": part} for part in parts]
         ids = text.encode_prompt(text.render_chat([{"role": "user", "content": content}]), add_special=False)
-        return sum(i in tokenizer.special_ids for i in ids)
+        return sum(i in control for i in ids)
 
-    assert count(f"x{spelt}x") == count("xx"), "texts of clients can make control tokens"
-    return f"{len(tokenizer.special_ids)} in the vocabulary"
+    spelt = ["x", *names, *(half for name in names for half in (name[:2], name[2:])), "x"]
+    assert count(spelt) == count(["x", "x"]), "texts of clients can make control tokens"
+    return f"{len(control)} in the vocabulary"
 
 
 # ----------------------------------------------------------------------------------------------------- parsers
@@ -208,6 +213,8 @@ def _parse(text: TextSide, written: str) -> tuple[str, str, str, str]:
 def _tokenizer(text: TextSide, eos: tuple[int, ...]) -> Iterator[Check]:
     yield _run("tokenizer", "round trip", lambda: _round_trip(text))
     yield _run("tokenizer", "end tokens", lambda: _ends(text, eos))
+    if text.renderer is not None:
+        yield _end_of_turn(text, eos)
 
 
 def _round_trip(text: TextSide) -> str:
@@ -228,6 +235,26 @@ def _ends(text: TextSide, eos: tuple[int, ...]) -> str:
     missing = [i for i in eos if not text.tokenizer.piece(i)]
     assert not missing, f"ids {missing} are not in the vocabulary"
     return ", ".join(repr(text.tokenizer.piece(i).decode(errors="replace")) for i in eos)
+
+
+def _end_of_turn(text: TextSide, eos: tuple[int, ...]) -> Check:
+    """What the template writes behind an answer, as tokens, has one that ends it."""
+    from lmkit.text.ends import answer_tails
+
+    assert text.renderer is not None
+    part, name, control = "tokenizer", "end of turn", set[int]()
+    tails = list(answer_tails(text.renderer))
+    for tail in tails:
+        ids = text.encode_prompt(tail, add_special=False)
+        if (end := next((i for i in ids if i in eos), None)) is not None:
+            return Check(part, name, "ok", f"{text.tokenizer.piece(end).decode(errors='replace')!r} ({end})")
+        control.update(i for i in ids if i in text.tokenizer.special_ids)
+    if not tails:
+        return Check(part, name, "warning", "the template shows no answers of the assistant")
+    written = f"the template writes {tails[0][:60]!r} behind an answer"
+    if control or MARKER.match(tails[0]):
+        return Check(part, name, "failed", f"{written}, and no end token is in it: answers run on into the next turn")
+    return Check(part, name, "warning", f"{written}, which has no token: answers end where the model ends them")
 
 
 # ---------------------------------------------------------------------------------------------------- grammars

@@ -70,6 +70,7 @@ from lmkit.plugins.stages import claim_of
 log = logging.getLogger("lmkit.plugins")
 
 FALLBACK = "transformers"  # the model plugin that runs architectures without a family of their own
+END_TOKENS = "lmkit.text.ends:find_ends"  # it renders, which this layer cannot
 MAX_STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
 
 
@@ -101,6 +102,7 @@ class Resolver:
         self.info: ModelInfo | None = None
         self.dtype = self.kv_dtype = ""
         self.outcomes: list[Outcome] = []
+        self.ends: Sequence[Any] = ()  # lmkit.text.ends.EndToken: id, token, sources
         self.errors: dict[str, LmkitError] = {}  # step -> why it failed, or why one it needs failed
         self.roots: dict[str, str] = {}  # skipped step -> the step that failed
         self._platform: PlatformSpec | None = None
@@ -127,6 +129,7 @@ class Resolver:
         ):
             self._step(topic, choose)
         self._step("parsers", self._choose_parsers, needs=("checkpoint",))
+        self._step("ends", self._find_ends, needs=("model", "platform", "parsers"))
         self._step("options", self._check_options)
         self._step("values", self._settle_values, needs=("model", "platform", "attention"))
         for choice in self._choices:
@@ -203,8 +206,6 @@ class Resolver:
         self.info = replace(info, pooler=complete_pooler(info, checkpoint, task))
         if self.info.pooler is not None:
             self._derive("pooler", msgspec.to_builtins(self.info.pooler), "the checkpoint's modules and configuration")
-        eos = [*self.described_model.eos_token_ids, *_ints(checkpoint.generation_config.get("eos_token_id"))]
-        self._derive("eos_token_ids", sorted(set(eos)), "config and generation_config")
 
     def _implementation(self, native: str, known: Sequence[str]) -> str:
         """Name of the model plugin: the family's own, or the one that runs any. Raises SelectionError by name."""
@@ -382,6 +383,16 @@ class Resolver:
         if own := chat_templates(checkpoint.path):
             return "\n".join(own.values())
         return self.host.first("lmkit_chat_template", checkpoint=checkpoint) or ""
+
+    def _find_ends(self) -> None:
+        """What the files name, and what the chat template ends a turn with."""
+        checkpoint, info = self.found_checkpoint, self.described_model
+        ids = {
+            "config": info.eos_token_ids,
+            "generation_config": _ints(checkpoint.generation_config.get("eos_token_id")),
+        }
+        self.ends = load_target(END_TOKENS)(checkpoint, self.plan(), self.config, self.host, info, ids)
+        self._derive("eos_token_ids", [end.id for end in self.ends], "; ".join(map(str, self.ends)) or "none is named")
 
     def _check_options(self) -> None:
         """Options of chosen plugins go into their choices; those of others are checked for existence only."""

@@ -140,7 +140,8 @@ class Chat:
                 p = replace(p, prompt_logprobs=None)  # the same for all choices
             stream = text.output_stream(
                 p, tail, tools,
-                num_prompt_tokens=len(token_ids),
+                prompt_ids=token_ids,
+                continued=bool(r.continue_final_message),
                 include_stop=bool(r.include_stop_str_in_output),
                 skip_special=r.skip_special_tokens is not False,
                 single_call=r.parallel_tool_calls is False,

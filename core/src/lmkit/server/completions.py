@@ -90,7 +90,7 @@ class Completions:
             for p in expand(params, self._n):
                 index = len(choices)
                 stream = text.output_stream(
-                    p, parse=False, num_prompt_tokens=len(token_ids), context=token_ids,
+                    p, parse=False, prompt_ids=token_ids,
                     include_stop=bool(r.include_stop_str_in_output), skip_special=r.skip_special_tokens is not False,
                 )  # fmt: skip
                 request = make_request(

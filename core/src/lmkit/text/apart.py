@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, LifoQueue
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
@@ -176,7 +176,7 @@ class ApartTokenizer(JsonTokenizer):
         options = dict(table)
         tokens, added, decoder = (options.pop(name) for name in ("tokens", "added", "decoder"))
         remote = None if _is_safe(decoder) else self._decode
-        raw = _Table(tokens, {i: AddedToken(text, special=special) for i, text, special in added}, decoder, remote)
+        raw = _Table(tokens, added, decoder, remote)
         super().__init__(raw, **options)  # type: ignore[arg-type]
 
     def encode(self, text: str, **options: Any) -> list[int]:
@@ -203,6 +203,11 @@ class ApartTokenizer(JsonTokenizer):
 
         return encode
 
+    @property
+    def fold(self) -> Callable[[str], str] | None:
+        """None: the template's process asks the tokenizer there."""
+        return None
+
     def _decode(self, ids: Sequence[int]) -> str:
         return self._ask("decode", list(ids), skip_special=False)
 
@@ -219,9 +224,12 @@ class ApartTokenizer(JsonTokenizer):
 class ApartRenderer(Renderer):
     """Renders in another process."""
 
-    def __init__(self, apart: Apart, source: str, special_tokens: Mapping[str, str], **options: Any) -> None:
-        """As Renderer. Raises ConfigError."""
-        self.apart = apart
+    def __init__(
+        self, apart: Apart, source: str, special_tokens: Mapping[str, str], *, trying: bool = False, **options: Any
+    ) -> None:
+        """As Renderer. `trying`: once something has taken too much, all else fails at once. Raises ConfigError."""
+        self.apart, self._trying = apart, trying
+        self._spent: TemplateFailed | None = None
         options = {name: list(v) if isinstance(v, Iterable) and not isinstance(v, str) else v
                    for name, v in options.items()}  # fmt: skip
         try:
@@ -238,9 +246,19 @@ class ApartRenderer(Renderer):
                 f"the chat template does not compile: {e.message}", fix="give another one with --chat-template FILE"
             ) from e
         vars(self).update(facts)
-        self.options = frozenset(facts["options"])
+        self.options, self.control_tokens = frozenset(facts["options"]), frozenset(facts["control_tokens"])
 
     def render(self, messages: Sequence[Mapping[str, Any]], *args: Any, **options: Any) -> str:
+        if self._spent is not None:
+            raise self._spent
+        try:
+            return self._render(messages, *args, **options)
+        except TemplateFailed as e:
+            if self._trying and "more than it may" in e.message:
+                self._spent = e
+            raise
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], *args: Any, **options: Any) -> str:
         try:
             return self.apart.ask(_render_limits, "render", messages, *args, **options)
         except Unfinished as e:
@@ -278,17 +296,29 @@ def _busy(error: Unfinished) -> EngineBusy | None:
     return EngineBusy(f"the process for templates and tokenizers failed: {error}", fix="try again in a while")
 
 
+class _Model(NamedTuple):
+    """The part that knows pieces of text: here only which of the added tokens are such, too."""
+
+    added: Mapping[int, str]
+
+    def id_to_token(self, token: int) -> str | None:
+        return self.added.get(token)
+
+
 class _Table:
     """What JsonTokenizer asks of `tokenizers.Tokenizer`, but for encoding."""
 
     def __init__(
-        self, tokens: Sequence[str | None], added: Mapping[int, AddedToken], decoder: Mapping[str, Any] | None,
+        self, tokens: Sequence[str | None], added: Sequence[tuple[int, str, bool, bool]],
+        decoder: Mapping[str, Any] | None,
         decode: Callable[[Sequence[int]], str] | None,
     ) -> None:  # fmt: skip
-        """`decode`: where the decoder itself is not to be run here."""
-        self._tokens, self._added, self._decode = tokens, added, decode
+        """`added`: id, text, special, of the model too. `decode`: where the decoder itself is not to be run here."""
+        self._tokens, self._decode = tokens, decode
+        self._added = {i: AddedToken(text, special=special) for i, text, special, _ in added}
+        self.model = _Model({i: text for i, text, _, of_model in added if of_model})
         self._ids = {token: i for i, token in enumerate(tokens) if token is not None}
-        self._ids |= {token.content: i for i, token in added.items()}
+        self._ids |= {token.content: i for i, token in self._added.items()}
         parts = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor")
         model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
         empty: dict[str, Any] = {

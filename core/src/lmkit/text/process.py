@@ -45,8 +45,8 @@ def _plain(value: Any) -> Any:
 class Opened:
     """One tokenizer, one template, or both, and the jobs by name. What the first two jobs make the others use."""
 
-    tokenizer: JsonTokenizer
-    renderer: Renderer
+    tokenizer: JsonTokenizer | None = None
+    renderer: Renderer | None = None
 
     def open_tokenizer(self, path: str, **options: Any) -> dict[str, Any]:
         """What JsonTokenizer is made of, but for what can encode."""
@@ -54,23 +54,30 @@ class Opened:
         return self.tokenizer.table()
 
     def open_template(self, **options: Any) -> dict[str, Any]:
-        """What is known of the template."""
-        self.renderer = Renderer(**options)
+        """What is known of the template. The tokenizer that is open says what else spells control tokens."""
+        fold = self.tokenizer.fold if self.tokenizer is not None else None
+        self.renderer = Renderer(fold=fold, **options)
+        assert self.renderer.findings  # found out now, and not in a request
         return {name: value for name, value in vars(self.renderer).items() if not name.startswith("_")}
 
     def render(self, *args: Any, **options: Any) -> str:
+        assert self.renderer is not None
         return self.renderer.render(*args, **options)
 
     def encode(self, *args: Any, **options: Any) -> Any:
+        assert self.tokenizer is not None
         return self.tokenizer.encode(*args, **options)
 
     def encode_marked(self, *args: Any, **options: Any) -> Any:
+        assert self.tokenizer is not None
         return self.tokenizer.encode_marked(*args, **options)
 
     def encode_pair(self, *args: Any, **options: Any) -> Any:
+        assert self.tokenizer is not None
         return self.tokenizer.encode_pair(*args, **options)
 
     def decode(self, *args: Any, **options: Any) -> str:
+        assert self.tokenizer is not None
         return self.tokenizer.decode(*args, **options)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import jinja2
@@ -19,8 +19,10 @@ import jinja2.nodes
 import jinja2.parser
 
 from lmkit.api import ChatWriter, ConfigError, InvalidParam, TemplateFailed
-from lmkit.text.budget import Budget, BudgetedEnvironment, BudgetSpent
-from lmkit.text.control import marker
+from lmkit.text.budget import Budget, BudgetSpent
+from lmkit.text.control import breaker, marker
+from lmkit.text.origin import concat, theirs_of_request
+from lmkit.text.tracked import TrackedEnvironment
 
 _NAME = "chat template"
 _END = "\u2061lmkit-end\u2061"  # marks the end of a message that is to be continued
@@ -65,18 +67,18 @@ class Renderer:
 
     def __init__(
         self, source: str | ChatWriter, special_tokens: Mapping[str, str], *, tools_source: str | None = None,
-        control_tokens: Iterable[str] = (), own_markers: Iterable[str] = (),
+        control_tokens: Iterable[str] = (), fold: Callable[[str], str] | None = None,
     ) -> None:  # fmt: skip
         """`tools_source`: another template, for requests with tools. `control_tokens`: what must not come from clients
-        (see lmkit.text.control); `own_markers`: those of them that may stand in a message of the assistant.
+        (see lmkit.text.control), whoever of them is said to have written it; `fold`: what else spells them.
 
         Raises ConfigError.
         """
         self._special = dict(special_tokens)
         self._generate: Callable[[Mapping[str, Any]], Iterator[str]]
-        own = set(own_markers)
-        self._mark = marker(control_tokens)
-        self._mark_assistant = marker(t for t in control_tokens if t not in own)
+        self.control_tokens = frozenset(control_tokens)
+        self._mark, self._broken = marker(self.control_tokens, fold), breaker(self.control_tokens, fold)
+        self._is_written = not isinstance(source, str)
         if isinstance(source, str):
             self._compile(source)
         else:
@@ -86,18 +88,27 @@ class Renderer:
         self.content = self._find_content()
         self._with_tools = None
         if tools_source is not None:
-            self._with_tools = Renderer(tools_source, special_tokens)
-            self._with_tools._mark, self._with_tools._mark_assistant = self._mark, self._mark_assistant
+            self._with_tools = Renderer(tools_source, special_tokens, control_tokens=self.control_tokens, fold=fold)
             self.takes_tools = self._with_tools.takes_tools
             self.options |= self._with_tools.options
+
+    @cached_property
+    def findings(self) -> dict[str, str]:
+        """See lmkit.text.probe."""
         from lmkit.text.probe import probe
 
-        self.findings = probe(self)
-        self.takes_system = self.findings["system"] == "yes"
-        self.takes_tool_results = self.findings["tool results"] == "yes"
+        return probe(self)
+
+    @property
+    def takes_system(self) -> bool:
+        return self.findings["system"] == "yes"
+
+    @property
+    def takes_tool_results(self) -> bool:
+        return self.findings["tool results"] == "yes"
 
     def _compile(self, source: str) -> None:
-        env = BudgetedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
+        env = TrackedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
         env.filters["tojson"] = env.checked(_tojson)
         env.globals["raise_exception"] = _raise
         env.globals["strftime_now"] = _now
@@ -145,29 +156,47 @@ class Renderer:
         if continue_final_message:
             add_generation_prompt = False
             _mark_end(shaped)
-        mark = self._mark
-        text = self._run(shaped, mark(list(tools)), mark(kwargs or {}), add_generation_prompt, mark(list(documents)))
+        text = self._guarded(shaped, list(tools), dict(kwargs or {}), list(documents), add_generation_prompt)
         if continue_final_message:
             text, found, _ = text.rpartition(_END)
             if not found:
                 raise TemplateFailed("the chat template drops the final message, it cannot be continued")
-        return text
+        return self._broken(text)
+
+    def _guarded(self, messages: list[dict], tools: list, kwargs: dict, documents: list, add_prompt: bool) -> str:
+        """A writer gets marked texts. So does a template that refuses what it was given, as some do with texts that
+        spell their control tokens: those do no harm any more."""
+        refused = None
+        if not self._is_written:
+            try:
+                return self._run(messages, tools, kwargs, add_prompt, documents)
+            except TemplateFailed as e:
+                if not isinstance(e.__cause__, jinja2.TemplateError):
+                    raise
+                refused = e
+        given = [messages, tools, kwargs, documents]
+        marked = [self._mark(value) for value in given]
+        if refused is not None and marked == given:
+            raise refused
+        messages, tools, kwargs, documents = marked
+        return self._run(messages, tools, kwargs, add_prompt, documents)
 
     def _run(
         self, messages: list[dict], tools: Sequence[Mapping], kwargs: Mapping, add_prompt: bool,
         documents: Sequence[Mapping] = (),
     ) -> str:  # fmt: skip
         budget = Budget()
-        variables = {**self._special, **kwargs, "messages": messages, "tools": list(tools) or None,
-                     "documents": list(documents) or None,
-                     "add_generation_prompt": add_prompt}  # fmt: skip
+        given = {**kwargs, "messages": messages, "tools": list(tools) or None, "documents": list(documents) or None}
+        if not self._is_written:
+            given = theirs_of_request(given)
+        variables = {**self._special, **given, "add_generation_prompt": add_prompt}
         try:
             with budget.running():
                 parts = []
                 for part in self._generate(variables):
                     budget.output(len(part))
                     parts.append(part)
-                return "".join(parts)
+                return concat(parts)
         except BudgetSpent as e:
             raise TemplateFailed(f"the chat template used more than it may: {e}") from e
         except (MemoryError, RecursionError) as e:
@@ -188,9 +217,7 @@ class Renderer:
             shaped["content"] = ""
         if message.get("tool_calls"):
             shaped["tool_calls"] = [_shape_call(c) for c in message["tool_calls"]]
-        role = shaped.pop("role", None)
-        marked = (self._mark_assistant if role == "assistant" else self._mark)(shaped)
-        return {"role": role, **marked}
+        return {"role": None, **shaped}
 
     def _find_content(self) -> Literal["string", "list", "both"]:
         """Asked by rendering: a list that is shown part by part, and not as Python would print it, is understood."""

@@ -71,7 +71,7 @@ class TextSide:
         tokenizer = load_tokenizer(checkpoint, resolved, config, host)
         if not (template or tokenizer.chat_template or config.model.tokenizer):
             template = chat_templates(checkpoint.path).get("default")
-        formats = _format(resolved, "tool_parser"), _format(resolved, "reasoning_parser")
+        formats = format_of(resolved, "tool_parser"), format_of(resolved, "reasoning_parser")
         return cls(tokenizer, _renderer(tokenizer, template, formats), *formats, _defaults(checkpoint))
 
     def render_chat(
@@ -163,18 +163,19 @@ class TextSide:
         tools: Sequence[ToolDef] = (),
         parse: bool = True,
         *,
-        num_prompt_tokens: int = 0,
+        prompt_ids: Sequence[int] = (),
+        continued: bool = False,
         include_stop: bool = False,
         skip_special: bool = True,
         single_call: bool = False,
         constrained: bool = False,
-        context: Sequence[int] = (),
     ) -> OutputStream:
         """The stream of one choice. `parse=False`: all output is text (completions, reasoning is not separated).
 
-        `constrained`: `constrain` says that the answer is calls, or one text in which markers are text. `context`: the
-        prompt's tokens, when the text goes on where the prompt ends.
+        `constrained`: `constrain` says that the answer is calls, or one text in which markers are text. What is not
+        parsed, or goes on with a message (`continued`), joins to the text of `prompt_ids`; other answers begin anew.
         """
+        context = prompt_ids if continued or not parse else ()
         formats = in_order(self.reasoning_format, self.tool_format if tools else None) if parse else []
         stages = [start_parser(fmt, prompt_tail, tools, constrained=constrained) for fmt in formats]
         keep = frozenset[str]().union(*(fmt.keep_special for fmt in formats))
@@ -184,7 +185,7 @@ class TextSide:
             Stops(params.stop, include=include_stop),
             Chain(*stages) if stages else None,
             next((stage for stage in stages if hasattr(stage, "inside")), None),
-            Usage(num_prompt_tokens),
+            Usage(len(prompt_ids)),
             show_stop=include_stop,
             single_call=single_call,
         )
@@ -206,12 +207,16 @@ def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]
         return None
     variables = getattr(tokenizer, "special_tokens", None) or _special_tokens(tokenizer)
     tools_source = tokenizer.tools_template if isinstance(tokenizer, JsonTokenizer) and not template else None
-    control = [tokenizer.piece(token).decode(errors="replace") for token in tokenizer.special_ids]
-    own = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
-    if not isinstance(source, str):  # code of a plugin, and no data of a checkpoint
-        return Renderer(source, variables, tools_source=tools_source, control_tokens=control, own_markers=own)
-    apart = tokenizer.apart if isinstance(tokenizer, ApartTokenizer) else Apart()
-    return ApartRenderer(apart, source, variables, tools_source=tools_source, control_tokens=control, own_markers=own)
+    control = {tokenizer.piece(token).decode(errors="replace") for token in tokenizer.special_ids}
+    if isinstance(tokenizer, JsonTokenizer):
+        kept = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
+        control |= tokenizer.markers([*(t for t in (source, tools_source) if isinstance(t, str)), *kept])
+    if isinstance(source, str):
+        apart = tokenizer.apart if isinstance(tokenizer, ApartTokenizer) else Apart()
+        return ApartRenderer(apart, source, variables, tools_source=tools_source, control_tokens=control)
+    renderer = Renderer(source, variables, control_tokens=control)  # code of a plugin, and no data of a checkpoint
+    assert renderer.findings  # found out now, and not in a request
+    return renderer
 
 
 def load_tokenizer(
@@ -223,7 +228,7 @@ def load_tokenizer(
         if tokenizer is not None:
             return tokenizer
     eos = resolved.value("eos_token_ids") or _eos_ids(checkpoint)
-    return open_tokenizer(_directory(checkpoint, config.model), eos_token_ids=eos)
+    return open_tokenizer(tokenizer_directory(checkpoint, config.model), eos_token_ids=eos)
 
 
 def vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int], size: int) -> Vocabulary:
@@ -233,7 +238,7 @@ def vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int], size: int) ->
     return Vocabulary(pieces, frozenset(tokenizer.special_ids), tuple(eos_token_ids), size, encode)
 
 
-def _directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:
+def tokenizer_directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:
     """Where the tokenizer's files are: with the checkpoint, or in a directory or hub id of their own."""
     if model.tokenizer is None:
         return checkpoint.path
@@ -246,7 +251,7 @@ def _directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:
     return download(model.tokenizer, options, _TOKENIZER_FILES)
 
 
-def _format(resolved: ResolvedPlan, kind: str) -> Any:
+def format_of(resolved: ResolvedPlan, kind: str) -> Any:
     choice = resolved.choice(kind)
     if choice is None:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
-from lmkit.api import CheckpointError, InvalidParam
+from lmkit.api import CheckpointError
 from lmkit.plugins.chat_templates import chat_templates, read_object, read_own
-from lmkit.text.control import MARK, shown
+from lmkit.text.control import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
 _LONG = 1024  # characters
@@ -73,7 +73,10 @@ class JsonTokenizer:
         ids = self._raw.get_vocab(with_added_tokens=True).values()
         return {
             "tokens": [self._raw.id_to_token(i) for i in range(1 + max(chain(ids, self._added), default=-1))],
-            "added": [(i, token.content, token.special) for i, token in self._added.items()],
+            "added": [
+                (i, token.content, token.special, self._raw.model.id_to_token(i) is not None)
+                for i, token in self._added.items()
+            ],
             "decoder": _decoder(self._raw) or None,
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
@@ -83,6 +86,29 @@ class JsonTokenizer:
             "tools_template": self.tools_template,
         }
 
+    def markers(self, texts: Iterable[str]) -> set[str]:
+        """Added tokens that are not special and yet mean more than their text, as `<think>` does.
+
+        They begin and end with a sign, and are no part of the vocabulary that the model was first trained with, or
+        stand in one of `texts`, which are the model's templates and formats. Others are words, blanks and the like.
+        """
+        found = set()
+        for token, added in self._added.items():
+            text = added.content
+            if not added.special and len(text) > 2 and _is_sign(text[0]) and _is_sign(text[-1]):
+                of_its_own = self._raw.model.id_to_token(token) is None and any(map(str.isalpha, text))
+                if of_its_own or any(text in other for other in texts):
+                    found.add(text)
+        return found
+
+    @property
+    def fold(self) -> Callable[[str], str] | None:
+        """What is done to a text before those added tokens are looked for that want it so; None: nothing is."""
+        normalizer = self._raw.normalizer
+        if normalizer is None or not any(added.normalized for added in self._added.values()):
+            return None
+        return normalizer.normalize_str
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         if len(text) > _LONG:  # the batch call lets other threads run, and does not compute offsets
             ids = self._raw.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
@@ -91,13 +117,11 @@ class JsonTokenizer:
         return self._prefix + ids if add_special and self._prefix else ids
 
     def encode_marked(self, text: str, *, add_special: bool = True) -> list[int]:
-        """`text` with MARKs in it (see lmkit.text.control), which belong to no token. Raises InvalidParam."""
+        """`text` with MARKs in it (see lmkit.text.control), which belong to no token."""
         if MARK not in text:
             return self.encode(text, add_special=add_special)
         if self._byte_level:
-            first, *rest = text.split(MARK)
-            ids = self.encode(first, add_special=add_special)
-            return ids + [token for part in rest for token in self.encode(part, add_special=False)]
+            return self._encode_parts(text.split(MARK), add_special)
         # Other vocabularies write a blank where a text begins, so the MARK is tokenized too, as its bytes.
         marks = [self.id_of(f"<0x{byte:02X}>") for byte in MARK.encode()]
         ids, kept, at = self.encode(text, add_special=add_special), [], 0
@@ -108,8 +132,13 @@ class JsonTokenizer:
                 kept.append(ids[at])
                 at += 1
         if (len(ids) - len(kept)) != len(marks) * text.count(MARK):
-            raise InvalidParam("messages", shown(text)[:80], "text without control tokens of this model's tokenizer")
+            return self._encode_parts(text.split(MARK), add_special)  # it has no bytes: then with some blanks more
         return kept
+
+    def _encode_parts(self, parts: Sequence[str], add_special: bool) -> list[int]:
+        first, *rest = parts
+        ids = self.encode(first, add_special=add_special)
+        return ids + [token for part in rest for token in self.encode(part, add_special=False)]
 
     @property
     def encode_inner(self) -> Callable[[str], list[int]] | None:
@@ -190,6 +219,10 @@ def _decoder(raw: RawTokenizer) -> dict[str, Any]:
     return {} if decoder is None else json.loads(decoder.__getstate__())
 
 
+def _is_sign(char: str) -> bool:
+    return not (char.isalnum() or char.isspace() or char == "\u2581")
+
+
 def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_template: str | None = None) -> JsonTokenizer:
     """Reads tokenizer.json and, where present, tokenizer_config.json, special_tokens_map.json, chat_template.jinja.
 
@@ -214,7 +247,7 @@ def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
     except (ValueError, TypeError, AttributeError, OverflowError) as e:
         raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder: {e}", fix="download it again") from e
     templates = chat_templates(path)
-    special = {k: _content(v) for k, v in settings.items() if k.endswith("_token") and _content(v)}
+    special = {k: content_of(v) for k, v in settings.items() if k.endswith("_token") and content_of(v)}
     return JsonTokenizer(
         raw,
         bos_token=special.get("bos_token"),
@@ -258,7 +291,7 @@ def _check_ids(file: Path, data: bytes) -> None:
         )
 
 
-def _content(token: Any) -> str:
+def content_of(token: Any) -> str:
     """Special tokens are written as a string or as {"content": ...}."""
     value = token.get("content") if isinstance(token, dict) else token
     return value if isinstance(value, str) else ""
@@ -270,7 +303,7 @@ def _add_missing(raw: RawTokenizer, added: Any) -> None:
         return
     known = raw.get_added_tokens_decoder()
     for key, entry in sorted(added.items(), key=lambda item: int(item[0])):
-        text = _content(entry)
+        text = content_of(entry)
         if not text or int(key) in known or raw.id_to_token(int(key)) not in (None, text):
             continue
         if raw.id_to_token(int(key)) is None and int(key) != raw.get_vocab_size(with_added_tokens=True):
