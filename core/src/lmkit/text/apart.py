@@ -153,7 +153,10 @@ class _Pool:
                 log.debug("the process for templates and tokenizers was not started: %s", e)
             self._free.put(process)
 
-        Thread(target=run, name="lmkit-text", daemon=True).start()
+        try:
+            Thread(target=run, name="lmkit-text", daemon=True).start()
+        except RuntimeError:  # no more threads
+            self._free.put(process)
 
 
 _pool = _Pool()
@@ -165,7 +168,8 @@ def _forked() -> None:
     _pool = _Pool()
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class ApartTokenizer(JsonTokenizer):
