@@ -69,13 +69,18 @@ class Server:
 
     def engine_pids(self) -> list[int]:
         """Engine processes of this server."""
+        return self.children(but="lmkit.text.process")
+
+    def children(self, but: str = "-") -> list[int]:
+        """Processes that it started; not those that run the module `but`."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = stat.read_text().rpartition(")")[2].split()
+                command = stat.with_name("cmdline").read_bytes()
             except OSError:
                 continue
-            if int(fields[1]) == self.process.pid and fields[0] != "Z":
+            if int(fields[1]) == self.process.pid and fields[0] != "Z" and but.encode() not in command.split(b"\0"):
                 found.append(int(stat.parent.name))
         return found
 

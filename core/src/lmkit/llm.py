@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -158,9 +159,10 @@ class LLM(PoolingCalls):
         self.resolved, self.checkpoint, self.info = resolve(self.config, host)
         if own_process:
             adopt_environment(platform_environment(self.config, self.resolved))
-        from lmkit.engine.build import build_engine  # imports torch
-
-        self.text = TextSide.open(self.checkpoint, self.resolved, self.config, host)
+        with ThreadPoolExecutor(1) as beside:
+            opening = beside.submit(TextSide.open, self.checkpoint, self.resolved, self.config, host)
+            from lmkit.engine.build import build_engine  # imports torch, which takes as long
+        self.text = opening.result()
         self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress, self.text.tokenizer)
         self._observers = Observers(host, self.resolved, self.facts)
         self._observers.started()

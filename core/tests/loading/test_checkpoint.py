@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from lmkit.api import CheckpointError, CheckpointOptions
 from lmkit.loading.checkpoint import INDEX, PATTERNS, UNNEEDED, open_checkpoint, read_index
+from lmkit.loading.safetensors import SafetensorsLoader
 from safetensors.torch import save_file
 
 NOWHERE = CheckpointOptions(offline=True)
@@ -102,6 +105,31 @@ def test_unusable_directories(directory: Directory, files: dict[str, Any], words
     files = {"model__safetensors": {"a"}, **files} if "config__json" in files else files
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(str(directory(**files)), NOWHERE)
+
+
+@pytest.mark.parametrize("number", [1 << 63, (1 << 64) - 1, 1 << 64, -(1 << 63), -(1 << 64), 10**400])
+def test_numbers_of_any_size_can_be_sent(directory: Directory, number: int) -> None:
+    """A checkpoint crosses processes, and what is sent holds 64 bits."""
+    path = directory(model__safetensors={"a"}, generation_config__json={"x": [{"y": number}]})
+    found = open_checkpoint(str(path), NOWHERE)
+    assert found is not None
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(found.generation_config))
+    assert back["x"][0]["y"] == (number if -(1 << 63) <= number < 1 << 64 else float(str(number)))
+
+
+def test_a_name_that_stands_twice_is_refused(directory: Directory) -> None:
+    one = '"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
+    for head in (
+        "{" + ", ".join([one, one.replace("a", "b", 1).replace("[0, 8]", "[8, 16]"), one]) + "}",
+        "{" + one.replace('"shape"', '"shape": [2], "shape"') + "}",
+        '{"__metadata__": {"x": "1", "x": "2"}, ' + one + "}",
+    ):
+        data = bytes(16 if '"b"' in head else 8)
+        path = directory(model__safetensors=struct.pack("<Q", len(head)) + head.encode() + data)
+        found = open_checkpoint(str(path), NOWHERE)
+        assert found is not None
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
+            SafetensorsLoader().tensors(found)
 
 
 def test_directory_without_configuration(tmp_path: Path) -> None:

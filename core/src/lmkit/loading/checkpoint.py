@@ -67,12 +67,18 @@ def read_directory(ref: str, path: Path, revision: str | None = None) -> Checkpo
 def read_json(path: Path) -> Mapping[str, Any]:
     """A JSON object. Raises CheckpointError naming the file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), parse_int=_number)
     except (OSError, ValueError, RecursionError) as e:
         raise CheckpointError(f"{path} cannot be read: {e}") from e
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
     return value
+
+
+def _number(text: str) -> int | float:
+    """One of more than 64 bits as most readers of JSON take it: messages between processes hold no larger integers."""
+    value = int(text)
+    return value if -(1 << 63) <= value < 1 << 64 else float(text)
 
 
 def read_index(path: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
+from collections import Counter
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -78,6 +79,7 @@ class SafetensorsLoader:
     def header(self, path: Path) -> Iterator[TensorEntry]:
         """The tensors of one file."""
         with reading(path), safe_open(path, framework="pt", device="cpu") as file:
+            _check_names(path)
             for name in file.keys():  # noqa: SIM118  (not a mapping)
                 view = file.get_slice(name)
                 shape, dtype = tuple(view.get_shape()), DTYPES.get(view.get_dtype())
@@ -100,6 +102,21 @@ class SafetensorsLoader:
         extra = next((n for n in entries if n not in names), None)
         if extra:
             raise CheckpointError(f"{entries[extra].file} holds {extra}, which {index.name} does not name")
+
+
+def _check_names(path: Path) -> None:
+    """That no name stands twice in the header, of which readers would take one or the other. Raises ValueError."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+            raise ValueError(f"its header holds {name!r} twice")
+        return found
+
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")  # which the library has checked
+        json.loads(file.read(size), object_pairs_hook=once)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,9 @@ from lmkit.api import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from lmkit.plugins.host import PluginHost
+
+MAX_FILE = 256 << 20  # bytes
+_CACHED = re.compile(r"/models--[^/]+/(blobs|snapshots)/")  # a file in a hub's cache
 
 
 def chat_templates(path: Path) -> dict[str, str]:
@@ -27,7 +31,7 @@ def chat_templates(path: Path) -> dict[str, str]:
         found = {"default": value} if isinstance(value, str) else {}
     files = {"default": path / "chat_template.jinja"}
     files |= {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
-    found |= {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    found |= {name: read_own(file, path).decode(errors="replace") for name, file in files.items() if file.is_file()}
     if found and "default" not in found:
         found["default"] = found.get("tool_use") or next(iter(found.values()))
     return found
@@ -50,13 +54,31 @@ def read_template(name: str, host: PluginHost | None) -> str:
         raise ConfigError(f"the chat template {name} is not text: {e.reason}", fix="give a UTF-8 text file") from e
 
 
+def read_own(file: Path, folder: Path | None = None) -> bytes:
+    """A file in the `folder` of a checkpoint (default: the one it is in).
+
+    Raises CheckpointError for a link that leads elsewhere: clients may be shown a prompt, and with it any file that the
+    server can read. A hub's cache is no elsewhere: there, every file is a link.
+    """
+    try:
+        target = file.resolve(strict=True)
+        inside = target.is_relative_to((folder or file.parent).resolve()) or _CACHED.search(target.as_posix())
+        if not inside:
+            raise CheckpointError(f"{file} is a link to {target}, outside of the checkpoint", fix="copy the file")
+        if target.stat().st_size > MAX_FILE:
+            raise CheckpointError(f"{file} has more than {MAX_FILE >> 20} MiB", fix="download it again")
+        return target.read_bytes()
+    except (OSError, RuntimeError) as e:  # RuntimeError: links in a circle
+        raise CheckpointError(f"{file} cannot be read: {e}", fix="download it again") from e
+
+
 def read_object(file: Path) -> dict[str, Any]:
     """A JSON object, {} when there is no file. Raises CheckpointError when it holds something else."""
     if not file.is_file():
         return {}
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as e:
+        data = json.loads(read_own(file))
+    except (ValueError, RecursionError) as e:
         raise CheckpointError(f"{file} is not JSON: {e}", fix="download it again") from e
     if not isinstance(data, dict):
         raise CheckpointError(f"{file} is not a JSON object", fix="download it again")

@@ -585,7 +585,7 @@ def _family(architecture: str) -> str:
 def _ints(value: object) -> list[int]:
     """generation_config's eos_token_id: absent, one id or a list of them. Raises CheckpointError."""
     found = value if isinstance(value, list) else [] if value is None else [value]
-    ids = [v for v in found if isinstance(v, int) and not isinstance(v, bool)]
+    ids = [v for v in found if isinstance(v, int) and not isinstance(v, bool) and abs(v) < 1 << 31]
     if len(ids) != len(found):
         raise CheckpointError(f"generation_config.json: eos_token_id is {value!r}, needs a token id or a list of them")
     return ids

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmkit.api import ChannelFormat, LmkitError
-from lmkit.plugins.chat_templates import chat_templates, read_object, read_template
+from lmkit.plugins.chat_templates import chat_templates, read_object, read_own, read_template
+from lmkit.text.apart import Apart, ApartRenderer
 from lmkit.text.control import shown
 from lmkit.text.render import Renderer
 from lmkit.text.side import format_of, tokenizer_directory
@@ -88,7 +89,7 @@ def _tokens(folder: Path, settings: Mapping[str, Any], eos: str) -> dict[str, in
     """The added tokens, and `eos`. The rest of tokenizer.json, most of it, is parsed only where `eos` must be in it."""
     entries: list[Any] = []
     file = folder / "tokenizer.json"
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    text = read_own(file).decode(errors="replace") if file.is_file() else ""
     if found := re.search(r'"added_tokens"\s*:\s*(?=\[)', text):
         try:
             entries = json.JSONDecoder().raw_decode(text, found.end())[0]
@@ -96,7 +97,7 @@ def _tokens(folder: Path, settings: Mapping[str, Any], eos: str) -> dict[str, in
             entries = []
     more = settings.get("added_tokens_decoder")
     if isinstance(more, dict):
-        entries += [{"id": int(key), "content": content_of(e)} for key, e in more.items() if str(key).isdecimal()]
+        entries += [{"id": int(key), "content": content_of(e)} for key, e in more.items() if _is_id(str(key))]
     names = {
         e["content"]: e["id"] for e in reversed(entries)
         if isinstance(e, dict) and isinstance(e.get("content"), str) and isinstance(e.get("id"), int)
@@ -112,6 +113,10 @@ def _tokens(folder: Path, settings: Mapping[str, Any], eos: str) -> dict[str, in
     return names
 
 
+def _is_id(key: str) -> bool:
+    return key.isdecimal() and len(key) < 10
+
+
 def _renderer(
     checkpoint: Checkpoint, config: EngineConfig, host: PluginHost, folder: Path, settings: Mapping[str, Any]
 ) -> Renderer | None:
@@ -123,7 +128,7 @@ def _renderer(
         source = host.first("lmkit_chat_template", checkpoint=checkpoint)
     source = source or chat_templates(folder).get("default") or chat_templates(checkpoint.path).get("default")
     special = {k: content_of(v) for k, v in settings.items() if k.endswith("_token") and content_of(v)}
-    return Renderer(source, special) if source else None
+    return ApartRenderer(Apart(), source, special, trying=True) if source else None
 
 
 def turn_ends(

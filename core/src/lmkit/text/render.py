@@ -189,7 +189,7 @@ class Renderer:
         given = {**kwargs, "messages": messages, "tools": list(tools) or None, "documents": list(documents) or None}
         if not self._is_written:
             given = theirs_of_request(given)
-        variables = {**self._special, **given, "add_generation_prompt": add_prompt, "_budget": budget}
+        variables = {**self._special, **given, "add_generation_prompt": add_prompt}
         try:
             with budget.running():
                 parts = []
@@ -200,7 +200,8 @@ class Renderer:
         except BudgetSpent as e:
             raise TemplateFailed(f"the chat template used more than it may: {e}") from e
         except (MemoryError, RecursionError) as e:
-            raise TemplateFailed(f"the chat template used more than it may: {type(e).__name__}") from e
+            what = "memory" if isinstance(e, MemoryError) else "nesting"
+            raise TemplateFailed(f"the chat template used more than it may: {what}") from e
         except Exception as e:  # whatever a template does wrong is the request's or the template's fault, never ours
             raise TemplateFailed(_explain(e)) from e
 

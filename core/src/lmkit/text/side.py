@@ -26,6 +26,7 @@ from lmkit.api import (
 )
 from lmkit.plugins import load_target
 from lmkit.plugins.chat_templates import chat_templates, read_template
+from lmkit.text.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
 from lmkit.text.constrain import answer_of, constraint, thinking_of
 from lmkit.text.control import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
@@ -34,7 +35,7 @@ from lmkit.text.parsing import Chain, in_order, start_parser
 from lmkit.text.render import Renderer
 from lmkit.text.stops import Stops
 from lmkit.text.stream import OutputStream, Usage
-from lmkit.text.tokenizer import JsonTokenizer, open_tokenizer
+from lmkit.text.tokenizer import JsonTokenizer
 
 if TYPE_CHECKING:
     from lmkit.api import Tokenizer
@@ -220,12 +221,13 @@ def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]
     variables = getattr(tokenizer, "special_tokens", None) or _special_tokens(tokenizer)
     tools_source = tokenizer.tools_template if isinstance(tokenizer, JsonTokenizer) and not template else None
     control = {tokenizer.piece(token).decode(errors="replace") for token in tokenizer.special_ids}
-    fold = None
     if isinstance(tokenizer, JsonTokenizer):
-        fold = tokenizer.fold
         kept = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
         control |= tokenizer.markers([*(t for t in (source, tools_source) if isinstance(t, str)), *kept])
-    renderer = Renderer(source, variables, tools_source=tools_source, control_tokens=control, fold=fold)
+    if isinstance(source, str):
+        apart = tokenizer.apart if isinstance(tokenizer, ApartTokenizer) else Apart()
+        return ApartRenderer(apart, source, variables, tools_source=tools_source, control_tokens=control)
+    renderer = Renderer(source, variables, control_tokens=control)  # code of a plugin, and no data of a checkpoint
     assert renderer.findings  # found out now, and not in a request
     return renderer
 

@@ -1,23 +1,29 @@
-"""Tokenizers from tokenizer.json, without transformers. One object per process, safe to use from several threads."""
+"""Tokenizers from tokenizer.json, without transformers. One object per process, safe to use from several threads.
+
+A checkpoint's is not run in this process but kept apart, see lmkit.text.apart.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from lmkit.api import CheckpointError
-from lmkit.plugins.chat_templates import chat_templates, read_object
+from lmkit.plugins.chat_templates import chat_templates, read_object, read_own
 from lmkit.text.control import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
 _LONG = 1024  # characters
 _CONTEXT = 8  # tokens
+_SPARSE, _MAX_GAP = 4, 1 << 16  # ids may leave gaps: up to so many times the number of tokens, and so many more
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -58,9 +64,27 @@ class JsonTokenizer:
         bos = raw.token_to_id(bos_token) if bos_token else None
         if add_bos and bos is not None and raw.encode("x").ids[:1] != [bos]:
             self._prefix = [bos]
-        self._byte_level = _is_byte_level(raw)
+        self._byte_level = _decoder(raw).get("type") == "ByteLevel"
         self._alphabet = _byte_of_char()
         self._pieces: dict[int, bytes] = {}  # bounded by the vocabulary
+
+    def table(self) -> dict[str, Any]:
+        """All but what encodes, as plain data: arguments of `__init__`, and the vocabulary in place of `raw`."""
+        ids = self._raw.get_vocab(with_added_tokens=True).values()
+        return {
+            "tokens": [self._raw.id_to_token(i) for i in range(1 + max(chain(ids, self._added), default=-1))],
+            "added": [
+                (i, token.content, token.special, self._raw.model.id_to_token(i) is not None)
+                for i, token in self._added.items()
+            ],
+            "decoder": _decoder(self._raw) or None,
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "special_tokens": self.special_tokens,
+            "eos_token_ids": self.eos_token_ids,
+            "chat_template": self.chat_template,
+            "tools_template": self.tools_template,
+        }
 
     def markers(self, texts: Iterable[str]) -> set[str]:
         """Added tokens that are not special and yet mean more than their text, as `<think>` does.
@@ -189,16 +213,17 @@ class JsonTokenizer:
         )
 
 
+def _decoder(raw: RawTokenizer) -> dict[str, Any]:
+    """As tokenizer.json writes it; {} when there is none."""
+    decoder = raw.decoder
+    return {} if decoder is None else json.loads(decoder.__getstate__())
+
+
 def _is_sign(char: str) -> bool:
     return not (char.isalnum() or char.isspace() or char == "\u2581")
 
 
-def _is_byte_level(raw: RawTokenizer) -> bool:
-    decoder = json.loads(raw.to_str()).get("decoder") or {}
-    return decoder.get("type") == "ByteLevel"
-
-
-def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_template: str | None = None) -> JsonTokenizer:
+def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_template: str | None = None) -> JsonTokenizer:
     """Reads tokenizer.json and, where present, tokenizer_config.json, special_tokens_map.json, chat_template.jinja.
 
     `eos_token_ids` and `chat_template` come before what the files say. Raises CheckpointError.
@@ -210,12 +235,17 @@ def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
             f"there is no tokenizer.json in {path}" + (f" (found: {', '.join(have)})" if have else ""),
             fix="convert it once: transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
         )
+    data = read_own(file)
+    _check_ids(file, data)
     try:
-        raw = RawTokenizer.from_file(str(file))
+        raw = RawTokenizer.from_buffer(data)
     except Exception as e:  # the library raises bare Exception
         raise CheckpointError(f"{file} is not a tokenizer: {e}", fix="download or convert it again") from e
     settings = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
-    _add_missing(raw, settings.get("added_tokens_decoder"))
+    try:
+        _add_missing(raw, settings.get("added_tokens_decoder"))
+    except (ValueError, TypeError, AttributeError, OverflowError) as e:
+        raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder: {e}", fix="download it again") from e
     templates = chat_templates(path)
     special = {k: content_of(v) for k, v in settings.items() if k.endswith("_token") and content_of(v)}
     return JsonTokenizer(
@@ -228,6 +258,37 @@ def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
         tools_template=None if chat_template else templates.get("tool_use"),
         add_bos=settings.get("add_bos_token"),
     )
+
+
+class _Entry(msgspec.Struct):
+    id: int = 0
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = {}
+
+
+class _File(msgspec.Struct):
+    """What of tokenizer.json has ids."""
+
+    model: _Model
+    added_tokens: list[_Entry] = []
+
+
+def _check_ids(file: Path, data: bytes) -> None:
+    """The library takes memory for the largest id, not for the number of tokens. Raises CheckpointError."""
+    try:
+        found = msgspec.json.decode(data, type=_File)
+    except msgspec.DecodeError:
+        return  # the library says what is wrong
+    vocab = found.model.vocab
+    ids = chain(vocab.values() if isinstance(vocab, dict) else (), (entry.id for entry in found.added_tokens))
+    largest, limit = max(ids, default=0), _SPARSE * (len(vocab) + len(found.added_tokens)) + _MAX_GAP
+    if largest > limit:
+        raise CheckpointError(
+            f"{file} gives a token the id {largest}; {len(vocab)} tokens have ids up to {limit}",
+            fix="download it again",
+        )
 
 
 def content_of(token: Any) -> str:

@@ -59,6 +59,20 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             read(tmp_path, data)
 
 
+@pytest.mark.parametrize("size", [1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_sizes_beyond_the_file_are_refused(tmp_path: Path, size: int) -> None:
+    number = struct.pack("<Q", size)
+    for data in (
+        gguf(pair("x", 8, number), TEMPLATE),
+        gguf(pair("x", 9, struct.pack("<IQ", 12, size)), TEMPLATE),
+        gguf(pair("x", 9, struct.pack("<IQ", 8, size) + number), TEMPLATE),
+        gguf(number, TEMPLATE),
+        gguf(pair("tokenizer.chat_template", 8, number)),
+    ):
+        with pytest.raises(ConfigError, match="is not a GGUF file"):
+            read(tmp_path, data + bytes(64))
+
+
 def test_a_file_without_a_template_or_none_at_all(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no chat template"):
         read(tmp_path, gguf(*OTHERS))

@@ -24,7 +24,7 @@ def chat_template(file: Path) -> str:
             found = _find(data)
     except OSError as e:
         raise ConfigError(f"cannot read the chat template {file}: {e.strerror}", fix="check the path") from e
-    except (ValueError, struct.error) as e:
+    except (ValueError, struct.error, OverflowError) as e:
         raise ConfigError(f"{file} is not a GGUF file: {e}", fix="download it again") from e
     if found is None:
         raise ConfigError(f"{file} holds no chat template ({KEY})", fix="give another file with --chat-template")
@@ -32,7 +32,7 @@ def chat_template(file: Path) -> str:
 
 
 def _find(data: mmap.mmap) -> str | None:
-    """Raises ValueError, struct.error."""
+    """Raises ValueError, struct.error, OverflowError."""
     magic, version, _, num_pairs = struct.unpack_from("<4sIQQ", data)
     if magic != b"GGUF" or version not in (2, 3):
         raise ValueError(f"it begins with {magic!r}, version {version}")
