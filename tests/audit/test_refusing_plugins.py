@@ -9,6 +9,7 @@ from lmkit import LLM
 from lmkit.api import LmkitError
 from lmkit_attention_torch.backend import TorchAttention
 
+# pinned: it is this backend that is made to refuse
 OPTIONS = {"max_length": 128, "kv_memory": "4MiB", "threads": 1, "attention": "torch"}
 
 

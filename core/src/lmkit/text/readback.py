@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from lmkit.api import ConfigError, LmkitError, Reasoning, Text, ToolArgs, ToolDef, ToolStart
+from lmkit.text.apart import Apart, ApartRenderer
 from lmkit.text.control import shown
 from lmkit.text.parsing import AnyFormat, start_parser
 from lmkit.text.render import Renderer
@@ -61,7 +62,9 @@ class Readback:
         """`templates`: by name, as in lmkit.plugins.chat_templates; `special`: variables with special tokens."""
         source = templates.get("default")
         try:
-            return cls(Renderer(source, special, tools_source=templates.get("tool_use")) if source else None)
+            if not source:
+                return cls(None)
+            return cls(ApartRenderer(Apart(), source, special, tools_source=templates.get("tool_use")))
         except ConfigError:  # whoever renders will say so
             return cls(None)
 
