@@ -86,6 +86,13 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session
+def greedy_tokens(session: nox.Session) -> None:
+    """What transformers says to the prompts of the parity tests, into tests/parity/greedy.json."""
+    install(session)
+    session.run("pytest", "-q", "tests/parity/test_architectures.py", *session.posargs, env={"GREEDY_TOKENS": "write"})
+
+
+@nox.session
 def structured(session: nox.Session) -> None:
     """Structured output: 2,000 sampled answers over the matrix, the JSON Schema test suite, round trips of formats."""
     install(session)

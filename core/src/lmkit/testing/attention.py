@@ -178,7 +178,7 @@ class AttentionConformance(PluginConformance):
             [b for b in BLOCK_SIZES if b in spec.block_sizes] or sorted(spec.block_sizes.values)[:2],
             [r for r in RATIOS if r in spec.gqa_ratios] or sorted(spec.gqa_ratios.values)[:1],
             [f for f in FEATURES if f in spec.features],
-            [d for d in V_HEAD_DIMS if d is None or d in spec.v_head_dims],
+            [d for d in V_HEAD_DIMS if d is None or (spec.v_head_dims is not None and d in spec.v_head_dims)],
         )
         cases = [Case(*point) for point in pairwise(axes)]
         return [c for c in cases if backend.can_run(c.need, self.device_info) is None]
@@ -267,13 +267,13 @@ class AttentionConformance(PluginConformance):
         """The same where the backend turns queries and keys: where they lie, bit for bit."""
         if not isinstance(backend, RotatingAttention):
             pytest.skip("does not turn queries and keys")
-        angles = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0)).to(self.device)
+        cos, sin = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0)).to(self.device)
         for case in {(c.dtype, c.v_head_dim is None): c for c in self.grid(spec, backend)}.values():
             results = []
             for whole in (True, False):
                 rows, plan, (q, k, v) = self.arranged(backend, case, layout, whole)
                 rows.kv.view(torch.uint8).zero_()
-                backend.rotate_write(q, k, v, rows.kv, plan.slots, *angles, False)
+                backend.rotate_write(q, k, v, rows.kv, plan.slots, cos, sin, False)
                 results.append((q, k, rows.kv.view(torch.uint8)))
             for name, first, second in zip(("q", "k", "KV memory"), *results, strict=True):
                 assert torch.equal(first, second), f"{case}: another {name} where q, k and v are {layout}"

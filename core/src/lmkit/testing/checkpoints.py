@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def shaped_checkpoint(
 def _write(family: str, values: Mapping[str, Any], directory: Path, seed: int, dtype: str, spread: float) -> Path:
     import transformers
 
+    values = deepcopy(values)  # the library writes into what lies within
     model_class = getattr(transformers, FAMILIES[family][1] if family in FAMILIES else family)
     if "text_config" in model_class.config_class.sub_configs:  # all values but those of its parts are the text's
         parts = {key: value for key, value in values.items() if key.endswith("_config")}

@@ -7,6 +7,7 @@ FFN = {"hidden_size": 48, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_
 
 class TestDbrx(ModelConformance):
     plugin = "model:DbrxForCausalLM"
+    tolerance = 5e-4  # the library's float32 is off from its float64 by up to 1.5e-4
     values = {
         "d_model": 48,
         "n_heads": 4,

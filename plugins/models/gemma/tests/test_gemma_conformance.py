@@ -74,6 +74,7 @@ class TestVaultGemma(ModelConformance):
 
 class TestRecurrentGemma(ModelConformance):
     plugin = "model:RecurrentGemmaForCausalLM"
+    tolerance = 2e-3  # the library's float32 is off from its float64 by up to 7e-4
     values = {"block_types": ["recurrent", "attention"], "attention_window_size": 9, "tie_word_embeddings": True}
     variants = {"wider": {"lru_width": 64, "num_hidden_layers": 3, "attention_bias": True}}
     published = {"hidden_size": 512, "num_attention_heads": 2, "num_key_value_heads": 1}
