@@ -1,5 +1,6 @@
 """EXAONE 4 against transformers."""
 
+import json
 from pathlib import Path
 
 from lmkit.testing import ModelConformance
@@ -41,4 +42,5 @@ class TestExaone3(ModelConformance):
             "up_proj": "c_fc_1", "down_proj": "c_proj",
         }  # fmt: skip
         config = {"architectures": ["ExaoneForCausalLM"], "num_layers": 2, "layer_norm_epsilon": 1e-6}
+        act = json.loads((directory / "config.json").read_text())["hidden_act"]
         rename(directory, names, {**config, "activation_function": act, "num_hidden_layers": None})
