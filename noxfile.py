@@ -80,9 +80,9 @@ def trials(session: nox.Session) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """Models against transformers: logits and greedy tokens."""
+    """Models against transformers: logits and greedy tokens, and logits of 6 random configurations of each family."""
     install(session)
-    session.run("pytest", "-q", "tests/parity", *session.posargs)
+    session.run("pytest", "-q", "tests/parity", *session.posargs, env={"LMKIT_CONFIGURATIONS": "6"})
 
 
 @nox.session

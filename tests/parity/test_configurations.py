@@ -62,6 +62,7 @@ LEFT_ALONE = (
     "use_cache", "output_", "return_dict", "is_decoder", "is_encoder_decoder", "cross", "tie_encoder", "use_bfloat16",
     "use_mamba_kernels", "gradient", "torchscript", "summary", "router_aux", "cache_", "use_associative", "use_xlstm",
 )  # fmt: skip
+KINDS_OF_LAYERS = ("gemma3_text", "gemma3n_text", "mellum", "olmo3")  # each has rotary parameters of its own
 OTHER_ROPE = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
 # Every file has these. Of what else is missing the library's default counts.
 KEPT = (
@@ -79,16 +80,15 @@ KEPT = (
     "qk_nope_head_dim",
     "qk_rope_head_dim",
     "num_experts_per_tok",
+    "layers_block_type",
     "eos_token_id",
     "bos_token_id",
     "pad_token_id",
 )
-# Released files of these have other names of tensors, or keys, than the library's class
-OTHER_FILES = ("MiniCPMForCausalLM", "InternLM2ForCausalLM", "InternLM3ForCausalLM", "OrionForCausalLM")
 SILU = (
-    "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM", "KimiLinearForCausalLM",
-    "Mamba2ForCausalLM", "MambaForCausalLM", "OlmoHybridForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForCausalLM",
+    "BambaForCausalLM", "FalconH1ForCausalLM", "FalconMambaForCausalLM", "GraniteMoeHybridForCausalLM",
+    "JambaForCausalLM", "KimiLinearForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM", "OlmoHybridForCausalLM",
+    "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
 )  # fmt: skip
 # Key -> the families that take one value of it, which all released files have, and refuse others by name.
 STRICT: Mapping[str, tuple[str, ...]] = {
@@ -97,6 +97,8 @@ STRICT: Mapping[str, tuple[str, ...]] = {
     "num_experts_per_tok": ("Llama4ForCausalLM", "PhiMoEForCausalLM", "PhimoeForCausalLM"),
     "sliding_window": ("MiniMaxForCausalLM", "NemotronHForCausalLM"),
     "norm_topk_prob": ("DeepseekV2ForCausalLM",),
+    "mlp_bias": ("DeepseekV2ForCausalLM",),
+    "decoder_sparse_step": ("FlintForCausalLM",),
     "no_bias": ("MptForCausalLM",),
     "use_bidirectional_attention": ("Gemma3ForCausalLM",),
     "n_shared_experts": ("NemotronHForCausalLM",),
@@ -153,12 +155,10 @@ def draw(kit: Any, config_class: Any, numbers: random.Random) -> dict[str, Any]:
             values[key] = DRAWS[key](numbers, values)
         elif isinstance(default, float) and key.endswith(SCALES):
             values[key] = numbers.choice((0.5, 1.0, 1.5))
-    if (
-        "rope_parameters" in known
-        and kit.name() not in STRICT["rope_parameters"]
-        and numbers.random() < 0.5
-        and not nested(values.get("rope_parameters"))
-    ):
+    drawn = "rope_parameters" in known and kit.name() not in STRICT["rope_parameters"] and numbers.random() < 0.5
+    if drawn and config_class.model_type in KINDS_OF_LAYERS:
+        values["rope_parameters"] = {"full_attention": ropes(numbers), "sliding_attention": ropes(numbers)}
+    elif drawn and not nested(values.get("rope_parameters")):
         values["rope_parameters"] = ropes(numbers)
     if "layers_block_type" in values and "n_groups" in values:  # these files do not count their layers
         values.pop("num_hidden_layers", None)
@@ -180,7 +180,12 @@ def respelled(values: dict[str, Any], config_class: Any, numbers: random.Random)
         if name in values and numbers.random() < 0.3:
             values[other] = values.pop(name)
     rope = values.get("rope_parameters")
-    if rope and not nested(rope) and numbers.random() < 0.5:
+    if nested(rope) and config_class.model_type == "gemma3_text" and numbers.random() < 0.5:  # before there were kinds
+        rope = values.pop("rope_parameters")
+        values["rope_theta"] = rope["full_attention"].pop("rope_theta", 1e6)
+        values["rope_local_base_freq"] = rope["sliding_attention"].pop("rope_theta", 1e4)
+        values["rope_scaling"] = rope["full_attention"]
+    elif rope and not nested(rope) and numbers.random() < 0.5:
         rope = dict(values.pop("rope_parameters"))
         theta, partial = OTHER_ROPE.get(config_class.model_type, ("rope_theta", "partial_rotary_factor"))
         values[theta] = rope.pop("rope_theta", 10000.0)
@@ -244,11 +249,12 @@ def families() -> list[Any]:
         spec.loader.exec_module(module)
         tests = [value for name, value in vars(module).items() if name.startswith("Test") and isinstance(value, type)]
         found |= {kit.name(): kit for kit in tests if issubclass(kit, ModelConformance)}
-    return [
-        kit
-        for name, kit in sorted(found.items())
-        if not name.endswith("ForConditionalGeneration") and name not in OTHER_FILES
-    ]
+    return [kit for name, kit in sorted(found.items()) if not name.endswith("ForConditionalGeneration") and own(kit)]
+
+
+def own(kit: type[ModelConformance]) -> bool:
+    """Whether released files have the names and keys of the library's class."""
+    return "name_architecture" not in vars(kit) and (kit.family in ("", kit.name()) or kit.family in FAMILIES)
 
 
 def cases() -> list[Case]:

@@ -53,6 +53,44 @@ def deepseek_v3(r: ConfigReader) -> DecoderConfig:
     return latent(r, 4096, moe=moe, interleaved=r.flag("rope_interleave", True), num_unused_layers=unused(r))
 
 
+def deepseek_v1(r: ConfigReader) -> DecoderConfig:
+    """Plain attention; softmax scores without groups, correction or scale."""
+    r.one_of("scoring_func", ("softmax",), "softmax")
+    every, first = r.integer("moe_layer_freq", 1), r.count("first_k_dense_replace", 0)
+    bias = r.flag("attention_bias", False)
+    moe = corrected_moe(
+        r,
+        layers=tuple(i >= first and i % every == 0 for i in range(r.layers())),
+        scoring="softmax",
+        correction=False,
+        renormalize=r.flag("norm_topk_prob", False),
+        float32=True,
+        scale=1.0,
+        num_groups=1,
+        top_groups=1,
+    )
+    names = tensor_names(**EXPERTS)
+    return usual_config(r, max_positions=2048, qkv_bias=bias, o_bias=bias, moe=moe, names=names)
+
+
+def sparse(r: ConfigReader, max_positions: int, **given: Any) -> DecoderConfig:
+    """Sparse attention: a token sees the `index_topk` tokens that a small indexer chooses, which are all of them up to
+    that length. More is not served, and indexers are not loaded."""
+    first, most = r.count("first_k_dense_replace", 3), r.integer("index_topk", 2048)
+    kinds = r.layer_kinds(lambda i: "dense" if i < first else "sparse", ("dense", "sparse"), "mlp_layer_types")
+    given["moe"] = corrected_moe(r, layers=tuple(kind == "sparse" for kind in kinds))
+    length = min(most, r.integer("max_position_embeddings", max_positions))
+    return latent(r, max_positions, interleaved=True, num_unused_layers=unused(r), max_length=length, **given)
+
+
+def deepseek_v32(r: ConfigReader) -> DecoderConfig:
+    return sparse(r, 163840)
+
+
+def glm_moe_dsa(r: ConfigReader) -> DecoderConfig:
+    return sparse(r, 202752, norm_eps=r.number("rms_norm_eps", 1e-5))
+
+
 def glm4_moe_lite(r: ConfigReader) -> DecoderConfig:
     first = r.count("first_k_dense_replace", 1)
     kinds = r.layer_kinds(lambda i: "dense" if i < first else "sparse", ("dense", "sparse"), "mlp_layer_types")
@@ -139,12 +177,22 @@ class Deepseek(DecoderArchitecture):
     configs = {
         "DeepseekV2ForCausalLM": deepseek_v2,
         "DeepseekV3ForCausalLM": deepseek_v3,
+        "DeepseekV32ForCausalLM": deepseek_v32,
+        "GlmMoeDsaForCausalLM": glm_moe_dsa,
+        "DeepseekForCausalLM": deepseek_v1,
         "Glm4MoeLiteForCausalLM": glm4_moe_lite,
         "YoutuForCausalLM": youtu,
         "MiniCPM3ForCausalLM": minicpm3,
         "Mistral4ForCausalLM": mistral4,
     }
+    ignored = ("model.layers.{i}.self_attn.indexer.{any}",)
     defaults = {
+        "DeepseekV32ForCausalLM": HEADS
+        | {"n_shared_experts": 1, "n_routed_experts": 256, "moe_intermediate_size": 2048, "num_experts_per_tok": 8}
+        | {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
+        "GlmMoeDsaForCausalLM": HEADS
+        | {"n_shared_experts": 1, "n_routed_experts": 256, "moe_intermediate_size": 2048, "num_experts_per_tok": 8}
+        | {"routed_scaling_factor": 2.5, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256},
         "DeepseekV2ForCausalLM": HEADS | {"n_shared_experts": 2, "n_routed_experts": 64},
         "DeepseekV3ForCausalLM": HEADS
         | {"n_shared_experts": 1, "n_routed_experts": 256, "moe_intermediate_size": 2048, "num_experts_per_tok": 8},

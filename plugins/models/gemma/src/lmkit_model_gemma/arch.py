@@ -150,6 +150,7 @@ class Gemma(DecoderArchitecture):
         "RecurrentGemmaForCausalLM": recurrent_gemma,
     }
     models = {"RecurrentGemmaForCausalLM": "lmkit_model_gemma.model:RecurrentGemma"}
+    spellings = {"attention_window_size": ("sliding_window",)}
     targets = {
         "griffin_x": ("layers.{i}.attn.xy", "x"),
         "griffin_y": ("layers.{i}.attn.xy", "y"),
