@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lmkit.api import ParserRequest
@@ -13,6 +14,8 @@ from lmkit.plugins.parsers import ParserChooser
 from lmkit.plugins.resolve import Resolver
 from lmkit.plugins.select import Outcome, consider
 from lmkit.plugins.switches import Switches
+from lmkit.text.formats import load_format
+from lmkit.text.readback import Readback
 
 TEMPLATES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "chat_templates"
 HOST = PluginHost(switches=Switches())
@@ -202,6 +205,27 @@ def test_prompts_that_begin_a_call(tmp_path: Path) -> None:
     tool, _ = read_back(tmp_path, template, "X")
     assert tool.chosen is not None
     assert tool.chosen.name == "functionary_v32"
+
+
+def test_the_choice_is_tried_first_and_code_of_others_is_not_run() -> None:
+    class Code:
+        name, keep_special = "code", frozenset[str]()
+
+        def start(self, prompt_tail: str, tools: object) -> object:
+            raise AssertionError("nobody has chosen it")
+
+    loaded: list[str] = []
+
+    def load(name: str) -> Any:
+        loaded.append(name)
+        return Code() if name == "code" else load_format(HOST, "tool_parser", name)
+
+    back = Readback.of({"default": SHOWN["no sign at all"][0]}, {})
+    names = ["code", "mimo", "hermes"]
+    assert back.readers("tool_parser", "hermes", names, load) == ("hermes",)
+    assert loaded == ["hermes"]
+    assert back.readers("tool_parser", "mimo", names, load) == ("hermes",)
+    assert back.readers("tool_parser", "code", names, load) == ("hermes",)
 
 
 @pytest.mark.parametrize("template", ["{{ broken", "{{ raise_exception('no') }}", "{{ 1 / 0 }}", ""])

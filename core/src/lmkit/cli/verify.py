@@ -172,10 +172,11 @@ def _shown(text: TextSide, plan: ResolvedPlan, host: PluginHost) -> Iterator[Che
 
     back = Readback(text.renderer)
     for part, kind, what in (("tools", "tool_parser", "calls"), ("reasoning", "reasoning_parser", "reasoning")):
-        readers = back.readers(kind, None, host.names(kind), partial(load_format, host, kind))
+        choice = plan.choice(kind)
+        load = partial(load_format, host, kind)
+        readers = back.readers(kind, choice.name if choice else None, host.names(kind), load)
         if readers is None:
             continue
-        choice = plan.choice(kind)
         # formats that many families share come first
         others = ", ".join(sorted(readers, key=lambda n: host.load(kind, n).tier)[:5])
         name = f"{what} of the template"

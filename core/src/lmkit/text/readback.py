@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from lmkit.api import ConfigError, LmkitError, Reasoning, Text, ToolArgs, ToolDef, ToolStart
+from lmkit.api import (
+    ChannelFormat,
+    ConfigError,
+    LmkitError,
+    Reasoning,
+    ReasoningFormat,
+    Text,
+    ToolArgs,
+    ToolDef,
+    ToolFormat,
+    ToolStart,
+)
 from lmkit.text.apart import Apart, ApartRenderer
 from lmkit.text.control import shown
 from lmkit.text.parsing import AnyFormat, start_parser
@@ -72,11 +83,12 @@ class Readback:
         self, kind: str, chosen: str | None, names: Iterable[str], load: Callable[[str], AnyFormat]
     ) -> tuple[str, ...] | None:
         """Names of the formats that read best what the template shows, simple ones first; None when none does, or it
-        shows nothing. When `chosen` reads it without a rest, the others are not looked at."""
+        shows nothing. When `chosen` reads it without a rest, the others are not looked at; code of formats that are
+        no declaration runs only when it is chosen."""
         for case in self._calls() if kind == "tool_parser" else self._reasoning():
-            if chosen is not None and _left(case, load, chosen)[0] == self._rest(case):
+            if chosen is not None and _left(case, load, chosen, runs=True)[0] == self._rest(case):
                 return (chosen,)
-            found = {name: _left(case, load, name) for name in names}
+            found = {name: _left(case, load, name, runs=name == chosen) for name in names}
             read = {name: left for name, left in found.items() if left[0] is not None}
             least = min((left[0] or 0 for left in read.values()), default=0)
             if best := [name for name, left in read.items() if left[0] == least]:
@@ -130,10 +142,12 @@ def _without(text: str, plain: str) -> str:
     return text.removesuffix(end) if found and end else text
 
 
-def _left(case: Shown, load: Callable[[str], AnyFormat], name: str) -> tuple[int | None, int]:
-    """(see Shown.left_by, number of markers); a format that raises does not read."""
+def _left(case: Shown, load: Callable[[str], AnyFormat], name: str, *, runs: bool) -> tuple[int | None, int]:
+    """(see Shown.left_by, number of markers); a format that raises does not read, nor does code without `runs`."""
     try:
         fmt = load(name)
+        if not runs and not isinstance(fmt, ToolFormat | ReasoningFormat | ChannelFormat):
+            return None, 0
         return case.left_by(fmt), len(fmt.keep_special)
-    except Exception:  # code of a plugin that nobody has chosen
+    except Exception:
         return None, 0
