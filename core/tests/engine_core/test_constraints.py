@@ -186,6 +186,26 @@ def test_a_grammar_that_does_harm_in_use_ends_its_request_only(monkeypatch):
     assert not engine.executor.rows
 
 
+class Panic(BaseException):
+    """As a library in Rust throws it."""
+
+
+def test_a_panic_of_a_library_ends_its_request_only(monkeypatch):
+    class Panics(StairsMatcher):
+        def fill(self, row):
+            raise Panic
+
+    def matcher(grammar):
+        if grammar.period == 3:
+            raise Panic
+        return Panics(grammar) if grammar.period == 2 else StairsMatcher(grammar)
+
+    monkeypatch.setattr(Stairs, "matcher", matcher)
+    found = run(make_engine(), [request("mask", "2"), request("start", "3"), request("good", "5")])
+    assert (found["mask"][1].error.code, found["start"][1].error.code) == ("plugin", "plugin")
+    assert found["good"][1].finish != "error"
+
+
 def test_grammars_in_use_share_a_bounded_memory(monkeypatch):
     monkeypatch.setattr(Stairs, "nbytes", 1000)
     engine = make_engine()

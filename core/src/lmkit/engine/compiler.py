@@ -175,7 +175,7 @@ class Compiler:
                     with self._lock:
                         self._jobs.pop(compilation.job, None)
                     write(cast(BinaryIO, self._process.stdin), Cancel(compilation.job))
-            except Exception as error:
+            except BaseException as error:  # a native library's, too
                 self._fail(compilation, error)
 
     def _prepare(self, compilation: Compilation) -> None:
@@ -264,7 +264,7 @@ class Compiler:
                     continue
                 try:
                     self._take(compilation, result)
-                except Exception as error:
+                except BaseException as error:
                     self._fail(compilation, error)
         if self._process is process:
             self._process = None
@@ -288,7 +288,7 @@ class Compiler:
 
     # ------------------------------------------------------------------------------------------------ in both
 
-    def _fail(self, compilation: Compilation, error: Exception, *, lasting: bool = True) -> None:
+    def _fail(self, compilation: Compilation, error: BaseException, *, lasting: bool = True) -> None:
         if not isinstance(error, GrammarError):
             lasting = False
             log.error("a grammar could not be compiled", exc_info=error)

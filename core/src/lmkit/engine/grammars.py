@@ -63,7 +63,13 @@ class ConstrainedOutput:
         channel = None
         if found.markers is not None and request.params.thinking is not None:
             channel = Channel(found.markers, request.params.thinking)
-        matcher = found.compiled.matcher() if found.compiled is not None else None
+        try:
+            matcher = found.compiled.matcher() if found.compiled is not None else None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            self._compiler.spoil(found, _typed(request.id, error).info())
+            return False
         self._live[request.id] = Constraint(request, matcher, channel, found.ends, found.size)
         return True
 
@@ -135,11 +141,10 @@ class ConstrainedOutput:
         """None when it fails, and then the request is broken."""
         try:
             return work()
-        except Exception as error:  # of a plugin, for this text: the other requests are not concerned
-            if not isinstance(error, GrammarError):
-                log.error("request %s: the grammar backend failed", id, exc_info=error)
-                error = PluginError(f"the grammar backend failed ({type(error).__name__})")
-            self._break(id, error)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # of a plugin, for this text: the other requests are not concerned
+            self._break(id, _typed(id, error))
             return None
 
     def _break(self, id: str, error: LmkitError) -> None:
@@ -149,3 +154,11 @@ class ConstrainedOutput:
     def close(self) -> None:
         """Idempotent."""
         self._compiler.close()
+
+
+def _typed(id: str, error: BaseException) -> LmkitError:
+    """What a native library throws need not even be an Exception."""
+    if isinstance(error, GrammarError):
+        return error
+    log.error("request %s: the grammar backend failed", id, exc_info=error)
+    return PluginError(f"the grammar backend failed ({type(error).__name__})")

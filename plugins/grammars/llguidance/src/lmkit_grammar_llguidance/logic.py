@@ -54,8 +54,8 @@ class Logic:
             case "anyOf":
                 return _any([self.holds(part, value, depth) for part in body])
             case "oneOf":
-                found = [self.holds(part, value, depth) for part in body]
-                return None if None in found else found.count(True) == 1
+                answers = [self.holds(part, value, depth) for part in body]
+                return None if None in answers else answers.count(True) == 1
             case "not":
                 found = self.holds(body, value, depth)
                 return None if found is None else not found
@@ -150,10 +150,11 @@ class Logic:
         parts_a, parts_b = self.parts(a, depth), self.parts(b, depth)
         if any(self._exclude(x, y, depth) for x in parts_a for y in parts_b):
             return True
-        for one, other in ((parts_a, b), (parts_b, a)):
-            for part in one:
+        sides: tuple[tuple[list[Mapping[str, Any]], Schema], ...] = ((parts_a, b), (parts_b, a))
+        for parts, whole in sides:
+            for part in parts:
                 for key in ("anyOf", "oneOf"):
-                    if part.get(key) and all(self.disjoint(branch, other, depth + 1) for branch in part[key]):
+                    if part.get(key) and all(self.disjoint(branch, whole, depth + 1) for branch in part[key]):
                         return True
         return self._differ_in_a_property(parts_a, parts_b, depth)
 
@@ -340,7 +341,8 @@ def kinds(value: Any) -> tuple[str, ...]:
         return ("boolean",)
     if isinstance(value, (int, float)):
         return ("integer", "number") if value == value // 1 else ("number",)
-    return ({str: "string", list: "array", dict: "object"}.get(type(value), "null"),)
+    names: dict[type, str] = {str: "string", list: "array", dict: "object"}
+    return (names.get(type(value), "null"),)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from lmkit.api import GrammarError
 
-Schema = dict[str, Any] | bool
+Schema = Mapping[str, Any] | bool
 MAX_PARTS = 50_000  # subschemas of one schema
 
 # A validator looks at no other format unless it is told to (draft 2020-12, validation, 7.2.1): these can be enforced.
@@ -46,10 +46,10 @@ class References:
         self._names: dict[int, str] = {}
         self._num_parts = 0
         self._index(schema, "", 0)
-        waiting = self._waiting = []
+        self._waiting: list[tuple[str, Any, str]] = []
         self.root = self._read(schema, "")
-        while waiting:
-            name, target, base = waiting.pop()
+        while self._waiting:
+            name, target, base = self._waiting.pop()
             self.targets[name] = self._read(target, base)
         self._check_loops()
 

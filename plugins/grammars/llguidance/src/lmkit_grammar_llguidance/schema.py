@@ -74,7 +74,7 @@ class Rewriter:
         finally:
             self._depth -= 1
 
-    def _in_other_words(self, schema: dict[str, Any]) -> Any:
+    def _in_other_words(self, schema: Mapping[str, Any]) -> Any:
         hard = [key for key in schema if key in _HARD]
         if hard:
             values = self._logic.values(schema)
