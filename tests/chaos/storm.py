@@ -51,6 +51,10 @@ class Storm:
             {"temperature": 0}, {"temperature": 1, "seed": 5}, {"temperature": 0, "logprobs": 2},
             {"temperature": 1, "seed": -1, "top_p": 0.5, "frequency_penalty": 1.0},
         ]  # fmt: skip
+        if self.adapter is not None:  # a real engine
+            kinds += [
+                {"temperature": 1, "seed": 3, "structured_outputs": {"regex": "[a-c]{30,90}"}, "ignore_eos": False}
+            ]
         prompt = [5 + i, 6, 7 + i % 3] * (1 + i % 20)
         return {"prompt": prompt, "max_tokens": 40 + i % 30, "ignore_eos": True, **kinds[i % len(kinds)]}
 

@@ -162,11 +162,15 @@ class BaseClient(ABC):
     def submit(self, request: EngineRequest) -> EventStream:
         """Sends the request. The stream of one that cannot be taken has a single event, its error."""
         stream = EventStream(self, request, self.observers.watch(request) if self.observers else None)
-        self.adopt(stream)
+        if self.state == "draining":
+            error = EngineBusy("the server is shutting down", fix="send the request elsewhere").info()
+            stream.put(TokenEvent(request.id, finish="error", error=error))
+        else:
+            self.adopt(stream)
         return stream
 
     def adopt(self, stream: EventStream) -> None:
-        """Goes on with a stream, from where it is."""
+        """Goes on with a stream, from where it is, also while draining: it was taken before."""
         refusal = self._refusal(stream.id)
         if refusal is not None:
             stream.put(TokenEvent(stream.id, finish="error", error=refusal))
@@ -178,8 +182,6 @@ class BaseClient(ABC):
     def _refusal(self, id: str) -> ErrorInfo | None:
         if self.state == "dead":
             return self.failure or EngineDead("the engine is closed").info()
-        if self.state == "draining":
-            return EngineBusy("the server is shutting down", fix="send the request elsewhere").info()
         if self.state == "starting":
             return EngineBusy("the engine is still starting", fix="try again in a few seconds").info()
         if id in self._streams:
