@@ -128,6 +128,7 @@ async def test_a_pipeline_is_answered_in_order_and_piece_by_piece() -> None:
     assert most <= (16 << 10) // len(request) + 1
 
 
+@pytest.mark.usefixtures("small_buffers")
 async def test_what_waits_behind_a_running_request_is_bounded() -> None:
     llm = scripted("x" * 200, delay=0.01)
     async with listening(llm) as url, connected(url) as (_, writer):
@@ -156,6 +157,7 @@ async def test_one_host(request_line: bytes, hosts: list[bytes], status: bytes) 
         assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == status
 
 
+@pytest.mark.usefixtures("small_buffers")
 async def test_answers_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their connection ends, and with it their request."""
     monkeypatch.setattr("lmkit.server.protocol.WRITE_SECONDS", 0.2)
