@@ -173,3 +173,18 @@ async def test_answers_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> Non
             while backend.running:
                 await asyncio.sleep(0.01)
     assert llm.client.aborted  # type: ignore[attr-defined]
+
+
+async def test_a_head_behind_a_running_request_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins when its turn has come, so that a long answer is not cut; and it does end."""
+    monkeypatch.setattr("lmkit.server.protocol.HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("lmkit.server.protocol._SLICE", 64)
+    async with listening(scripted("x" * 60, delay=0.01)) as url, connected(url) as (reader, writer):
+        body = json.dumps({"prompt": "a", "max_tokens": 60}).encode()
+        post = POST + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        writer.write(post * 2 + POST + b"X-Unfinished: ")
+        for _ in range(2):
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            assert head.split()[1] == b"200"
+            await reader.readuntil(b"}}")
+        assert await asyncio.wait_for(reader.read(), 10) is not None  # then it is closed
