@@ -316,6 +316,7 @@ async def test_no_room_is_said_before_anything_is_read(monkeypatch: pytest.Monke
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.usefixtures("small_buffers")
 async def test_readers_that_are_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for them is bounded, for each and for all; others go on."""
     monkeypatch.setattr("lmkit.server.backlog._LOOK", 0.02)

@@ -128,6 +128,7 @@ async def test_a_pipeline_is_answered_in_order_and_piece_by_piece() -> None:
     assert most <= (16 << 10) // len(request) + 1
 
 
+@pytest.mark.usefixtures("small_buffers")
 async def test_what_waits_behind_a_running_request_is_bounded() -> None:
     llm = scripted("x" * 200, delay=0.01)
     async with listening(llm) as url, connected(url) as (_, writer):
@@ -156,6 +157,7 @@ async def test_one_host(request_line: bytes, hosts: list[bytes], status: bytes) 
         assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == status
 
 
+@pytest.mark.usefixtures("small_buffers")
 async def test_answers_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their connection ends, and with it their request."""
     monkeypatch.setattr("lmkit.server.protocol.WRITE_SECONDS", 0.2)
@@ -171,3 +173,18 @@ async def test_answers_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> Non
             while backend.running:
                 await asyncio.sleep(0.01)
     assert llm.client.aborted  # type: ignore[attr-defined]
+
+
+async def test_a_head_behind_a_running_request_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins when its turn has come, so that a long answer is not cut; and it does end."""
+    monkeypatch.setattr("lmkit.server.protocol.HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("lmkit.server.protocol._SLICE", 64)
+    async with listening(scripted("x" * 60, delay=0.01)) as url, connected(url) as (reader, writer):
+        body = json.dumps({"prompt": "a", "max_tokens": 60}).encode()
+        post = POST + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        writer.write(post * 2 + POST + b"X-Unfinished: ")
+        for _ in range(2):
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            assert head.split()[1] == b"200"
+            await reader.readuntil(b"}}")
+        assert await asyncio.wait_for(reader.read(), 10) is not None  # then it is closed

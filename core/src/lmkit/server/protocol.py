@@ -80,9 +80,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_head, self._overhead = True, 0
-        self._slow.cancel()
-        self._slow = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        self._wait_for_head()
         super().on_message_begin()
+
+    def _wait_for_head(self) -> None:
+        self._slow.cancel()
+        self._slow = self.loop.call_later(HEAD_SECONDS, self._end_slow_head)
+
+    def _end_slow_head(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._wait_for_head()  # of the next request, while this one is being answered
+        else:
+            self.transport.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # else a trailer, in which nobody is interested
