@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import DeviceInfo, LinearSpec, PackedWeight, QuantFormat, Routing, SelectionError
+from lmkit.api import DeviceInfo, LinearSpec, PackedWeight, PluginError, QuantFormat, Routing, SelectionError
 from lmkit.layers import LinearExperts, ReferenceLinear, TorchRowOps
 from lmkit.layers.build import Builder
 from lmkit.layers.linear import PLAIN, Linear, PlainFormat
@@ -123,6 +124,46 @@ def test_linears_of_experts_may_have_different_formats() -> None:
         mine.packed = theirs.packed
     plain.act = "silu"
     torch.testing.assert_close(doubled, 2 * plain(x, ids, weights))
+
+
+class SizedFormat(PlainFormat):
+    """One that knows how many rows its layer has."""
+
+    name = "sized"
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        return params["weight"].to(dtype).view(self.rows, -1)
+
+
+class SizedScheme:
+    def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
+        return SizedFormat(layer.total_out)
+
+
+def test_each_expert_has_a_format_of_its_own() -> None:
+    """That of the whole layer says what is loaded, that of one expert what its kernel gets."""
+    info: Any = SimpleNamespace(linears=(UP, DOWN), kv_groups=list)
+    kernels = {"linear:sized": [ReferenceLinear()]}
+    made = Builder(info, torch.float32, DeviceInfo("cpu", "cpu"), None, kernels, scheme=SizedScheme())  # type: ignore[arg-type]
+    experts, plain = made.experts(UP, DOWN, "silu"), builder().experts(UP, DOWN, "relu")
+    assert isinstance(experts.up.format, SizedFormat)
+    assert experts.up.format.rows == 6 * M
+    for mine, theirs in ((experts.up, plain.up), (experts.down, plain.down)):
+        mine.weight.data = theirs.weight.data = torch.randn_like(mine.weight)
+        mine.pack()
+        theirs.pack()
+        for one, other in zip(mine.packed.experts, theirs.packed.experts, strict=True):
+            assert torch.equal(one.weight, other.weight)
+
+
+def test_a_kernel_that_fails_is_named() -> None:
+    linear = Linear(LinearSpec("some", D, (M,)), SizedFormat(5), ReferenceLinear(), torch.float32)
+    linear.weight.data = torch.randn_like(linear.weight)
+    with pytest.raises(PluginError, match=r"some: linear_reference cannot pack sized: .*shape"):
+        linear.pack()
 
 
 def routing(**fields: Any) -> Routing:

@@ -155,7 +155,13 @@ class Linear(nn.Module):
         if any(t.is_meta for t in tensors.values()):
             raise PluginError(f"{self.spec.name}: packed before it was loaded")
         began = perf_counter()
-        self.packed = self.kernel.pack(self.format, tensors, self.local, self.dtype)
+        try:
+            self.packed = self.kernel.pack(self.format, tensors, self.local, self.dtype)
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as e:
+            what = f"{self.spec.name}: {self.kernel.name} cannot pack {self.format.name}: {e}"
+            raise PluginError(
+                what, fix="choose another kernel with --op, or report it to the author of the plugin"
+            ) from e
         self.pack_seconds = perf_counter() - began
 
     def restore(self, packed: PackedWeight) -> None:
