@@ -35,9 +35,10 @@ class AttnNeed:
     chunked: bool = False  # a token sees back to the last multiple of `window` only, itself included
     softcap: float | None = None
     sinks: bool = False
-    alibi: float = 0.0  # what the slopes are multiplied by, usually 1; 0: none
+    alibi: bool = False
     mla: bool = False
     causal: bool = True  # False: it also sees what follows; a window then reaches equally far on both sides
+    alibi_scale: float = 1.0  # what the slopes of alibi are multiplied by
 
     def kv_bytes(self, kv_dtype: str) -> int:
         """Bytes that a layer keeps of one token."""
@@ -55,7 +56,7 @@ class AttnNeed:
             "bidirectional_window": self.window is not None and not self.causal,
             "softcap": self.softcap is not None,
             "sinks": self.sinks,
-            "alibi": bool(self.alibi),
+            "alibi": self.alibi,
             "mla": self.mla,
         }
         return frozenset(name for name, on in named.items() if on)

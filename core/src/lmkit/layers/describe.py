@@ -177,7 +177,8 @@ class DecoderConfig:
     gated_attention: bool = False  # its output is multiplied by the sigmoid of another projection
     query_gate: bool = False  # such a gate stands beside each head in the projection of queries
     sinks: bool = False
-    alibi: float = 0.0  # what its slopes are multiplied by; 0: none
+    alibi: bool = False
+    alibi_scale: float = 1.0  # what its slopes are multiplied by
     embed_scale: float = 1.0
     embed_norm: bool = False
     num_positions: int = 0  # rows of a table of learned positions
@@ -217,6 +218,7 @@ class DecoderConfig:
             softcap=self.attn_softcap,
             sinks=self.sinks,
             alibi=self.alibi,
+            alibi_scale=self.alibi_scale,
         )
 
     def mixes(self, layer: int) -> bool:

@@ -41,7 +41,7 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "chunked": {"window": 5, "chunked": True},
     "softcap": {"softcap": 8.0},
     "sinks": {"sinks": True},
-    "alibi": {"alibi": 0.7},
+    "alibi": {"alibi": True, "alibi_scale": 0.7},
     "bidirectional": {"causal": False},
     "bidirectional_window": {"causal": False, "window": 5},
 }

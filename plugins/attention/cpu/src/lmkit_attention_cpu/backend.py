@@ -82,7 +82,7 @@ class CpuPlan:
         """`memory`: what `args` points to; it lives as long as the plan."""
         self.need, self.native, self.args, self.memory = need, native, args, memory
         self.work = addressof(args) + PlanArgs.work.offset
-        self.slopes = alibi_slopes(need.num_q_heads) * need.alibi if need.alibi else None
+        self.slopes = alibi_slopes(need.num_q_heads) * need.alibi_scale if need.alibi else None
         self.slots: Tensor = torch.empty(0, dtype=torch.int64)
         self.num_tokens = 0
         self.batch: AttnBatch | None = None  # its buffers are read

@@ -78,7 +78,7 @@ def heads(hidden: int, num: int) -> dict[str, Any]:
         "num_kv_heads": num,
         "head_dim": hidden // num,
         "rope": None,
-        "alibi": 1.0,
+        "alibi": True,
         "gated": False,
     }
 

@@ -29,7 +29,8 @@ def falcon(r: ConfigReader) -> DecoderConfig:
         intermediate_size=r.integer("ffn_hidden_size", 4 * hidden),
         num_kv_heads=num_kv,
         head_dim=hidden // heads,
-        alibi=(hidden // heads) ** -0.5 if alibi else 0.0,  # added before scores are scaled
+        alibi=alibi,
+        alibi_scale=(hidden // heads) ** -0.5,  # it is added before scores are scaled
         rope=None if alibi else r.rope(),
         placement="parallel_two_norms" if two_norms else "parallel" if parallel else "pre",
         norm="layer",

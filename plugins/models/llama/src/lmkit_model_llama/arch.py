@@ -5,21 +5,7 @@ from __future__ import annotations
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, usual_config
 
-STRETCHED = {
-    "rope_type": "llama3",
-    "factor": 16.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-GROWING = {
-    "rope_type": "yarn",
-    "factor": 16.0,
-    "original_max_position_embeddings": 16384,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
+from lmkit_model_llama.defaults import DEFAULTS, GROWING, STRETCHED
 
 
 def llama(r: ConfigReader) -> DecoderConfig:
@@ -200,9 +186,4 @@ class Llama(DecoderArchitecture):
         "MiniCPMForCausalLM": minicpm,
         "LLaMAForCausalLM": llama,  # its name in the oldest files
     }
-    defaults = {
-        **{name: {"num_key_value_heads": 8} for name in ("MistralForCausalLM", "MinistralForCausalLM")},
-        "Ministral3ForCausalLM": {"num_key_value_heads": 8, "head_dim": 128},
-        "SeedOssForCausalLM": {"num_key_value_heads": 8, "head_dim": 128},
-        "HeliumForCausalLM": {"num_key_value_heads": 20},
-    }
+    defaults = DEFAULTS

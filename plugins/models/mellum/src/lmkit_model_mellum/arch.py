@@ -42,7 +42,5 @@ def mellum(r: ConfigReader) -> DecoderConfig:
 
 class Mellum(DecoderArchitecture):
     configs = {"MellumForCausalLM": mellum}
-    spellings = {
-        "num_local_experts": ("num_experts",),
-    }
+    spellings = {"num_local_experts": ("num_experts",)}
     ignored = ("mtp.{any}",)  # predicts further tokens

@@ -33,7 +33,7 @@ class NoNorm(nn.Module):
 
 class OptModel(Decoder):
     def __init__(self, info: ModelInfo, ctx: BuildContext) -> None:
-        self.options = info.config["options"]
+        self.options: Any = info.config["options"]
         super().__init__(info, ctx)
         if not self.options["final_norm"]:
             self.norm: Any = NoNorm()
