@@ -29,7 +29,7 @@ class Grammar:
 
     `kind` says how `source` is written; a grammar backend may refuse it.
 
-    json_schema      a JSON schema, draft 2020-12
+    json_schema      a JSON schema of any draft
     json_object      ""; any JSON object
     regex            a regular expression that the whole output matches
     choice           a JSON list of texts, one of which is the output

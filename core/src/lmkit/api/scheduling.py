@@ -223,7 +223,8 @@ class CompiledGrammar(Protocol):
 class GrammarBackend(Protocol):
     """Compiles constraints. Constructed as target(vocabulary, **options), in the engine and in a process for compiling.
 
-    `compile` runs in that process, under limits of time and memory; `load` in the engine, with what `compile` returned.
+    `compile` runs in that process, under limits of time and memory; `load` in the engine, with what `compile` returned,
+    and before that in that process, too, where a short walk over the masks shows what it takes and that it works.
     """
 
     kinds: frozenset[str]  # Grammar.kind values it compiles; as in the spec
