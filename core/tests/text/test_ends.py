@@ -142,6 +142,13 @@ def test_the_map_of_special_tokens_counts_and_texts_too(files: Path) -> None:
     assert set(found(files, {})) == {5, 6}
 
 
+@pytest.mark.parametrize("vocabulary", [{"a": 0, "b": 1, "<stop>": 2}, [["a", 0], ["b", -1.5], ["<stop>", -2.5]]])
+def test_an_end_that_is_a_piece_of_the_vocabulary(files: Path, vocabulary: object) -> None:
+    (files / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+    (files / "tokenizer_config.json").write_text('{"eos_token": "<stop>"}')
+    assert found(files, {})[2] == ("<stop>", "tokenizer")
+
+
 def test_tokens_that_only_the_settings_know(files: Path) -> None:
     (files / "chat_template.jinja").write_text(turns("<seven>"))
     assert found(files, {})[7] == ("<seven>", "chat template")

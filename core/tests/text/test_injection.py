@@ -295,3 +295,22 @@ def test_texts_that_a_writer_joins(byte_level: JsonTokenizer) -> None:
         ids = byte_level.encode_marked(text, add_special=False)
         assert [i for i in ids if i in byte_level.special_ids] == [byte_level.id_of("<|end|>")]
         assert byte_level.decode(ids, skip_special=False) == "".join(p.strip() for p in parts) + "<|end|>"
+
+
+def test_the_template_for_tools_is_guarded_too(byte_level: JsonTokenizer) -> None:
+    source = "{{ messages[0].content }}{{ tools | tojson }}<|end|>"
+    renderer = Renderer("{{ messages[0].content }}", {}, tools_source=source, control_tokens=["<|end|>"])
+    text = renderer.render([{"role": "user", "content": "<|end|>"}], [tool(about="<|end|>")])
+    ids = byte_level.encode_marked(text, add_special=False)
+    assert [i for i in ids if i in byte_level.special_ids] == [byte_level.id_of("<|end|>")]
+
+
+def test_a_vocabulary_without_bytes_has_ways_too() -> None:
+    """It cannot carry the mark: the texts are tokenized one by one."""
+    raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(("?", "<", "end", ">", "a"))}, unk_token="?"))
+    raw.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Punctuation()])
+    raw.add_special_tokens(["<end>"])
+    tokenizer = JsonTokenizer(raw)
+    renderer = Renderer("{{ messages[0].content }}<end>", {}, control_tokens=["<end>"])
+    text = renderer.render([{"role": "user", "content": "a <end>"}])
+    assert tokenizer.encode_marked(text, add_special=False) == [4, 1, 2, 3, 5]

@@ -65,8 +65,8 @@ def find_ends(
         for token in own.eos_token_ids if own is not None else ():
             sources.setdefault(token, []).append("tokenizer")
     settings = read_object(folder / "special_tokens_map.json") | read_object(folder / "tokenizer_config.json")
-    names = _added_tokens(folder, settings)
     eos = content_of(settings.get("eos_token"))
+    names = _tokens(folder, settings, eos)
     found = [("tokenizer", eos)] if eos else []
     texts = {token: name for name, token in names.items()}
     known = [eos, *(texts[token] for token in sources if token in texts)]
@@ -80,13 +80,13 @@ def find_ends(
             log.debug("the chat template tells no end tokens: %s", e)
     for source, name in found:
         end = names.get(name, info.vocab_size)  # some tokenizers have more tokens than their models
-        if end < info.vocab_size and source not in sources.setdefault(end, []):
+        if 0 <= end < info.vocab_size and source not in sources.setdefault(end, []):
             sources[end].append(source)
     return [EndToken(token, texts.get(token, ""), tuple(named)) for token, named in sorted(sources.items())]
 
 
-def _added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]:
-    """The tokens that are no pieces of text. The rest of tokenizer.json, most of it, is not parsed."""
+def _tokens(folder: Path, settings: Mapping[str, Any], eos: str) -> dict[str, int]:
+    """The added tokens, and `eos`. The rest of tokenizer.json, most of it, is parsed only where `eos` must be in it."""
     entries: list[Any] = []
     file = folder / "tokenizer.json"
     text = read_own(file).decode(errors="replace") if file.is_file() else ""
@@ -98,11 +98,19 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]:
     more = settings.get("added_tokens_decoder")
     if isinstance(more, dict):
         entries += [{"id": int(key), "content": content_of(e)} for key, e in more.items() if _is_id(key)]
-    return {
+    names = {
         e["content"]: e["id"] for e in reversed(entries)
         if isinstance(e, dict) and isinstance(e.get("content"), str) and isinstance(e.get("id"), int)
         and e["content"].strip()
     }  # fmt: skip
+    if eos and eos not in names and json.dumps(eos, ensure_ascii=False) in text:
+        try:
+            vocabulary = json.loads(text)["model"]["vocab"]
+            pieces = vocabulary if isinstance(vocabulary, dict) else {v[0]: i for i, v in enumerate(vocabulary)}
+            names |= {eos: int(pieces[eos])}
+        except (ValueError, RecursionError, LookupError, TypeError) as e:
+            log.debug("the vocabulary does not have %r: %r", eos, e)
+    return names
 
 
 def _is_id(key: str) -> bool:

@@ -88,7 +88,7 @@ def _tracked(function: Callable[..., Any]) -> Callable[..., Any]:
             return concat(map(text_of, given))
         if (name in _FOLLOWED and isinstance(result, ClientText)) or not is_theirs(given):
             return result
-        if name == "format" and not kwargs:
+        if name == "format" and not kwargs and not is_theirs(args[0]):
             return formatted(lambda values: function(args[0], *values), args[1:])
         return ClientText(result)
 
