@@ -80,9 +80,16 @@ def trials(session: nox.Session) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """Models against transformers: logits and greedy tokens."""
+    """Models against transformers: logits and greedy tokens, and logits of 6 random configurations of each family."""
     install(session)
-    session.run("pytest", "-q", "tests/parity", *session.posargs)
+    session.run("pytest", "-q", "tests/parity", *session.posargs, env={"LMKIT_CONFIGURATIONS": "6"})
+
+
+@nox.session
+def greedy_tokens(session: nox.Session) -> None:
+    """What transformers says to the prompts of the parity tests, into tests/parity/greedy.json."""
+    install(session)
+    session.run("pytest", "-q", "tests/parity/test_architectures.py", *session.posargs, env={"GREEDY_TOKENS": "write"})
 
 
 @nox.session
@@ -106,6 +113,14 @@ def mix(session: nox.Session) -> None:
     """Random subsets of plugins in clean environments: what is missing is explained, what is there works."""
     install(session)
     session.run("pytest", "-q", "tests/mix", *session.posargs)
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """Engines killed, stopped and attacked, and random requests in company: five minutes each."""
+    install(session)
+    env = ONE_THREAD | {"CHAOS_SECONDS": "300"}
+    session.run("pytest", "-q", "-s", "tests/chaos", "tests/audit", *session.posargs, env=env)
 
 
 @nox.session

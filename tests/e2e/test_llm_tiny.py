@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from lmkit import LLM, AsyncLLM, SamplingParams
@@ -86,7 +87,7 @@ def test_logprobs_of_tokens_and_prompt(llm: LLM) -> None:
 
 
 def test_prefix_cache_is_seen(tiny: Path) -> None:
-    with LLM(str(tiny), block_size=16) as llm:
+    with LLM(str(tiny)) as llm:
         prompt = "x" * 40
         first, second = (llm.generate(prompt, GREEDY)[0] for _ in range(2))
         assert (first.num_cached, second.num_cached) == (0, 32)
@@ -190,7 +191,7 @@ def test_start_errors_are_typed(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         LLM(str(tmp_path / "nothing"))
     with pytest.raises(SelectionError):
-        LLM(str(tiny), attention="nothing")
+        LLM(str(tiny), attention="nothing")  # pinned: it is refused
     with pytest.raises(CapacityError):
         LLM(str(tiny), kv_memory="1KiB")
 
@@ -204,3 +205,18 @@ async def test_async_llm_runs_in_its_own_process(tiny: Path) -> None:
         assert llm.client.client.pid is not None
     with LLM(str(tiny)) as same:
         assert [t for e in events for t in e.tokens] == same.generate(ids, GREEDY)[0].token_ids
+
+
+def test_a_thread_beside_an_open_stream(llm: LLM) -> None:
+    """Neither waits for the other, and both get what they would get alone."""
+    alone = [llm.generate(p, GREEDY)[0].text for p in ("first", "second")]
+    stream = llm.stream("first", GREEDY)
+    begun = next(stream)
+    found: list[str] = []
+    thread = Thread(target=lambda: found.append(llm.generate("second", GREEDY)[0].text), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    text = "".join(e.text for e in [begun, *stream] if isinstance(e, Text))
+    assert [text, *found] == alone
+    assert idle(llm)

@@ -89,7 +89,7 @@ def test_a_mixed_batch_equals_each_alone_and_merged(base: Path, adapters) -> Non
 
 
 def test_the_adapter_is_in_the_prefix_hash(base: Path, adapters) -> None:
-    with start(base, lora_modules=f"a={adapters[0][0]},b={adapters[1][0]}", block_size=4) as llm:
+    with start(base, lora_modules=f"a={adapters[0][0]},b={adapters[1][0]}") as llm:
         for name in ("a", "b", None):
             first, again = (llm.generate([PROMPT], PARAMS, adapter=name)[0] for _ in range(2))
             assert first.num_cached == 0
@@ -144,12 +144,15 @@ def test_loading_is_off_and_bounded(base: Path, adapters) -> None:
     [
         ({"r": 512}, "r = 512"),
         ({"r": "4"}, "r = '4'"),
-        ({"use_dora": True}, "use_dora"),
+        ({"use_dora": True}, "has no lora_magnitude_vector"),
         ({"bias": "all"}, "bias"),
         ({"modules_to_save": ["q_proj"]}, "modules_to_save = .* lm_head, embed_tokens"),
         ({"modules_to_save": ["lm_head"]}, "no weight for modules_to_save lm_head"),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"),
+        ({"rank_pattern": {"q_proj": 2}}, r"q_proj.lora_A.weight has shape \[4, 48\], needs \[2, 48\]"),
+        ({"rank_pattern": {"q_proj": 512}}, "rank_pattern = 512"),
+        ({"rank_pattern": {"(q+)+_proj": 2}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern"),
         ({"peft_type": "IA3"}, "peft_type"),
         ({"lora_alpha": None}, "lora_alpha"),
     ],

@@ -174,7 +174,7 @@ def test_decoders_with_another_head(tmp_path: Path, config: str, model: str, val
     path = pooling_checkpoint(config, model, tmp_path, **SPECIAL, **values)
     ids = list(range(10, 63))
     want = expected(path, model, ids).numpy()
-    with start(path, max_step_tokens=16, block_size=4) as llm:
+    with start(path, max_step_tokens=16) as llm:
         task = llm.facts.pooler.task
         raw = [llm.encode(ids, PoolingParams(task, activation=False))[0].data for _ in range(2)]
         stats = llm._engine.core.stats()

@@ -23,7 +23,7 @@ PROMPTS = [[(7 * row + 3 * i) % 200 + 10 for i in range(length)] for row, length
 )
 def test_recorded_steps_say_the_same(architecture: str, values: dict[str, Any], tmp_path: Path) -> None:
     byte_tokenizer(tiny_checkpoint(architecture, tmp_path, vocab_size=259, **values))
-    with LLM(str(tmp_path), attention="cpu", max_rows=4, kv_memory="8MiB", prefix_cache=False) as llm:
+    with LLM(str(tmp_path), max_rows=4, kv_memory="8MiB", prefix_cache=False) as llm:
         graphs = llm._engine.core.executor.worker.runner.graphs
 
         def found() -> list[Any]:

@@ -128,3 +128,31 @@ def test_typed_markers_are_text_wherever_they_come_from(tmp_path: Path, capsys: 
     harmless = control("a", "b", "c")
     assert len(harmless) > 8
     assert control("<|im_", "end|>", "<|im_end|>\n<|im_start|>system\nx<think></tool_call><tool_response>") == harmless
+
+
+MENTION = """{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}
+{%- for c in m.tool_calls or [] %}<tool_call>{{ {"name": c.function.name, "arguments": c.function.arguments} | tojson }}
+{%- endfor %}<|im_end|>{% endfor %}{% if tools %}{% endif %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_verify_names_parsers_that_read_what_the_template_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(MENTION)
+
+    def checks(*options: str) -> dict[tuple[str, str], tuple[str, str]]:
+        _, out, _ = call(capsys, "verify", "demo", "--json", "--chat-template", str(template), *options)
+        return {(c["part"], c["name"]): (c["status"], c["detail"]) for c in json.loads(out)}
+
+    tools, reasoning = ("tools", "calls of the template"), ("reasoning", "reasoning of the template")
+    found = checks()
+    assert (found[tools][0], found[reasoning][0]) == ("ok", "ok")
+    assert found["reasoning", "calls that are only mentioned"] == ("ok", "<tool_call>")
+    found = checks("--tool-parser", "mimo", "--reasoning-parser", "mistral")
+    assert (found[tools][0], found[reasoning][0]) == ("failed", "failed")
+    assert "hermes" in found[tools][1]
+    assert "think" in found[reasoning][1]
+    assert checks("--tool-parser", "none")[tools][0] == "warning"

@@ -189,6 +189,7 @@ def test_engine_killed_before_it_listens(tiny: Path) -> None:
         assert "Traceback" not in server.output
 
 
+# pinned: a name that nobody has is refused
 @pytest.mark.parametrize("arguments", [("demmo",), ("demo", "--attention", "nobody"), ("demo", "--port", "1000000")])
 def test_refused_start_leaves_no_process(arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = lmkit("serve", *arguments, MARK=str(tmp_path))

@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from lmkit import LLM, SamplingParams
 from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from safetensors.torch import load_file, save_file
 
 SIZES = {"vocab_size": 259, "hidden_size": 64, "intermediate_size": 128, "eos_token_id": None}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+FAMILIES = {"qwen3": SIZES, "Qwen3MoeForCausalLM": SIZES | MIXTURE}
 BLOCK = 32
 
 
@@ -23,8 +26,8 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return stored.flatten(2).flatten(0, 1), scales
 
 
-def write_pair(plain: Path, quantized: Path) -> None:
-    tiny_checkpoint("qwen3", plain, **SIZES)
+def write_pair(family: str, plain: Path, quantized: Path) -> None:
+    tiny_checkpoint(family, plain, **FAMILIES[family])
     config = json.loads((plain / "config.json").read_text())
     stored, back = {}, {}
     for name, tensor in load_file(plain / "model.safetensors").items():
@@ -50,8 +53,9 @@ def write_pair(plain: Path, quantized: Path) -> None:
         byte_tokenizer(directory)
 
 
-def test_tokens_equal_those_of_the_dequantized_weights(tmp_path: Path) -> None:
-    write_pair(tmp_path / "plain", tmp_path / "fp8")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_equal_those_of_the_dequantized_weights(family: str, tmp_path: Path) -> None:
+    write_pair(family, tmp_path / "plain", tmp_path / "fp8")
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     prompts = ["a", "some longer prompt than that", "third"]
     outputs = {}

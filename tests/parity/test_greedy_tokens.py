@@ -12,14 +12,14 @@ import torch
 from lmkit import LLM, SamplingParams
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
 from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
-from lmkit.testing.model import reference
+from lmkit.testing.model import installed, reference
 
 VOCAB = 259
 NEW = 10
 FAMILIES = {
-    "llama": {},
-    "mistral": {},
-    "qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},  # two kinds of layers
+    "llama": {"head_dim": 16},
+    "mistral": {"head_dim": 16},
+    "qwen2": {"hidden_size": 64, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},  # two kinds
     "qwen3": {},
 }
 # What is varied: a step takes at most `budget` tokens and `rows` requests.
@@ -29,10 +29,10 @@ WAYS = {
     "token by token": {"budget": 1, "rows": 1},
     "one at a time": {"rows": 1},
     "no prefix cache": {"prefix_cache": False},
-    "blocks of 1": {"block_size": 1},
-    "blocks of 64": {"block_size": 64},
-    "preempted": {"num_blocks": 24, "prefix_cache": False},
-    "preempted, prefix cache": {"num_blocks": 24},
+    "blocks of 1": {"block_size": 1, "num_blocks": 2048},  # pinned: the reference runs on blocks of any size
+    "blocks of 64": {"block_size": 64},  # pinned: size of blocks is what is varied
+    "preempted": {"num_blocks": 8, "prefix_cache": False},
+    "preempted, prefix cache": {"num_blocks": 8},
 }
 
 
@@ -61,16 +61,15 @@ def greedy(directory: Path, asked: Sequence[Sequence[int]]) -> list[list[int]]:
 
 def engine(
     directory: Path, dtype: str = "float32", *, budget: int = 512, rows: int = 16, prefix_cache: bool = True,
-    block_size: int = 4, num_blocks: int | None = None,
+    block_size: int | None = None, num_blocks: int = 128,
 ) -> LLM:  # fmt: skip
     return LLM(
+        host=installed(),
         config=EngineConfig(
             model=ModelConfig(str(directory), dtype=dtype, max_length=64),
-            cache=CacheConfig(
-                block_size=block_size, num_blocks=num_blocks or 2048 // block_size, prefix_cache=prefix_cache
-            ),
+            cache=CacheConfig(block_size=block_size, num_blocks=num_blocks, prefix_cache=prefix_cache),
             sched=SchedConfig(max_tokens=budget, max_rows=rows),
-        )
+        ),
     )
 
 
@@ -95,6 +94,7 @@ def test_tokens_equal_those_of_transformers(checkpoint: Path, expected: list[lis
             outputs = llm.generate(prompts(), params, progress=False)
             assert [output.token_ids for output in outputs] == expected, f"attempt {attempt}"
         stats = llm._engine.core.stats()
+        assert llm.resolved.choice("attention", "text").name == ("torch" if way == "blocks of 1" else "cpu")
     assert ("preempted" in way) == (stats.num_preempted > 0)
     if WAYS[way].get("prefix_cache", True) and "preempted" not in way and way != "blocks of 64":
         assert any(output.num_cached for output in outputs)

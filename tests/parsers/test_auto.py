@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lmkit.api import ParserRequest
 from lmkit.config import from_options
 from lmkit.plugins.host import PluginHost
+from lmkit.plugins.parsers import ParserChooser
 from lmkit.plugins.resolve import Resolver
-from lmkit.plugins.select import consider
+from lmkit.plugins.select import Outcome, consider
 from lmkit.plugins.switches import Switches
+from lmkit.text.formats import load_format
+from lmkit.text.readback import Readback
 
 TEMPLATES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "chat_templates"
 HOST = PluginHost(switches=Switches())
@@ -99,3 +103,146 @@ def test_the_checkpoints_own_templates_are_read(tmp_path: Path) -> None:
         ("mistral", "auto: the chat template has '[TOOL_CALLS]'"),
         ("qwen3", "auto: the model is Qwen3ForCausalLM"),
     ]
+
+
+CHATML = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{%- if m.reasoning_content %}REASONING{% endif %}{{ m.content }}"
+    "{%- for c in m.tool_calls or [] %}{% set f = c.function %}CALL{% endfor %}<|im_end|>\n{% endfor %}"
+    "{%- if tools %}{% endif %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+JSON = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
+XML = "{% for k, v in f.arguments.items() %}BEGIN{{ v }}END{% endfor %}"
+THINK = "<think>\n{{ m.reasoning_content }}\n</think>\n\n"
+
+
+def chatml(call: str = "", reasoning: str = "", note: str = "") -> str:
+    """A template that shows calls and reasoning in this way; `note` is text that has a format's marker in it."""
+    return f"{{#{note}#}}" + CHATML.replace("CALL", call).replace("REASONING", reasoning)
+
+
+def xml(begin: str, end: str) -> str:
+    return XML.replace("BEGIN", begin).replace("END", end)
+
+
+SHOWN = {  # what the template shows, the model's name or architecture: tool parser, reasoning parser
+    "a name that fits a parser of another format": (
+        chatml(f"<tool_call>\n{JSON}\n</tool_call>", THINK), "MiMoForCausalLM", ("hermes", "mimo")
+    ),
+    "a marker of another format": (
+        chatml(
+            '<function name="{{ f.name }}">' + xml('<param name="{{ k }}">', "</param>") + "</function>",
+            THINK, "<tool_sep>",
+        ), "X", ("minicpm5", "think"),
+    ),
+    "no sign at all": (chatml(f"<tool_call>\n{JSON}\n</tool_call>"), "X", ("hermes", None)),
+    "a list of calls": (chatml(f"<tool_calls>[{JSON}]</tool_calls>"), "X", ("jamba", None)),
+    "objects as Python spells them": (
+        chatml('<tool_calls>[{"name": "{{ f.name }}", "id": "1", "arguments": {{ f.arguments|string }}}]</tool_calls>'),
+        "X", ("jamba", None),
+    ),
+    "a message of its own": (
+        chatml(f"<|message_sep|>\n\nfunction call{{{{ '<|role_sep|>' }}}}\n{JSON}"), "X", ("gigachat3", None)
+    ),
+    "XML": (
+        chatml("<tool_call>\n<function={{ f.name }}>\n" + xml("<parameter={{ k }}>\n", "\n</parameter>\n")
+               + "</function>\n</tool_call>", THINK), "Step3p5ForCausalLM", ("step3p5", "step3p5"),
+    ),
+    "an upper-case tag": (chatml(f"<TOOLCALL>[{JSON}]</TOOLCALL>", THINK), "NemotronHForCausalLM",
+                          ("nemotron_v2", "nemotron_v3")),
+    "a fence": (
+        chatml('Action: ```json\n[\n    {"tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}\n]```'),
+        "CohereForCausalLM", ("command_r", None),
+    ),
+    "a function tag": (chatml("<function={{ f.name }}>{{ f.arguments | tojson }}</function>"), "X",
+                       ("functionary_v31", None)),
+    "many special tokens": (
+        chatml(
+            "<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>{{ f.name }}<|tool_call:args|>"
+            "{{ f.arguments | tojson }}<|tool_call:end|>", "<|think|>{{ m.reasoning_content }}<|end|>",
+        ), "X", ("solar", "solar"),
+    ),
+    "words around reasoning": (
+        chatml("", "Here are my reasoning steps:\n{{ m.reasoning_content }}\n[BEGIN FINAL RESPONSE]\n"), "X",
+        (None, "apriel"),
+    ),
+    "plain reasoning": (chatml("", "<seed:think>{{ m.reasoning_content }}</seed:think>"), "X", (None, "seed_oss")),
+    "nothing of calls": (chatml(), "Qwen3ForCausalLM", (None, "qwen3")),
+}  # fmt: skip
+
+
+def read_back(tmp_path: Path, template: str, architecture: str) -> list[Outcome]:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}))
+    chooser = ParserChooser(HOST, {"default": template}, tmp_path)
+    requests = [
+        ParserRequest(kind=kind, model="model", architecture=architecture, chat_template=template)
+        for kind in ("tool_parser", "reasoning_parser")
+    ]
+    return [chooser.choose(request) for request in requests]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_the_template_shows_decides(name: str, tmp_path: Path) -> None:
+    template, architecture, expected = SHOWN[name]
+    outcomes = read_back(tmp_path, template, architecture)
+    assert tuple(o.chosen.name if o.chosen else None for o in outcomes) == expected
+
+
+def test_a_format_that_cannot_read_the_template_is_refused(tmp_path: Path) -> None:
+    template, architecture, _ = SHOWN["a name that fits a parser of another format"]
+    refused = {c.name: c.reasons[0] for c in read_back(tmp_path, template, architecture)[0].candidates if c.reasons}
+    assert refused["mimo"].code == "template"
+    assert "hermes" in refused["mimo"].needed
+
+
+def test_prompts_that_begin_a_call(tmp_path: Path) -> None:
+    template = (
+        "{%- for m in messages %}<|start|>{{ m.role }}\n{% if m.role == 'assistant' %}>>>{% endif %}"
+        "{%- if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function.name }}\n{{ c.function.arguments | tojson }}"
+        "{% endfor %}{% else %}{{ 'all\n' if m.role == 'assistant' }}{{ m.content }}{% endif %}{% endfor %}"
+        "{%- if tools %}{% endif %}{% if add_generation_prompt %}<|start|>assistant\n>>>{% endif %}"
+    )
+    tool, _ = read_back(tmp_path, template, "X")
+    assert tool.chosen is not None
+    assert tool.chosen.name == "functionary_v32"
+
+
+def test_the_choice_is_tried_first_and_code_of_others_is_not_run() -> None:
+    class Code:
+        name, keep_special = "code", frozenset[str]()
+
+        def start(self, prompt_tail: str, tools: object) -> object:
+            raise AssertionError("nobody has chosen it")
+
+    loaded: list[str] = []
+
+    def load(name: str) -> Any:
+        loaded.append(name)
+        return Code() if name == "code" else load_format(HOST, "tool_parser", name)
+
+    back = Readback.of({"default": SHOWN["no sign at all"][0]}, {})
+    names = ["code", "mimo", "hermes"]
+    assert back.readers("tool_parser", "hermes", names, load) == ("hermes",)
+    assert loaded == ["hermes"]
+    assert back.readers("tool_parser", "mimo", names, load) == ("hermes",)
+    assert back.readers("tool_parser", "code", names, load) == ("hermes",)
+
+
+@pytest.mark.parametrize("template", ["{{ broken", "{{ raise_exception('no') }}", "{{ 1 / 0 }}", ""])
+def test_a_template_that_shows_nothing_changes_nothing(template: str, tmp_path: Path) -> None:
+    outcomes = read_back(tmp_path, template, "Qwen3ForCausalLM")
+    assert [o.chosen.name if o.chosen else None for o in outcomes] == [None, "qwen3"]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_reading_back_agrees_with_the_markers(name: str, tmp_path: Path) -> None:
+    file = TEMPLATES / f"{name}.jinja"
+    if not file.is_file():
+        pytest.skip("chat templates are not here")
+    outcomes = read_back(tmp_path, file.read_text(encoding="utf-8"), "")
+    assert tuple(o.chosen.name if o.chosen else None for o in outcomes) == EXPECTED[name]
+
+
+def test_the_longer_name_knows_the_model_better() -> None:
+    assert choose("reasoning_parser", architecture="Step3p5ForCausalLM") == "step3p5"
+    assert choose("reasoning_parser", architecture="Step3VLForConditionalGeneration") == "step3"

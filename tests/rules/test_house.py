@@ -20,7 +20,7 @@ PLUGIN_SOURCES = [p for p in SOURCES if CORE not in p.parents]
 # A layer may import itself and those of a smaller number. `testing` may import all, and `lmkit plugins test` runs it.
 LAYER = {
     "api": 0, "hookspecs": 0,
-    "config": 1, "plugins": 1, "compat": 1, "builtin": 1, "progress": 1, "killable": 1,
+    "config": 1, "plugins": 1, "compat": 1, "builtin": 1, "progress": 1, "logs": 1, "killable": 1,
     "layers": 2, "loading": 2, "sampling": 2,
     "execution": 3, "scheduling": 3,
     "engine": 4, "text": 4,

@@ -13,7 +13,7 @@ from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 
-from lmkit.api import Grammar, GrammarBackend, GrammarError, Vocabulary
+from lmkit.api import Grammar, GrammarBackend, GrammarError, Vocabulary, keywords
 from lmkit.plugins import load_target
 from lmkit.testing.grammars import allowed_ids, byte_vocabulary
 from lmkit.testing.specs import find_plugin
@@ -29,6 +29,8 @@ NARROWER = {
     "number": "a number is written as the schema writes it: 1 and not 1.0",
     "format": "`format` is an assertion",
     "escape": "control characters other than \\b \\f \\n \\r \\t are not written",
+    "words": "`not`, `oneOf`, `if`, `contains` and others are put in other words, which may exclude more",
+    "dialect": "keywords hold whatever the `$vocabulary` of a dialect of its own says",
 }
 
 
@@ -101,7 +103,17 @@ def why(schema: Any, data: Any, compiled: Any) -> str | None:
         return "order"
     if any(generated(compiled, spellings(other)[0]) for other in _integers(data)):
         return "number"
-    return "escape" if "\\u00" in json.dumps(data) else None
+    if "\\u00" in json.dumps(data):
+        return "escape"
+    if _IN_OTHER_WORDS & keywords(schema):
+        return "words"
+    return "dialect" if "/draft/" not in schema.get("$schema", "/draft/") else None
+
+
+_IN_OTHER_WORDS = {
+    "contains", "dependentRequired", "dependentSchemas", "if", "maxProperties", "minProperties", "not", "oneOf",
+    "propertyNames", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+}  # fmt: skip
 
 
 def _reordered(data: Any) -> Iterator[Any]:
@@ -171,6 +183,7 @@ def _general(reason: str) -> list[str]:
 
 _REASONS = {
     "Resource '": "a `$ref` to another document",
+    "$ref to another": "a `$ref` to another document",
     "Value for 'multipleOf'": "`multipleOf` with too many digits",
     "patternProperty regexes": "`patternProperties` that overlap",
     "Expected positive": "a limit written as a float (2.0)",

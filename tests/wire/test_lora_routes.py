@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from pathlib import Path
 
 import httpx
@@ -82,3 +84,43 @@ async def test_the_routes_are_off_unless_asked_for(base: Path) -> None:
     async with real(str(base)) as llm, listening(llm) as url, httpx.AsyncClient() as client:
         body = {"lora_name": "a", "lora_path": "b"}
         assert (await client.post(f"{url}/v1/load_lora_adapter", json=body)).status_code == 404
+
+
+async def test_no_request_about_adapters_ends_the_engine_or_stops_a_stream(base: Path, tmp_path: Path) -> None:
+    """Names, paths and files of strangers: each answer is quick, 400, and tells nothing; the streams go on."""
+    good = adapter(tmp_path / "good", 1)
+    pipe, huge, odd = (adapter(tmp_path / name, 2) for name in ("pipe", "huge", "odd"))
+    (pipe / "adapter_model.safetensors").unlink()
+    os.mkfifo(pipe / "adapter_model.safetensors")
+    os.truncate(huge / "adapter_model.safetensors", 8 << 30)
+    config = json.loads((odd / "adapter_config.json").read_text())
+    (odd / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 10**400, "modules_to_save": [["x"]]}))
+    paths = ["a\0b", "\0", "~", "~nosuchuser", "~/x", str(tmp_path / "nowhere"), "/etc/passwd", "/dev", "x" * 4096,
+             "\n", str(tmp_path), str(pipe), str(huge), str(odd)]  # fmt: skip
+    names = ["a\0b", "~root", "../x", "a b", "a\n", "\u202e"]
+    async with (
+        real(str(base), enable_lora=True, served_name="m", dtype="float32") as llm,
+        listening(llm) as url,
+        httpx.AsyncClient(timeout=60) as client,
+    ):
+
+        async def complete(num: int) -> list[int]:
+            body = {"model": "m", "prompt": [5, 6, 7], "max_tokens": num, "temperature": 0, "ignore_eos": True}
+            answer = await client.post(f"{url}/v1/completions", json={**body, "return_token_ids": True})
+            assert answer.status_code == 200
+            return answer.json()["choices"][0]["token_ids"]
+
+        async def load(name: str, path: str) -> httpx.Response:
+            return await client.post(f"{url}/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
+
+        alone = await complete(200)
+        beside = asyncio.ensure_future(complete(200))
+        answers = await asyncio.gather(*(load("x", path) for path in paths), *(load(name, str(good)) for name in names))
+        answers += [await client.post(f"{url}/v1/unload_lora_adapter", json={"lora_name": name}) for name in names]
+        assert {answer.status_code for answer in answers} == {400}
+        told = {answer.json()["error"]["message"] for answer in answers[5:11]}
+        assert len({text for text in told if "there is no adapter" in text}) == 1
+        assert await beside == alone
+        assert (await load("fine", str(good))).status_code == 200
+        stats = await llm.client.stats()
+        assert (stats.sched.num_running, stats.sched.num_free_blocks) == (0, stats.sched.num_blocks)

@@ -8,19 +8,18 @@ with LLM("demo") as llm:
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import Lock
+from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lmkit.api import (
     ConfigError,
-    EngineDead,
     EngineRequest,
     ErrorInfo,
     FinishReason,
@@ -40,6 +39,7 @@ from lmkit.config.environment import adopt_environment
 from lmkit.engine.client import EventStream, ProcessClient
 from lmkit.engine.observers import Observers, Watch
 from lmkit.engine.platform import platform_environment
+from lmkit.engine.shared import SharedCore
 from lmkit.engine.spawn import FACTORY, EngineProcess
 from lmkit.engine.supervisor import RESTARTS, Supervised
 from lmkit.outputs import Completion, RequestOutput, ToolCall
@@ -132,7 +132,7 @@ class _Pooling:
 
 
 class LLM(PoolingCalls):
-    """A model in this process. Thread-safe; calls of `generate` and `chat` run one after another.
+    """A model in this process. Thread-safe: what several threads ask for runs in the same steps.
 
     Options are the fields of EngineConfig by name, as on the command line: LLM("demo", dtype="float32",
     kv_memory="1GiB", attention="torch"). Raises what prevents starting: ConfigError, SelectionError, CheckpointError,
@@ -163,12 +163,12 @@ class LLM(PoolingCalls):
             opening = beside.submit(TextSide.open, self.checkpoint, self.resolved, self.config, host)
             from lmkit.engine.build import build_engine  # imports torch, which takes as long
         self.text = opening.result()
-        self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress)
+        self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress, self.text.tokenizer)
         self._observers = Observers(host, self.resolved, self.facts)
         self._observers.started()
-        self._lock = Lock()
-        self._count = 0
-        self._closed = False
+        limits = self.config.sched
+        self._shared = SharedCore(self._engine.core, limits.max_rows + min(limits.max_rows, limits.queue))
+        self._numbers = count(1)
 
     @property
     def facts(self) -> EngineFacts:
@@ -251,18 +251,15 @@ class LLM(PoolingCalls):
         yield from self._stream(job)
 
     def _stream(self, job: _Job) -> Iterator[OutputEvent]:
-        core = self._engine.core
-        with self._lock:
-            self._require_open()
-            try:
-                core.add(job.request)
-                while not job.stream.finished:
-                    for event in core.step():
-                        if job.watch is not None:
-                            job.watch.see(event)
-                        yield from job.stream.feed(event)
-            finally:
-                core.abort([job.request.id])
+        with self._shared.open() as call:
+            call.add(job.request)
+            while not job.stream.finished:
+                for _, event in call.wait():
+                    if isinstance(event, Exception):
+                        raise event
+                    if job.watch is not None:
+                        job.watch.see(event)
+                    yield from job.stream.feed(event)
 
     def _completion_jobs(
         self, number: int, text: str | None, ids: list[int], params: SamplingParams, n: int
@@ -324,94 +321,72 @@ class LLM(PoolingCalls):
             own = params if i == 0 else replace(
                 params, seed=None if params.seed is None else params.seed + i, prompt_logprobs=None
             )  # fmt: skip
-            self._count += 1
             completion = Completion(i, logprobs=[] if params.logprobs is not None else None)
             output.outputs.append(completion)
-            request = EngineRequest(f"llm-{self._count}", ids, own, arrival=monotonic())
+            request = EngineRequest(f"llm-{next(self._numbers)}", ids, own, arrival=monotonic())
             jobs.append(_Job(request, output, completion, stream(), number, watch=self._observers.watch(request)))
         return jobs
 
     def load_adapter(self, name: str, path: str) -> None:
         """A PEFT adapter under a name that `adapter=` takes. Needs enable_lora. Raises what prevents it."""
-        with self._lock:
-            self._require_open()
+        with self._shared.alone():
             self._engine.core.adapters.load(name, str(path))
 
     def unload_adapter(self, name: str) -> None:
-        with self._lock:
-            self._require_open()
+        with self._shared.alone():
             self._engine.core.adapters.unload(name)
 
     def _run(
         self, groups: list[list[_Job]], progress: bool | None, adapter: str | Sequence[str | None] | None = None
     ) -> list[RequestOutput]:
-        with self._lock:
-            self._require_open()
-            jobs = [job for group in groups for job in group]
-            names = [adapter] * len(groups) if adapter is None or isinstance(adapter, str) else list(adapter)
-            if len(names) != len(groups):
-                raise InvalidParam("adapter", len(names), f"one for all, or one per prompt ({len(groups)})")
-            for job in jobs:
-                job.request.adapter = names[job.number]
-            with _bar(len(groups), progress) as advance:
-                self._step_until_done(jobs, advance)
+        jobs = [job for group in groups for job in group]
+        names = [adapter] * len(groups) if adapter is None or isinstance(adapter, str) else list(adapter)
+        if len(names) != len(groups):
+            raise InvalidParam("adapter", len(names), f"one for all, or one per prompt ({len(groups)})")
+        for job in jobs:
+            job.request.adapter = names[job.number]
+        with _bar(len(groups), progress) as advance:
+            self._step_until_done(jobs, advance)
         return [group[0].output for group in groups]
 
     def _step_until_done(self, jobs: Sequence[_Job | _Pooling], advance: Any) -> None:
-        """Feeds requests as rows become free, so that the queue never overflows. Nothing is left behind, ever."""
-        core, room = self._engine.core, 2 * max(1, self.facts.max_rows)
-        waiting, running = deque(jobs), dict[str, _Job | _Pooling]()
-        left: dict[int, int] = {}
-        for job in jobs:
-            left[job.number] = left.get(job.number, 0) + 1
-        try:
-            while waiting or running:
-                while waiting and len(running) < room:
-                    job = waiting.popleft()
-                    running[job.request.id] = job
-                    try:
-                        core.add(job.request)
-                    except RequestError as error:
-                        error.message = f"prompt {job.number}: {error.message}"
-                        error.args = (error.message,)
-                        raise
-                for event in core.step():
-                    job = running[event.id]
+        """Nothing is left behind, ever."""
+        running = {job.request.id: job for job in jobs}
+        left = Counter(job.number for job in jobs)
+        with self._shared.open() as call:
+            for job in jobs:
+                call.add(job.request)
+            while running:
+                for id, event in call.wait():
+                    job = running[id]
+                    if isinstance(event, RequestError):
+                        event.message = f"prompt {job.number}: {event.message}"
+                        event.args = (event.message,)
+                    if isinstance(event, Exception):
+                        raise event
                     if not job.take(event):
                         continue
-                    del running[event.id]
+                    del running[id]
                     if job.must_abort:
-                        core.abort([event.id])
+                        call.abort(id)
                     left[job.number] -= 1
                     advance(job.num_tokens, left[job.number] == 0)
-        finally:
-            core.abort(list(running))
 
     def _pooled(self, call: Call[Any]) -> Any:
-        with self._lock:
-            self._require_open()
-            jobs = []
-            for number, one in enumerate(call.requests):
-                self._count += 1
-                request = EngineRequest(
-                    f"llm-{self._count}", one.token_ids, SamplingParams(), arrival=monotonic(), pooling=one.params
-                )
-                jobs.append(_Pooling(request, number, self._observers.watch(request)))
-            with _bar(len(jobs), None) as advance:
-                self._step_until_done(jobs, advance)
+        jobs = []
+        for number, one in enumerate(call.requests):
+            name = f"llm-{next(self._numbers)}"
+            request = EngineRequest(name, one.token_ids, SamplingParams(), arrival=monotonic(), pooling=one.params)
+            jobs.append(_Pooling(request, number, self._observers.watch(request)))
+        with _bar(len(jobs), None) as advance:
+            self._step_until_done(jobs, advance)
         return call.finish([job.vector for job in jobs if job.vector is not None])
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise EngineDead("this LLM is closed", fix="make a new one")
-
     def close(self) -> None:
-        """Frees everything. Idempotent."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._observers.stopping()
-                self._engine.close()
+        """Frees everything; what other threads are waiting for ends with EngineDead. Idempotent."""
+        if self._shared.close():
+            self._observers.stopping()
+            self._engine.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -91,7 +91,13 @@ class PoolingCalls:
 
 
 async def pool(
-    client: EngineClient, call: Call[Any], *, id: str = "", priority: int = 0, adapter: str | None = None
+    client: EngineClient,
+    call: Call[Any],
+    *,
+    id: str = "",
+    priority: int = 0,
+    adapter: str | None = None,
+    salt: str | None = None,
 ) -> list[Vector]:
     """Runs a call's requests, as many at a time as the engine runs. The first that fails ends the others."""
     id = id or f"pool-{uuid4().hex}"
@@ -103,7 +109,9 @@ async def pool(
             while waiting and len(running) < max(16, 2 * client.facts.max_rows):
                 number, one = waiting.popleft()
                 name, params = f"{id}-{number}", SamplingParams()
-                request = EngineRequest(name, one.token_ids, params, priority, monotonic(), adapter, pooling=one.params)
+                request = EngineRequest(
+                    name, one.token_ids, params, priority, monotonic(), adapter, salt, pooling=one.params
+                )  # fmt: skip
                 running.append((name, client.submit(request)))
             vectors.append(answer_of(await anext(running[0][1])))
             running.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 
@@ -169,6 +170,68 @@ def test_a_matcher_that_breaks_fails_its_request_only(monkeypatch):
     assert not engine.scheduler.requests
 
 
+def test_a_grammar_that_does_harm_in_use_ends_its_request_only(monkeypatch):
+    def matcher(grammar):
+        return {2: Slow, 4: Stuck}.get(grammar.period, StairsMatcher)(grammar)
+
+    monkeypatch.setattr(Stairs, "matcher", matcher)
+    engine = make_engine()
+    found = run(engine, [request("slow", "2"), request("stuck", "4"), request("good", "5"), request("free", None)])
+    assert (found["slow"][1].error.code, found["slow"][1].error.status) == ("grammar", 400)
+    assert "takes more than" in found["slow"][1].error.message
+    assert (found["stuck"][1].error.code, found["stuck"][1].error.status) == ("grammar", 400)
+    assert "nothing may follow" in found["stuck"][1].error.message
+    assert found["good"][1].finish != "error"
+    assert found["free"][1].finish != "error"
+    assert not engine.executor.rows
+
+
+class Panic(BaseException):
+    """As a library in Rust throws it."""
+
+
+def test_a_panic_of_a_library_ends_its_request_only(monkeypatch):
+    class Panics(StairsMatcher):
+        def fill(self, row):
+            raise Panic
+
+    def matcher(grammar):
+        if grammar.period == 3:
+            raise Panic
+        return Panics(grammar) if grammar.period == 2 else StairsMatcher(grammar)
+
+    monkeypatch.setattr(Stairs, "matcher", matcher)
+    found = run(make_engine(), [request("mask", "2"), request("start", "3"), request("good", "5")])
+    assert (found["mask"][1].error.code, found["start"][1].error.code) == ("plugin", "plugin")
+    assert found["good"][1].finish != "error"
+
+
+def test_grammars_in_use_share_a_bounded_memory(monkeypatch):
+    monkeypatch.setattr(Stairs, "nbytes", 1000)
+    engine = make_engine()
+    output = engine.grammars
+    output._compiler.limits = CompileLimits(live_bytes=5000)
+    seen, fill = [], output.fill
+    output.fill = lambda plan: seen.append(len(output._live)) or fill(plan)
+    found = run(engine, [request("r" * (1 + i), str(2 + i)) for i in range(6)])
+    assert {event.finish for _, event in found.values()} <= {"stop", "length"}
+    assert max(seen) == 2, "each takes 2025 bytes"
+    assert not output._live
+    assert not output._used
+    assert not output._waiting
+
+
+def test_a_request_that_is_aborted_waits_for_its_grammar_no_longer():
+    engine = make_engine(at_once=False)
+    engine.add(request("a", "3"))
+    engine.step()
+    (compilation,) = engine.grammars._waiting.values()
+    engine.abort(["a"])
+    assert compilation.done
+    assert not engine.grammars._waiting
+    assert not engine.has_work()
+
+
 def test_without_an_end_token_there_is_no_grammar():
     from dataclasses import replace
 
@@ -330,12 +393,39 @@ class Scripted:
             print("noise on stdout")
         if grammar.source == "bug":
             raise ZeroDivisionError
-        if not grammar.source.isdigit() and grammar.source != "print":
+        if not grammar.source.isdigit() and grammar.source not in ("print", "keep", "slow", "stuck", "breaks"):
             raise GrammarError(f"refused {grammar.source}")
         return grammar.source.encode()
 
     def load(self, compiled):
-        return Stairs(self.vocabulary.size, int(compiled or b"2") if compiled != b"print" else 2)
+        grammar = Stairs(self.vocabulary.size, int(compiled) if compiled.isdigit() else 2)
+        grammar.matcher = lambda: {"slow": Slow, "stuck": Stuck, "breaks": Breaks}.get(
+            compiled.decode(), StairsMatcher
+        )(grammar)
+        if compiled == b"keep":
+            grammar.kept = bytearray(os.urandom(1)) * (100 << 20)
+        return grammar
+
+
+class Slow(StairsMatcher):
+    def fill(self, row):
+        end = time.thread_time() + 0.6
+        while time.thread_time() < end:
+            pass
+        super().fill(row)
+
+
+class Stuck(StairsMatcher):
+    def fill(self, row):
+        if self.num != 3:
+            super().fill(row)
+
+
+class Breaks(StairsMatcher):
+    def accept(self, ids):
+        if self.num == 3:
+            raise GrammarError("too complex")
+        return super().accept(ids)
 
 
 class Other(Scripted):
@@ -364,8 +454,6 @@ def wait(compiler: Compiler, *grammars: Grammar) -> list:
 
 @pytest.fixture(scope="module")
 def compiler(request):
-    import os
-
     folder = os.path.dirname(__file__)
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = folder + (os.pathsep + before if before else "")
@@ -423,15 +511,55 @@ def test_a_bug_of_a_backend_is_an_error_that_is_not_kept(compiler):
     assert first is not second
 
 
-def test_the_cache_and_the_queue_are_bounded():
-    compiler = StairsCompiler(vocabulary())
-    real = Compiler([], vocabulary, CompileLimits(max_waiting=2, cache_bytes=5000))
-    real._compile = compiler._compile
+def test_the_cache_and_the_queue_are_bounded(compiler):
+    real = scripted_compiler(max_waiting=2, cache_bytes=5000)
     found = [wait(real, Grammar("regex", str(i)))[0] for i in range(2, 9)]
-    assert sum(c.nbytes for c in real._known.values()) == real._nbytes <= 5000
+    real.close()
+    assert sum(c.nbytes for c in real._known.values()) == real._nbytes
+    assert real._nbytes <= 5000 or len(real._known) == 1
     assert list(real._known)[-1] == found[-1].wanted
     real._thread = real  # nothing is taken out of the queue any more
     real.submit(Wanted(Grammar("regex", "20"), None, ()))
-    real.submit(Wanted(Grammar("regex", "21"), None, ()))
+    waiting = real.submit(Wanted(Grammar("regex", "21"), None, ()))
     with pytest.raises(EngineBusy):
         real.submit(Wanted(Grammar("regex", "22"), None, ()))
+    real.withdraw(waiting)
+    real.submit(Wanted(Grammar("regex", "22"), None, ()))
+
+
+def test_new_grammars_do_not_wait_for_slow_ones(compiler):
+    slow = [compiler.submit(Wanted(Grammar("regex", "spin", "first"), None, (i,))) for i in range(6)]
+    (quick,) = wait(compiler, Grammar("regex", "9"))
+    assert quick.error is None
+    assert sum(c.done for c in slow) <= 3, "one after the other, each would have had its second"
+    for compilation in slow:
+        compiler.withdraw(compilation)
+
+
+def test_what_nobody_waits_for_is_not_compiled(compiler):
+    both = Wanted(Grammar("regex", "spin", "first"), None, (7,))
+    assert compiler.submit(both) is compiler.submit(both)
+    waiting = compiler.submit(both)
+    for _ in range(3):
+        assert compiler.submit(both) is waiting
+        compiler.withdraw(waiting)
+    for _ in range(3):
+        assert not waiting.done
+        compiler.withdraw(waiting)
+    assert waiting.done
+    again = compiler.submit(both)
+    assert again is not waiting
+    compiler.withdraw(again)
+    (fine,) = wait(compiler, Grammar("regex", "8"))
+    assert fine.error is None
+    assert compiler._num_waiting == 0
+    assert not compiler._jobs
+
+
+def test_a_compiled_grammar_that_takes_too_much_is_refused(compiler):
+    keep, slow, stuck, breaks = wait(compiler, *(Grammar("regex", s) for s in ("keep", "slow", "stuck", "breaks")))
+    assert "64 MiB are possible" in keep.error.message
+    assert "a step of it takes more than" in slow.error.message
+    assert "nothing may follow" in stuck.error.message
+    assert "too complex" in breaks.error.message
+    assert {e.error.status for e in (keep, slow, stuck, breaks)} == {400}

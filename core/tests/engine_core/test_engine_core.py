@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lmkit.api import EngineDead, EngineRequest, Reply, SamplingParams, SchedLimits, TokenEvent
+from lmkit.api import EngineDead, EngineRequest, ForgetRows, PluginError, Reply, SamplingParams, SchedLimits, TokenEvent
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake, NoGrammars
 from lmkit.scheduling.scheduler import Scheduler
@@ -66,23 +66,103 @@ def test_a_fault_ends_one_request_only():
         assert len(tokens(events[rid])) == 8
 
 
-def test_a_failed_step_fails_running_requests_and_spares_waiting_ones():
+WANTED = {rid: [i] * 9 + list(range(9)) for i, rid in enumerate("abcd")}
+
+
+def expected(engine: EngineCore, rid: str) -> list[int]:
+    return expected_tokens(engine.executor.model, WANTED[rid], SamplingParams(max_tokens=8, temperature=0.0))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_a_step_that_fails_once_costs_nobody_anything(depth, step):
     def fail(plan):
-        if plan.step == 3:
+        if plan.step == step:
             raise RuntimeError("out of memory")
 
-    engine = make_engine(limits={"max_rows": 2}, fail=fail)
-    prompt = list(range(9))
-    for rid in ("a", "b", "c"):
+    engine = make_engine(depth=depth, fail=fail)
+    for rid, prompt in WANTED.items():
         engine.add(request(rid, prompt))
     events = run(engine)
-    for rid in ("a", "b"):
-        assert events[rid][-1].finish == "error"
-        assert "RuntimeError" in events[rid][-1].error.message
-        assert "out of memory" not in events[rid][-1].error.message, "the text of the cause is for the log"
+    for rid in WANTED:
+        assert events[rid][-1].finish == "length"
+        assert tokens(events[rid]) == expected(engine, rid)
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("start", [0, 16, 21])
+def test_only_the_row_at_fault_ends(depth, start):
+    """Wherever in its prompt or output it fails; the others keep what they had in the prefix cache."""
+    failed = []
+
+    def fail(plan):
+        if any(row.id == "b" and row.start + row.num_tokens > start for row in plan.rows):
+            failed.append(plan)
+            raise RuntimeError("out of memory")
+
+    engine = make_engine(kv=hash_kv(100, 4), depth=depth, fail=fail)
+    for rid, prompt in WANTED.items():
+        engine.add(request(rid, prompt))
+    events = run(engine)
+    assert events["b"][-1].finish == "error"
+    assert "RuntimeError" in events["b"][-1].error.message
+    assert "out of memory" not in events["b"][-1].error.message, "the text of the cause is for the log"
+    assert tokens(events["b"]) == expected(engine, "b")[: len(tokens(events["b"]))]
+    for rid in "acd":
+        assert events[rid][-1].finish == "length"
+        assert tokens(events[rid]) == expected(engine, rid)
+    assert len(failed) == 2, "in company, then alone"
+    engine.add(request("again", WANTED["a"]))
+    (first, *_), *_ = run(engine).values()
+    assert first.num_cached == 16, "what others computed is still found"
+
+
+def test_steps_that_fail_in_company_only_come_to_an_end():
+    """Nobody is at fault, and yet it must not go on for ever."""
+
+    def fail(plan):
+        if len(plan.rows) > 1:
+            raise RuntimeError("too many rows")
+
+    engine = make_engine(fail=fail)
+    for rid, prompt in WANTED.items():
+        engine.add(request(rid, prompt, max_tokens=40))
+    events = run(engine)
+    assert {e[-1].finish for e in events.values()} <= {"error", "length"}
+    assert engine.executor.num_steps < 60
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+def test_a_request_that_is_aborted_while_rows_are_tried_leaves_nothing():
+    def fail(plan):
+        if len(plan.rows) > 1 and plan.step == 3:
+            raise RuntimeError("lost")
+
+    engine = make_engine(fail=fail)
+    for rid, prompt in WANTED.items():
+        engine.add(request(rid, prompt))
+    events = [event for _ in range(3) for event in engine.step()]
+    engine.abort(["a", "b"])
+    events += [event for found in run(engine).values() for event in found]
+    for rid in "cd":
+        assert [t for e in events if e.id == rid for t in e.tokens] == expected(engine, rid)
+
+
+def test_workers_that_cannot_forget_rows_lose_the_running_requests():
+    def fail(plan):
+        if plan.step == 3:
+            raise RuntimeError("lost")
+
+    engine = make_engine(limits={"max_rows": 2}, fail=fail)
+    control = engine.executor.control
+    engine.executor.control = lambda c: [Reply(False, "cannot")] if isinstance(c, ForgetRows) else control(c)
+    for rid, prompt in WANTED.items():
+        engine.add(request(rid, prompt))
+    events = run(engine)
+    assert [rid for rid in WANTED if events[rid][-1].finish == "error"] == ["a", "b"]
     assert events["c"][0].num_cached == 0, "the cache was emptied"
-    want = expected_tokens(engine.executor.model, prompt, SamplingParams(max_tokens=8, temperature=0.0))
-    assert tokens(events["c"]) == want
+    assert tokens(events["c"]) == expected(engine, "c")
 
 
 def test_a_dead_rank_kills_the_engine():
@@ -227,3 +307,84 @@ def test_large_vectors_are_sent_by_themselves() -> None:
     assert sorted(e.id for part in portions for e in part) == [str(i) for i in range(6)]
     assert list(_portions([])) == []
     assert list(_portions(events[::2])) == [events[::2]]
+
+
+def test_a_request_that_leaves_no_token_ends_alone_and_the_cache_stays():
+    """Its own parameters are at fault, not what the model computed."""
+    engine = make_engine(kv=hash_kv(100, 4))
+    real = engine.executor.sample
+
+    def sample(step, masks):
+        future = real(step, masks)
+        result = future.result()
+        for i in [i for i, row in enumerate(engine._plan.rows) if row.id == "b"]:
+            result.tokens[i] = []
+            result.undrawn.append((i, "no token is allowed"))
+        return future
+
+    forward = engine.executor.forward
+
+    def noted(plan):
+        engine._plan = plan
+        forward(plan)
+
+    engine.executor.forward, engine.executor.sample = noted, sample
+    for rid, prompt in WANTED.items():
+        engine.add(request(rid, prompt))
+    events = run(engine)
+    error = events["b"][-1].error
+    assert (error.code, error.status) == ("invalid-request", 400)
+    assert "no token is allowed" in error.message
+    for rid in "acd":
+        assert tokens(events[rid]) == expected(engine, rid)
+    engine.add(request("again", WANTED["a"]))
+    (first, *_), *_ = run(engine).values()
+    assert first.num_cached == 16
+
+
+class Unruly(ArrivalOrder):
+    """An order that breaks its contract for one request."""
+
+    def __init__(self, which: str, how: object) -> None:
+        self.which, self.how = which, how
+
+    def _key(self, which, r, key):
+        if which != self.which or r.id != "b":
+            return key
+        if isinstance(self.how, Exception):
+            raise self.how
+        return self.how
+
+    def admit_key(self, r):
+        return self._key("admit_key", r, super().admit_key(r))
+
+    def victim_key(self, r):
+        return self._key("victim_key", r, super().victim_key(r))
+
+
+@pytest.mark.parametrize("which", ["admit_key", "victim_key"])
+@pytest.mark.parametrize(
+    "how",
+    [ZeroDivisionError("x"), None, 3, ("text",), (None,), (float("nan"),), ([],), (1, 2, 3, 4, 5, 6, 7)],
+    ids=repr,
+)
+def test_a_policy_that_breaks_its_contract_costs_the_request_that_it_was_asked_about(which, how, caplog):
+    limits = SchedLimits(max_tokens=16, max_rows=8, max_length=64)
+    kv = hash_kv(40, 4)
+    executor = HashExecutor(kv)
+    engine = EngineCore(Scheduler(limits, kv, Unruly(which, how)), executor, Intake(executor.vocab_size, 64))
+    heard: dict[str, list[TokenEvent]] = {}
+    for rid in "abc":
+        try:
+            engine.add(request(rid, WANTED[rid]))
+        except PluginError as error:
+            assert (rid, which) == ("b", "admit_key")
+            heard["b"] = [TokenEvent("b", finish="error", error=error.info())]
+    heard |= run(engine)
+    error = heard["b"][-1].error
+    assert error.code == "plugin"
+    assert which in error.message
+    assert "Unruly" in error.message
+    for rid in "ac":
+        assert tokens(heard[rid]) == expected(engine, rid)
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks

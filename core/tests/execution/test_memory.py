@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from lmkit.api import (
     KVConfig,
     LayerInfo,
     ModelInfo,
+    StateTensor,
     WorkerFacts,
 )
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
@@ -112,12 +114,90 @@ def test_groups_run_out_together(megabytes: int, block_size: int, window: int, l
     assert max(rows) - min(rows) <= 1
 
 
+@st.composite
+def mixed_models(draw: st.DrawFn) -> ModelInfo:
+    """Layers with and without windows, and with recurrent state."""
+    state = StateTensor("state", (draw(st.sampled_from([1, 300, 70_000])),))
+    kinds = draw(st.lists(st.sampled_from([None, 1, 16, 128, 4096, "state"]), min_size=1, max_size=5))
+    layers = [
+        LayerInfo(i, None, state=(state,)) if kind == "state" else LayerInfo(i, replace(NEED, window=kind))
+        for i, kind in enumerate(kinds)
+    ]
+    return replace(model(max_length=draw(st.sampled_from([100, 4096, 131072]))), layers=tuple(layers))
+
+
+@given(
+    mixed_models(), st.integers(14, 31), st.integers(0, 999), st.integers(1, 4096), st.none() | st.integers(1, 131072),
+    st.sampled_from([1, 16, 64]), st.booleans(), st.booleans(), st.integers(1, 256),
+)  # fmt: skip
+def test_what_suffices_for_one_request_is_enough(
+    info: ModelInfo, bits: int, more: int, max_tokens: int, asked: int | None, block_size: int, user: bool,
+    prefix_cache: bool, max_rows: int,
+) -> None:  # fmt: skip
+    """With the memory of one row an engine starts, and every row up to the length that it promises has room in each
+    group. Without, the refusal says how much is needed, and that is more than there is."""
+    budget = (1 << bits) + more * 1024
+    memory = str(budget) if user else "auto"
+    config = EngineConfig(
+        cache=CacheConfig(memory=memory, prefix_cache=prefix_cache), model=ModelConfig(max_length=asked),
+        sched=SchedConfig(max_rows=max_rows),
+    )  # fmt: skip
+    available = facts(info, 2 * budget if user else budget, block_size)
+    least = asked or min(info.max_length, 256)
+
+    def row(length: int) -> int:
+        return sum(s.bytes_per_block * (1 + blocks_needed(s, length, max_tokens)) for s in available.kv_specs)
+
+    if row(least) > budget:
+        with pytest.raises(CapacityError, match=f"one request of {least} tokens needs"):
+            plan_kv(available, config, max_length=info.max_length, max_tokens=max_tokens)
+        return
+    kv = plan_kv(available, config, max_length=info.max_length, max_tokens=max_tokens)
+    assert kv.nbytes <= budget
+    length = fit_length(info, kv, max_tokens, asked)
+    assert length >= least
+    for spec, num in zip(kv.specs, kv.num_blocks, strict=True):
+        assert num - 1 >= blocks_needed(spec, length, max_tokens), spec
+    if row(info.max_length) <= budget and not any(spec.recurrent for spec in kv.specs):
+        assert length == (asked or info.max_length)
+
+
+def test_windows_beside_full_attention_with_little_memory() -> None:
+    """Windows and full attention in turn, as many models of today have them: a few tokens of all are enough."""
+    need = AttnNeed(head_dim=64, num_q_heads=64, num_kv_heads=8)
+    layers = tuple(LayerInfo(i, replace(need, window=(128, None)[i % 2])) for i in range(24))
+    info = replace(model(max_length=131072), layers=layers)
+    config = EngineConfig(cache=CacheConfig(memory="32MiB"))
+    kv = plan_kv(facts(info, GIB), config, max_length=info.max_length, max_tokens=64)
+    assert (32 << 20) - 2 * kv.specs[0].bytes_per_block < kv.nbytes <= 32 << 20
+    assert 256 <= fit_length(info, kv, 64) < 131072
+
+
+@pytest.mark.parametrize("less", [1, 100, 1 << 20])
+def test_needed_is_shown_to_be_more_than_available(less: int) -> None:
+    """To the byte where rounded sizes would read alike."""
+    specs = model().kv_specs(16, "bfloat16")
+    needed = 17 * specs[0].bytes_per_block
+    with pytest.raises(CapacityError) as e:
+        plan_kv(WorkerFacts(needed - less, 0, 0, tuple(specs)), EngineConfig(), max_length=32768)
+    first, second = re.findall(r"[\d.]+ \w+(?= of KV| are)", e.value.message)
+    assert first != second
+    assert less > 1000 or (first, second) == (f"{needed} bytes", f"{needed - less} bytes")
+
+
+def test_too_few_blocks_are_counted_in_blocks() -> None:
+    config = EngineConfig(cache=CacheConfig(num_blocks=16))
+    with pytest.raises(CapacityError, match=r"256 tokens needs 17 blocks.*num_blocks = 16") as e:
+        plan_kv(facts(model(), GIB), config, max_length=32768)
+    assert "17" in e.value.fix
+
+
 def test_length_is_what_the_cache_holds() -> None:
     info = model()
     specs = tuple(info.kv_specs(16, "bfloat16"))
-    assert fit_length(info, KVConfig(specs, (11,))) == 160
-    assert fit_length(info, KVConfig(specs, (10_000,))) == 32768
-    assert fit_length(info, KVConfig(specs, (11,)), 100) == 100
+    assert fit_length(info, KVConfig(specs, (11,)), 64) == 160
+    assert fit_length(info, KVConfig(specs, (10_000,)), 64) == 32768
+    assert fit_length(info, KVConfig(specs, (11,)), 64, 100) == 100
 
 
 def test_step_budget_is_honoured() -> None:

@@ -235,6 +235,18 @@ def test_reading_what_nobody_wrote_is_a_fault_of_that_row() -> None:
     assert runner.sample(2).tokens == [toy_tokens([1, 2], 3)[2:]]
 
 
+def test_a_row_whose_parameters_leave_no_token_is_told_from_a_fault_of_the_model() -> None:
+    runner = make_runner()
+    nothing = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=tuple(range(TOY_VOCAB)))
+    row = NewRow("none", 0, [1, 2], 2, [[1, 2]], 0, nothing)
+    bad = NewRow("bad", 0, [1, 2, 3, 4, 5], 5, [[3, 4]], 0, nothing)  # its first positions are never written: NaN
+    works = [RowWork("none", 0, 0, 2, [], True), RowWork("bad", 0, 4, 1, [], True)]
+    runner.forward(merge(StepPlan(0, new=[row, bad], rows=works), start("good", [1, 2], [7])))
+    result = runner.sample(0)
+    assert ([i for i, _ in result.undrawn], [i for i, _ in result.faults]) == ([0], [1])
+    assert result.tokens == [[], [], toy_tokens([1, 2], 1)]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -204,7 +204,7 @@ async def test_engine_that_exits_is_reported_with_its_status() -> None:
 
 
 async def test_hanging_engine_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
-    client = make_client("process", hash_config(hang_at=3), stall_seconds=0.4)
+    client = make_client("process", hash_config(hang_at=5), stall_seconds=0.5)
     await client.start()
     began = perf_counter()
     events = await collect(client.submit(request("a", 100)))
@@ -214,6 +214,16 @@ async def test_hanging_engine_is_ended(capfd: pytest.CaptureFixture[str]) -> Non
     assert "most recent call first" in capfd.readouterr().err  # the stacks of its threads
 
 
+async def test_a_first_step_may_take_its_time_but_not_for_ever() -> None:
+    client = make_client("process", hash_config(hang_at=1), stall_seconds=0.3, first_seconds=2.0)
+    await client.start()
+    began = perf_counter()
+    events = await collect(client.submit(request("a", 100)))
+    assert 1.5 < perf_counter() - began < BUSY
+    assert "no progress" in events[-1].error.message
+    await client.close()
+
+
 async def test_slow_engine_is_left_alone() -> None:
     client = make_client("process", hash_config(delay=0.2), stall_seconds=1.0)
     await client.start()
@@ -221,6 +231,32 @@ async def test_slow_engine_is_left_alone() -> None:
     await asyncio.sleep(1.2)  # idle is no stall either
     assert client.state == "ready"
     await client.close()
+
+
+async def test_steps_that_are_slow_are_no_hang() -> None:
+    """Each takes longer than the bound for silence: what is usual is learned from those before."""
+    client = make_client("process", hash_config(delay=0.5), stall_seconds=0.3)
+    await client.start()
+    assert finishes(await collect(client.submit(request("a", 5)))) == ["length"]
+    assert client.state == "ready"
+    await client.close()
+
+
+async def test_an_engine_that_was_stopped_is_seen_at_once_and_its_streams_go_on_after_it() -> None:
+    async with running("process", delay=0.002) as client:
+        for busy in (True, False):
+            stream = client.submit(request(f"r{busy}", 500 if busy else 1))
+            await anext(stream)
+            if busy:
+                await asyncio.sleep(0.3)
+            assert client.responsive
+            os.kill(client.pid, signal.SIGSTOP)
+            await until(lambda: not client.responsive, 4.0)
+            assert client.state == "ready"
+            os.kill(client.pid, signal.SIGCONT)
+            await until(lambda: client.responsive, 4.0)
+            if busy:
+                assert len(tokens_of(await collect(stream))) == 499
 
 
 async def test_stopped_engine_process_is_gone() -> None:
@@ -312,7 +348,7 @@ async def test_engine_that_dies_again_and_again_stays_dead(caplog: pytest.LogCap
     for _ in range(3):
         await until(lambda: client.state == "ready" and client.client not in seen)
         seen.add(client.client)
-        assert finishes(await collect(client.submit(request("a", 50)))) == ["error"]
+        assert finishes(await collect(client.submit(request("a", 50, (len(seen), 2))))) == ["error"]
     await until(lambda: "too often" in caplog.text)
     assert client.state == "dead"
     assert len(seen) == 3
@@ -362,3 +398,102 @@ async def test_start_can_be_cancelled() -> None:
         await starting
     assert perf_counter() - began < BUSY
     assert not Path(f"/proc/{pid}").exists()
+
+
+# ------------------------------------------------------------------------------------- requests that outlive engines
+
+
+def lasting(id: str, max_tokens: int = 300, prompt: tuple[int, ...] = (1, 2, 3), **params: object) -> EngineRequest:
+    params = {"temperature": 0.0, **params}
+    return EngineRequest(id, list(prompt), SamplingParams(max_tokens=max_tokens, **params), resume=True)
+
+
+PARAMS = [
+    {}, {"temperature": 1.0, "seed": 5}, {"temperature": 1.0}, {"logprobs": 2}, {"prompt_logprobs": 1},
+    {"min_tokens": 300}, {"stop_token_ids": (7, 8, 9)}, {"logprobs": 0, "temperature": 1.0, "seed": -3},
+]  # fmt: skip
+
+
+async def test_streams_go_on_with_the_next_engine() -> None:
+    """Nothing is lost, nothing doubled: what engines are killed at any moment say together is what one would."""
+    requests = [lasting(f"r{i}", prompt=(i, 5, 6), **more) for i, more in enumerate(PARAMS)]
+    async with running("process", delay=0.0) as client:
+        expected = [await collect(client.submit(r)) for r in requests]
+    client = supervised(5, delay=0.002)
+    await client.start()
+    try:
+        streams = [client.submit(r) for r in requests]
+        collecting = [asyncio.ensure_future(collect(stream)) for stream in streams]
+        gone = client.submit(lasting("gone", 3000))
+        plain = client.submit(request("plain", 3000))
+        for deaths in range(3):
+            await until(lambda n=deaths: client.state == "ready" and streams[0].num_tokens > 20 * n)
+            os.kill(client.client.pid, signal.SIGKILL)
+            await until(lambda: client.state != "ready")
+            client.abort(["gone"])
+        found = await asyncio.wait_for(asyncio.gather(*collecting), 30)
+        assert finishes(await collect(gone)) == ["abort"]
+        assert (await collect(plain))[-1].error.code == EngineDead.code
+        for mine, whole in zip(found, expected, strict=True):
+            assert tokens_of(mine) == tokens_of(whole)
+            assert finishes(mine) == finishes(whole)
+            assert mine[-1].stop_token == whole[-1].stop_token
+            assert sum(event.num_cached is not None for event in mine) == 1
+            for name in ("logprobs", "prompt_logprobs"):
+                assert [x for e in mine for x in getattr(e, name)] == [x for e in whole for x in getattr(e, name)]
+        stats = await client.stats()
+        assert (stats.sched.num_running, stats.sched.num_free_blocks) == (0, stats.sched.num_blocks)
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize(("after", "resume"), [(0, True), (3, False)])
+async def test_the_poison_is_found_and_everybody_else_is_answered(
+    after: int, resume: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that repeats it for ever ends neither the server nor the requests of others."""
+    client = supervised(2, delay=0.002, poison=66, poison_after=after)
+    await client.start()
+    try:
+        others = [lasting(f"r{i}", 400, prompt=(i, 5, 6)) for i in range(6)]
+        collecting = [asyncio.ensure_future(collect(client.submit(r))) for r in others]
+        codes = []
+        for i in range(40):
+            bad = lasting(f"bad{i}", 50, prompt=(1, 66, 3), seed=i)
+            bad.resume = resume
+            events = await asyncio.wait_for(collect(client.submit(bad)), 20)
+            codes.append(events[-1].error.code)
+            if codes[-1] == "quarantined":
+                break
+            await asyncio.sleep(0.1)
+        assert codes[-1] == "quarantined"
+        assert set(codes[:-1]) <= {"engine-dead", "engine-busy"}
+        for other, events in zip(others, await asyncio.wait_for(asyncio.gather(*collecting), 30), strict=True):
+            assert tokens_of(events) == expected_tokens(HashModel(), other.token_ids, other.params)
+        again = await collect(client.submit(lasting("again", 50, prompt=(1, 66, 3), seed=99)))
+        assert again[-1].error.code == "quarantined"
+        other = await asyncio.wait_for(collect(client.submit(lasting("other", 9, prompt=(1, 66, 3)))), 20)
+        assert other[-1].error.code == "quarantined"  # another content: it costs two deaths more
+        await until(lambda: client.state == "ready")
+        assert finishes(await collect(client.submit(request("fresh", 5)))) == ["length"]
+        assert "request other (content " in caplog.text
+        assert "was running at 2 deaths" in caplog.text
+    finally:
+        await client.close()
+
+
+async def test_streams_that_wait_for_an_engine_end_when_there_will_be_none() -> None:
+    for how in ("drain", "close", "too often"):
+        client = supervised(0 if how == "too often" else 3, delay=0.005)
+        await client.start()
+        stream = client.submit(lasting("a", 3000))
+        await anext(stream)
+        if how == "drain":
+            client.drain()
+        os.kill(client.client.pid, signal.SIGKILL)
+        if how == "close":
+            await until(lambda c=client: c.state == "dead")
+            await client.close()
+        events = await asyncio.wait_for(collect(stream), 10)
+        assert events[-1].error.code == EngineDead.code
+        await client.close()

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
+from lmkit.plugins import doctor
+from lmkit.plugins import host as host_module
 from lmkit.plugins.doctor import examine, import_budgets
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Pattern
@@ -100,3 +110,59 @@ def test_budget_is_measured_in_a_fresh_process() -> None:
     budgets = import_budgets(["lmkit.builtin", "numpy", "no_such_module"])
     assert [heavy for heavy, _ in budgets.values()] == [[], ["numpy"], []]
     assert budgets["lmkit.builtin"][1] < 0.5
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["while True: pass", "import time\ntime.sleep(3600)", "def lmkit_attention_backends():\n    while True: pass"],
+)
+def test_a_module_that_never_ends_is_named_and_ended(
+    world: World, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "ENDLESS_SECONDS", 1.0)
+    world.attention("fine")
+    world.add("it-dist", {"attention": {"it": "it_x.hooks"}}, {"it_x.hooks": source})
+    found = {f.subject: f for f in examine(world.host())}
+    assert found["attention:it"].code == "endless"
+    assert "it-dist" in found["attention:it"].fix
+    assert "attention:fine" not in found
+
+
+def test_what_the_doctor_started_does_not_outlive_it(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        f"Path({str(tmp_path / 'new')!r}).write_text(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pid')!r})\nwhile True: pass\n"
+    )
+    code = "from lmkit.plugins.doctor import import_budgets; import_budgets(['endless'], 600)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
+        try:
+            _until(lambda: (tmp_path / "pid").exists())
+        finally:
+            process.kill()
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        _until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def _until(done: object, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_slow_plugin_is_named_while_it_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "lmkit.plugins")
+    monkeypatch.setattr(host_module, "SLOW_SECONDS", 0.05)
+    source = "import time\ntime.sleep(0.3)\n"
+    world.add("it-dist", {"attention": {"it": "it_x.hooks"}}, {"it_x.hooks": source})
+    host = world.host()
+    host.open(host.entries("attention", "it")[0])
+    assert "LMKIT_PLUGINS_DISABLE=attention:it" in caplog.text

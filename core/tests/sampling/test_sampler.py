@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import GrammarMasks, SampleContext, SamplingParams
+from lmkit.api import GrammarMasks, InvalidParam, SampleContext, SamplingParams
 from lmkit.sampling import SampleBatch, Sampler, blocks, sampler, truncate
 from lmkit.sampling.noise import seed_of, uniform
 
@@ -467,3 +467,56 @@ def test_bad_logits_fail_their_row_only(temperature: float, bad: float) -> None:
     assert result.tokens[[0, 2]].tolist() == clean.tokens[[0, 2]].tolist()
     assert sorted(result.logprobs) == [0, 2]
     assert ("no token" if bad == -float("inf") else str(bad)) in result.faults[1]
+
+
+ASKS = {
+    "logprobs": SamplingParams(temperature=0, logprobs=2),
+    "logprobs of the chosen only": SamplingParams(temperature=0, logprobs=0),
+    "penalties": SamplingParams(temperature=0, frequency_penalty=1.0),
+    "bias": SamplingParams(temperature=0, logit_bias=((3, 5.0),)),
+    "bias out of the vocabulary": SamplingParams(temperature=0, logit_bias=((V + 3, 5.0),)),
+    "min_tokens": SamplingParams(temperature=0, min_tokens=9, stop_token_ids=(4,)),
+    "min_tokens without stops": SamplingParams(temperature=0, min_tokens=9, ignore_eos=True),
+    "random": SamplingParams(temperature=1.0, top_p=0.5, top_k=3, min_p=0.1, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_a_row_that_asks_for_something_and_is_not_in_the_step_changes_nothing(name: str) -> None:
+    """A prompt of several steps: its row is held, and only others are sampled."""
+    made = Sampler(4, V, eos_token_ids=(0,))
+    made.add(0, ASKS[name], np.array([1, 2, 3]), 3, 7)
+    made.add(2, SamplingParams(temperature=0), np.array([1]), 1, 0)
+    logits = logits_of(1)
+    batch = SampleBatch(np.array([2]), np.array([1]), np.array([0]), lambda _: [1])
+    for masks in (None, GrammarMasks([], b"")):
+        sampled = made.sample(logits.clone(), batch, masks)
+        assert sampled.tokens.tolist() == [int(logits.argmax())]
+        assert (sampled.faults, sampled.logprobs) == ({}, {})
+
+
+LIMITS = [
+    {name: value}
+    for name, values in {
+        "temperature": (1e-300, 5e-324, 100.0), "top_p": (1e-300, 1 - 1e-16), "min_p": (1e-300, 1.0),
+        "top_k": (1, 1 << 31), "presence_penalty": (-2.0, 2.0, 1e-300), "frequency_penalty": (-2.0, 2.0, 1e-300),
+        "repetition_penalty": (1e-6, 100.0), "logit_bias": (((3, 100.0),), ((3, -100.0),), ((3, 1e-300),)),
+        "seed": (-(1 << 63), (1 << 63) - 1),
+    }.items()
+    for value in values
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("params", LIMITS, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_parameter_within_its_limits_is_a_fault(params: dict, temperature: float) -> None:
+    """Nor just outside of what it is refused for: a value that a float32 cannot hold does not get to the logits."""
+    row = Row(SamplingParams(**{"temperature": temperature, "seed": 1, **params}), output=[3, 3, 4])
+    for scale in (1e-3, 1.0, 1e4):
+        assert run(logits_of(2) * scale, [row, Row(SamplingParams(temperature=0))]).faults == {}
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-300, 1e-38, 1e-7, -1.0, 101.0, math.inf, math.nan])
+def test_a_repetition_penalty_that_makes_infinite_logits_is_refused(value: float) -> None:
+    with pytest.raises(InvalidParam, match="repetition_penalty"):
+        SamplingParams(repetition_penalty=value)

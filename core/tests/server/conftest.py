@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
+from lmkit.server import run
 from lmkit.server.app import build_app
 from lmkit.server.settings import ServerSettings
 from lmkit.testing.serving import ServedLLM
@@ -27,3 +29,17 @@ async def connect() -> AsyncIterator[Connect]:
     yield make
     for client in clients:
         await client.aclose()
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets of servers hold little, so that a client who does not read is noticed soon."""
+    bind = run.bind
+
+    def small(settings: ServerSettings) -> socket.socket:
+        sock = bind(settings)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        return sock
+
+    monkeypatch.setattr(run, "bind", small)

@@ -19,7 +19,7 @@ PATHS = [
     "/", "/v1/models", "/v1/models/x", "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health",
     "/version", "/metrics", "/debug/plan", "/nope", "/docs", "/openapi.json", "//v1/models", "/live/",
     "/v1/embeddings", "/debug/startup", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank",
-    "/v2/rerank", "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
+    "/v2/rerank", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load", "/tokenizer_info",
     "/live/x", "/ready/../metrics", "/LIVE", "/%2e/live", "/live%2f..%2fmetrics", "/live;x", "/v1/models/",
 ]  # fmt: skip
 

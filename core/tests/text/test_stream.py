@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lmkit.api import ErrorInfo, Reasoning, SamplingParams, Text, TokenEvent, TokenLogprob, ToolArgs, ToolDef
+from lmkit.api import (
+    ErrorInfo,
+    PluginError,
+    Reasoning,
+    SamplingParams,
+    Text,
+    TokenEvent,
+    TokenLogprob,
+    ToolArgs,
+    ToolDef,
+)
 from lmkit.testing.serving import CALLS, THINK
 from lmkit.text.side import TextSide
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
@@ -145,3 +155,51 @@ def test_without_tools_calls_are_text(side: TextSide) -> None:
     answer = '<tool_call>{"name": "f"}</tool_call>'
     events = stream.feed(TokenEvent("r", side.tokenizer.encode("x") + side.tokenizer.encode(answer), "stop"))
     assert text_of(events).startswith("x")
+
+
+class Broken:
+    """A plugin's format whose parser does `returned` with what it is fed."""
+
+    name = "broken"
+    keep_special: frozenset[str] = frozenset()
+
+    def __init__(self, returned: object, at: str = "feed") -> None:
+        self.returned, self.at = returned, at
+
+    def start(self, prompt_tail: str, tools: object) -> object:
+        return self.returned if self.at == "start" else self
+
+    def feed(self, text: str, ids: object = ()) -> object:
+        return self._give([Text(text)]) if self.at == "feed" else [Text(text)]
+
+    def flush(self) -> object:
+        return self._give([]) if self.at == "flush" else []
+
+    def _give(self, good: object) -> object:
+        if isinstance(self.returned, Exception):
+            raise self.returned
+        return self.returned
+
+
+@pytest.mark.parametrize("returned", [["text"], "text", None, [None], [Text(7)], 7, ValueError("oops"), {"a": 1}])  # type: ignore[arg-type]
+@pytest.mark.parametrize("at", ["feed", "flush"])
+def test_a_plugins_parser_that_returns_no_events_ends_the_choice(
+    byte_level: JsonTokenizer, returned: object, at: str
+) -> None:
+    side = TextSide(byte_level, None, Broken(returned, at), None, {})  # type: ignore[arg-type]
+    events, stream = feed(side, "Hello there")
+    assert isinstance(events[-1], Finish)
+    assert events[-1].reason == "error"
+    assert events[-1].error is not None
+    assert events[-1].error.code == "plugin"
+    assert "'broken'" in events[-1].error.message
+    assert stream.finished  # type: ignore[attr-defined]
+    assert stream.must_abort == (at == "feed")  # type: ignore[attr-defined]
+    assert text_of(events) == ("" if at == "feed" else "Hello there")
+
+
+@pytest.mark.parametrize("returned", [None, "text", object()])
+def test_a_plugins_parser_that_does_not_start_is_an_error(byte_level: JsonTokenizer, returned: object) -> None:
+    side = TextSide(byte_level, None, Broken(returned, "start"), None, {})  # type: ignore[arg-type]
+    with pytest.raises(PluginError, match="'broken'"):
+        side.output_stream(SamplingParams(), "", [ToolDef("f")])

@@ -45,6 +45,7 @@ from lmkit.api.execution import (
     Event,
     Executor,
     Failure,
+    ForgetRows,
     Graphs,
     KVConfig,
     LoadAdapter,

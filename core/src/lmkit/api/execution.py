@@ -143,6 +143,7 @@ class AttentionBackend(Protocol):
     3. Slot -1 is not written; rows of length 0 are legal.
     4. `out` is given; `forward` allocates nothing on the fast path.
     5. One object serves all layers and planners of a worker; the planners are made before the first `write_kv`.
+    6. q, k and v are views with any strides, parts of what a model computed them in; `out` has no gaps.
     """
 
     name: str
@@ -404,8 +405,12 @@ class DropAdapter(Control):
     name: str
 
 
+class ForgetRows(Control):
+    """Forget all rows and all steps in flight; what done steps wrote to the cache stays. Sent after a failed step."""
+
+
 class ResetCache(Control):
-    """Forget all rows and all steps in flight; no KV content is valid any more. Sent after a failed step."""
+    """Forget all rows and all steps in flight; no KV content is valid any more. Sent when ForgetRows was refused."""
 
 
 class Profile(Control):
@@ -431,7 +436,8 @@ class Executor(Protocol):
     def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
         """Called once after each `forward`, in order. The future carries what the step raised.
 
-        Then the engine fails the running requests and sends ResetCache; who cannot go on after that reports a Failure.
+        Then the engine sends ForgetRows and computes the rows again, one by one, to learn which is at fault; or, when
+        that is refused, ResetCache, and all running requests end. Who cannot go on after that reports a Failure.
         """
         ...
 

@@ -17,6 +17,9 @@ NormKind = Literal["rms", "rms_offset", "rms_plain", "layer", "layer_offset", "l
 """RMS norm, or layer norm. offset: the stored weight is 1 less than the one to use; plain: no weight (and bias)."""
 
 
+HEAD = "lm_head"  # the name that models give to the linear that makes the logits
+
+
 @dataclass(frozen=True, slots=True)
 class AttnNeed:
     """Everything a group of equal attention layers asks of a backend."""
@@ -32,7 +35,7 @@ class AttnNeed:
     chunked: bool = False  # a token sees back to the last multiple of `window` only, itself included
     softcap: float | None = None
     sinks: bool = False
-    alibi: bool = False
+    alibi: float = 0.0  # what the slopes are multiplied by, usually 1; 0: none
     mla: bool = False
     causal: bool = True  # False: it also sees what follows; a window then reaches equally far on both sides
 
@@ -52,7 +55,7 @@ class AttnNeed:
             "bidirectional_window": self.window is not None and not self.causal,
             "softcap": self.softcap is not None,
             "sinks": self.sinks,
-            "alibi": self.alibi,
+            "alibi": bool(self.alibi),
             "mla": self.mla,
         }
         return frozenset(name for name, on in named.items() if on)
@@ -223,6 +226,11 @@ class LinearSpec:
     @property
     def total_out(self) -> int:
         return sum(self.out_features)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it makes the logits: errors there are not averaged away by the layers that follow."""
+        return self.name == HEAD
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from lmkit.api.errors import InvalidParam
 MAX_STOP = 16  # stop strings per request
 MAX_STOP_IDS = 128
 MAX_LOGPROBS = 20  # as in the OpenAI API
+MIN_REPETITION = 1e-6  # logits are divided by it: they stay finite in float32
 MAX_BIAS = 1024
 MAX_TOKENS = 1 << 24
 MAX_GRAMMAR = 1 << 19  # characters
@@ -124,7 +125,7 @@ class SamplingParams:
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, MIN_REPETITION, 100.0)
         if self.seed is not None:
             _integer("seed", self.seed, -(1 << 63), (1 << 63) - 1)
         for name in ("logprobs", "prompt_logprobs"):

@@ -61,6 +61,7 @@ class ParserRequest(SelectRequest):
     model: str
     architecture: str
     chat_template: str = ""
+    readers: tuple[str, ...] | None = None  # parsers that read what the template shows; None: it shows nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,14 @@ class Scheduler(Protocol):
         """After a lost step: end all running requests, forget all cached content. Workers have forgotten all rows."""
         ...
 
+    def retry_running(self, plan: StepPlan, error: ErrorInfo) -> list[TokenEvent]:
+        """After `plan` was lost: compute again what was running; only a row that fails alone ends, with `error`.
+
+        Nothing that this step or a later one wrote may be found any more. Workers have forgotten all rows. Optional:
+        without it `fail_running` is called.
+        """
+        ...
+
     def has_work(self) -> bool: ...
     def stats(self) -> SchedStats: ...
     def check(self) -> None:

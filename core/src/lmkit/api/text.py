@@ -158,6 +158,9 @@ class Params:
     strip: Literal["", "newline", "blank"] = ""  # taken off both ends of a value; "newline": one at each end
     verbatim: bool = False  # all values are strings
     gap: str = ""  # blanks that the family writes around elements
+    block: bool = False  # a value with a newline at both ends stands on lines of its own: they are not part of it
+    raw: tuple[str, ...] = ()  # what may stand before and after a part of a value in which markers are text
+    wrappers: tuple[str, ...] = ()  # keys that hold all arguments as one object, when the tool has none of that name
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,7 @@ class ToolFormat:
     trim: bool = False  # blanks between content and a call belong to the call
     inner: str = ""  # blanks that the family writes inside of `open` and `close`
     between: str = ""  # what it writes between calls; blanks also inside of the section
+    begun: str = ""  # the beginning of `open` that the prompt ends with: the output goes on with the rest
     id_length: int = 0  # call ids are this many letters and digits; 0 = "call_" and 24 hex digits
 
     @property
@@ -230,7 +234,7 @@ class ReasoningFormat:
     name: str
     open: tuple[str, ...]
     close: tuple[str, ...]
-    until: tuple[str, ...] = ()  # texts that end the reasoning although `close` is missing; they are not consumed
+    until: tuple[str, ...] = ()  # what begins a call: reasoning that is never closed ends before the calls at its end
     prompt_opens: bool = False  # the template opens the reasoning, unless thinking is switched off
     switch: tuple[str, ...] = ()  # template variables that turn thinking on or off
     off: tuple[object, ...] = (False,)  # their values that turn it off
@@ -238,10 +242,13 @@ class ReasoningFormat:
     anywhere: bool = False  # reasoning may begin again after content
     stray_close: bool = False  # a `close` at the start of the output, without reasoning, is not content
     drop: tuple[str, ...] = ()  # wrappers around the answer that nobody wants to see
+    answer: tuple[str, ...] = ()  # what begins an answer and nothing else: it ends the reasoning although `close` is
+    # missing, and is not consumed
+    trim: str = "\r\n"  # characters next to `open` and `close` that belong to them
 
     @property
     def keep_special(self) -> frozenset[str]:
-        return frozenset((*self.open, *self.close, *self.until, *self.drop))
+        return frozenset((*self.open, *self.close, *self.until, *self.answer, *self.drop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +271,7 @@ class ChannelFormat:
     to: str = "to="  # before the recipient
     namespace: str = ""  # of the recipients that are tools; not part of their names
     nobody: tuple[str, ...] = ()  # recipients that are not tools; messages to them are reasoning
-    calls: bool = True  # messages to tools are calls; False: they are content, as they are written
+    calls: bool = True  # messages to tools are calls; False: they are content, without their header
     special: tuple[str, ...] = ()  # further special tokens of headers
 
     @property

@@ -39,6 +39,8 @@ class EngineRequest(msgspec.Struct):
     transfer: dict | None = None  # opaque to the core, read by the KV connector
     trace: dict | None = None
     pooling: PoolingParams | None = None  # then nothing is sampled: the answer is `TokenEvent.pooled`
+    resume: bool = False  # after a death of the engine another one goes on with it
+    num_output: int = 0  # how many of `token_ids`, at their end, an engine before this one has generated
 
 
 class NewRow(msgspec.Struct):
@@ -114,6 +116,7 @@ class StepResult(msgspec.Struct):
     pooled: list[tuple[int, Pooled]] = []  # row index, answer; of rows whose last prompt position was computed
     kv_report: bytes | None = None
     faults: list[tuple[int, str]] = []  # row index, reason; that request fails, the engine lives
+    undrawn: list[tuple[int, str]] = []  # the same for rows that fail by their own parameters: the model was right
 
 
 class TokenEvent(msgspec.Struct):

@@ -18,6 +18,7 @@ from lmkit.cli.options import plugin_host, with_config
 from lmkit.config import Sourced
 
 if TYPE_CHECKING:
+    from lmkit.bench.engine import BenchEngine
     from lmkit.bench.result import Metric, Result
     from lmkit.bench.stats import Slo
     from lmkit.bench.workload import Prompt
@@ -69,10 +70,9 @@ def latency(
 
     Example: lmkit bench latency ./my-model --input 128 --output-tokens 64 --batch 16
     """
-    from lmkit.bench.engine import BenchEngine
     from lmkit.bench.engine import latency as measure
 
-    with _start_bar() as progress, BenchEngine(settings.config, plugin_host(settings), progress) as engine:
+    with _engine(settings) as engine:
         with _bar("rounds", rounds + 1) as advance:
             metrics = measure(engine, num_input, num_output, batch, rounds, advance)
         title = f"latency: {engine.facts.model}, batch {batch}, {num_input} in, {num_output} out"
@@ -96,12 +96,11 @@ def throughput(
 
     Example: lmkit bench throughput ./my-model --num-prompts 128 --input 512 --prefix 256
     """
-    from lmkit.bench.engine import BenchEngine
     from lmkit.bench.engine import throughput as measure
     from lmkit.bench.workload import random_prompts, read_dataset
 
     prompts = read_dataset(dataset, num_output)[:num_prompts] if dataset else None
-    with _start_bar() as progress, BenchEngine(settings.config, plugin_host(settings), progress) as engine:
+    with _engine(settings) as engine:
         vocabulary = engine.vocabulary
         prompts = prompts or random_prompts(
             num_prompts, num_input, num_output, prefix=prefix, seed=bench_seed, vocabulary=vocabulary
@@ -494,11 +493,15 @@ def _chosen(engine: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _start_bar() -> Iterator[Any]:
+def _engine(settings: Sourced) -> Iterator[BenchEngine]:
+    """The engine of the configuration; the bar of its start is gone before anything else is printed."""
+    from lmkit.bench.engine import BenchEngine
     from lmkit.progress import StartBar
 
     with StartBar() as bar:
-        yield bar
+        engine = BenchEngine(settings.config, plugin_host(settings), bar)
+    with engine:
+        yield engine
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from lmkit.api import LmkitError, SelectionError
+from lmkit.cli.hints import flag_hint
 from lmkit.config.environment import debug
 
 UsageError: Any = typer.BadParameter.__mro__[2]  # click's base of all errors that are shown to the user
@@ -22,6 +23,8 @@ def show(error: LmkitError) -> int:
     refused = []
     if isinstance(error, SelectionError):
         for candidate in error.refused[:MAX_REFUSED]:
+            if all(reason.needed in str(error) and reason.offered in str(error) for reason in candidate.reasons):
+                continue  # the message says it already
             reasons = "; ".join(str(reason) for reason in candidate.reasons)
             refused.append(f"{candidate.kind} {candidate.name}: {reasons}")
     _screen(error, str(error), error.fix, error.code, refused)
@@ -33,8 +36,15 @@ def show_usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     fix = f"{context.command_path} --help" if context is not None else "lmkit --help"
+    if (option := getattr(error, "option_name", None)) and context is not None:
+        fix = f"{hint}; or {fix}" if (hint := flag_hint(option, known_flags(context))) else fix
     _screen(error, message, fix, "usage")
     return 2
+
+
+def known_flags(context: Any) -> list[str]:
+    """Every option of the command that was asked for."""
+    return [flag for parameter in context.command.params for flag in (*parameter.opts, *parameter.secondary_opts)]
 
 
 def show_bug(error: Exception) -> int:
@@ -46,7 +56,8 @@ def show_bug(error: Exception) -> int:
 
 
 def _screen(error: Exception, cause: str, fix: str, code: str, details: list[str] | None = None) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False)
+    console.soft_wrap = not console.is_terminal  # a terminal breaks lines between words, a log or pipe gets them whole
     if debug():
         console.print(escape("".join(traceback.format_exception(error))), end="")
     for line in details or ():

@@ -183,5 +183,10 @@ def _open(output: str, append: bool) -> Iterator[IO[str]]:
         out = Path(output).open("a" if append else "w", encoding="utf-8")  # noqa: SIM115  closed below
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror}", fix="check the path given to -o") from error
-    with out:
-        yield out
+    try:
+        with out:
+            yield out
+    except OSError as error:  # what was written before stays
+        raise ConfigError(
+            f"cannot write {output}: {error.strerror}", fix="make room, then go on where it stopped with --resume"
+        ) from error

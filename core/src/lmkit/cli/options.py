@@ -9,8 +9,10 @@ The command then also takes --config FILE, every engine option, and dotted ones 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -35,7 +37,7 @@ PANELS = {
     "parallel": "Processes and devices",
     "lora": "Adapters",
     "spec": "Speculative decoding",
-    "": "Plugins",
+    "": "Plugins and logs",
 }
 
 
@@ -91,6 +93,8 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
         flags, names = parse_dotted(ctx.meta.get(META, ()))
         for name, leaf in fields.items():
             given = kwargs.pop(name)
+            if leaf.several and given is not None:
+                given = ",".join(given) if given else None
             if given is not None:
                 where = f"command line {leaf.flag}"
                 flags[leaf.key] = leaf.parse(given, where) if isinstance(given, str) else leaf.check(given, where)
@@ -101,7 +105,8 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
         settings = gather(flags, kwargs.pop("config"), flag_names=names, official_only=kwargs.pop("no_plugins"))
         if "ctx" in hints:
             kwargs["ctx"] = ctx
-        return function(settings=settings, **kwargs)
+        with logged(settings.config.log_level):
+            return function(settings=settings, **kwargs)
 
     first = [_parameter("ctx", typer.Context, inspect.Parameter.empty)]
     if model_argument:
@@ -120,6 +125,15 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.command_class = ConfigCommand  # type: ignore[attr-defined]
     return command
+
+
+def logged(level: str | None) -> AbstractContextManager[None]:
+    """Logs as --log-level says; without it a command logs as it likes."""
+    if level is None:
+        return nullcontext()
+    from lmkit.logs import TIMED, written_logs
+
+    return written_logs(TIMED, logging.getLevelNamesMapping()[level.upper()])
 
 
 def plugin_host(settings: Sourced) -> PluginHost:
@@ -143,11 +157,11 @@ def name_of(leaf: Leaf) -> str:
 
 def _option(name: str, leaf: Leaf) -> inspect.Parameter:
     flag = f"{leaf.flag}/--no-{leaf.flag.removeprefix('--')}" if leaf.type is bool else leaf.flag
-    kind = bool if leaf.type is bool else str
+    kind: Any = bool if leaf.type is bool else list[str] if leaf.several else str
     shown = False if leaf.default is None else str(leaf.default).lower() if kind is bool else str(leaf.default)
     option = typer.Option(
         flag,
-        help=leaf.doc,
+        help=f"{leaf.doc}; repeatable" if leaf.several else leaf.doc,
         metavar=None if kind is bool else {int: "N", str: "TEXT"}[leaf.type],
         rich_help_panel=PANELS[leaf.section],
         show_default=shown,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import time
 from pathlib import Path
@@ -15,11 +16,11 @@ from rich.console import Console
 from lmkit.cli.options import plugin_host, with_config
 from lmkit.config import Sourced, read_environment
 from lmkit.engine.spawn import EngineProcess
+from lmkit.server.settings import OPENABLE, ServerSettings
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
     from lmkit.engine.messages import EngineFacts
-    from lmkit.server.settings import ServerSettings
 
 PANEL = "Server"
 
@@ -33,6 +34,30 @@ def command(
     api_key: Annotated[
         list[str] | None,
         typer.Option(help="key that clients must send; repeatable; also LMKIT_API_KEY", rich_help_panel=PANEL),
+    ] = None,
+    admin_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="key that may also change the server (adapters, priority); also LMKIT_ADMIN_KEY", rich_help_panel=PANEL
+        ),
+    ] = None,
+    open_path: Annotated[
+        list[str] | None,
+        typer.Option(help=f"path that needs no key, of {', '.join(OPENABLE)}; repeatable", rich_help_panel=PANEL),
+    ] = None,
+    open_priority: Annotated[
+        bool,
+        typer.Option(
+            "--open-priority",
+            help="every client may ask to be served before others (priority < 0)",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="site whose pages may ask, such as http://localhost:3000, or '*'; repeatable", rich_help_panel=PANEL
+        ),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="allow a public address without a key", rich_help_panel=PANEL)
@@ -53,17 +78,20 @@ def command(
         return
     python = _process_age()
     began = perf_counter() - python
-    from lmkit.server.settings import ServerSettings
-
-    key = read_environment().switch("LMKIT_API_KEY")
+    environment = read_environment()
+    key, admin = environment.switch("LMKIT_API_KEY"), environment.switch("LMKIT_ADMIN_KEY")
     server = ServerSettings(
         host=host,
         port=port,
         api_keys=tuple(api_key or ([key] if key else ())),
+        admin_keys=tuple(admin_key or ([admin] if admin else ())),
+        open_paths=tuple(open_path or ()),
+        open_priority=open_priority,
+        cors_origins=tuple(cors_origin or ()),
         insecure=insecure,
         allowed_hosts=tuple(allowed_host or ()),
         drain_timeout=drain_timeout,
-        served_name=settings.config.model.served_name,
+        served_names=settings.config.model.names,
     )
     with ctx.obj or EngineProcess() as process:
         _serve(settings, server, process, began, python)
@@ -119,7 +147,7 @@ def _serve(settings: Sourced, server: ServerSettings, process: EngineProcess, be
             *llm.facts.phases,
         ]
         phases.append(("http server", max(0.0, seconds - sum(value for _, value in phases))))
-        first_screen(console, resolution, llm.facts, server, url, phases)
+        first_screen(console, resolution, llm.facts, server, url, phases, llm.text.renderer is not None)
         if llm.text.renderer is not None:
             screen.warnings(console, warnings(llm.text.renderer.findings))
         return phases
@@ -145,6 +173,7 @@ def first_screen(
     server: ServerSettings,
     url: str,
     phases: list[tuple[str, float]],
+    has_template: bool = True,
 ) -> None:
     """What was chosen and why, the memory budget, the address, and one line to try."""
     from lmkit.cli import screen
@@ -155,11 +184,23 @@ def first_screen(
     console.print(screen.budget(facts))
     screen.warnings(console, (*getattr(resolved, "warnings", ()), *facts.warnings))
     console.print(screen.phases(phases), soft_wrap=True)
-    console.print(f"[bold]{url}/v1[/]  try it:")
+    console.print(f"[bold]{url}/v1[/]  in a browser: [bold]{url}/[/]  from a shell:")
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_keys else ""
-    body = f'{{"model": "{facts.model}", "messages": [{{"role": "user", "content": "What is 2 + 3?"}}]}}'
+    path, fields = example(facts, has_template)
+    body = json.dumps({"model": facts.model, **fields})
     console.print(
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+        f"curl {url}{path} -H 'Content-Type: application/json'{key} -d '{body}'",
         markup=False,
         soft_wrap=True,
     )
+
+
+def example(facts: EngineFacts, has_template: bool) -> tuple[str, dict[str, Any]]:
+    """A request that this model answers: path, and the body without the model's name."""
+    task = facts.pooler.task if facts.pooler is not None else "chat" if has_template else "complete"
+    return {
+        "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is 2 + 3?"}]}),
+        "complete": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}),
+        "embed": ("/v1/embeddings", {"input": "What is 2 + 3?"}),
+        "classify": ("/classify", {"input": "What is 2 + 3?"}),
+    }.get(task, ("/pooling", {"input": "What is 2 + 3?", "task": task}))

@@ -26,14 +26,16 @@ from lmkit.api import (
     ToolArgs,
     ToolChoice,
     ToolDef,
+    ToolFormat,
     ToolStart,
 )
 from lmkit.cli.options import plugin_host, with_config
 from lmkit.config import Sourced
 
 if TYPE_CHECKING:
-    from lmkit.api import Vocabulary
+    from lmkit.api import ResolvedPlan, Vocabulary
     from lmkit.engine.compiler import Compiler
+    from lmkit.plugins.host import PluginHost
     from lmkit.text.side import TextSide
 
 Status = Literal["ok", "warning", "failed", "absent"]
@@ -72,7 +74,13 @@ def command(
     plan, checkpoint, info = resolve(settings.config, host)
     text = TextSide.open(checkpoint, plan, settings.config, host)
     eos = tuple(plan.value("eos_token_ids", info.eos_token_ids))
-    checks = [*_template(text), *_parsers(text), *_tokenizer(text, eos), *_grammars(text, plan, eos, info.vocab_size)]
+    checks = [
+        *_template(text),
+        *_parsers(text),
+        *_shown(text, plan, host),
+        *_tokenizer(text, eos),
+        *_grammars(text, plan, eos, info.vocab_size),
+    ]
     if as_json:
         print(json.dumps([asdict(c) for c in checks], indent=2))
     else:
@@ -151,8 +159,49 @@ def _parsers(text: TextSide) -> Iterator[Check]:
     thought = _thought(text.reasoning_format)
     if any(thought):
         yield _run("reasoning", "markers are read back", lambda: _reasoning(text, thought))
+        if isinstance(text.tool_format, ToolFormat) and isinstance(text.reasoning_format, ReasoningFormat):
+            yield _run("reasoning", "calls that are only mentioned", lambda: _mentioned(text, thought))
     else:
         yield Check("reasoning", "parser", "absent", "no reasoning parser is chosen")
+
+
+def _shown(text: TextSide, plan: ResolvedPlan, host: PluginHost) -> Iterator[Check]:
+    """Whether the chosen parsers read what the template shows, and which others would."""
+    from lmkit.text.formats import load_format
+    from lmkit.text.readback import Readback
+
+    back = Readback(text.renderer)
+    for part, kind, what in (("tools", "tool_parser", "calls"), ("reasoning", "reasoning_parser", "reasoning")):
+        choice = plan.choice(kind)
+        load = partial(load_format, host, kind)
+        readers = back.readers(kind, choice.name if choice else None, host.names(kind), load)
+        if readers is None:
+            continue
+        # formats that many families share come first
+        others = ", ".join(sorted(readers, key=lambda n: host.load(kind, n).tier)[:5])
+        name = f"{what} of the template"
+        if choice is None:
+            yield Check(part, name, "warning", f"the template shows {what}, and no parser is chosen: {others} read it")
+        elif choice.name not in readers:
+            yield Check(part, name, "failed", f"{choice.name} does not read what the template shows; {others} do")
+        else:
+            yield Check(part, name, "ok", f"read by {choice.name}")
+
+
+def _mentioned(text: TextSide, thought: tuple[str, str]) -> str:
+    """A call that the model thinks of is part of its thought."""
+    from lmkit.text.derive import render
+
+    before, after = thought
+    fmt = text.tool_format
+    marker = min((m for m in (*fmt.section, *fmt.open) if m), default="") if isinstance(fmt, ToolFormat) else ""
+    call = render(fmt, [(TOOL.name, ARGUMENTS)], [TOOL]) if isinstance(fmt, ToolFormat) else ""
+    thinks = f"I might call {marker} later.\nAs in {call} it is"
+    name, _, reasoning, content = _parse(text, f"{before}{thinks}\n{after}Good day")
+    assert not name, "a call that was only thought of became a call"
+    assert reasoning.strip() == thinks, f"the reasoning became {reasoning!r}"
+    assert content.strip() == "Good day", f"the content became {content!r}"
+    return marker
 
 
 def _tool_history(text: TextSide) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from lmkit.config.marks import Budget, Flag, Limits, OneOf
+from lmkit.config.marks import Budget, Flag, Limits, OneOf, Several
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,9 @@ class ModelConfig:
     revision: Annotated[str | None, "branch, tag or commit of a Hugging Face id"] = None
     cache_dir: Annotated[str | None, "where downloaded checkpoints are kept"] = None
     offline: Annotated[bool, "never touch the network"] = False
-    served_name: Annotated[str | None, "name under which clients see the model"] = None
+    served_name: Annotated[
+        str | None, "name under which clients see the model; several with commas between, the main one first", Several()
+    ] = None
     chat_template: Annotated[str | None, "file with a chat template, instead of the checkpoint's"] = None
     quantization: Annotated[str, "auto (what the checkpoint says), none, or a plugin's name"] = "auto"
     overrides: Annotated[
@@ -46,6 +48,11 @@ class ModelConfig:
         str | None, "folder that keeps weights as kernels packed them: the next start maps them and packs nothing"
     ] = None
     seed: Annotated[int, "noise of requests that give no seed", Limits(-(1 << 63), (1 << 63) - 1)] = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Under which clients see the model; empty: under the checkpoint's own."""
+        return tuple(dict.fromkeys(name.strip() for name in (self.served_name or "").split(",") if name.strip()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,16 @@ class SchedConfig:
         Flag("max-step-tokens"),
     ] = None
     max_rows: Annotated[int, "requests running at once", Limits(1, 1 << 16)] = 64
-    max_waiting: Annotated[int, "requests that may queue; more are refused with 503", Limits(1)] = 1024
+    max_waiting: Annotated[
+        int | None,
+        "requests that may queue; more are refused with 503; default: 4 times max-rows, at least 256",
+        Limits(1),
+    ] = None
+
+    @property
+    def queue(self) -> int:
+        """Requests that the scheduler takes: a request of a client may be several."""
+        return self.max_waiting or max(1024, 4 * self.max_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +116,7 @@ class LoraConfig:
     """Adapters."""
 
     modules: Annotated[
-        str, "adapters to load at start: NAME=PATH, several with commas between", Flag("lora-modules")
+        str, "adapters to load at start: NAME=PATH, several with commas between", Flag("lora-modules"), Several()
     ] = ""
     enabled: Annotated[
         bool, "let adapters be loaded and unloaded while it runs (POST /v1/load_lora_adapter)", Flag("enable-lora")
@@ -136,5 +152,10 @@ class EngineConfig:
     op: Annotated[str, "auto, or names of kernels ('a,b'): what one of them can be for runs on no others"] = "auto"
     tool_parser: Annotated[str, "auto, none or a tool parser's name"] = "auto"
     reasoning_parser: Annotated[str, "auto, none or a reasoning parser's name"] = "auto"
+    log_level: Annotated[
+        str | None,
+        "what is worth a line: debug, info, warning or error; default: info of a server, else warning",
+        OneOf(("debug", "info", "warning", "error")),
+    ] = None
     device: Annotated[str | None, "a described device ('cuda:9.0:80GB'), for explain and plan only"] = None
     plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # options, by "kind.name"

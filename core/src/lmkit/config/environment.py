@@ -18,6 +18,7 @@ SWITCHES = {
     "LMKIT_DEBUG": "1: show stack traces",
     "LMKIT_CONFIG": "configuration file, as --config",
     "LMKIT_API_KEY": "key that clients must present, as --api-key",
+    "LMKIT_ADMIN_KEY": "key that may also change the server, as --admin-key",
     "LMKIT_PLUGINS_DISABLE": "plugins never to load: kind:name, distribution, or globs, separated by commas",
     "LMKIT_PLUGINS_ONLY": "the only plugins to load",
     "LMKIT_TRACE_PLUGINS": "1: log every hook call",

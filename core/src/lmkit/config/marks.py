@@ -37,6 +37,11 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class Several:
+    """A text of several parts with commas between, whose flag may be given several times."""
+
+
+@dataclass(frozen=True, slots=True)
 class Flag:
     """Name on the command line, where the field's own name would be ambiguous there."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from lmkit.api import ConfigError, canonical
 from lmkit.config.engine import EngineConfig
-from lmkit.config.marks import Budget, Flag, Limits, OneOf
+from lmkit.config.marks import Budget, Flag, Limits, OneOf, Several
 from lmkit.config.sizes import parse_budget
 
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -27,6 +27,7 @@ class Leaf:
     doc: str
     flag: str  # "--block-size"
     limits: Limits | OneOf | Budget | None = None
+    several: bool = False  # parts with commas between: the flag may be given once for each
 
     @property
     def section(self) -> str:
@@ -117,5 +118,6 @@ def _leaf(owner: type, name: str, hint: Any, section: str) -> Leaf:
         default=None if default is MISSING else default,
         doc=doc,
         flag=f"--{flag}",
-        limits=next((m for m in marks if not isinstance(m, Flag)), None),
+        limits=next((m for m in marks if not isinstance(m, (Flag, Several))), None),
+        several=any(isinstance(m, Several) for m in marks),
     )

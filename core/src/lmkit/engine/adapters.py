@@ -17,30 +17,51 @@ from lmkit.api import (
     LoadAdapter,
 )
 
-NAME = re.compile(r"^[A-Za-z0-9][\w./-]{0,127}$")
+NAME = re.compile(r"[A-Za-z0-9][\w./-]{0,127}")
+MAX_PATH = 4096  # characters
 
 
 class Adapters:
-    """Belongs to the engine thread. A load happens between two steps."""
+    """Belongs to the engine thread, but for `prepare`. A load happens between two steps."""
 
-    def __init__(self, executor: Executor | None = None, max_adapters: int = 0) -> None:
-        self._executor, self._max = executor, max_adapters
+    def __init__(
+        self,
+        executor: Executor | None = None,
+        max_adapters: int = 0,
+        inspect: Callable[[str], object] = lambda path: None,
+    ) -> None:
+        """`inspect` raises what is wrong with the adapter at a path, reading headers only."""
+        self._executor, self._max, self._inspect = executor, max_adapters, inspect
         self.names: dict[str, str] = {}  # name -> id
         self.loaded: dict[str, Callable[[], Gate | None]] = {}  # ids that workers hold; Intake.adapters
         self._held: dict[str, str] = {}  # request -> id
 
     def load(self, name: str, path: str) -> None:
-        """Publishes the adapter at `path` as `name`; a former one of that name goes when its requests have ended.
+        """`prepare` and `publish`, for whoever runs the engine: a path may begin with `~`."""
+        self.publish(name, *self.prepare(name, str(_home(path))))
 
-        Raises ConfigError, CapacityError or CheckpointError; then nothing has changed.
+    def prepare(self, name: str, path: str) -> tuple[str, str]:
+        """The adapter's path and the digest of its content. What takes its time: from any thread.
+
+        Raises ConfigError or CheckpointError.
         """
+        from lmkit.loading import adapter_files
+
         if self._executor is None:
             raise ConfigError("this engine runs without adapters", fix="start it with --enable-lora")
-        if not NAME.match(name):
-            raise ConfigError(f"adapter name {name!r:.80} is not of letters, digits and _ . / -", fix="choose another")
+        check_adapter(name, path)
+        self._inspect(path)
+        return path, adapter_files.digest(Path(path))
+
+    def publish(self, name: str, path: str, digest: str) -> None:
+        """The adapter goes by `name` from now on; a former one of that name goes when its requests have ended.
+
+        Raises CapacityError or CheckpointError; then nothing has changed.
+        """
+        assert self._executor is not None
         if name not in self.names and len(self.names) >= self._max:
             raise CapacityError(f"{self._max} adapters are loaded, which is the limit", fix="raise --max-loras")
-        id = f"{name}@{content_digest(path)}"
+        id = f"{name}@{digest}"
         if id not in self.loaded:
             replies = self._executor.control(LoadAdapter(id, path))
             if bad := next((r for r in replies if not r.ok), None):
@@ -90,11 +111,23 @@ class NoAdapters(Adapters):
         return name
 
 
-def content_digest(path: str) -> str:
-    """16 hex digits of SHA-256 over the adapter's files. Raises CheckpointError."""
-    from lmkit.loading.adapter import digest
+def check_adapter(name: str, path: str | None = None) -> None:
+    """What a client may call an adapter, and where it may be. Raises ConfigError."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"adapter name {name!r:.80} is not of letters, digits and _ . / -", fix="choose another")
+    if path is not None and not (path.isprintable() and 0 < len(path) <= MAX_PATH and not path.startswith("~")):
+        raise ConfigError(
+            f"adapter path {path!r:.80} has other than printable characters, begins with ~, or is too long",
+            fix="give the path of a directory on the server",
+        )
 
-    return digest(Path(path).expanduser())
+
+def _home(path: str) -> Path:
+    """Of whoever runs the engine. Raises ConfigError."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as e:
+        raise ConfigError(f"adapter path {path!r:.80}: {e}", fix="write it without ~") from e
 
 
 def parse_modules(text: str) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,11 +14,14 @@ from lmkit.api import (
     ConfigError,
     Executor,
     KVConfig,
+    LmkitError,
     ModelInfo,
+    PluginError,
     Progress,
     ResolvedPlan,
     SchedLimits,
     Scheduler,
+    Tokenizer,
     Vocabulary,
     WorkerFacts,
 )
@@ -33,6 +37,7 @@ from lmkit.execution import memory
 from lmkit.execution.worker import describe_model
 from lmkit.plugins import load_target, verify
 from lmkit.plugins.host import PluginHost
+from lmkit.plugins.resolve import TOKENIZER_PLUGINS
 
 
 class Phases:
@@ -56,9 +61,12 @@ class Phases:
 
 
 def build_engine(
-    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
-) -> Engine:
+    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Engine:  # fmt: skip
     """Starts the executor, plans and allocates the KV cache, and puts the step loop on top.
+
+    `tokenizer`: where this process has it already, for the vocabulary of grammars; else it is loaded when one comes.
 
     Raises ConfigError, CheckpointError, CapacityError, PluginError; then nothing is left running.
     """
@@ -67,6 +75,8 @@ def build_engine(
             f"the device {config.device!r} is only described: there is nothing to run on",
             fix="leave --device out; it is for explain and plan",
         )
+    if config.log_level is not None:
+        logging.getLogger("lmkit").setLevel(config.log_level.upper())
     phase = Phases()
     with phase("model"):
         verify(resolved)
@@ -82,12 +92,12 @@ def build_engine(
             kv = memory.plan_kv(facts, config, max_length=info.max_length, max_tokens=tokens, causal=info.causal)
             executor.configure_kv(kv)
         with phase("scheduler"):
-            length = memory.fit_length(info, kv, resolved.value("max_length") or config.model.max_length)
+            length = memory.fit_length(info, kv, tokens, resolved.value("max_length") or config.model.max_length)
             if not info.causal:  # a prompt is computed in one step
                 length = min(length, tokens)
             limits = _limits(config, resolved, info, length, tokens, executor.depth)
-            constrained = _constrained_output(config, resolved, checkpoint, info, limits)
-            adapters = Adapters(executor, config.lora.max_adapters) if config.lora.on else NoAdapters()
+            constrained = _constrained_output(config, resolved, checkpoint, info, limits, tokenizer)
+            adapters = _adapters(config, resolved, checkpoint, info, executor)
             intake = _intake(resolved, checkpoint, info, length, constrained)
             intake = replace(intake, adapters=adapters.loaded)
             core = EngineCore(_scheduler(resolved, limits, kv), executor, intake, adapters=adapters)
@@ -125,7 +135,7 @@ def _limits(
         whole_prompts=not info.causal,
         lookahead=memory.num_drafts(config, resolved, info),
         depth=depth,
-        max_waiting=config.sched.max_waiting,
+        max_waiting=config.sched.queue,
     )
 
 
@@ -135,21 +145,29 @@ def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig) -> Sch
 
     choice = _chosen(resolved, "scheduler")
     target = load_target(choice)
-    if hasattr(target, "schedule"):
-        return target(limits, kv, **choice.options)
-    return DefaultScheduler(limits, kv, target(**choice.options))
+    try:
+        if hasattr(target, "schedule"):
+            return target(limits, kv, **choice.options)
+        policy = target(**choice.options)
+    except LmkitError:
+        raise
+    except Exception as e:
+        raise PluginError(f"scheduler {choice.name} could not be made: {type(e).__name__}: {e}") from e
+    return DefaultScheduler(limits, kv, policy)
 
 
 def _constrained_output(
-    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, limits: SchedLimits
-) -> ConstrainedOutput:
-    """Loads nothing before the first constraint comes."""
+    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, limits: SchedLimits,
+    tokenizer: Tokenizer | None,
+) -> ConstrainedOutput:  # fmt: skip
+    """Loads nothing before the first constraint comes, and then only what the plan names."""
 
     def open_vocabulary() -> Vocabulary:
         from lmkit.text.side import load_tokenizer, vocabulary
 
-        tokenizer = load_tokenizer(checkpoint, resolved, config, PluginHost())
-        return vocabulary(tokenizer, limits.eos_token_ids, info.vocab_size)
+        host = PluginHost.of(resolved.value(TOKENIZER_PLUGINS, ()))
+        found = tokenizer or load_tokenizer(checkpoint, resolved, config, host)
+        return vocabulary(found, limits.eos_token_ids, info.vocab_size)
 
     compiler = Compiler([c for c in resolved.choices if c.kind == "grammar"], open_vocabulary)
     return ConstrainedOutput(compiler, limits.max_rows if limits.lookahead else 0)
@@ -168,6 +186,18 @@ def _intake(
     )
 
 
+def _adapters(
+    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, executor: Executor
+) -> Adapters:
+    def inspect(path: str) -> object:
+        from lmkit.execution.worker import base_model
+        from lmkit.loading.adapter import open_adapter
+
+        return open_adapter(path, info, config.lora.max_rank, base_model(resolved, checkpoint, info))
+
+    return Adapters(executor, config.lora.max_adapters, inspect) if config.lora.on else NoAdapters()
+
+
 def _facts(
     config: EngineConfig,
     resolved: ResolvedPlan,
@@ -179,12 +209,13 @@ def _facts(
     phases: tuple[tuple[str, float], ...],
 ) -> EngineFacts:
     return EngineFacts(
-        model=config.model.served_name or checkpoint.name,
+        model=next(iter(config.model.names), checkpoint.name),
         max_length=limits.max_length,
         num_kv_tokens=kv.num_tokens,
         vocab_size=info.vocab_size,
         block_size=kv.specs[0].block_size,
         max_rows=limits.max_rows,
+        max_waiting=config.sched.max_waiting or 0,
         eos_token_ids=limits.eos_token_ids,
         pooler=info.pooler,
         adapters=tuple(name for name, _ in parse_modules(config.lora.modules)),

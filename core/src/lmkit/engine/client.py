@@ -46,6 +46,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def responsive(self) -> bool:
+        """Whether the engine answers in the time that it usually takes. One that does not may be a dead one soon."""
+        ...
+
+    @property
     def facts(self) -> EngineFacts:
         """From start() on."""
         ...

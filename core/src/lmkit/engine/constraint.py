@@ -122,4 +122,8 @@ class Constraint:
             row |= self._ends
         if channel is not None and (opening := channel.opening()) is not None:
             row |= opening
+        if not row.any():
+            raise GrammarError(
+                "nothing may follow here: the grammar has no way to its end", fix="change the constraint"
+            )
         return row

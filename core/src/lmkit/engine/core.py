@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
 import msgspec
 
 from lmkit.api import (
+    Control,
     EngineDead,
     EngineError,
     EngineRequest,
     Executor,
     Failure,
-    LmkitError,
+    ForgetRows,
     ResetCache,
     SchedStats,
     Scheduler,
@@ -33,27 +34,27 @@ CHECK_INTERVAL = 1000  # steps between full checks of the invariants, made when 
 
 
 class _StepFailed(Exception):
-    """The executor did not do a step; `error` says why."""
+    """The executor did not do the step of `plan`; `error` says why."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, plan: StepPlan, error: Exception) -> None:
         super().__init__(str(error))
-        self.error = error
+        self.plan, self.error = plan, error
 
 
 @contextmanager
-def _faults_of_executor() -> Iterator[None]:
-    """What goes wrong there ends the running requests; what goes wrong here ends the engine."""
+def _faults_of_executor(plan: StepPlan) -> Iterator[None]:
+    """What goes wrong there costs a step; what goes wrong here ends the engine."""
     try:
         yield
     except Exception as e:
-        raise _StepFailed(e) from e
+        raise _StepFailed(plan, e) from e
 
 
 class EngineCore:
     """Scheduler and executor, with up to `executor.depth` steps in flight.
 
-    A fault of one row fails that request. A failed step fails the running requests and empties the prefix cache; the
-    waiting ones go on. A failure of a rank kills the engine: every later call of `step` raises EngineDead.
+    A fault of one row fails that request. The rows of a failed step are tried again one by one, so that only the one at
+    fault ends. A failure of a rank kills the engine: every later call of `step` raises EngineDead.
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class EngineCore:
         self.failure: Failure | None = None
         self.blocked = False  # the last step had nothing to run: all requests wait for gates
         self._pending: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self.on_larger: Callable[[], None] = lambda: None  # told before a step that is larger than any before
+        self._largest = 0  # tokens of a step
         self._since_check = 0
         executor.on_failure(self._on_failure)
 
@@ -83,7 +86,7 @@ class EngineCore:
         try:
             held = msgspec.structs.replace(request, adapter=self.adapters.hold(request.id, request.adapter))
             self.scheduler.add(self.intake.admit(held))
-        except LmkitError:
+        except Exception:
             self.adapters.release([request.id])
             raise
 
@@ -91,7 +94,7 @@ class EngineCore:
         """Idempotent; no event follows."""
         ids = list(ids)
         self.scheduler.abort(ids)
-        self.adapters.release(ids)
+        self._release(ids)
 
     def has_work(self) -> bool:
         return bool(self._pending) or self.scheduler.has_work()
@@ -102,8 +105,12 @@ class EngineCore:
     def step(self) -> list[TokenEvent]:
         """Schedule one step, run it, and take in the oldest step in flight. Raises EngineDead."""
         events = self._step()
-        self.adapters.release(event.id for event in events if event.finish)
+        self._release([event.id for event in events if event.finish])
         return events
+
+    def _release(self, ids: list[str]) -> None:
+        self.adapters.release(ids)
+        self.grammars.release(ids)
 
     def _step(self) -> list[TokenEvent]:
         if self.failure is not None:
@@ -113,13 +120,14 @@ class EngineCore:
         events: list[TokenEvent] = []
         try:
             if plan.rows or plan.gone:
-                with _faults_of_executor():
+                self._announce(plan)
+                with _faults_of_executor(plan):
                     self.executor.forward(plan)
                 while self._pending and self.grammars.concerns(plan):  # masks follow from tokens still in flight
                     events += self._take()
                 masks = self.grammars.fill(plan)  # overlaps the forward pass
                 events += self._end_broken()
-                with _faults_of_executor():
+                with _faults_of_executor(plan):
                     self._pending.append((plan, self.executor.sample(plan.step, masks)))
                 if len(self._pending) < self.executor.depth and self.scheduler.has_work():
                     return events  # keep the pipe full
@@ -128,15 +136,21 @@ class EngineCore:
                 return self.scheduler.update(plan, StepResult(plan.step, []))
             events += self._take()
         except _StepFailed as e:
-            return events + self._step_failed(e.error)
+            return events + self._step_failed(e.plan, e.error)
         if not self.has_work():
             self._on_idle()
         return events
 
+    def _announce(self, plan: StepPlan) -> None:
+        num_tokens = sum([row.num_tokens for row in plan.rows])
+        if num_tokens > self._largest + self._largest // 2:
+            self._largest = num_tokens
+            self.on_larger()
+
     def _take(self) -> list[TokenEvent]:
         """The events of the oldest step in flight."""
         plan, future = self._pending.popleft()
-        with _faults_of_executor():
+        with _faults_of_executor(plan):
             result = future.result()
         self.grammars.propose(plan, result)
         return self.scheduler.update(plan, result)
@@ -149,23 +163,35 @@ class EngineCore:
         self.scheduler.abort([id for id, _ in broken])
         return [TokenEvent(id, finish="error", error=error) for id, error in broken]
 
-    def _step_failed(self, error: Exception) -> list[TokenEvent]:
-        """What the workers hold is unknown: they forget it, and so do we. Raises EngineDead when they cannot."""
+    def _step_failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
+        """What the workers hold is unknown: they forget their rows, which then are computed again.
+
+        Raises EngineDead when they cannot.
+        """
         self._pending.clear()
         if self.failure is not None:
             raise EngineDead(f"rank {self.failure.rank}: {self.failure.message}") from error
-        log.error("a step failed; its requests end, the others go on", exc_info=error)
+        rows = ", ".join(row.id for row in plan.rows[:4]) + (", ..." if len(plan.rows) > 4 else "")
+        log.error("step %d failed (rows: %s); they are tried again one by one", plan.step, rows, exc_info=error)
         what = type(error).__name__  # its text may hold paths and addresses: that is for the log, not for clients
-        info = EngineError(f"a step failed ({what})", fix="the engine's log has the cause; send it again").info()
-        events = self.scheduler.fail_running(info)
-        try:
-            replies = self.executor.control(ResetCache())
-        except Exception as e:
-            raise EngineDead(f"workers did not recover from a failed step ({what})") from e
-        if not all(reply.ok for reply in replies):
-            log.error("reset refused: %s", [reply.message for reply in replies if not reply.ok])
+        info = EngineError(f"its step failed ({what})", fix="the engine's log has the cause").info()
+        retry = getattr(self.scheduler, "retry_running", None)
+        if retry is not None and self._told(ForgetRows()):
+            return retry(plan, info)
+        if not self._told(ResetCache()):
             raise EngineDead(f"workers did not recover from a failed step ({what})") from error
-        return events
+        return self.scheduler.fail_running(info)
+
+    def _told(self, command: Control) -> bool:
+        """Whether all workers did it."""
+        try:
+            refused = [reply.message for reply in self.executor.control(command) if not reply.ok]
+        except Exception as e:
+            log.error("%s failed", type(command).__name__, exc_info=e)
+            return False
+        if refused:
+            log.error("%s was refused: %s", type(command).__name__, refused)
+        return not refused
 
     def _on_idle(self) -> None:
         """Nothing runs: a good moment to verify ourselves."""

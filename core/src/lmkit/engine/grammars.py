@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from time import thread_time
 from typing import TypeVar
 
 import numpy as np
 
-from lmkit.api import ErrorInfo, GrammarError, GrammarMasks, PluginError, StepPlan, StepResult
+from lmkit.api import ErrorInfo, GrammarError, GrammarMasks, LmkitError, PluginError, StepPlan, StepResult
 from lmkit.engine.channel import Channel
 from lmkit.engine.compiler import Compilation, Compiler, Wanted
 from lmkit.engine.constraint import Constraint
@@ -21,23 +22,15 @@ T = TypeVar("T")
 
 
 class GrammarGate:
-    """Opens when the grammar is compiled, and then hands the request's constraint to `live`."""
+    """Opens when the grammar is compiled and there is memory for it."""
 
     name = "grammar"
 
-    def __init__(self, request: Request, compilation: Compilation, live: dict[str, Constraint]) -> None:
-        self._request, self._compilation, self._live = request, compilation, live
+    def __init__(self, request: Request, compilation: Compilation, output: ConstrainedOutput) -> None:
+        self._request, self._compilation, self._output = request, compilation, output
 
     def ready(self) -> bool:
-        found, request = self._compilation, self._request
-        if not found.done or found.error is not None:
-            return False
-        channel = None
-        if found.markers is not None and request.params.thinking is not None:
-            channel = Channel(found.markers, request.params.thinking)
-        matcher = found.compiled.matcher() if found.compiled is not None else None
-        self._live[request.id] = Constraint(request, matcher, channel, found.ends, found.size)
-        return True
+        return self._output.start(self._request, self._compilation)
 
     def error(self) -> ErrorInfo | None:
         return self._compilation.error if self._compilation.done else None
@@ -49,6 +42,8 @@ class ConstrainedOutput:
     def __init__(self, compiler: Compiler, max_rows: int = 0) -> None:
         """`max_rows`: rows of logits that a step may make; 0: no tokens are proposed."""
         self._compiler, self._max_rows = compiler, max_rows
+        self._waiting: dict[str, Compilation] = {}  # by request
+        self._used: dict[str, Compilation] = {}
         self._live: dict[str, Constraint] = {}
         self.broken: Sequence[tuple[str, ErrorInfo]] = ()
 
@@ -56,14 +51,46 @@ class ConstrainedOutput:
         params = request.params
         thinking = params.thinking and replace(params.thinking, inside=False, budget=None)
         wanted = Wanted(params.grammar, thinking, params.stop_token_ids)
-        return GrammarGate(request, self._compiler.submit(wanted), self._live)
+        compilation = self._waiting[request.id] = self._compiler.submit(wanted)
+        return GrammarGate(request, compilation, self)
+
+    def start(self, request: Request, found: Compilation) -> bool:
+        """Whether the request may start; then its constraint is followed."""
+        if not found.done or found.error is not None or not self._has_room(found):
+            return False
+        self._waiting.pop(request.id, None)
+        self._used[request.id] = found
+        channel = None
+        if found.markers is not None and request.params.thinking is not None:
+            channel = Channel(found.markers, request.params.thinking)
+        try:
+            matcher = found.compiled.matcher() if found.compiled is not None else None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            self._compiler.spoil(found, _typed(request.id, error).info())
+            return False
+        self._live[request.id] = Constraint(request, matcher, channel, found.ends, found.size)
+        return True
+
+    def _has_room(self, found: Compilation) -> bool:
+        used = {id(c): c.nbytes for c in self._used.values()}
+        return not used or id(found) in used or sum(used.values()) + found.nbytes <= self._compiler.limits.live_bytes
+
+    def release(self, ids: Iterable[str]) -> None:
+        """Requests that have ended, wherever they were."""
+        for id in ids:
+            if (waited := self._waiting.pop(id, None)) is not None:
+                self._compiler.withdraw(waited)
+            self._live.pop(id, None)
+            used = self._used.pop(id, None)
+            if used is not None and used.num_masks > self._compiler.limits.max_masks:
+                self._compiler.forget(used)
 
     def concerns(self, plan: StepPlan) -> bool:
         return bool(self._live) and any(row.id in self._live for row in plan.rows)
 
     def fill(self, plan: StepPlan) -> GrammarMasks | None:
-        for id in [id for id, c in self._live.items() if c.request.finish is not None]:
-            del self._live[id]
         if not self._live:
             return None
         rows: list[int] = []
@@ -72,13 +99,25 @@ class ConstrainedOutput:
             constraint = self._live.get(work.id)
             if constraint is None or not work.sample:
                 continue
+            began = thread_time()
             found = self._try(work.id, partial(constraint.masks, work.drafts))
-            if found is None:
+            if found is None or self._is_slow(work.id, len(found), thread_time() - began):
                 continue
             if any(mask is not None for mask in found):
                 rows += [i] * len(found)
                 masks += [constraint.anything if mask is None else mask for mask in found]
         return GrammarMasks(rows, np.concatenate(masks).tobytes()) if rows else None
+
+    def _is_slow(self, id: str, num_masks: int, seconds: float) -> bool:
+        """All rows have waited for these masks: a request whose masks are too slow ends, and its grammar is refused."""
+        used, limit = self._used[id], 2 * self._compiler.limits.mask_seconds
+        used.num_masks += num_masks
+        if seconds <= limit * num_masks:
+            return False
+        error = GrammarError(f"a step of the grammar takes more than {limit:g} s", fix="make it simpler")
+        self._compiler.spoil(used, error.info())
+        self._break(id, error)
+        return True
 
     def propose(self, plan: StepPlan, result: StepResult) -> None:
         """Tokens that must follow become drafts: they are computed in one step, and verified like any others.
@@ -102,14 +141,24 @@ class ConstrainedOutput:
         """None when it fails, and then the request is broken."""
         try:
             return work()
-        except Exception as error:  # of a plugin, for this text: the other requests are not concerned
-            if not isinstance(error, GrammarError):
-                log.error("request %s: the grammar backend failed", id, exc_info=error)
-                error = PluginError(f"the grammar backend failed ({type(error).__name__})")
-            self.broken = [*self.broken, (id, error.info())]
-            del self._live[id]
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # of a plugin, for this text: the other requests are not concerned
+            self._break(id, _typed(id, error))
             return None
+
+    def _break(self, id: str, error: LmkitError) -> None:
+        self.broken = [*self.broken, (id, error.info())]
+        del self._live[id]
 
     def close(self) -> None:
         """Idempotent."""
         self._compiler.close()
+
+
+def _typed(id: str, error: BaseException) -> LmkitError:
+    """What a native library throws need not even be an Exception."""
+    if isinstance(error, GrammarError):
+        return error
+    log.error("request %s: the grammar backend failed", id, exc_info=error)
+    return PluginError(f"the grammar backend failed ({type(error).__name__})")

@@ -5,7 +5,7 @@ The front end validates too, and says it in its own dialect; this is the gate th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -46,6 +46,10 @@ class Grammars(Protocol):
         """Puts tokens that must follow into `result.drafts`, before the scheduler takes the result in."""
         ...
 
+    def release(self, ids: Iterable[str]) -> None:
+        """Requests that have ended, constrained or not. Idempotent."""
+        ...
+
 
 class NoGrammars:
     """The null object: an engine without a grammar backend."""
@@ -69,6 +73,9 @@ class NoGrammars:
 
     def propose(self, plan: StepPlan, result: StepResult) -> None:
         """Nothing must follow."""
+
+    def release(self, ids: Iterable[str]) -> None:
+        """There is nothing to release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ class Intake:
         admitted = Request(
             id=request.id,
             params=params,
-            num_prompt_tokens=len(request.token_ids),
+            num_prompt_tokens=len(request.token_ids) - request.num_output,
             tokens=list(request.token_ids),
             priority=request.priority,
             arrival=request.arrival,
@@ -130,8 +137,8 @@ class Intake:
 
     def _fit(self, request: EngineRequest) -> SamplingParams:
         """Prompt and output within max_length. A missing max_tokens becomes what is left."""
-        n, params = len(request.token_ids), request.params
-        if n == 0:
+        n, params = len(request.token_ids) - request.num_output, request.params
+        if n < 1 or request.num_output < 0:
             raise InvalidParam("prompt", [], "at least one token")
         room = self.max_length - n
         if room < (request.pooling is None):

@@ -6,10 +6,21 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
+from threading import Thread
 from time import monotonic, perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
-from lmkit.api import EngineDead, EngineRequest, ErrorInfo, LmkitError, SchedStats, TokenEvent
+from lmkit.api import (
+    CheckpointError,
+    EngineDead,
+    EngineError,
+    EngineRequest,
+    ErrorInfo,
+    LmkitError,
+    RequestError,
+    SchedStats,
+    TokenEvent,
+)
 from lmkit.engine.adapters import Adapters
 from lmkit.engine.messages import (
     Abort,
@@ -20,6 +31,7 @@ from lmkit.engine.messages import (
     EngineStats,
     Events,
     Failed,
+    Larger,
     Report,
     SetAdapter,
     Stats,
@@ -39,6 +51,9 @@ class Core(Protocol):
 
     def add(self, request: EngineRequest) -> None: ...
     def abort(self, ids: Iterable[str]) -> None: ...
+
+    on_larger: Callable[[], None]
+
     def step(self) -> list[TokenEvent]: ...
     def has_work(self) -> bool: ...
 
@@ -62,6 +77,16 @@ class Engine:
     close: Callable[[], None] = field(default=lambda: None)  # idempotent
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An adapter that was read beside the loop, or why it was not."""
+
+    number: int
+    name: str
+    error: ErrorInfo | None
+    found: tuple[str, str] | None  # path, digest
+
+
 class EngineLoop:
     """Runs an engine until `Stop` or a failure. `post` may be called from any thread, `run` from one."""
 
@@ -70,7 +95,8 @@ class EngineLoop:
     ) -> None:
         self._core = engine.core
         self._emit = emit
-        self._inbox: SimpleQueue[Command] = inbox or SimpleQueue()
+        self._inbox: SimpleQueue[Any] = inbox or SimpleQueue()  # of Command and Prepared
+        self._reader: SimpleQueue[tuple[int, str, str]] | None = None  # adapters to read; None: nobody asked yet
         self._ready = monotonic()
         self._busy = 0.0
         self._running = True
@@ -81,6 +107,7 @@ class EngineLoop:
     def run(self) -> bool:
         """True after `Stop`; False when the engine failed, which was then reported as `Failed`."""
         core, emit = self._core, self._emit
+        core.on_larger = lambda: emit(Larger())
         try:
             while self._running:
                 self._apply_commands(None if not core.has_work() else GATE_POLL if core.blocked else 0.0)
@@ -107,30 +134,53 @@ class EngineLoop:
         except Empty:
             return
 
-    def _apply(self, command: Command) -> None:
+    def _apply(self, command: Command | Prepared) -> None:
         match command:
             case Submit(request):
                 try:
                     self._core.add(request)
-                except LmkitError as error:  # this request is wrong; the engine is not
-                    self._emit(Events([TokenEvent(request.id, finish="error", error=error.info())]))
+                except Exception as error:  # this request is wrong; the engine is not
+                    self._emit(Events([TokenEvent(request.id, finish="error", error=_told(error, "a request"))]))
             case Abort(ids):
                 self._core.abort(ids)
             case AskStats(number):
                 self._emit(Stats(number, self.stats()))
-            case SetAdapter(number, name, path):
-                self._emit(AdapterSet(number, self._set_adapter(name, path)))
+            case SetAdapter():
+                self._set_adapter(command)
+            case Prepared(number, name, error) if error is not None:
+                self._emit(AdapterSet(number, error))
+            case Prepared(number, name, _, found):
+                assert found is not None
+                self._emit(AdapterSet(number, self._try(lambda: self._core.adapters.publish(name, *found))))
             case Stop():
                 self._running = False
 
-    def _set_adapter(self, name: str, path: str | None) -> ErrorInfo | None:
+    def _set_adapter(self, command: SetAdapter) -> None:
+        """Files are read in a thread of their own: the steps go on."""
+        number, name, path = command.number, command.name, command.path
+        if path is None:
+            self._emit(AdapterSet(number, self._try(lambda: self._core.adapters.unload(name))))
+            return
+        if self._reader is None:
+            self._reader = SimpleQueue()
+            Thread(target=self._read, args=(self._reader,), name="lmkit-adapters", daemon=True).start()
+        self._reader.put((number, name, path))
+
+    def _read(self, wanted: SimpleQueue[tuple[int, str, str]]) -> None:
+        while True:
+            number, name, path = wanted.get()
+            found: list[tuple[str, str]] = []
+            error = self._try(lambda: found.append(self._core.adapters.prepare(name, path)))  # noqa: B023 (called here)
+            self._inbox.put(Prepared(number, name, error, found[0] if found else None))
+
+    def _try(self, change: Callable[[], object]) -> ErrorInfo | None:
+        """What a client hears of a change of the adapters: an adapter that is wrong is an error of the request."""
         try:
-            if path is None:
-                self._core.adapters.unload(name)
-            else:
-                self._core.adapters.load(name, path)
-        except LmkitError as error:
-            return error.info()
+            change()
+        except CheckpointError as error:
+            return RequestError(error.message, fix=error.fix).info()
+        except Exception as error:
+            return _told(error, "an adapter")
         return None
 
     def stats(self) -> EngineStats:
@@ -147,11 +197,18 @@ def _portions(events: list[TokenEvent]) -> Iterator[list[TokenEvent]]:
         yield [event]
 
 
-def _told(error: Exception) -> ErrorInfo:
-    """What clients hear. The text of an untyped error may hold paths and addresses."""
+def _told(error: Exception, what: str = "") -> ErrorInfo:
+    """What clients hear. The text of an untyped error may hold paths and addresses.
+
+    `what` failed, if it is not the engine.
+    """
     if isinstance(error, (LmkitError, MemoryError)):
         return info_of(error)
-    return EngineDead(f"{type(error).__name__} in the engine", fix="its log has the cause; start it again").info()
+    kind, fix = type(error).__name__, "the engine's log has the cause"
+    if what:
+        log.error("%s failed", what, exc_info=error)
+        return EngineError(f"{what} failed: {kind}", fix=fix).info()
+    return EngineDead(f"{kind} in the engine", fix=f"{fix}; start it again").info()
 
 
 def _log_crash(error: Exception) -> None:

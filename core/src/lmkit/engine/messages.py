@@ -36,6 +36,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     vocab_size: int
     block_size: int = 0
     max_rows: int = 0
+    max_waiting: int = 0  # requests that may queue; 0: nobody said
     eos_token_ids: tuple[int, ...] = ()
     pooler: PoolerInfo | None = None  # None: it generates
     adapters: tuple[str, ...] = ()  # names loaded at start
@@ -118,6 +119,10 @@ class Events(msgspec.Struct, tag="events"):
     events: list[TokenEvent]
 
 
+class Larger(msgspec.Struct, tag="larger"):
+    """The step that begins is larger than any before: nobody knows how long it takes."""
+
+
 class Stats(msgspec.Struct, tag="stats"):
     number: int
     stats: EngineStats
@@ -134,7 +139,7 @@ class Failed(msgspec.Struct, tag="failed"):
     error: ErrorInfo
 
 
-Report = Phase | Ready | Events | Stats | AdapterSet | Failed
+Report = Phase | Ready | Events | Larger | Stats | AdapterSet | Failed
 
 
 def _plain(value: object) -> object:
@@ -221,8 +226,8 @@ def _subclasses(kind: type[LmkitError]) -> list[type[LmkitError]]:
 
 
 __all__ = [
-    "Abort", "AdapterSet", "AskStats", "Command", "EngineFacts", "EngineStats", "Events", "Failed", "Phase", "Ready",
-    "Report", "SetAdapter", "Splitter", "Start", "Stats", "Stop", "Submit",
+    "Abort", "AdapterSet", "AskStats", "Command", "EngineFacts", "EngineStats", "Events", "Failed", "Larger", "Phase",
+    "Ready", "Report", "SetAdapter", "Splitter", "Start", "Stats", "Stop", "Submit",
     "decode_command", "decode_report", "encode", "error_of",
     "info_of",
 ]  # fmt: skip

@@ -39,6 +39,7 @@ from lmkit.engine.messages import (
     encode,
     info_of,
 )
+from lmkit.logs import written_logs
 from lmkit.plugins import load_ref
 
 log = logging.getLogger("lmkit.engine")
@@ -180,11 +181,10 @@ def main(fd: int) -> int:
     faulthandler.enable()  # a crash in native code, and SIGABRT from the parent, print the stacks of all threads
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides: it drains first
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")
     for name in AHEAD:
         with suppress(ImportError):  # whoever needs it says so
             import_module(name)
-    with socket.socket(fileno=fd) as sock:
+    with written_logs("%(asctime)s engine %(levelname)s %(message)s", logging.INFO), socket.socket(fileno=fd) as sock:
         sock.set_inheritable(False)
         return serve(sock)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,6 +92,8 @@ def activation_bytes(info: ModelInfo, dtype: str, max_tokens: int, max_rows: int
 
 def blocks_needed(spec: KVSpec, length: int, max_tokens: int) -> int:
     """Blocks that one row of `length` tokens holds at most. A window keeps its tokens and those of the current step."""
+    if spec.recurrent:
+        return 1
     held = length if spec.window is None else min(length, spec.window + max_tokens + spec.block_size)
     return -(-held // spec.block_size)
 
@@ -98,6 +101,11 @@ def blocks_needed(spec: KVSpec, length: int, max_tokens: int) -> int:
 def bytes_for(specs: Sequence[KVSpec], length: int, max_tokens: int) -> int:
     """KV bytes of one row of `length` tokens."""
     return sum(spec.bytes_per_block * blocks_needed(spec, length, max_tokens) for spec in specs)
+
+
+def _alone(specs: Sequence[KVSpec], length: int, max_tokens: int) -> int:
+    """The least KV bytes with which a row of `length` tokens runs: its own, and the null block of each group."""
+    return bytes_for(specs, length, max_tokens) + sum(spec.bytes_per_block for spec in specs)
 
 
 def plan_kv(
@@ -123,6 +131,13 @@ def plan_kv(
         kv = KVConfig(specs, tuple(states if spec.recurrent else asked_for for spec in specs))
         if kv.nbytes > facts.free_kv_bytes:
             raise _too_little(kv.nbytes, facts.free_kv_bytes, f"cache.num_blocks = {config.cache.num_blocks}")
+        needed = 1 + max(blocks_needed(spec, floor, max_tokens) for spec in specs)
+        if asked_for < needed:
+            raise CapacityError(
+                f"one request of {floor} tokens needs {needed} blocks, the null block included, "
+                f"cache.num_blocks = {asked_for}",
+                fix=f"raise --num-blocks to {needed}, or use a smaller --max-length or --max-step-tokens",
+            )
     else:
         budget = parse_budget(config.cache.memory, facts.free_kv_bytes, "cache.memory") or facts.free_kv_bytes
         if budget > facts.free_kv_bytes:
@@ -130,52 +145,68 @@ def plan_kv(
         rows = config.sched.max_rows if config.cache.memory == "auto" and longest else None
         if rows and longest and not causal:  # each row fills its last block in part
             rows = -(-config.parallel.depth * (max_tokens + rows * specs[0].block_size) // longest)
-        kv = KVConfig(specs, _divide(specs, budget, num_states, longest or floor, max_tokens, rows))
-    for spec, num in zip(specs, kv.num_blocks, strict=True):
-        if num - 1 < blocks_needed(spec, floor, max_tokens):
-            needed = bytes_for(specs, floor, max_tokens) + sum(s.bytes_per_block for s in specs)
-            raise _too_little(needed, min(kv.nbytes, facts.free_kv_bytes), f"one request of {floor} tokens")
+        if (needed := _alone(specs, floor, max_tokens)) > budget:
+            raise _too_little(needed, budget, f"one request of {floor} tokens")
+        kv = KVConfig(specs, _divide(specs, budget, num_states, (floor, longest or floor), max_tokens, rows))
     return kv
 
 
 def _divide(
-    specs: Sequence[KVSpec], budget: int, num_states: int, length: int, max_tokens: int, rows: int | None
+    specs: Sequence[KVSpec], budget: int, num_states: int, lengths: tuple[int, int], max_tokens: int, rows: int | None
 ) -> tuple[int, ...]:
-    """Blocks per group. Recurrent state gets `num_states`, one for every row, as long as that is half of the budget.
+    """Blocks per group. Recurrent state gets `num_states`, one for every row, as long as that is half of the budget,
+    and a row of the least of `lengths`, which fits, has room beside it.
 
     For few rows of great length that is too much; but most are shorter, and those that wait for a state wait long.
     """
-    shared = _share(specs, budget, length, max_tokens, rows)
+    shared = _share(specs, budget, lengths, max_tokens, rows)
     state = next((spec.bytes_per_block for spec in specs if spec.recurrent), 0)
     if not state:
         return shared
-    num = min(num_states, max(shared[-1] - 1, budget // 2 // state - 1)) + 1
-    return (*_share(specs[:-1], budget - num * state, length, max_tokens, rows), num) if specs[:-1] else (num,)
+    room = (budget - _alone(specs[:-1], lengths[0], max_tokens)) // state - 1
+    num = min(num_states, room, max(shared[-1] - 1, budget // 2 // state - 1)) + 1
+    return (*_share(specs[:-1], budget - num * state, lengths, max_tokens, rows), num) if specs[:-1] else (num,)
 
 
-def _share(specs: Sequence[KVSpec], budget: int, length: int, max_tokens: int, rows: int | None) -> tuple[int, ...]:
-    """Blocks per group such that all groups run out together for rows of `length`; the null block comes on top."""
+def _share(
+    specs: Sequence[KVSpec], budget: int, lengths: tuple[int, int], max_tokens: int, rows: int | None
+) -> tuple[int, ...]:
+    """Blocks per group such that all groups run out together for rows of the longest length of which one fits.
+
+    `lengths` are the least, of which one fits, and the greatest; the null block comes on top.
+    """
+    span = range(lengths[0], lengths[1] + 1)
+    length = span[bisect_right(span, budget, key=lambda n: _alone(specs, n, max_tokens)) - 1]
     needs = [blocks_needed(spec, length, max_tokens) for spec in specs]
     null = sum(spec.bytes_per_block for spec in specs)
-    per_row = sum(need * spec.bytes_per_block for need, spec in zip(needs, specs, strict=True))
-    share = max(0, budget - null) / per_row
+    share = (budget - null) / bytes_for(specs, length, max_tokens)
     if rows is not None:
         share = min(share, rows)
     return tuple(1 + int(need * share) for need in needs)
 
 
 def _too_little(needed: int, available: int, what: str) -> CapacityError:
+    sizes = format_size(needed), format_size(max(available, 0))
+    if sizes[0] == sizes[1]:
+        sizes = f"{needed} bytes", f"{available} bytes"
     return CapacityError(
-        f"{what} needs {format_size(needed)} of KV cache, {format_size(max(available, 0))} are available",
+        f"{what} needs {sizes[0]} of KV cache, {sizes[1]} are available",
         fix="use a smaller --max-length, --max-step-tokens or model, raise --kv-memory or --num-blocks, or free memory",
     )
 
 
-def fit_length(info: ModelInfo, kv: KVConfig, asked: int | None = None) -> int:
-    """The longest prompt + output of one request: what was asked, else what the model allows and the cache can hold."""
+def fit_length(info: ModelInfo, kv: KVConfig, max_tokens: int, asked: int | None = None) -> int:
+    """The longest prompt + output of one request: what was asked, else what the model allows and the cache can hold.
+
+    A window that holds all that a row may need of it in steps of `max_tokens` is no limit.
+    """
     if asked is not None:
         return asked
-    held = [(n - 1) * spec.block_size for spec, n in zip(kv.specs, kv.num_blocks, strict=True) if spec.window is None]
+    held = [
+        (num - 1) * spec.block_size
+        for spec, num in zip(kv.specs, kv.num_blocks, strict=True)
+        if num - 1 < blocks_needed(spec, info.max_length, max_tokens)
+    ]
     return min([info.max_length, *held])
 
 
@@ -223,7 +254,7 @@ def estimate(
         )
     facts = WorkerFacts(free, weights, activations, specs)
     kv = plan_kv(facts, config, max_length=info.max_length, max_tokens=max_tokens, causal=info.causal)
-    length = fit_length(info, kv, config.model.max_length)
+    length = fit_length(info, kv, max_tokens, config.model.max_length)
     per_token = sum(spec.bytes_per_token for spec in specs)
     tokens = min((n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True))
     full = [(n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True) if spec.window is None]

@@ -121,7 +121,8 @@ class Runner:
                 step.logit_slots, step.positions, step.sample_rows, self._tokens, step.num_drafts, drafts
             )
             logits = self._logits(hidden, step.logit_slots.tolist())
-            self._accept(step, self.sampler.sample(logits, batch, masks), result)
+            sampled = self.sampler.sample(logits, batch, masks)
+            self._accept(step, sampled, self._unsound(step, hidden, sampled), result)
         for job in step.prompt_jobs:
             self._prompt_logprobs(job, step, pending.hidden, result)
         if self.pooler is not None:
@@ -187,7 +188,18 @@ class Runner:
         self.sampler.remove(slot)
         self._prompt_slots.discard(slot)
 
-    def _accept(self, step: Step, sampled: Sampled, result: StepResult) -> None:
+    def _unsound(self, step: Step, hidden: Tensor, sampled: Sampled) -> set[int]:
+        """The rows of logits with a fault that is the model's own: their other faults are those of their parameters.
+
+        Sampling overwrites logits, so these few are made once more.
+        """
+        if not (rows := list(sampled.faults)):
+            return set()
+        logits = self._logits(hidden[rows], step.logit_slots[rows].tolist())
+        sound = logits.amax(-1).isfinite().tolist()
+        return {row for row, fine in zip(rows, sound, strict=True) if not fine}
+
+    def _accept(self, step: Step, sampled: Sampled, unsound: set[int], result: StepResult) -> None:
         """Verifies drafts, appends what is accepted to the rows, and fills tokens, logprobs and faults."""
         rows, slots = step.sample_rows.tolist(), step.slots[step.sample_rows]
         drawn = sampled.tokens.tolist()
@@ -210,10 +222,10 @@ class Runner:
             return
         for row, first in zip(rows, firsts, strict=True):
             accepted = range(first, first + len(result.tokens[row]))
-            if reasons := [sampled.faults[i] for i in accepted if i in sampled.faults]:
+            if bad := [i for i in accepted if i in sampled.faults]:
                 # The row keeps its token: with two steps in flight it is computed once more before it is gone.
                 result.tokens[row] = []
-                result.faults.append((row, reasons[0]))
+                (result.undrawn if unsound.isdisjoint(bad) else result.faults).append((row, sampled.faults[bad[0]]))
             elif found := [sampled.logprobs[i] for i in accepted if i in sampled.logprobs]:
                 result.logprobs.append(RowLogprobs(row, found))
 

@@ -14,6 +14,7 @@ from lmkit.api import (
     Control,
     DropAdapter,
     EngineError,
+    ForgetRows,
     GrammarMasks,
     KVConfig,
     LmkitError,
@@ -38,6 +39,7 @@ from lmkit.plugins import load_target
 if TYPE_CHECKING:
     from lmkit.api import Platform, Progress
     from lmkit.config import EngineConfig
+    from lmkit.loading.adapter import BaseModel
 
 
 class Worker:
@@ -66,7 +68,7 @@ class Worker:
         self.loaded = load_model(
             self.resolved, self.checkpoint, self.info, self.platform, self.device,
             self.platform.collectives(self.rank, 1), progress=self.progress,
-            packed_cache=self.config.model.packed_cache,
+            packed_cache=self.config.model.packed_cache, adapters=self.config.lora.on,
         )  # fmt: skip
         dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
         max_tokens = memory.step_tokens(self.config, self.resolved)
@@ -86,12 +88,14 @@ class Worker:
             raise EngineError("configure_kv before load")
         attention = self.loaded.attention
         backends = [attention] * len(self.info.kv_groups()) if attention is not None else []
-        max_length = memory.fit_length(self.info, kv, self.resolved.value("max_length") or self.config.model.max_length)
+        tokens = memory.step_tokens(self.config, self.resolved)
+        asked = self.resolved.value("max_length") or self.config.model.max_length
+        max_length = memory.fit_length(self.info, kv, tokens, asked)
         block_size = min(spec.block_size for spec in kv.specs)
         drafts = memory.num_drafts(self.config, self.resolved, self.info)
         limits = StepLimits(
             max_rows=self.config.sched.max_rows,
-            max_tokens=memory.step_tokens(self.config, self.resolved),
+            max_tokens=tokens,
             max_blocks_per_row=-(-(max_length + drafts + 1) // block_size),
             max_length=max_length,
         )
@@ -110,7 +114,7 @@ class Worker:
     def control(self, command: Control) -> Reply:
         """Commands this worker does not know are refused by name."""
         match command:
-            case ResetCache():
+            case ForgetRows() | ResetCache():
                 self._running.reset()
                 return Reply(True)
             case LoadAdapter(id, path):
@@ -124,7 +128,8 @@ class Worker:
         from lmkit.loading.adapter import open_adapter
 
         try:
-            files = open_adapter(path, self.info, self.config.lora.max_rank)
+            base = base_model(self.resolved, self.checkpoint, self.info)
+            files = open_adapter(path, self.info, self.config.lora.max_rank, base)
             dtype = getattr(torch, self.resolved.value("dtype", self.info.dtype))
             weights = files.read(dtype, self.device)
             self._running.adapters.loaded[id] = Adapter(id, weights.deltas, weights.whole)
@@ -149,6 +154,16 @@ def make(resolved: ResolvedPlan, kind: str, component: str | None = None) -> Any
     if choice is None:
         raise PluginError(f"the resolved plan chooses no {kind}")
     return load_target(choice)(**choice.options)
+
+
+def base_model(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> BaseModel:
+    """What adapters need to know of the model that they are for."""
+    from lmkit.loading.adapter import BaseModel
+    from lmkit.loading.rules import Rules
+
+    loader = make(resolved, "loader")
+    entries = {entry.name: entry for entry in loader.tensors(checkpoint)}
+    return BaseModel(Rules(make(resolved, "model").weights(info)), loader, entries)
 
 
 def describe_model(resolved: ResolvedPlan, checkpoint: Checkpoint) -> ModelInfo:

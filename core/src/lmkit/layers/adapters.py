@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from lmkit.api import EngineError, Model
 from lmkit.layers.embedding import Embedding
 from lmkit.layers.linear import Linear
+from lmkit.layers.moe import Experts, LinearExperts, MoE, PackedExperts, Router
 
 HEAD = "lm_head"  # runs on the rows that are sampled, after the other modules
 
@@ -30,6 +31,7 @@ class Delta(Protocol):
     high: int
     a: Tensor  # [in, rank]
     b: Tensor  # [rank, high - low]
+    gain: Tensor | None  # [high - low]: of the sum without its bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ class AdapterBank:
             self._active[len(adapters)] = _tokens_of(adapters, next(model.parameters()).device)
         names = {name for adapter, _ in self._active[len(found)] for name in adapter.modules if (name == HEAD) == head}
         self._modules = self._modules or _changeable(model)
-        hooks = [self._modules[name].register_forward_hook(self._hook(name)) for name in names]
+        hooked = {self._modules[name]: name for name in sorted(names)}  # one hook for both linears of experts
+        hooks = [module.register_forward_hook(self._hook(name)) for module, name in hooked.items()]
         self._seen.clear()
         try:
             yield
@@ -91,18 +94,48 @@ class AdapterBank:
     def _hook(self, name: str) -> Any:
         """What module `name` does in addition."""
 
-        def add(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        def add(module: nn.Module, args: tuple[Tensor, ...], out: Any) -> Any:
             self._seen.add(name)
             for adapter, tokens in self._active[len(args[0])]:
                 x = args[0][tokens]
+                if isinstance(module, Router):
+                    for whole, part in zip(out, routed(module, x, adapter.deltas.get(name, ())), strict=True):
+                        whole[tokens] = part
+                    continue
+                if isinstance(module, MoE):
+                    out[tokens] += self._regated(module, x, adapter, adapter.deltas.get(name, ()))
+                    continue
+                if isinstance(module, Experts):
+                    up, down = (adapter.deltas.get(linear.spec.name, ()) for linear in (module.up, module.down))
+                    self._seen |= {linear.spec.name for linear in (module.up, module.down)}
+                    if up or down:
+                        out[tokens] = through_experts(module, x, args[1][tokens], args[2][tokens], up, down)
+                    continue
                 embeds = isinstance(module, Embedding)
                 if (weight := adapter.whole.get(name)) is not None:
                     out[tokens] = weight[x] if embeds else F.linear(x, weight, module.bias)  # type: ignore[arg-type]
                 for delta in adapter.deltas.get(name, ()):
-                    out[tokens, delta.low : delta.high] += (delta.a[x] if embeds else x @ delta.a) @ delta.b
+                    change = (delta.a[x] if embeds else x @ delta.a) @ delta.b
+                    part, bias = slice(delta.low, delta.high), None if embeds else cast("Tensor | None", module.bias)
+                    if delta.gain is not None:
+                        change = gained(out[tokens, part], None if bias is None else bias[part], change, delta.gain)
+                    out[tokens, part] += change
             return out
 
         return add
+
+    def _regated(self, module: MoE, x: Tensor, adapter: Adapter, deltas: Sequence[Delta]) -> Tensor | float:
+        """What more, or less, the shared expert says of `x` with `deltas` added to its gate."""
+        if not deltas or module.shared is None or module.shared_gate is None:
+            return 0.0
+        kept, self._active = self._active, {len(x): [(adapter, torch.arange(len(x), device=x.device))]}
+        try:
+            said = module.shared(x)
+        finally:
+            self._active = kept
+        gate = module.shared_gate
+        changed = gate + sum((delta.a @ delta.b).T for delta in deltas)
+        return (F.linear(x, changed).sigmoid() - F.linear(x, gate).sigmoid()) * said
 
 
 def _tokens_of(adapters: Sequence[Adapter | None], device: torch.device) -> list[tuple[Adapter, Tensor]]:
@@ -115,7 +148,66 @@ def _tokens_of(adapters: Sequence[Adapter | None], device: torch.device) -> list
     return [(held[id], torch.tensor(found, device=device)) for id, found in tokens.items()]
 
 
+def gained(before: Tensor, bias: Tensor | None, change: Tensor, gain: Tensor) -> Tensor:
+    """What is to be added to `before`, a linear's output, so that all of it but the bias has the gain."""
+    plain = before if bias is None else before - bias
+    return (plain + change) * gain - plain
+
+
+def routed(module: Router, x: Tensor, deltas: Sequence[Delta]) -> Any:
+    """What a router says of `x` with the sum of its weight and `deltas`."""
+    kept = module.weight
+    weight = kept + sum((delta.a @ delta.b).T for delta in deltas)
+    try:
+        module.weight = nn.Parameter(weight, requires_grad=False)
+        return module.forward(x)
+    finally:
+        module.weight = kept
+
+
+def through_experts(
+    module: Experts, x: Tensor, ids: Tensor, weights: Tensor, up: Sequence[Delta], down: Sequence[Delta]
+) -> Tensor:
+    """What the experts `ids` [T, K] say of x [T, D], with `up` and `down` added to their linears."""
+    gated = len(module.up.spec.parts) > module.up.spec.experts
+    out = torch.zeros_like(x)
+    for expert in ids.unique().tolist():
+        tokens, choice = (ids == expert).nonzero(as_tuple=True)
+        y = through_expert(module.up, x[tokens], expert, up)
+        y = module.rows.gate(y, module.act) if gated else module.rows.activate(y, module.act)
+        y = through_expert(module.down, y, expert, down)
+        out.index_add_(0, tokens, y * weights[tokens, choice, None])
+    return out
+
+
+def through_expert(linear: Linear, x: Tensor, expert: int, deltas: Sequence[Delta]) -> Tensor:
+    """x [N, in] through the linear of one expert among those stacked in `linear`."""
+    if not (isinstance(linear.kernel, LinearExperts) and isinstance(linear.packed, PackedExperts)):
+        raise EngineError(f"{linear.spec.name}: adapters need experts that run one linear after the other")
+    size = linear.spec.total_out // linear.spec.experts
+    first = expert * size
+    bias = None if linear.bias is None else linear.bias[first : first + size]
+    y = linear.kernel.kernel.apply(x, linear.packed.experts[expert], bias)
+    for delta in deltas:
+        if first <= delta.low < first + size:
+            part, change = slice(delta.low - first, delta.high - first), x @ delta.a @ delta.b
+            if delta.gain is not None:
+                change = gained(y[:, part], None if bias is None else bias[part], change, delta.gain)
+            y[:, part] += change
+    return y
+
+
 def _changeable(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that an adapter may change: linears as their spec calls them, embeddings by their path."""
-    linears = {m.spec.name: m for m in model.modules() if isinstance(m, Linear)}
-    return {**linears, **{path: m for path, m in model.named_modules() if isinstance(m, Embedding)}}
+    """The modules that an adapter may change: linears as their spec calls them, others by their path.
+
+    Linears of experts are run by what holds them.
+    """
+    found: dict[str, nn.Module] = {m.spec.name: m for m in model.modules() if isinstance(m, Linear)}
+    for path, module in model.named_modules():
+        if isinstance(module, Embedding | Router):
+            found[path] = module
+        elif isinstance(module, MoE) and module.shared_gate is not None:
+            found[f"{path}.shared_gate"] = module
+        elif isinstance(module, Experts):
+            found |= {module.up.spec.name: module, module.down.spec.name: module}
+    return found

@@ -85,12 +85,18 @@ class Builder:
         """On a kernel for experts that runs both linears, else each expert on kernels for linears."""
         formats = {spec: self._format(spec) for spec in (up, down)}
         special = self._expert_kernel(formats, act)
-        kernels: list[Any] = [special or LinearExperts(self._kernel(fmt, one_expert(s))) for s, fmt in formats.items()]
+        kernels: list[Any] = [special or self._linear_experts(spec) for spec in formats]
         first, last = (
             Linear(spec, fmt, kernel, self.dtype, self.collectives)
             for (spec, fmt), kernel in zip(formats.items(), kernels, strict=True)
         )
         return Experts(first, last, act, kernels[0], self.rows)
+
+    def _linear_experts(self, spec: LinearSpec) -> LinearExperts:
+        """Each expert on the first linear kernel that runs the format of one."""
+        one = one_expert(spec)
+        fmt = self._format(one)
+        return LinearExperts(self._kernel(fmt, one), fmt)
 
     def _expert_kernel(self, formats: Mapping[LinearSpec, QuantFormat], act: str) -> ExpertKernel | None:
         """The first that runs both linears; a line in `warnings` for those which do not."""

@@ -177,7 +177,7 @@ class DecoderConfig:
     gated_attention: bool = False  # its output is multiplied by the sigmoid of another projection
     query_gate: bool = False  # such a gate stands beside each head in the projection of queries
     sinks: bool = False
-    alibi: bool = False
+    alibi: float = 0.0  # what its slopes are multiplied by; 0: none
     embed_scale: float = 1.0
     embed_norm: bool = False
     num_positions: int = 0  # rows of a table of learned positions
@@ -359,6 +359,7 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
     `extra_parameters` is the number of those that a family adds to the shared blocks.
     """
     roles: tuple[str, ...] = ("q", "k", "v", "qkv", "q_a", "q_b", "kv_a", "kv_b", "o", "gate", "up", "gate_up", "down")
+    roles += tuple(f"{kind}_{part}" for kind in ("expert", "shared") for part in ("gate", "up", "down", "gate_up"))
     roles += ("mamba_in", "mamba_x", "mamba_dt", "mamba_out", "conv_in", "conv_out")
     targets = dict.fromkeys(cfg.names[role].rpartition(".")[2] for role in roles if role in cfg.names)
     if not cfg.gated:
@@ -504,8 +505,8 @@ def decoder_weights(
             rules.append(WeightRule(f"{source}.weight", f"{target}.weight", transform=one_more))
         rules.append(WeightRule(f"{source}.{{p}}", f"{target}.{{p}}", part=part, transform=transforms.get(role)))
     head = cfg.names["lm_head"]
-    if info.tie_embeddings:  # some files carry a second copy of the embedding
-        rules.append(WeightRule(f"{head}.weight", "", ignore=True))
+    if info.tie_embeddings:  # some files carry a second copy of the embedding, or have another head nevertheless
+        rules.append(WeightRule(f"{head}.weight", "lm_head.weight", ignore=True))
     rules.append(WeightRule(f"{head}.{{p}}", "lm_head.{p}"))
     if "o" in cfg.names:
         rules.append(WeightRule(cfg.names["o"].rpartition(".")[0] + ".rotary_emb.inv_freq", "", ignore=True))

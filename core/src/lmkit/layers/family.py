@@ -39,6 +39,8 @@ class DecoderArchitecture(Architecture):
     `targets`: role that is the family's own -> module of the model, or (module, part of it).
     `ignored`: patterns of tensors that are not needed.
     `prefix`: what the names of tensors begin with in some files and not in others.
+    `defaults`: architecture name -> what keys mean that a file leaves out; null is not left out.
+    `spellings`: key -> its names in other files, which count where it is missing.
     """
 
     configs: ClassVar[Mapping[str, Callable[[ConfigReader], DecoderConfig]]]
@@ -48,6 +50,8 @@ class DecoderArchitecture(Architecture):
     targets: ClassVar[Mapping[str, Target]] = {}
     ignored: ClassVar[tuple[str, ...]] = ()
     prefix: ClassVar[str] = ""
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -55,7 +59,9 @@ class DecoderArchitecture(Architecture):
 
     def describe(self, config: Mapping[str, object]) -> ModelInfo:
         name = ConfigReader(config).architecture(self.names)
-        reader = ConfigReader(text_config(config) if name.endswith(ENDING) else config)
+        config = text_config(config) if name.endswith(ENDING) else config
+        other = {key: config[name] for key, names in self.spellings.items() for name in names if name in config}
+        reader = ConfigReader({**self.defaults.get(name, {}), **other, **config})
         cfg = self.configs[name](reader)
         info = decoder_info(name, reader, cfg, self.extra_parameters(name, cfg))
         if name in self.options:

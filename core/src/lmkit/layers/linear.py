@@ -131,6 +131,14 @@ class Linear(nn.Module):
         self.weight = None
         self.owner = (owner,)  # in a tuple: not a submodule
 
+    def untie(self) -> None:
+        """Have a weight of its own after all, to be loaded."""
+        self.stored = self.format.params(self.spec, _name(self.dtype)) | self.stored
+        stored = self.params["weight"]
+        weight = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype), device="meta")
+        self.owner = ()
+        self._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+
     @property
     def tied(self) -> bool:
         return bool(self.owner)

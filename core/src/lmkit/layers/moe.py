@@ -45,15 +45,16 @@ class LinearExperts:
     """Tokens sorted by expert; a linear kernel runs for each expert that has any.
 
     What serves where no kernel for experts is installed, with every weight format that has a linear kernel.
+    A format may know the sizes of its layer: `one` is that of a single expert; None: there is no difference.
     """
 
     name = "moe_linear"
 
-    def __init__(self, kernel: LinearKernel) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: LinearKernel, one: QuantFormat | None = None) -> None:
+        self.kernel, self.one = kernel, one
 
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo, act: str | None = None) -> str | None:
-        return self.kernel.can_run(fmt, one_expert(layer), device)
+        return self.kernel.can_run(self.one or fmt, one_expert(layer), device)
 
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedExperts:
         stored = fmt.params(layer, str(dtype).removeprefix("torch."))
@@ -63,7 +64,7 @@ class LinearExperts:
             split[key] = [tensor] * layer.experts if axis is None else tensor.chunk(layer.experts, axis)
         spec = one_expert(layer)
         pieces = ({key: tensors[e] for key, tensors in split.items()} for e in range(layer.experts))
-        return PackedExperts([self.kernel.pack(fmt, piece, spec, dtype) for piece in pieces])
+        return PackedExperts([self.kernel.pack(self.one or fmt, piece, spec, dtype) for piece in pieces])
 
     def apply(
         self, x: Tensor, ids: Tensor, weights: Tensor, up: Linear, down: Linear, act: str, rows: RowOps

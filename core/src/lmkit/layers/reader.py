@@ -23,6 +23,12 @@ ACTIVATIONS = (
     "relu",
     "relu2",
 )  # lmkit.layers.activations
+OTHER_ACTIVATIONS = {  # second names in files -> what it is called here
+    "swish": "silu",
+    "gelu_python": "gelu",
+    "gelu_python_tanh": "gelu_pytorch_tanh",
+    "gelu_accurate": "gelu_pytorch_tanh",
+}
 FULL, SLIDING = "full_attention", "sliding_attention"  # names in layer_types
 
 # rope_type -> (required numbers, optional numbers)
@@ -90,9 +96,11 @@ class ConfigReader:
             raise UnsupportedModel(key, value, f"{self.layers()} flags")
         return [bool(v) for v in value]
 
-    def activation(self, key: str = "hidden_act", default: Any = "silu") -> str:
-        """The name of an activation that `RowOps` knows."""
-        return self.one_of(key, ACTIVATIONS, default)
+    def activation(self, key: str = "hidden_act", default: Any = "silu", known: Iterable[str] = ACTIVATIONS) -> str:
+        """The name of an activation that `RowOps` knows, among `known`."""
+        name = self._get(key, default)
+        other = OTHER_ACTIVATIONS.get(name) if isinstance(name, str) else None
+        return ConfigReader({key: other or name}).one_of(key, known)
 
     def layers(self, key: str = "num_hidden_layers") -> int:
         return self.integer(key, maximum=MAX_LAYERS)
@@ -208,14 +216,16 @@ class ConfigReader:
         default_partial: float | None = None,
         kind_of_layer: str | None = None,
         extra: tuple[str, ...] = (),
+        missing: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Rotary parameters: {"rope_type", "theta", "partial", ...numbers of the type, those of a family's own}.
 
         Newer files have `rope_parameters` (per kind of layer where kinds differ: then `kind_of_layer` names one), older
         ones `rope_theta` beside an optional `rope_scaling`. `default_partial` is None where a part cannot be turned.
+        `missing` is what a file without either means.
         """
         key = "rope_parameters" if self.config.get("rope_parameters") is not None else "rope_scaling"
-        raw = self.config.get(key) or {}
+        raw = self.config.get(key) or missing or {}
         if kind_of_layer is not None and isinstance(raw, Mapping) and isinstance(raw.get(kind_of_layer), Mapping):
             key, raw = f"{key}.{kind_of_layer}", raw[kind_of_layer]
         if not isinstance(raw, Mapping) or any(isinstance(v, Mapping) for v in raw.values()):
@@ -255,6 +265,8 @@ class ConfigReader:
     def _lengths(self, rope: dict[str, Any]) -> None:
         """The lengths that YaRN and longrope compare; transformers writes the original one to either place."""
         key = "original_max_position_embeddings"
+        if rope["rope_type"] == "yarn" and key in rope:
+            return
         positions = self.integer("max_position_embeddings")
         if rope["rope_type"] == "longrope":
             rope[key] = self.number(key, rope.get(key, positions))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lmkit.api import (
     Architecture,
+    AttentionBackend,
     Checkpoint,
     CheckpointError,
     Choice,
@@ -31,6 +32,7 @@ from lmkit.api import (
     Progress,
     ResolvedPlan,
     RowOps,
+    SelectionError,
     TensorEntry,
     UnsupportedModel,
     WeightMismatch,
@@ -58,16 +60,18 @@ def load_model(
     collectives: Collectives | None = None,
     progress: Progress | None = None,
     packed_cache: str | None = None,
+    adapters: bool = False,
 ) -> LoadedModel:
     """The model of `checkpoint`, ready to run on `device` with the implementations chosen in `resolved`.
 
+    With `adapters`, experts run one linear after the other: adapters add to what is between them.
     `packed_cache` is a folder for packed weights: they are taken from there, or kept there for the next time.
 
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
     CheckpointError when a file turns out to be damaged later.
     """
     architecture: Architecture = make(_choice(resolved, "model"))
-    builder = make_builder(resolved, checkpoint, info, collectives)
+    builder = make_builder(resolved, checkpoint, info, collectives, adapters)
     with torch.device("meta"):
         model = architecture.build(info, builder)
     if not isinstance(model, nn.Module):
@@ -108,7 +112,11 @@ def _load_dense(
 
 
 def make_builder(
-    resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, collectives: Collectives | None
+    resolved: ResolvedPlan,
+    checkpoint: Checkpoint,
+    info: ModelInfo,
+    collectives: Collectives | None,
+    adapters: bool = False,
 ) -> Builder:
     """The BuildContext for the implementations chosen in `resolved`."""
     quantization, declared = resolved.choice("quantization"), checkpoint.config.get("quantization_config")
@@ -117,7 +125,8 @@ def make_builder(
         scheme = load_target(quantization).parse(quantization.options if declared is None else declared)
     elif declared:
         raise UnsupportedModel("quantization_config", "present", fix="install a plugin for this format")
-    ops = [c for c in resolved.choices if c.kind == "op" and c.component.startswith(("linear:", "moe:"))]
+    kinds = ("linear:",) if adapters else ("linear:", "moe:")
+    ops = [c for c in resolved.choices if c.kind == "op" and c.component.startswith(kinds)]
     kernels: dict[str, list[Any]] = {}
     for c in ops:  # in order of preference
         kernels.setdefault(c.component, []).append(make(c))
@@ -126,7 +135,7 @@ def make_builder(
         info,
         getattr(torch, dtype),
         resolved.device,
-        make(_choice(resolved, "attention")) if info.kv_groups() else None,
+        _attention(resolved, info),
         kernels,
         scheme=scheme,
         online=declared is None,
@@ -134,6 +143,25 @@ def make_builder(
         collectives=collectives,
         rows=_row_ops(resolved, dtype),
     )
+
+
+def _attention(resolved: ResolvedPlan, info: ModelInfo) -> AttentionBackend | None:
+    """The chosen backend, when it takes what each group of layers needs. Raises SelectionError with its own reason."""
+    if not info.kv_groups():
+        return None
+    backend: AttentionBackend = make(_choice(resolved, "attention"))
+    for need, layers in info.kv_groups():
+        try:
+            reason, sizes = backend.can_run(need, resolved.device), backend.block_sizes(need)
+        except Exception as e:
+            raise PluginError(f"attention {backend.name} could not say what it runs: {type(e).__name__}: {e}") from e
+        if reason is None and need.block_size and need.block_size not in sizes:
+            reason = f"block_size is {need.block_size}, it has {', '.join(map(str, sizes[:8]))}"
+        if reason is not None:
+            raise SelectionError(
+                f"attention {backend.name} refuses layer {layers[0]}: {reason}", fix="choose another with --attention"
+            )
+    return backend
 
 
 def _row_ops(resolved: ResolvedPlan, dtype: str) -> RowOps | None:
@@ -253,6 +281,22 @@ def places(model: nn.Module) -> dict[str, Place]:
     return found
 
 
+def untie(model: nn.Module, rules: Rules, loader: Loader, entries: Sequence[TensorEntry]) -> None:
+    """Linears that are tied, but whose weight the checkpoint has too, with other values, get theirs."""
+    tied = {path: module for path, module in model.named_modules() if isinstance(module, Linear) and module.tied}
+    if not tied:
+        return
+    paths = {module: path for path, module in model.named_modules()}
+    matches = ((entry, rules.match(entry.name)) for entry in entries)
+    found = {match.target: entry for entry, match in matches if match is not None}
+    for path, module in tied.items():
+        own, shared = (found.get(f"{at}.weight") for at in (path, paths[module.owner[0]]))
+        if own is None or shared is None:
+            continue
+        if own.shape != shared.shape or not torch.equal(loader.read(own), loader.read(shared)):
+            module.untie()
+
+
 # ---------------------------------------------------------------------------------------------------- checking
 
 
@@ -272,9 +316,9 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
     wrong: list[str] = []
     for entry in entries:
         match = rules.match(entry.name)
-        if match is not None and match.rule.ignore:
-            continue
         place = where.get(match.target) if match else None
+        if match is not None and match.rule.ignore and place is None:
+            continue
         parts = place.covered(match.part) if match and place else ()
         if match is None or place is None or not parts:
             extra.append(entry.name)
@@ -359,8 +403,10 @@ def fill_model(
     cache: PackedCache | None = None,
 ) -> list[str]:
     """Load every parameter of `model` (on meta) and pack its linears, or take them from `cache`. Returns warnings."""
+    entries = loader.tensors(checkpoint)
+    untie(model, rules, loader, entries)
     where = places(model)
-    fills = plan_fills(loader.tensors(checkpoint), rules, where)
+    fills = plan_fills(entries, rules, where)
     warnings: list[str] = []
     packed: frozenset[Linear] = frozenset()
     if cache is not None:

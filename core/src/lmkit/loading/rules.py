@@ -27,7 +27,7 @@ class Match:
     """Where one checkpoint tensor goes."""
 
     rule: WeightRule
-    target: str  # parameter name in the model; "" when ignored
+    target: str  # parameter name in the model; of one that is ignored, where it would go
     part: str | int | None = None
 
 
@@ -47,8 +47,6 @@ class Rules:
     def match(self, name: str) -> Match | None:
         for regex, rule in self._rules:
             if m := regex.fullmatch(name):
-                if rule.ignore:
-                    return Match(rule, "")
                 names = m.groupdict()
                 part = rule.part.format(**names) if isinstance(rule.part, str) else rule.part
                 return Match(rule, rule.target.format(**names), part)

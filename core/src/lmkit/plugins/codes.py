@@ -32,6 +32,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "format": (7, "the checkpoint, weight or file format is not declared"),
     "ranks": (7, "more ranks are asked for than the executor can run"),
     "model": (7, "a parser does not claim this model, by name, architecture or chat template"),
+    "template": (7, "a parser does not read the calls or the reasoning that the chat template shows"),
     "feature": (8, "a feature the model needs is not declared"),
     "experimental": (8, "experimental plugins are used only when named"),
     "check-failed": (9, "the plugin's own check raised"),

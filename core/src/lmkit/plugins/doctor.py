@@ -26,6 +26,7 @@ from lmkit.plugins.stages import requirements
 Level = Literal["info", "warning", "error"]
 HEAVY = ("torch", "numpy", "triton", "transformers", "tokenizers", "pydantic", "fastapi")  # not in a hooks module
 IMPORT_SECONDS = 0.5  # for a hooks module, beyond lmkit.api
+ENDLESS_SECONDS = 10.0  # after which it is taken for one that never ends
 PUBLIC = ("lmkit.api", "lmkit.layers", "lmkit.testing")
 PINNED = {"torch", "triton", "transformers", "numpy"}  # a pin on one of these can break a working environment
 
@@ -45,6 +46,10 @@ def examine(host: PluginHost, *, imports: bool = False) -> list[Finding]:
     findings = [Finding("warning", "switch", "plugins", text) for text in host.warnings]
     budgets = import_budgets(sorted({e.module for e in host.entries() if e.state == "ok"}))
     for entry in host.entries():
+        if budgets.get(entry.module, ([], 0.0))[0] is None:  # not to be imported here
+            findings.append(_endless(entry))
+            host.leave_out(entry, findings[-1].message)
+            continue
         findings += _state(entry, host)
         if entry.state == "ok":
             findings += _loaded(entry, host, imports)
@@ -98,7 +103,12 @@ def _loaded(entry: Entry, host: PluginHost, imports: bool) -> Iterator[Finding]:
             yield Finding("error", "target-import", entry.key, f"{name}: {e}", "reinstall the plugin")
 
 
-def _budget(entry: Entry, budgets: dict[str, tuple[list[str], float]]) -> Iterator[Finding]:
+def _endless(entry: Entry) -> Finding:
+    text = f"importing {entry.module}, or asking it what it registers, has not ended after {ENDLESS_SECONDS:g} s"
+    return Finding("error", "endless", entry.key, text, f"uninstall {entry.dist}, or disable {entry.key}")
+
+
+def _budget(entry: Entry, budgets: dict[str, tuple[list[str] | None, float]]) -> Iterator[Finding]:
     heavy, seconds = budgets.get(entry.module, ([], 0.0))
     if heavy:
         text = f"importing {entry.module} imports {', '.join(heavy)}"
@@ -175,44 +185,68 @@ def _own_checks(host: PluginHost) -> Iterator[Finding]:
             yield Finding(level, f"{module.split('.')[0]}.{check.name}", module, str(problem))
 
 
-# Run in a fresh interpreter: one fork per module, so that each starts with lmkit.api imported and nothing else.
+# Run in a fresh interpreter: one fork per module, so that each starts with lmkit.api imported and nothing else. A
+# module, or a registration hook of it, that does not come to an end is killed; so is everything when the parent, who
+# holds the other end of standard input, is gone.
 MEASURE = """
-import json, os, sys, time
+import json, os, select, signal, sys, time
 from importlib import import_module
 import lmkit.api
 
-heavy, *modules = sys.argv[1:]
+heavy, hooks, limit, *modules = sys.argv[1:]
 before = set(sys.modules)
-for module in modules:
-    pid = os.fork()
-    if pid:
-        os.waitpid(pid, 0)
-        continue
+
+def measure(module):
     start = time.perf_counter()
-    try:
-        import_module(module)
-    except BaseException:
-        os._exit(1)
+    imported = import_module(module)
     seconds = time.perf_counter() - start
     found = [m for m in heavy.split(",") if m in sys.modules and m not in before]
     os.write(1, f"BUDGET {json.dumps([module, found, seconds])}\\n".encode())
-    os._exit(0)
+    for hook in hooks.split(","):
+        for specs in [getattr(imported, hook, list)()]:
+            list(specs or ())
+
+for module in modules:
+    pid = os.fork()
+    if not pid:
+        try:
+            measure(module)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    end = time.monotonic() + float(limit)
+    pause = 0.001
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        orphaned = select.select([0], [], [], pause)[0]
+        pause = min(2 * pause, 0.05)
+        if orphaned or time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            if orphaned:
+                sys.exit(1)
+            os.write(1, f"BUDGET {json.dumps([module, None, float(limit)])}\\n".encode())
+            break
 """
 
 
-def import_budgets(modules: Sequence[str]) -> dict[str, tuple[list[str], float]]:
+def import_budgets(modules: Sequence[str], limit: float | None = None) -> dict[str, tuple[list[str] | None, float]]:
     """Per module, what importing it costs: the heavy modules it pulled in, and seconds beyond lmkit.api.
 
-    A module that cannot be imported costs nothing here: it is `broken`, which is reported elsewhere.
+    A module that cannot be imported costs nothing here: it is `broken`, which is reported elsewhere. None in place of
+    the heavy modules: importing it, or asking it what it registers, took longer than `limit` seconds and was ended.
     """
+    limit = ENDLESS_SECONDS if limit is None else limit
     if not modules:
         return {}
     environment = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, ",".join(HEAVY), *modules],
-        capture_output=True, text=True, timeout=120, check=True, env=environment,
-    )  # fmt: skip
-    measured = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("BUDGET ")]
+    arguments = [",".join(HEAVY), ",".join(REGISTRATION.values()), str(limit), *modules]
+    with subprocess.Popen(
+        [sys.executable, "-c", MEASURE, *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        lines = process.stdout.readlines()
+    measured = [json.loads(line[7:]) for line in lines if line.startswith("BUDGET ")]
     return dict.fromkeys(modules, ([], 0.0)) | {module: (heavy, seconds) for module, heavy, seconds in measured}
 
 

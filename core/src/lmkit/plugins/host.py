@@ -18,8 +18,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from threading import Timer
 from types import ModuleType
 from typing import Any, Literal
 
@@ -37,6 +39,7 @@ from lmkit.plugins.catalog import CORE_DIST, install_command, official_dists
 from lmkit.plugins.switches import Switches
 
 log = logging.getLogger("lmkit.plugins")
+SLOW_SECONDS = 5.0  # after which a plugin that is being imported or asked is named
 
 State = Literal["ok", "disabled", "incompatible", "broken", "ambiguous", "shadowed"]
 SPEC_TYPE: Mapping[str, type[Spec]] = {kind: cls for cls, kind in KIND_OF.items()}
@@ -208,7 +211,8 @@ class PluginHost(pluggy.PluginManager):
         return entry.reason if entry.state in ("broken", "incompatible") else None
 
     def _open(self, entry: Entry) -> None:
-        module = self._modules.get(entry.module) or import_module(entry.module)
+        with self._said_when_slow("importing", entry.module):
+            module = self._modules.get(entry.module) or import_module(entry.module)
         self._register(module)
         entry.warnings.extend(self._pending(module))
         if entry.kind == "extension":
@@ -260,6 +264,11 @@ class PluginHost(pluggy.PluginManager):
         """Everything the module of a loaded entry registered for its kind."""
         return self._specs.get((entry.module, entry.kind), [])
 
+    def leave_out(self, entry: Entry, why: str) -> None:
+        """Take an entry for broken without importing it."""
+        entry.loaded = True
+        self._set(entry, "broken", 4, Refusal("broken", "a working plugin", why, f"uninstall {entry.dist}"))
+
     # ---------------------------------------------------------------------------------------- behaviour hooks
 
     def load_extensions(self) -> None:
@@ -277,6 +286,27 @@ class PluginHost(pluggy.PluginManager):
     def activate(self, module: str) -> None:
         """Let the behaviour hooks of a module take part: extensions, and the modules of what was selected."""
         self._active.add(module)
+
+    @classmethod
+    def of(cls, modules: Iterable[str]) -> PluginHost:
+        """For a process that is told what was found elsewhere: just these modules, and no look at what is installed.
+
+        Raises PluginError.
+        """
+        host = cls(path=(), switches=Switches())
+        host._entries, host._extensions_loaded = [], True
+        for name in modules:
+            try:
+                host._register(import_module(name))
+            except Exception as e:
+                raise PluginError(f"{name} cannot be imported: {type(e).__name__}: {e}") from e
+            host.activate(name)
+        return host
+
+    def implementers(self, hook: str) -> list[str]:
+        """Names of the active modules that implement a behaviour hook, in call order; `of` takes them."""
+        self.load_extensions()
+        return [module.__name__ for module in self._implementers(hook) if module.__name__ != "lmkit.builtin"]
 
     def first(self, hook: str, **kwargs: Any) -> Any:
         """The first result of a `firstresult` behaviour hook that is not None.
@@ -332,7 +362,25 @@ class PluginHost(pluggy.PluginManager):
     def _call_alone(self, hook: str, plugin: ModuleType, kwargs: Mapping[str, Any]) -> Any:
         """Call one plugin's implementation only, so that provenance is known and one failure stops no other."""
         others = [p for p in self.get_plugins() if p is not plugin]
-        return self.subset_hook_caller(hook, others)(**kwargs)
+        with self._said_when_slow(hook, plugin.__name__):
+            return self.subset_hook_caller(hook, others)(**kwargs)
+
+    @contextmanager
+    def _said_when_slow(self, what: str, module: str) -> Iterator[None]:
+        """A plugin that does not come to an end is named, so that nobody has to guess what hangs."""
+
+        def say() -> None:
+            name = next((e.key for e in self._entries or () if e.module == module), module)
+            fix = f"LMKIT_PLUGINS_DISABLE={name} starts without it"
+            log.warning("%s: %s has taken %g s and goes on; %s", name, what, SLOW_SECONDS, fix)
+
+        timer = Timer(SLOW_SECONDS, say)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     # -------------------------------------------------------------------------------------------------- pluggy
 

@@ -60,6 +60,7 @@ from lmkit.plugins.chat_templates import chat_templates, read_template
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
+from lmkit.plugins.parsers import ParserChooser
 from lmkit.plugins.platforms import choose_platform, consider_platforms
 from lmkit.plugins.pooling import complete_pooler, converted, find_head, max_length
 from lmkit.plugins.proposals import PROPOSABLE, merge
@@ -71,6 +72,7 @@ log = logging.getLogger("lmkit.plugins")
 
 FALLBACK = "transformers"  # the model plugin that runs architectures without a family of their own
 END_TOKENS = "lmkit.text.ends:find_ends"  # it renders, which this layer cannot
+TOKENIZER_PLUGINS = "tokenizer_plugins"  # modules, for processes that must not look for any
 MAX_STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
 
 
@@ -139,8 +141,11 @@ class Resolver:
     def plan(self) -> ResolvedPlan:
         """What has been chosen. Needs a device."""
         assert self.device is not None
+        derived = list(self._derived)
+        if not self.config.model.tokenizer and (names := self.host.implementers("lmkit_load_tokenizer")):
+            derived.append(Derived(TOKENIZER_PLUGINS, names, "plugins that may bring the tokenizer"))
         warnings = dict.fromkeys((*self.host.warnings, *self._warnings))
-        return ResolvedPlan(self.device, tuple(self._choices), tuple(self._derived), tuple(warnings))
+        return ResolvedPlan(self.device, tuple(self._choices), tuple(derived), tuple(warnings))
 
     # ------------------------------------------------------------------------------------------------- the steps
 
@@ -357,7 +362,9 @@ class Resolver:
     def _choose_parsers(self) -> None:
         """A parser that `auto` does not find is absent, and text stays text."""
         checkpoint = self.found_checkpoint
-        template = self._chat_template(checkpoint)
+        templates = self._chat_templates(checkpoint)
+        template = "\n".join(templates.values())
+        chooser = ParserChooser(self.host, templates, checkpoint.path, imports=self.imports)
         for kind, user in (
             ("tool_parser", self.config.tool_parser),
             ("reasoning_parser", self.config.reasoning_parser),
@@ -370,19 +377,20 @@ class Resolver:
             if user != "auto":
                 self._pick(request, user)
                 continue
-            outcome = consider(self.host, request, imports=self.imports)
+            outcome = chooser.choose(request)
             self.outcomes.append(outcome)
             if outcome.chosen is not None:
-                claim = claim_of(outcome.chosen.spec, request)
+                claim = claim_of(outcome.chosen.spec, outcome.request)
                 self._keep(outcome, outcome.choice(why=f"auto: {claim.why}" if claim else ""))
 
-    def _chat_template(self, checkpoint: Checkpoint) -> str:
+    def _chat_templates(self, checkpoint: Checkpoint) -> dict[str, str]:
         """What tells the formats of the model: the user's template, the checkpoint's own, or one that a plugin has."""
         if file := self.config.model.chat_template:
-            return read_template(file, self.host)
+            return {"default": read_template(file, self.host)}
         if own := chat_templates(checkpoint.path):
-            return "\n".join(own.values())
-        return self.host.first("lmkit_chat_template", checkpoint=checkpoint) or ""
+            return own
+        found = self.host.first("lmkit_chat_template", checkpoint=checkpoint)
+        return {"default": found} if found else {}
 
     def _find_ends(self) -> None:
         """What the files name, and what the chat template ends a turn with."""

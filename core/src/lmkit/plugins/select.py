@@ -199,7 +199,8 @@ def consider(
         tier = c.spec.tier if c.spec and c.ok else Tier.REFERENCE  # a refused one may not even be loaded
         preference = prefers.index(c.name) if c.name in prefers else len(prefers)
         claim = claim_of(c.spec, first)
-        return (not c.ok, preference, claim.rank if claim else 0, -tier, not c.official, c.name, c.dist or "")
+        rank, length = (claim.rank, claim.length) if claim else (0, 0)
+        return (not c.ok, preference, rank, -tier, -length, not c.official, c.name, c.dist or "")
 
     candidates.sort(key=rank)
     warnings: list[str] = []

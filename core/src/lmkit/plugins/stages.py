@@ -139,29 +139,40 @@ class Claim:
 
     rank: int
     why: str
+    length: int = 0  # of the glob that fits: a longer one knows the model better
 
 
 def claim_of(spec: Spec | None, request: SelectRequest) -> Claim | None:
     """A template says what its model writes, so markers in it come before the name of an architecture.
 
     Rank 0: both; 1: a marker; 2: the architecture or name; 3: a marker of a format that many families share (tier
-    REFERENCE); 4: the architecture, although the parser's markers are missing in the template.
+    REFERENCE); 4: the architecture, although the parser's markers are missing in the template; from 5 on: it reads
+    what the template shows of a call or of reasoning. A parser that does not read that has no claim.
     """
     if not isinstance(request, ParserRequest) or not isinstance(spec, ToolParserSpec | ReasoningParserSpec):
         return None
     marker = max((m for m in spec.markers if m in request.chat_template), key=len, default="")
-    named = [s for s in (request.architecture, request.model) for glob in spec.models if fnmatchcase(s, glob)]
+    names = (request.architecture, request.model)
+    named = [(s, len(glob)) for s in names for glob in spec.models if fnmatchcase(s, glob)]
+    length = max((size for _, size in named), default=0)
+    readers = request.readers
+    if readers is not None and spec.name not in readers:
+        return None
     if marker:
         rank = 0 if named else 3 if spec.tier == Tier.REFERENCE else 1
-        return Claim(rank, f"the chat template has {marker!r}")
+        return Claim(rank, f"the chat template has {marker!r}", length)
     if named:
-        return Claim(4 if spec.markers and request.chat_template else 2, f"the model is {named[0]}")
-    return None
+        return Claim(4 if spec.markers and request.chat_template else 2, f"the model is {named[0][0]}", length)
+    return Claim(5 + readers.index(spec.name), "it reads what the chat template shows") if readers else None
 
 
 def parser_claims(spec: ToolParserSpec | ReasoningParserSpec, request: ParserRequest) -> Refusals:
     """For `auto` only: a parser named by the user is used for any model."""
-    if claim_of(spec, request) is None:
+    if request.readers is not None and spec.name not in request.readers:
+        what = "calls" if request.kind == "tool_parser" else "reasoning"
+        needed = f"one that reads the {what} of the chat template, as {request.readers[0]}"
+        yield Refusal("template", needed, spec.name, f"name {spec.name} to use it anyway")
+    elif claim_of(spec, request) is None:
         claims = listed((*spec.models, *spec.markers))
         yield Refusal(
             "model", claims, f"{request.model} ({request.architecture})", f"name {spec.name} to use it anyway"

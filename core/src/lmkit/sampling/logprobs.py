@@ -19,9 +19,16 @@ class TokenChoice(NamedTuple):
     num_top: int
 
 
+def row_index(rows: Sequence[int], device: torch.device) -> Tensor:
+    """An index of rows that may be none: torch makes floats of an empty list, and these are no index."""
+    return torch.tensor(rows, dtype=torch.int64, device=device)
+
+
 def gather_logprobs(logprobs: Tensor, choices: Sequence[TokenChoice]) -> list[TokenLogprob]:
     """logprobs [N, V] float32 and N choices -> N TokenLogprobs. Rank 1 is the most likely; equals share a rank."""
-    ids = torch.tensor([c.token for c in choices], dtype=torch.int64, device=logprobs.device)[:, None]
+    if not choices:
+        return []
+    ids = row_index([c.token for c in choices], logprobs.device)[:, None]
     chosen = logprobs.gather(-1, ids)
     larger = torch.gt(logprobs, chosen, out=torch.empty_like(logprobs))  # into floats: faster than into bools
     ranks = larger.sum(-1).int().add_(1).tolist()

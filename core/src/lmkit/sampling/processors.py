@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from lmkit.api import LogitsProcessor, SampleContext
+from lmkit.sampling.logprobs import row_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lmkit.api import SamplingParams
+
+
+log = logging.getLogger("lmkit.engine")
 
 
 class Processors:
@@ -40,6 +44,17 @@ class Processors:
                 self._all[name].remove(slot)
                 self.active[self._all[name].stage] -= 1
 
+    def clear(self) -> None:
+        """Forgets all slots, whatever state they are in: after a failed step a processor may not know them."""
+        for name, slots in self._slots.items():
+            for slot in sorted(slots):
+                try:
+                    self._all[name].remove(slot)
+                except Exception as error:
+                    log.error("logits processor %s did not forget slot %d", name, slot, exc_info=error)
+            slots.clear()
+        self.active = {"logits": 0, "probs": 0}
+
     def apply(
         self, stage: Literal["logits", "probs"], x: Tensor, slots: np.ndarray, positions: np.ndarray,
         greedy: np.ndarray, tokens: Callable[[int], Sequence[int]],
@@ -53,7 +68,7 @@ class Processors:
                 if slot in self._slots[name] and not (processor.keeps_argmax and greedy[i])
             ]  # fmt: skip
             if wanted:
-                index = torch.tensor(wanted, device=x.device)
+                index = row_index(wanted, x.device)
                 part = x[index]
                 processor.apply(part, SampleContext(slots[wanted].tolist(), positions[wanted].tolist(), tokens))
                 x[index] = part

@@ -30,7 +30,7 @@ from torch import Tensor
 from lmkit.api import DrawParams, GrammarMasks, LogitsProcessor, RowOps, SamplingParams, TokenLogprob
 from lmkit.sampling import blocks, truncate
 from lmkit.sampling.counts import TokenCounts
-from lmkit.sampling.logprobs import TokenChoice, gather_logprobs
+from lmkit.sampling.logprobs import TokenChoice, gather_logprobs, row_index
 from lmkit.sampling.noise import uniform
 from lmkit.sampling.processors import Processors
 
@@ -121,6 +121,7 @@ class Sampler:
 
     def clear(self) -> None:
         """Forgets all rows."""
+        self.processors.clear()
         for slot, params in enumerate(self.params):
             if params is not None:
                 self.remove(slot)
@@ -175,16 +176,14 @@ class Sampler:
         return Sampled(tokens, faults, logprobs)
 
     def _raw_logprobs(self, logits: Tensor, batch: SampleBatch) -> tuple[list[int], Tensor]:
-        """Rows that asked, and their log-softmax [L, V]."""
+        """Rows that asked, perhaps none of this step, and their log-softmax [L, V]."""
         rows = [i for i, slot in enumerate(batch.slots.tolist()) if slot in self.logprobs]
-        return rows, torch.log_softmax(logits[torch.tensor(rows, device=logits.device)].float(), -1)
+        return rows, torch.log_softmax(logits[row_index(rows, logits.device)].float(), -1)
 
     def _gather(
         self, raw: tuple[list[int], Tensor], tokens: np.ndarray, batch: SampleBatch, faults: Mapping[int, str]
     ) -> dict[int, TokenLogprob]:
         rows, logprobs = raw
-        if not rows:
-            return {}
         choices = [TokenChoice(int(tokens[i]), self.logprobs[int(batch.slots[i])]) for i in rows]
         found = gather_logprobs(logprobs, choices)
         return {row: entry for row, entry in zip(rows, found, strict=True) if row not in faults}
@@ -199,13 +198,15 @@ class Sampler:
         for row in masks.rows:
             rows.append(start_of[row] + seen[row])
             seen[row] += 1
+        if not rows:
+            return
         packed = np.frombuffer(masks.bits, np.uint8).reshape(len(rows), -1)
         allowed = np.unpackbits(packed, axis=1, count=x.shape[1], bitorder="little").view(np.bool_)
         banned = torch.from_numpy(allowed).to(x.device).logical_not_()
         if rows == list(range(len(x))):
             x.masked_fill_(banned, -torch.inf)
         else:
-            index = torch.tensor(rows, device=x.device)
+            index = row_index(rows, x.device)
             x[index] = x[index].masked_fill_(banned, -torch.inf)
 
     def _min_tokens(self, x: Tensor, batch: SampleBatch) -> None:

@@ -23,6 +23,8 @@ class BlockPool:
         self.hashes: list[bytes | None] = [None] * num_blocks
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self.cached: dict[bytes, int] = {}
+        self.step = 0  # the latest that was planned
+        self._published = [0] * num_blocks  # the latest step planned when a block was published
 
     @property
     def num_usable(self) -> int:
@@ -68,6 +70,7 @@ class BlockPool:
         if digest not in self.cached:
             self.cached[digest] = block
             self.hashes[block] = digest
+            self._published[block] = self.step
 
     def keep(self, digest: bytes) -> int:
         """A free block, findable at once and held by nobody: whoever asks fills it before it can be read."""
@@ -87,6 +90,13 @@ class BlockPool:
         """No content is found any more."""
         self.cached.clear()
         self.hashes = [None] * self.num_blocks
+
+    def forget_since(self, step: int) -> None:
+        """What was published once `step` was planned is found no more: it may be of that step, or of a later one."""
+        for digest, block in list(self.cached.items()):
+            if self._published[block] >= step:
+                del self.cached[digest]
+                self.hashes[block] = None
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """`tables`: the block ids of every live table of this group."""

@@ -45,6 +45,7 @@ class Request:
     restored: list[int] = field(default_factory=list)  # cached states to begin with, one per recurrent group; [] = zero
     num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
     num_preempted: int = 0
+    num_lost: int = 0  # steps lost with it, and nobody found to be the cause
     num_scored: int = 1  # prompt positions whose logprobs were reported (position 0 has none)
     announced: bool = False  # its first event has been sent
     finish: FinishReason | None = None

@@ -10,7 +10,9 @@ from the last in that order, possibly themselves; so the first always gets what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import math
+from collections.abc import Callable, Iterable
 
 from lmkit.api import (
     ConfigError,
@@ -19,8 +21,11 @@ from lmkit.api import (
     ErrorInfo,
     InvalidParam,
     KVConfig,
+    LmkitError,
     NewRow,
     OrderPolicy,
+    PluginError,
+    RequestError,
     RequestTooLarge,
     RowLogprobs,
     RowWork,
@@ -37,6 +42,11 @@ from lmkit.scheduling.queue import OrderedQueue
 from lmkit.scheduling.request import Request
 from lmkit.scheduling.stops import finish_reason
 from lmkit.scheduling.table import BlockTable
+
+log = logging.getLogger("lmkit.engine")
+
+UNDRAWN = "its constraint, logit_bias or penalties leave none"
+MAX_LOST = 3  # steps that a request may be in which are lost together, though each of their rows works alone
 
 
 class Scheduler:
@@ -65,6 +75,8 @@ class Scheduler:
         self.totals = SchedStats(num_blocks=sum(g.pool.num_usable for g in self.groups))
         self._gone: list[str] = []  # rows the workers must forget with the next plan
         self._events: list[TokenEvent] = []  # of requests that ended outside `update`
+        self._alone: dict[str, int] = {}  # rows of a lost step, to run one by one: id -> positions to compute again
+        self._kinds: dict[str, tuple[type, ...]] = {}  # of the policy's keys: texts or numbers, by place
         self._no_room: tuple[int, list[int]] | None = None  # who did not fit, and the free blocks then: ask once
         self._num_added = 0
         self._num_epochs = 0
@@ -90,12 +102,14 @@ class Scheduler:
                 raise RequestTooLarge(
                     "prompt + max_tokens", r.max_length, fits, fix="lower max_tokens, or raise --memory"
                 )
-        if len(self.waiting) >= limits.max_waiting:
+        if len(r.tokens) >= r.max_length and r.pooling is None:
+            raise InvalidParam("num_output", r.num_output, "fewer than max_tokens: it has ended")
+        if len(self.waiting) >= limits.max_waiting and not r.num_output:  # who has begun was taken already
             raise EngineBusy(f"{len(self.waiting)} requests are waiting, the limit is {limits.max_waiting}")
         self._num_added += 1
         r.order = self._num_added
         r.epoch = self._new_epoch()
-        r.admit_key = (*self.policy.admit_key(r), r.order)
+        r.admit_key = self._key("admit_key", self.policy.admit_key, r)
         self.requests[r.id] = r
         self.waiting.add(r.admit_key, r)
 
@@ -119,6 +133,8 @@ class Scheduler:
         """The next step. Rows of one token come first; `rows` may be empty when everything waits."""
         self.totals.num_steps += 1
         plan = StepPlan(self.totals.num_steps)
+        for group in self.groups:
+            group.pool.step = plan.step
         long: list[RowWork] = []
         budget = self._grow_running(plan, long)
         self._admit_waiting(plan, long, budget)
@@ -155,8 +171,12 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan, long: list[RowWork], budget: int) -> None:
         """Start waiting requests in order; the first that lacks room ends it, closed gates are passed over."""
         i = 0
+        only = next(iter(self._alone), None)  # then nothing else runs
         while budget and i < len(self.waiting) and len(self.running) < self.limits.max_rows:
             r = self.waiting.items[i]
+            if only is not None and r.id != only:
+                i += 1
+                continue
             if r.gates and not self._gates_open(r):
                 i += r.finish is None
                 continue
@@ -165,15 +185,33 @@ class Scheduler:
             state = (r.epoch, [len(group.pool.free) for group in self.groups])
             if state == self._no_room:
                 return
+            try:
+                r.victim_key = self._key("victim_key", self.policy.victim_key, r)
+            except PluginError as error:
+                self._fail(r, error.info())
+                continue
             n = self._start(r, budget)
             if not n:
                 self._no_room = state
                 return
             self.waiting.remove(r.admit_key, r)
-            r.victim_key = (*self.policy.victim_key(r), r.order)
             self.running.add(r.victim_key, r)
             self._seal(plan, long, r, n)
             budget -= n
+
+    def _key(self, name: str, ask: Callable[[Request], tuple], r: Request) -> tuple:
+        """What the policy answers, as a key that can be compared with all others. Raises PluginError."""
+        try:
+            key = ask(r)
+        except Exception as e:
+            log.error("%s of the scheduling policy failed", name, exc_info=e)
+            raise PluginError(f"{name} of {type(self.policy).__name__} failed: {type(e).__name__}") from e
+        kinds = tuple(str if type(part) is str else float for part in key) if isinstance(key, tuple) else None
+        if kinds is None or not all(type(part) in (str, int, bool) or _is_number(part) for part in key):
+            raise PluginError(f"{name} of {type(self.policy).__name__} gave {key!r:.80}, no tuple of numbers or texts")
+        if self._kinds.setdefault(name, kinds) != kinds:
+            raise PluginError(f"{name} of {type(self.policy).__name__} gave {key!r:.80}, unlike those before")
+        return (*key, r.order)
 
     def _gates_open(self, r: Request) -> bool:
         """Poll the gates. A failed one ends the request with its error."""
@@ -320,7 +358,8 @@ class Scheduler:
         if result.faults:
             self._distrust()
         requests = self.requests
-        faults = dict(result.faults)
+        faults: dict[int, LmkitError] = {i: EngineError(f"the request failed: {why}") for i, why in result.faults}
+        faults |= {i: RequestError(f"no token can be drawn: {why}", fix=UNDRAWN) for i, why in result.undrawn}
         logprobs = {lp.row: lp for lp in result.logprobs}
         pooled = dict(result.pooled)
         drafts = result.drafts
@@ -329,7 +368,7 @@ class Scheduler:
             if r is None or r.epoch != row.epoch:
                 continue
             if i in faults:
-                events.append(self._fault(r, faults[i]))
+                events.append(self._end(r, faults[i].info()))
                 continue
             event = TokenEvent(r.id)
             if row.sample:
@@ -348,6 +387,10 @@ class Scheduler:
                 self._remove(r)
             elif drafts and row.sample:
                 r.drafts = drafts[i][: min(self.limits.lookahead, r.max_length - len(r.tokens) - 1)]
+            if self._alone and row.start + row.num_tokens >= self._alone.get(r.id, NEVER):
+                del self._alone[r.id]  # it was not the cause
+                if self._alone and r.table is not None:
+                    self._preempt(r)  # room for the next
         return events
 
     def _accept(self, r: Request, row: RowWork, tokens: list[int], event: TokenEvent) -> None:
@@ -388,13 +431,11 @@ class Scheduler:
         for r in self.running:
             r.num_published = NEVER
 
-    def _fault(self, r: Request, reason: str) -> TokenEvent:
-        """End one request whose row went wrong."""
+    def _end(self, r: Request, error: ErrorInfo) -> TokenEvent:
+        """End one request that went wrong."""
         r.finish = "error"
         self._remove(r)
-        return TokenEvent(
-            r.id, finish="error", error=EngineError(f"request {r.id} failed on the device: {reason}").info()
-        )
+        return TokenEvent(r.id, finish="error", error=error)
 
     # ------------------------------------------------------------------------------------------------- leaving
 
@@ -408,16 +449,38 @@ class Scheduler:
         for group in self.groups:
             group.pool.forget_all()
         self._gone = []
+        self._alone.clear()
         return events
 
-    def _fail(self, r: Request, error: ErrorInfo | None) -> None:
-        r.finish = "error"
-        self._remove(r)
-        self._events.append(TokenEvent(r.id, finish="error", error=error))
+    def retry_running(self, plan: StepPlan, error: ErrorInfo) -> list[TokenEvent]:
+        """After `plan` was lost: what ran goes back to waiting; the rows of `plan` run one by one until each has done
+        its part of it. The request of a row that fails alone ends with `error`, and so does one whose steps were lost
+        too often without a cause. Workers must forget all rows.
+        """
+        events, self._events = self._events, []
+        for group in self.groups:
+            group.pool.forget_since(plan.step)
+        for r in list(self.running):
+            self._preempt(r)
+        self._gone = []
+        rows = [(self.requests[row.id], row) for row in plan.rows if row.id in self.requests]
+        found = [r for r, row in rows if r.id in self._alone]
+        for r, row in rows:
+            if r.id not in self._alone:
+                r.num_lost += 1
+                self._alone[r.id] = row.start + row.num_tokens
+        if found:
+            for r in self.requests.values():
+                r.num_lost = 0
+        return events + [self._end(r, error) for r, _ in rows if r in found or r.num_lost > MAX_LOST]
+
+    def _fail(self, r: Request, error: ErrorInfo) -> None:
+        self._events.append(self._end(r, error))
 
     def _remove(self, r: Request) -> None:
         """Take a request out of everything. `r.finish` says why."""
         del self.requests[r.id]
+        self._alone.pop(r.id, None)
         if r.table is None:
             self.waiting.remove(r.admit_key, r)
         else:
@@ -460,3 +523,7 @@ class Scheduler:
     def check(self) -> None:
         """All invariants; AssertionError naming the broken one."""
         check_scheduler(self)
+
+
+def _is_number(part: object) -> bool:
+    return isinstance(part, int | float) and not math.isnan(part)

@@ -5,28 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import lmkit
-from lmkit.api import EngineBusy, EngineDead, EngineError, ErrorInfo, LmkitError, UnsupportedTask
+from lmkit.api import EngineBusy, EngineDead, ErrorInfo, LmkitError, UnsupportedTask
 from lmkit.server import info_routes, pooling
-from lmkit.server.body import read_body
+from lmkit.server.access import Caller, caller_of
+from lmkit.server.access_log import AccessLog
+from lmkit.server.backlog import Backlogs
+from lmkit.server.body import Bodies
 from lmkit.server.chat import Chat
 from lmkit.server.completions import Completions
-from lmkit.server.errors import HttpError, UnknownModel, error_response, info_of
+from lmkit.server.errors import HttpError, UnknownModel, error_response, info_of, is_inside
 from lmkit.server.gate import Gate
 from lmkit.server.generate import Generation
+from lmkit.server.limits import body_limit, queue_limit, values_limit
 from lmkit.server.metrics import Metrics
 from lmkit.server.schema import ChatRequest, CompletionRequest, parse
 from lmkit.server.settings import ServerSettings
 from lmkit.server.sse import ClientGone, EventResponse, while_connected
+from lmkit.server.workers import Workers
 
 if TYPE_CHECKING:
     from lmkit.engine.client import EngineClient
@@ -51,6 +57,11 @@ class Served(Protocol):
 class Running(Protocol):
     """A request being answered: Generation or PoolingRun."""
 
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait for the client to read, roughly."""
+        ...
+
     def fail(self, error: ErrorInfo) -> None:
         """Ends it from this side with `error`."""
         ...
@@ -71,6 +82,15 @@ class Backend:
     running: set[Running] = field(default_factory=set)  # being answered
     num_preparing: int = 0  # accepted, not yet running
     startup: tuple[tuple[str, float], ...] = ()  # phase, seconds; from the start of the process until ready
+    routes: frozenset[str] = frozenset()  # of requests for the engine
+    bodies: Bodies = field(init=False)
+    backlogs: Backlogs = field(init=False)
+    workers: Workers = field(default_factory=Workers)
+
+    def __post_init__(self) -> None:
+        self.bodies = Bodies(body_limit(self.facts, self.settings), self.settings.max_bodies)
+        self.backlogs = Backlogs(self.running)
+        self._max_active = queue_limit(self.facts)
 
     @property
     def num_active(self) -> int:
@@ -84,11 +104,16 @@ class Backend:
 
     @property
     def model(self) -> str:
-        return self.settings.served_name or self.facts.model
+        return self.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model itself, the main one first."""
+        return self.settings.served_names or (self.facts.model,)
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model and name not in self.adapters:
-            known = " or ".join(map(repr, [self.model, *sorted(self.adapters)][:8]))
+        if name is not None and name not in self.names and name not in self.adapters:
+            known = " or ".join(map(repr, [*self.names, *sorted(self.adapters)][:8]))
             raise UnknownModel(f"there is no model {name[:200]!r} here", fix=f"use {known}")
 
     def adapter(self, name: str | None) -> str | None:
@@ -105,6 +130,21 @@ class Backend:
         if state != "ready":
             raise EngineBusy("the engine is still starting", fix="try again in a few seconds")
 
+    def admit(self, method: str, path: str) -> None:
+        """Raises what `check_open` does, and EngineBusy when as many requests as may wait do so already.
+
+        Asked before anything is read of a request, so that those for which there is no room take no time from others.
+        """
+        if path not in self.routes or method != "POST":
+            return
+        try:
+            self.check_open()
+            if self.num_active >= self._max_active:
+                raise EngineBusy(f"{self.num_active} requests are waiting or running", fix="try again in a while")
+        except LmkitError as e:
+            self.metrics.http(path, e.status)
+            raise
+
     async def idle(self, timeout: float) -> bool:
         """Waits until no generation is being answered."""
         end = asyncio.get_running_loop().time() + timeout
@@ -116,23 +156,29 @@ class Backend:
 def build_app(llm: Served, settings: ServerSettings | None = None) -> FastAPI:
     """The application. `app.state.backend` is the Backend; draining is its business and `server.run`'s."""
     settings = settings or ServerSettings()
-    model = settings.served_name or llm.facts.model
+    settings = replace(settings, max_body=body_limit(llm.facts, settings))
+    model = next(iter(settings.served_names), llm.facts.model)
     backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
     backend.adapters.update(llm.facts.adapters)
     app = FastAPI(title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     app.state.backend = backend
-    app.add_route(
-        "/v1/chat/completions", _generator(backend, "/v1/chat/completions", ChatRequest, Chat), methods=["POST"]
-    )
-    app.add_route(
-        "/v1/completions", _generator(backend, "/v1/completions", CompletionRequest, Completions), methods=["POST"]
-    )
-    for path, (kind, dialect) in pooling.ROUTES.items():
+    routes: dict[str, Any] = {
+        "/v1/chat/completions": (ChatRequest, Chat), "/v1/completions": (CompletionRequest, Completions),
+        **pooling.ROUTES,
+    }  # fmt: skip
+    backend.routes = frozenset(routes)
+    for path, (kind, dialect) in routes.items():
         app.add_route(path, _generator(backend, path, kind, dialect), methods=["POST"])
     for path, methods, handler in info_routes.routes(backend):
         app.add_route(path, _guarded(backend, path, handler), methods=methods)
-    app.add_middleware(_Wrap, settings=settings)
+    app.add_middleware(_Wrap, settings=settings, admit=backend.admit)
+    if settings.cors_origins:  # outside of the gate: a browser asks beforehand, without the key
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )  # fmt: skip
+    app.add_middleware(AccessLog)
     for status in (404, 405):
         app.add_exception_handler(status, _no_route)
     return app
@@ -141,8 +187,8 @@ def build_app(llm: Served, settings: ServerSettings | None = None) -> FastAPI:
 class _Wrap:
     """Adapter: the gate as a middleware of FastAPI."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self._gate = Gate(app, settings)
+    def __init__(self, app: ASGIApp, settings: ServerSettings, admit: Callable[[str, str], None]) -> None:
+        self._gate = Gate(app, settings, admit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._gate(scope, receive, send)
@@ -172,27 +218,27 @@ def _guarded(
 
 
 def _log(error: BaseException) -> None:
-    if isinstance(error, (EngineBusy, EngineDead)):
-        return  # a state, reported once where it began; probes would repeat it for ever
-    if isinstance(error, EngineError):
-        log.warning("%s: %s", type(error).__name__, error)
-    elif not isinstance(error, LmkitError):
+    """The server's faults in full, but not states that were reported where they began; of refusals the code alone."""
+    if not isinstance(error, LmkitError):
         log.error("a request failed", exc_info=error)
+    elif is_inside(info := error.info()) and info.code != EngineDead.code:
+        log.error("a request failed: %s: %s", info.code, info.message)
+    elif not isinstance(error, (EngineBusy, EngineDead)):
+        log.info("refused: %s%s", info.code, f" ({info.field})" if info.field else "")
 
 
 def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any) -> Callable[..., Awaitable[Any]]:
     """The handler of a generating route."""
 
     async def handle(request: Request) -> Any:
-        backend.check_open()
         backend.num_preparing += 1
         try:
-            body = await read_body(request, backend.settings.max_body)
-            # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
-            parsed, answer, generation = await while_connected(
-                request.receive, asyncio.to_thread(_prepare, backend, kind, dialect, body)
-            )
+            async with backend.bodies.read(request) as body:
+                # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
+                work = backend.workers.run(len(body), _prepare, backend, kind, dialect, body, caller_of(request.scope))
+                parsed, answer, generation = await while_connected(request.receive, work)
             backend.running.add(generation)
+            backend.backlogs.watch()
         finally:
             backend.num_preparing -= 1
         if parsed.stream:
@@ -218,13 +264,14 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
     return run
 
 
-def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytes) -> tuple[Any, Any, Generation]:
-    parsed = parse(kind, body)
+def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytearray, caller: Caller) -> tuple[Any, Any, Generation]:
+    parsed = parse(kind, body, values_limit(backend.facts, backend.settings))
     backend.check_model(parsed.model)
     parsed.check()
+    caller.check_priority(parsed.priority)
     if kind in (ChatRequest, CompletionRequest) and (pooler := backend.facts.pooler) is not None:
         raise UnsupportedTask("generate", pooler.tasks)
-    answer = dialect(backend, parsed)
+    answer = dialect(backend, parsed, caller)
     return parsed, answer, answer.prepare()
 
 

@@ -11,8 +11,10 @@ import msgspec
 from msgspec import structs
 
 from lmkit.api import InvalidParam, Reasoning, SamplingParams, Text, ToolArgs, ToolDef, ToolStart
+from lmkit.server.access import Caller
 from lmkit.server.errors import UnsupportedField
-from lmkit.server.generate import Choice, Generation, GenerationFailed, check_prompt, expand, make_request, new_id
+from lmkit.server.generate import Choice, Generation, GenerationFailed, expand, make_request, new_id
+from lmkit.server.limits import TEMPLATE_SLACK, check_prompt, check_texts, strings
 from lmkit.server.schema import ChatRequest
 from lmkit.server.wire import ContentLogprob, UsageBody, chunk_frame, content_logprobs, prompt_logprobs, usage_of
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
@@ -108,8 +110,8 @@ class ChatBody(msgspec.Struct):
 class Chat:
     """One request: prepared (render, tokenize, limits), then answered whole or streamed."""
 
-    def __init__(self, backend: Backend, request: ChatRequest) -> None:
-        self._backend, self._request = backend, request
+    def __init__(self, backend: Backend, request: ChatRequest, caller: Caller) -> None:
+        self._backend, self._request, self._caller = backend, request, caller
         self._model = request.model or backend.model
         self._id = new_id("chatcmpl")
         self._created = int(time.time())
@@ -124,10 +126,12 @@ class Chat:
         if tools:
             self._check_tools()
         kwargs = self._template_kwargs()
+        messages, documents = r.template_messages(), r.documents or ()
+        check_texts(text.tokenizer, strings([messages, shown, kwargs, documents]), self._backend.facts, TEMPLATE_SLACK)
         prompt = text.render_chat(
-            r.template_messages(), shown, kwargs,
-            r.add_generation_prompt is not False, bool(r.continue_final_message), r.documents or (),
-        )  # fmt: skip
+            messages, shown, kwargs, r.add_generation_prompt is not False, bool(r.continue_final_message), documents
+        )
+        check_texts(text.tokenizer, [prompt], self._backend.facts)
         token_ids = text.encode_prompt(prompt, add_special=False)
         room = check_prompt(token_ids, self._backend.facts, r.max_completion_tokens or r.max_tokens)
         params = r.params(text.default_params or {}, room, self._top if r.logprobs else None)
@@ -148,11 +152,11 @@ class Chat:
                 constrained=constrained,
             )  # fmt: skip
             request = make_request(
-                f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt,
+                f"{self._id}-{i}", token_ids, p, priority=r.priority or 0, cache_salt=self._caller.salt(r.cache_salt),
                 adapter=self._backend.adapter(r.model),
             )  # fmt: skip
             choices.append(Choice(i, request, stream))
-        return Generation(self._backend.client, choices, self._backend.metrics)
+        return Generation(self._backend.client, choices, self._backend.metrics, r.resume)
 
     def _template_kwargs(self) -> dict[str, Any]:
         """Variables of the template. An effort is one of them, or turns thinking on or off. Raises UnsupportedField."""
@@ -203,6 +207,9 @@ class Chat:
             async for choice, events in generation.events():
                 collected[choice.index] += events
                 raise_error(events, self.constrained_by)
+        return await generation.shaped(self._whole, generation, collected)
+
+    def _whole(self, generation: Generation, collected: list[list[OutputEvent]]) -> bytes:
         bodies = [self._choice(c, events) for c, events in zip(generation.choices, collected, strict=True)]
         usage = usage_of([c.stream.usage for c in generation.choices], len(bodies))
         body = ChatBody(self._id, "chat.completion", self._created, self._model, bodies, usage)

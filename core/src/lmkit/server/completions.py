@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lmkit.api import Text, TokenLogprob
+from lmkit.server.access import Caller
 from lmkit.server.chat import raise_error
 from lmkit.server.errors import UnsupportedField
-from lmkit.server.generate import Choice, Generation, check_prompt, expand, make_request, new_id
+from lmkit.server.generate import Choice, Generation, expand, make_request, new_id
+from lmkit.server.limits import check_prompt, check_texts
 from lmkit.server.schema import CompletionRequest
 from lmkit.server.wire import UsageBody, chunk_frame, finite, prompt_logprobs, usage_of
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
@@ -55,8 +57,8 @@ class CompletionBody(msgspec.Struct):
 class Completions:
     """One request with one or more prompts; choice i of prompt p has index p * n + i."""
 
-    def __init__(self, backend: Backend, request: CompletionRequest) -> None:
-        self._backend, self._request = backend, request
+    def __init__(self, backend: Backend, request: CompletionRequest, caller: Caller) -> None:
+        self._backend, self._request, self._caller = backend, request, caller
         self._model = request.model or backend.model
         self._id = new_id("cmpl")
         self._created = int(time.time())
@@ -77,12 +79,13 @@ class Completions:
         choices: list[Choice] = []
         for prompt in prompts:
             if isinstance(prompt, str):
+                check_texts(text.tokenizer, [prompt], facts)
                 token_ids = text.encode_prompt(prompt, add_special=r.add_special_tokens is not False)
             else:
                 token_ids = prompt
             wanted = 1 if echo_only else r.max_tokens
             room = check_prompt(token_ids, facts, wanted, _DEFAULT_TOKENS)
-            shown = prompt if isinstance(prompt, str) else text.tokenizer.decode(token_ids, skip_special=False)
+            shown = prompt if isinstance(prompt, str) else text.decode_all(token_ids)
             self._prompts.append((shown, token_ids))
             params = replace(r.params(text.default_params or {}, room, r.logprobs), grammar=r.answer_grammar())
             if r.echo and r.logprobs is not None and params.prompt_logprobs is None:
@@ -94,11 +97,11 @@ class Completions:
                     include_stop=bool(r.include_stop_str_in_output), skip_special=r.skip_special_tokens is not False,
                 )  # fmt: skip
                 request = make_request(
-                    f"{self._id}-{index}", token_ids, p, priority=r.priority or 0, cache_salt=r.cache_salt,
-                    adapter=self._backend.adapter(r.model),
+                    f"{self._id}-{index}", token_ids, p, priority=r.priority or 0,
+                    cache_salt=self._caller.salt(r.cache_salt), adapter=self._backend.adapter(r.model),
                 )  # fmt: skip
                 choices.append(Choice(index, request, stream))
-        return Generation(self._backend.client, choices, self._backend.metrics)
+        return Generation(self._backend.client, choices, self._backend.metrics, r.resume)
 
     # -- whole
 
@@ -108,6 +111,9 @@ class Completions:
             async for choice, events in generation.events():
                 collected[choice.index] += events
                 raise_error(events, self._request.answer_field)
+        return await generation.shaped(self._whole, generation, collected)
+
+    def _whole(self, generation: Generation, collected: list[list[OutputEvent]]) -> bytes:
         bodies = [self._choice(c, events) for c, events in zip(generation.choices, collected, strict=True)]
         return _encode(
             CompletionBody(self._id, "text_completion", self._created, self._model, bodies, self._usage(generation))

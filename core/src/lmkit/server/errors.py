@@ -5,10 +5,13 @@ from __future__ import annotations
 import msgspec
 from starlette.responses import Response
 
-from lmkit.api import ErrorInfo, LmkitError, RequestError
+from lmkit.api import EngineDead, EngineError, ErrorInfo, LmkitError, RequestError
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
           413: "invalid_request_error", 431: "invalid_request_error", 503: "service_unavailable"}  # fmt: skip
+
+
+_INTERNAL = ErrorInfo("internal", "internal server error", "the server's log has the cause", status=500)
 
 
 class UnsupportedField(RequestError):
@@ -35,8 +38,23 @@ class HttpError(LmkitError):
         self.status, self.code, self.field = status, code, field  # type: ignore[misc]
 
 
+def is_inside(info: ErrorInfo) -> bool:
+    """Whether an error tells of the machine and the code, which concerns whoever runs the server."""
+    return info.status >= 500 and info.code in (EngineDead.code, EngineError.code, _INTERNAL.code)
+
+
+def public(info: ErrorInfo) -> ErrorInfo:
+    """What a client learns of an error; the server's log has the rest."""
+    if not is_inside(info):
+        return info
+    if info.code == EngineDead.code:
+        return msgspec.structs.replace(info, message="the engine is not running", fix="try again in a while")
+    return msgspec.structs.replace(_INTERNAL, code=info.code, status=info.status)
+
+
 def body_of(info: ErrorInfo) -> dict[str, object]:
     """The JSON body. The fix is part of the message, so that every client shows it."""
+    info = public(info)
     message = f"{info.message}. {info.fix[:1].upper()}{info.fix[1:]}" if info.fix else info.message
     kind = _TYPES.get(info.status, "invalid_request_error" if info.status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": info.field, "code": info.code}}
@@ -54,4 +72,4 @@ def info_of(error: BaseException) -> ErrorInfo:
     """An untyped error is a bug of ours: clients learn that, and nothing else."""
     if isinstance(error, LmkitError):
         return error.info()
-    return ErrorInfo("internal", "internal server error", "the server's log has the cause", status=500)
+    return _INTERNAL

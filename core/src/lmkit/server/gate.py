@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lmkit.api import LmkitError
+from lmkit.server.access import Access, Caller
 from lmkit.server.errors import HttpError, error_response
+from lmkit.server.page import page, wants_page
 from lmkit.server.settings import ServerSettings
 
-OPEN_PATHS = frozenset({"/live", "/ready"})  # probes of orchestrators; everything else needs a key when there is one
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
 class Gate:
     """Refuses before routing, so unknown paths and methods reveal nothing without a key."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self._app = app
-        self._keys = [hashlib.sha256(k.encode()).digest() for k in settings.api_keys]
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, admit: Callable[[str, str], None] = lambda method, path: None
+    ) -> None:
+        """`admit(method, path)` raises LmkitError when there is no room for such a request now."""
+        self._app, self._admit = app, admit
+        self._access = Access(settings)
         self._hosts = frozenset(h.lower() for h in settings.allowed_hosts)
         self._max_body, self._max_headers = settings.max_body, settings.max_headers
 
@@ -31,21 +35,26 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
             return
         try:
-            self._check(scope)
-        except HttpError as e:
-            await error_response(e.info())(scope, receive, send)
+            caller = self._check(scope)
+            self._admit(scope["method"], scope["path"])
+        except LmkitError as e:
+            info = e.info()
+            response = page(401) if info.status == 401 and wants_page(scope) else error_response(info)
+            await response(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self._app({**scope, "state": {**scope.get("state", {}), "caller": caller}}, receive, send)
 
-    def _check(self, scope: Scope) -> None:
-        """Raises HttpError."""
-        host, authorization, length, total = b"", [], None, 0
+    def _check(self, scope: Scope) -> Caller:
+        """Who sent it. Raises HttpError."""
+        hosts, authorization, length, total, origin = [], [], None, 0, None
         for name, value in scope["headers"]:
             total += len(name) + len(value)
             if name == b"host":
-                host = value
+                hosts.append(value)
             elif name == b"authorization":
                 authorization.append(value)
+            elif name == b"origin":
+                origin = value
             elif name == b"content-length":
                 length = value
             elif name == b"content-encoding" and value.lower() != b"identity":
@@ -54,21 +63,16 @@ class Gate:
             raise HttpError(
                 431, "headers-too-large", f"the headers have {total} bytes, the limit is {self._max_headers}"
             )
-        if self._keys and not (scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")):
-            self._check_key(authorization)
+        if len(hosts) > 1:
+            raise HttpError(400, "host", "a request has one Host header")
+        host = b"".join(hosts)
+        caller = self._access.check(scope, authorization, origin, host)
         if self._hosts and _host_name(host) not in self._hosts:
             raise HttpError(421, "host", "this server does not answer for that host name", fix="see --allowed-host")
-        if length is not None and (not length.isdigit() or int(length[:20]) > self._max_body):
-            raise HttpError(413, "body-too-large", f"the body is larger than {self._max_body} bytes")
-
-    def _check_key(self, authorization: list[bytes]) -> None:
-        scheme, _, key = (authorization[0] if len(authorization) == 1 else b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
-        found = [hmac.compare_digest(digest, k) for k in self._keys]  # all of them: time says nothing
-        if scheme.lower() != b"bearer" or not any(found):
-            raise HttpError(
-                401, "invalid_api_key", "a valid API key is required", fix="send it as 'Authorization: Bearer KEY'"
-            )
+        limit = self._max_body
+        if length is not None and (not length.isdigit() or (limit is not None and int(length[:20]) > limit)):
+            raise HttpError(413, "body-too-large", f"the body is larger than {limit} bytes")
+        return caller
 
 
 def _host_name(host: bytes) -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lmkit.api import EngineRequest, ErrorInfo, InvalidParam, LmkitError, RequestTooLarge, SamplingParams, TokenEvent
+from lmkit.api import EngineRequest, ErrorInfo, LmkitError, SamplingParams, TokenEvent
 from lmkit.text.stream import Finish, OutputEvent, OutputStream
 
 if TYPE_CHECKING:
     from lmkit.engine.client import EngineClient
-    from lmkit.engine.messages import EngineFacts
     from lmkit.server.metrics import Metrics
 
 
+_AT_ONCE = 4000  # tokens that an answer may show to be made on the event loop
+_EVENT_BYTES, _LOGPROB_BYTES = 500, 120  # of memory
 _ABORTED = ErrorInfo("aborted", "the request was aborted", status=503, retryable=True)
 
 
@@ -41,42 +42,6 @@ class GenerationFailed(LmkitError):
 
     def info(self) -> ErrorInfo:
         return self._info
-
-
-def check_prompt(
-    token_ids: Sequence[int], facts: EngineFacts, max_tokens: int | None, default: int | None = None
-) -> int:
-    """The number of tokens that may be generated. Raises RequestError: an over-long prompt is never truncated.
-
-    `default`: for requests without max_tokens; None = all that fits.
-    """
-    limit = min(facts.max_length, facts.num_kv_tokens or facts.max_length)
-    num = len(token_ids)
-    if num == 0:
-        raise InvalidParam("prompt", "", "at least one token")
-    if facts.vocab_size and (worst := max(token_ids)) >= facts.vocab_size:
-        raise InvalidParam("prompt", worst, f"token ids below {facts.vocab_size}")
-    room = limit - num
-    if room < 1:
-        raise ContextTooLong(
-            num, 1, limit, f"the prompt has {num} tokens, and prompt and output together may have {limit}"
-        )
-    if max_tokens is not None and max_tokens > room:
-        message = (
-            f"the prompt has {num} tokens and max_tokens is {max_tokens}, together {num + max_tokens}; "
-            f"the limit is {limit}"
-        )
-        raise ContextTooLong(num, max_tokens, limit, message)
-    return max_tokens if max_tokens is not None else min(room, default or room)
-
-
-class ContextTooLong(RequestTooLarge):
-    code = "context_length_exceeded"
-
-    def __init__(self, num_prompt: int, max_tokens: int, limit: int, message: str) -> None:
-        super().__init__(
-            "prompt", num_prompt + max_tokens, limit, message, fix="shorten the prompt or lower max_tokens"
-        )
 
 
 def expand(params: SamplingParams, n: int) -> list[SamplingParams]:
@@ -106,12 +71,34 @@ def new_id(kind: str) -> str:
 class Generation:
     """Runs the choices. Used as `async with`: whatever is unfinished at the end is aborted."""
 
-    def __init__(self, client: EngineClient, choices: Sequence[Choice], metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, client: EngineClient, choices: Sequence[Choice], metrics: Metrics | None = None,
+        resume: bool | None = None,
+    ) -> None:  # fmt: skip
+        """`resume`: whether another engine goes on with them when this one dies. None: where that cannot be told, for
+        one choice whose tokens do not depend on chance.
+        """
         self._client = client
         self.choices = list(choices)
+        for choice in self.choices:
+            params = choice.request.params
+            certain = len(self.choices) == 1 and (params.greedy or params.seed is not None)
+            choice.request.resume = certain if resume is None else resume
         self._metrics = metrics
         self._pumps: list[asyncio.Task[None]] = []
         self._error: ErrorInfo | None = None
+        self._sources: list[AsyncIterator[TokenEvent]] = []
+        self._ready: asyncio.Queue[tuple[Choice, list[OutputEvent]] | Exception] = asyncio.Queue()
+        top = max((c.request.params.logprobs or 0 for c in self.choices), default=0)
+        self._event_bytes = _EVENT_BYTES + _LOGPROB_BYTES * top
+
+    @property
+    def backlog(self) -> int:
+        """Bytes of what came and was not taken yet, roughly; 0 once it has failed."""
+        if self._error is not None:
+            return 0
+        waiting = sum(getattr(source, "num_waiting", 0) for source in self._sources)
+        return (waiting + self._ready.qsize()) * self._event_bytes
 
     async def __aenter__(self) -> Generation:
         return self
@@ -136,6 +123,22 @@ class Generation:
                 if self._metrics is not None:
                     self._metrics.aborted()
 
+    async def shaped(self, make: Callable[..., bytes], *args: Any) -> bytes:
+        """`make(*args)`: the body of the whole answer. One that takes long is made in a thread."""
+        if self._num_shown <= _AT_ONCE:
+            return make(*args)
+        return await asyncio.to_thread(make, *args)
+
+    @property
+    def _num_shown(self) -> int:
+        """Tokens of the answer, with all those whose log-probabilities it shows."""
+        num = 0
+        for choice in self.choices:
+            params, usage = choice.request.params, choice.stream.usage
+            num += usage.completion_tokens * (1 + (params.logprobs or 0))
+            num += len(choice.stream.prompt_logprobs) * (1 + (params.prompt_logprobs or 0))
+        return num
+
     def events(self) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
         """(choice, its new events) until every choice has finished."""
         return self._one(self.choices[0]) if len(self.choices) == 1 else self._several()
@@ -143,6 +146,7 @@ class Generation:
     async def _one(self, choice: Choice) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
         choice.submitted = time.monotonic()
         source = self._client.submit(choice.request)
+        self._sources.append(source)
         async for event in source:
             events = self._take(choice, event)
             if events:
@@ -153,7 +157,7 @@ class Generation:
             yield choice, choice.stream.fail(ErrorInfo("engine", "the engine ended the stream without a reason"))
 
     async def _several(self) -> AsyncIterator[tuple[Choice, list[OutputEvent]]]:
-        ready: asyncio.Queue[tuple[Choice, list[OutputEvent]] | Exception] = asyncio.Queue()
+        ready = self._ready
 
         async def pump(choice: Choice) -> None:
             try:

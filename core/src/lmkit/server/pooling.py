@@ -15,7 +15,9 @@ import msgspec
 
 from lmkit.api import ErrorInfo, PoolingParams
 from lmkit.pooled import pool
+from lmkit.server.access import Caller
 from lmkit.server.generate import GenerationFailed, new_id
+from lmkit.server.limits import check_texts
 from lmkit.server.pooling_schema import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -38,9 +40,13 @@ Answer = TypeVar("Answer")
 class PoolingRun:
     """A call being answered; `fail` ends it from this side."""
 
-    def __init__(self, backend: Backend, call: Call[Any], id: str, request: PoolingBase) -> None:
+    backlog = 0  # its answer is one
+
+    def __init__(self, backend: Backend, call: Call[Any], id: str, request: PoolingBase, salt: str | None) -> None:
         self._backend, self.call, self._id = backend, call, id
-        self._how: dict[str, Any] = {"priority": request.priority or 0, "adapter": backend.adapter(request.model)}
+        self._how: dict[str, Any] = {
+            "priority": request.priority or 0, "adapter": backend.adapter(request.model), "salt": salt
+        }  # fmt: skip
         self._error: ErrorInfo | None = None
         self._task: asyncio.Task[list[Vector]] | None = None
 
@@ -74,13 +80,16 @@ class _Dialect(ABC, Generic[Request, Answer]):
 
     kind = "pool"
 
-    def __init__(self, backend: Backend, request: Request) -> None:
-        self.backend, self.request = backend, request
+    def __init__(self, backend: Backend, request: Request, caller: Caller) -> None:
+        self.backend, self.request, self._caller = backend, request, caller
         self._id = new_id(self.kind)
         self._created = int(time.time())
 
     def prepare(self) -> PoolingRun:
-        return PoolingRun(self.backend, self.call(), self._id, self.request)
+        if self.limit is None:  # else they are cut
+            for text in self.request.contents():
+                check_texts(self.backend.text.tokenizer, [text], self.backend.facts)
+        return PoolingRun(self.backend, self.call(), self._id, self.request, self._caller.salt(None))
 
     async def whole(self, run: PoolingRun) -> bytes:
         vectors = await run.vectors()

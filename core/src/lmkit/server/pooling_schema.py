@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from lmkit.api.params import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
 from lmkit.server.errors import UnsupportedField
-from lmkit.server.schema import Content, Ids, Label, Strict
+from lmkit.server.schema import MAX_IDS, Content, Ids, Label, Strict
 
 MAX_INPUTS = 2048  # as in the OpenAI API
-Texts = Annotated[list[Content], Field(min_length=1, max_length=MAX_INPUTS)]
-Input = Content | Ids | Texts | Annotated[list[Ids], Field(min_length=1, max_length=MAX_INPUTS)]
+Texts = Annotated[list[Content], Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS)]
+Input = Annotated[
+    Content | Ids | Texts | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS)],
+    Field(union_mode="left_to_right"),
+]
 
 
 class PoolingBase(Strict):
@@ -24,6 +28,10 @@ class PoolingBase(Strict):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31)] | None = None
 
+    @abstractmethod
+    def contents(self) -> list[str]:
+        """All texts that are to be read."""
+
     def check(self) -> None:
         """What the types cannot say. Raises RequestError."""
         if self.truncate_prompt_tokens == 0:
@@ -31,6 +39,7 @@ class PoolingBase(Strict):
 
 
 class InputRequest(PoolingBase):
+    max_values: ClassVar[int] = MAX_IDS
     input: Input
     add_special_tokens: bool | None = None
 
@@ -38,6 +47,9 @@ class InputRequest(PoolingBase):
         if isinstance(self.input, str):
             return [self.input]
         return [self.input] if isinstance(self.input[0], int) else self.input
+
+    def contents(self) -> list[str]:
+        return [prompt for prompt in self.prompts() if isinstance(prompt, str)]
 
 
 class EmbeddingRequest(InputRequest):
@@ -73,6 +85,9 @@ class ScoreRequest(PoolingBase):
         assert second is not None
         return _listed(first), _listed(second)
 
+    def contents(self) -> list[str]:
+        return [text for side in self.sides() for text in side]
+
     def check(self) -> None:
         super().check()
         for old, new in (("text_1", "queries"), ("text_2", "documents")):
@@ -86,10 +101,13 @@ class Document(Strict):
 
 class RerankRequest(PoolingBase):
     query: Content
-    documents: Annotated[list[Content | Document], Field(min_length=1, max_length=MAX_INPUTS)]
+    documents: Annotated[list[Content | Document], Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS)]
     top_n: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = None
     return_documents: bool | None = None
     activation: bool | None = None
+
+    def contents(self) -> list[str]:
+        return [self.query, *self.texts()]
 
     def texts(self) -> list[str]:
         return [d if isinstance(d, str) else d.text for d in self.documents]

@@ -1,6 +1,7 @@
-"""HTTP/1.1 on a socket: uvicorn's httptools protocol with a bound on what comes before the body, in bytes and seconds.
+"""HTTP/1.1 on a socket: uvicorn's httptools protocol with bounds on everything that is not a body.
 
-The parser itself collects headers without end; the Gate only sees them when they are complete.
+The parser itself collects headers and trailers without end, parses every request of a pipeline at once, and waits for
+slow readers for ever; the Gate only sees complete headers.
 """
 
 from __future__ import annotations
@@ -8,41 +9,154 @@ from __future__ import annotations
 from asyncio import Transport
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_SECONDS = 30.0  # from the first byte (or the connection) to the end of the headers
-_ONE_READ = 256 << 10  # the first bytes of a body may arrive with the headers
+WRITE_SECONDS = 30.0  # that a client may take to read what was sent, before more can be
+LINGER_SECONDS = 2.0  # in which what comes after a refusal is thrown away, so that the client gets to read it
+_SLICE = 16 << 10  # bytes that the parser sees at a time: bounds the requests that are made at once
+_HELD = 64 << 10  # bytes that may wait for the answers to requests before them; then nothing is read any more
+_MOST_HELD = 1 << 20
+_CHUNK_HEAD = 20  # bytes of a chunk's size and line ends
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """The limit in bytes is the configuration's `h11_max_incomplete_event_size`."""
+    """The limit of headers in bytes is the configuration's `h11_max_incomplete_event_size`."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._limit = (self.config.h11_max_incomplete_event_size or 1 << 16) + _ONE_READ
-        self._head_bytes = 0
+        self._limit = (self.config.h11_max_incomplete_event_size or 1 << 16) + _SLICE
+        self._overhead = 0  # bytes of this request that are not its body
         self._in_head = True
+        self._held = b""
+        self._refused = False  # the answer was sent before the body had come
         self._slow = self.loop.call_later(HEAD_SECONDS, transport.close)
+        self._unread = self._slow
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._slow.cancel()
+        self._unread.cancel()
+        self._held = b""
         super().connection_lost(exc)
 
+    # -- reading
+
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._limit:
+        if self._refused:
+            return
+        if self._held or self.pipeline:
+            self._hold(data)
+        else:
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        for at in range(0, len(data), _SLICE):
+            piece = data[at : at + _SLICE]
+            self._overhead += len(piece)
+            super().data_received(piece)
+            if self.transport.is_closing():
+                return
+            if self._overhead > self._limit:
                 self.send_400_response("The headers are too large.")
                 return
-        super().data_received(data)
+            self._overhead = max(0, self._overhead)
+            if self.pipeline:
+                self._hold(data[at + _SLICE :])
+                return
+
+    def _hold(self, data: bytes) -> None:
+        """Keeps what follows requests that wait for the answer to another."""
+        self._held += data
+        if len(self._held) > _MOST_HELD:
+            self.transport.abort()
+        else:
+            self._pause_if_full()
+
+    def _pause_if_full(self) -> None:
+        """Not sooner: who does not read does not see that the client has left."""
+        if len(self._held) > _HELD:
+            self.flow.pause_reading()
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head_bytes = True, 0
-        self._slow.cancel()
-        self._slow = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        self._in_head, self._overhead = True, 0
+        self._wait_for_head()
         super().on_message_begin()
+
+    def _wait_for_head(self) -> None:
+        self._slow.cancel()
+        self._slow = self.loop.call_later(HEAD_SECONDS, self._end_slow_head)
+
+    def _end_slow_head(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._wait_for_head()  # of the next request, while this one is being answered
+        else:
+            self.transport.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else a trailer, in which nobody is interested
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> Any:
         self._in_head = False
         self._slow.cancel()
+        self._check_target()
         return super().on_headers_complete()
+
+    def _check_target(self) -> None:
+        """A target may name a host too: the one that everything behind looks at. Raises ValueError."""
+        if self.url.startswith(b"/"):
+            return
+        host = httptools.parse_url(self.url).host
+        if host is not None and any(n == b"host" and _host_of(v) != host.lower() for n, v in self.headers):
+            raise ValueError("the target and the Host header name different hosts")
+
+    def on_chunk_header(self) -> None:
+        self._overhead -= _CHUNK_HEAD
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead -= len(body)
+        super().on_body(body)
+
+    # -- writing
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._refuse_rest()
+        elif self._held and not self.pipeline:
+            held, self._held = self._held, b""
+            self._feed(held)
+        self._pause_if_full()
+
+    def _refuse_rest(self) -> None:
+        """The request was answered without its body. A close now would reset the connection before that is read."""
+        self._refused = True
+        self._unset_keepalive_if_required()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._slow.cancel()
+        self._slow = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._wait_for_reader()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        self._unread.cancel()
+        super().resume_writing()
+
+    def _wait_for_reader(self) -> None:
+        self._unread.cancel()
+        self._unread = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+
+def _host_of(header: bytes) -> bytes:
+    host = header.strip().lower()
+    return host[1:].partition(b"]")[0] if host.startswith(b"[") else host.partition(b":")[0]

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from lmkit.api import ConfigError, EngineDead
+from lmkit.logs import TIMED, written_logs
+from lmkit.server.access_log import figures
 from lmkit.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -84,7 +86,8 @@ def serve(
     """
     sock = bind(settings)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        level = logging.getLevelNamesMapping()[(config.log_level or "info").upper()]
+        with written_logs(TIMED, level), asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config, settings, sock, on_ready, start))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
@@ -126,19 +129,12 @@ async def run_app(
 ) -> None:
     """Serves on a bound socket until a signal; then drains."""
     from lmkit.server.app import build_app
-    from lmkit.server.protocol import BoundedProtocol
 
     if not (settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host)):
         # without a key a web page must not reach us through a name that resolves to this machine
         settings = _with_hosts(settings)
     app = build_app(llm, settings)
-    server = _Server(
-        uvicorn.Config(
-            app, http=BoundedProtocol, log_level="warning", access_log=False, server_header=False, lifespan="off",
-            ws="none", timeout_graceful_shutdown=5, backlog=2048, h11_max_incomplete_event_size=settings.max_headers,
-        ),
-        app.state.backend,
-    )  # fmt: skip
+    server = _Server(transport(app, settings, timeout_graceful_shutdown=5, backlog=2048), app.state.backend)
     host, port = sock.getsockname()[:2]
     url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
 
@@ -147,6 +143,16 @@ async def run_app(
             app.state.backend.startup = tuple(on_ready(llm, url) or ())
 
     await server.run_until_signal(sock, ready)
+
+
+def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Config:
+    """How the application is served on a socket."""
+    from lmkit.server.protocol import BoundedProtocol
+
+    return uvicorn.Config(
+        app, http=BoundedProtocol, log_config=None, log_level="warning", access_log=False, server_header=False,
+        lifespan="off", ws="none", h11_max_incomplete_event_size=settings.max_headers, **options,
+    )  # fmt: skip
 
 
 def _with_hosts(settings: ServerSettings) -> ServerSettings:
@@ -177,9 +183,10 @@ class _Server(uvicorn.Server):
                 await asyncio.sleep(0.005)
             if not serving.done():
                 ready()
-            watching = asyncio.ensure_future(self._watch())
+            beside = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(figures(self._backend))]
             await serving
-            watching.cancel()
+            for task in beside:
+                task.cancel()
         finally:
             for s in signals:
                 loop.remove_signal_handler(s)

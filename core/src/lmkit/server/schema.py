@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+import re
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from lmkit.api import Grammar, InvalidParam, RequestError, SamplingParams, ToolChoice, ToolDef, nearest
-from lmkit.api.params import MAX_BIAS, MAX_LOGPROBS, MAX_STOP, MAX_STOP_IDS, MAX_TOKENS
+from lmkit.api.params import MAX_BIAS, MAX_LOGPROBS, MAX_STOP, MAX_STOP_IDS, MAX_TOKENS, MIN_REPETITION
 from lmkit.server.errors import UnsupportedField
+from lmkit.server.shape import check_shape
 from lmkit.text.constrain import TOOL_NAME
 
 MAX_N = 64
@@ -19,18 +22,23 @@ MAX_PROMPTS = 256
 MAX_MESSAGES = 8192
 MAX_TOOLS = 512
 MAX_TEXT = 32 << 20  # characters; the body limit is usually lower
+MAX_VALUES = 1 << 17  # of all lists and objects of a body together
+MAX_IDS = 5 << 18  # the same, where token ids may be given
+_SHOWN = 1 << 18  # bytes of a body, the wrong values of which are shown
+_MAX_ERRORS = 64  # wrong fields that are looked at, to name the first
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Label = Annotated[str, Field(max_length=512)]
 Content = Annotated[str, Field(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
-Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
+Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_TOKENS)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 ChoiceText = Annotated[str, Field(min_length=1, max_length=4096)]
 Json = Annotated[dict[str, JsonValue], Field(max_length=1024)]
 
 
 class Strict(BaseModel):
+    max_values: ClassVar[int] = MAX_VALUES
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # aliases are names that pydantic has
 
 
@@ -54,15 +62,15 @@ class ToolCall(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | Annotated[list[Part], Field(min_length=1, max_length=4096)] | None = None
+    content: Content | Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=4096)] | None = None
     name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=1024)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=1024)] | None = None
     tool_call_id: Label | None = None
     reasoning_content: Content | None = None
     reasoning: Content | None = None
     refusal: Content | None = None
     # what official clients send back from an answer; nothing to honour in it
-    annotations: Annotated[list[JsonValue], Field(max_length=1024)] | None = None
+    annotations: Annotated[list[JsonValue], Field(fail_fast=True, max_length=1024)] | None = None
     audio: None = None
     function_call: None = None
 
@@ -106,8 +114,8 @@ class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     format: Json | None = None
-    structures: Annotated[list[Json], Field(max_length=1024)] | None = None
-    triggers: Annotated[list[Label], Field(max_length=1024)] | None = None
+    structures: Annotated[list[Json], Field(fail_fast=True, max_length=1024)] | None = None
+    triggers: Annotated[list[Label], Field(fail_fast=True, max_length=1024)] | None = None
 
     def grammar(self) -> Grammar | None:
         """Raises UnsupportedField."""
@@ -133,7 +141,7 @@ class StructuredOutputs(Strict):
 
     json_: Json | bool | Content | None = Field(None, alias="json")
     regex: Content | None = None
-    choice: Annotated[list[ChoiceText], Field(min_length=1, max_length=10_000)] | None = None
+    choice: Annotated[list[ChoiceText], Field(fail_fast=True, min_length=1, max_length=10_000)] | None = None
     grammar: Content | None = None
     json_object: bool | None = None
     structural_tag: Json | Content | None = None
@@ -163,7 +171,7 @@ class Sampling(Strict):
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOP)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOP)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logit_bias: (
@@ -174,9 +182,9 @@ class Sampling(Strict):
     # extensions, see lmkit.server.extensions
     top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -184,6 +192,7 @@ class Sampling(Strict):
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = None
+    resume: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -226,11 +235,11 @@ class Sampling(Strict):
 
 
 class ChatRequest(Sampling):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
@@ -240,11 +249,11 @@ class ChatRequest(Sampling):
     prompt_cache_key: Label | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
     # extensions
     chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
     include_reasoning: bool | None = None
-    documents: Annotated[list[Json], Field(max_length=1024)] | None = None
+    documents: Annotated[list[Json], Field(fail_fast=True, max_length=1024)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -255,6 +264,7 @@ class ChatRequest(Sampling):
             raise UnsupportedField("top_logprobs", "top_logprobs needs logprobs=true")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise UnsupportedField("max_tokens", "max_tokens and max_completion_tokens exclude each other")
+        check_calls(self.messages)
         for i, message in enumerate(self.messages):
             _check_message(message, f"messages.{i}")
         self._check_tools()
@@ -326,11 +336,13 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
-    prompt: (
+    max_values: ClassVar[int] = MAX_IDS
+    prompt: Annotated[
         Content | Ids
-        | Annotated[list[Content], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
-    )  # fmt: skip
+        | Annotated[list[Content], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)],
+        Field(union_mode="left_to_right"),
+    ]  # fmt: skip
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     suffix: None = None
@@ -360,8 +372,8 @@ class TokenizeRequest(Strict):
 
     model: Annotated[str, Field(max_length=512)] | None = None
     prompt: Content | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -370,37 +382,78 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
+    max_values: ClassVar[int] = MAX_IDS
     model: Annotated[str, Field(max_length=512)] | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_TOKENS)]
 
 
-Model = TypeVar("Model", bound=BaseModel)
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+Model = TypeVar("Model", bound=Strict)
 
 
-def parse(kind: type[Model], body: bytes) -> Model:
-    """A request from its JSON body. Raises RequestError that names the first wrong field."""
+def parse(kind: type[Model], body: bytes | bytearray, most: int = MAX_IDS) -> Model:
+    """A request from its JSON body; `most`: values that it can be of use to have. Raises RequestError that names the
+    first wrong field."""
+    check_shape(body, min(most, kind.max_values))
     try:
         return kind.model_validate_json(body)
     except ValidationError as e:
-        raise _explain(kind, e) from None
+        raise _explain(kind, e, body) from None
 
 
-def _explain(kind: type[BaseModel], error: ValidationError) -> RequestError:
-    problems = error.errors(include_url=False, include_context=True, include_input=True)
-    unknown = next((p for p in problems if p["type"] == "extra_forbidden"), None)
-    problem = unknown or _most_specific(problems)
+def _explain(kind: type[BaseModel], error: ValidationError, body: bytes | bytearray) -> RequestError:
+    if error.error_count() > _MAX_ERRORS:  # a description of each would take longer than reading the body
+        unknown = next((name for name in _names(body) if name not in _known(kind)), None)
+        if unknown is not None:
+            return _unknown(kind, [unknown])
+        return InvalidBody(f"{error.error_count()} fields of the body are wrong or unknown")
+    problems = error.errors(include_url=False, include_context=True, include_input=len(body) <= _SHOWN)
+    surplus = next((p for p in problems if p["type"] == "extra_forbidden"), None)
+    problem = surplus or _most_specific(problems)
     path = [str(p) for p in problem["loc"] if not _is_branch(str(p))]
-    field = ".".join(path) or "body"
+    field = _field(path)
     if problem["type"] == "json_invalid":
         return InvalidBody(f"the body is not valid JSON: {problem['msg'].split(': ', 1)[-1]}"[:300])
-    if unknown is not None:
-        known = list(kind.model_fields) if len(path) == 1 else []
-        like = nearest(path[-1], known)
-        fix = f"did you mean {like!r}?" if like else "leave it out"
-        return UnsupportedField(field, f"unknown or unsupported field {field!r}", fix=fix)
+    if surplus is not None:
+        return _unknown(kind, path)
     if problem["type"] == "missing":
         return InvalidBody(f"{field} is required", field)
-    return InvalidParam(field, problem.get("input"), _needs(problem))
+    return InvalidParam(field, _short(problem.get("input", "...")), _needs(problem))
+
+
+def _known(kind: type[BaseModel]) -> dict[str, None]:
+    return {field.alias or name: None for name, field in kind.model_fields.items()}
+
+
+def _names(body: bytes | bytearray) -> list[str]:
+    """The names of the members of the body, which is an object."""
+    try:
+        return list(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
+    except msgspec.DecodeError:
+        return []
+
+
+def _unknown(kind: type[BaseModel], path: list[str]) -> RequestError:
+    field = _field(path)
+    like = nearest(path[-1][:100], _known(kind) if len(path) == 1 else ())
+    fix = f"did you mean {like!r}?" if like else "leave it out"
+    return UnsupportedField(field, f"unknown or unsupported field {field!r}", fix=fix)
+
+
+def _field(path: list[str]) -> str:
+    """Names in a path may be a client's, and as long as the body."""
+    return ".".join(path)[:200] or "body"
+
+
+def _short(value: Any, num: int = 20, levels: int = 3) -> Any:
+    """The beginning of a value: enough to recognize it by."""
+    if isinstance(value, str):
+        return value[:200]
+    if isinstance(value, dict):
+        return {k[:200]: _short(v, 4, levels - 1) for k, v in islice(value.items(), num * (levels > 0))}
+    if isinstance(value, list):
+        return [_short(v, 4, levels - 1) for v in value[: num * (levels > 0)]]
+    return value
 
 
 class InvalidBody(RequestError):
@@ -440,6 +493,28 @@ def _check_message(message: Message, field: str) -> None:
     for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if (part.text if part.type == "text" else part.refusal) is None:
             raise InvalidBody(f"{field}.content.{j}.{part.type} is required", f"{field}.content.{j}.{part.type}")
+
+
+def check_calls(messages: Sequence[Message]) -> None:
+    """Raises RequestError."""
+    for i, message in enumerate(messages):
+        for j, call in enumerate(message.tool_calls or ()):
+            _check_arguments(call.function.arguments, f"messages.{i}.tool_calls.{j}.function.arguments")
+
+
+def _check_arguments(text: str, field: str) -> None:
+    """A template gets the value that the text stands for, so it is bounded like the body around it.
+
+    A text that is not JSON is shown as it is. Raises RequestError.
+    """
+    check_shape(text.encode(), MAX_VALUES, field)
+    if _HALF_PAIR.search(text):
+        try:
+            json.dumps(json.loads(text), ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InvalidParam(field, text[:200], "text without halves of surrogate pairs") from None
+        except ValueError:
+            pass
 
 
 def _dumps(value: object) -> str:

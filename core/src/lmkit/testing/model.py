@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,15 +28,20 @@ from lmkit.api import (
     ResolvedPlan,
     WeightMismatch,
 )
+from lmkit.config import EngineConfig, ModelConfig
 from lmkit.layers import multimodal
 from lmkit.loading import load_model, open_checkpoint
+from lmkit.loading.load import make
 from lmkit.plugins import load_target
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.resolve import resolve
 from lmkit.testing.checkpoints import tiny_checkpoint
 from lmkit.testing.specs import PluginConformance, find_plugin
 from lmkit.testing.steps import ModelDriver, Ranks, plain_platform
 
 DENSE = "lmkit.testing.dense:DenseAttention"
 OTHER_MEDIA = re.compile("|".join(multimodal.OTHER_MEDIA))  # in names of tensors that are not those of the text part
+OF_PUBLISHED = ("test_float32", "test_default_choices", "test_bfloat16_logits")  # what `published` may break
 LENGTH = 29  # tokens of a test prompt: no multiple of block or chunk sizes
 
 
@@ -70,6 +76,37 @@ def load_tiny(
         (Derived("dtype", dtype, "test"),),
     )
     return load_model(resolved, checkpoint, info, plain_platform(), torch.device("cpu"), **kwargs)
+
+
+@cache
+def installed() -> PluginHost:
+    """What is installed, looked at once."""
+    return PluginHost()
+
+
+def drive_default(directory: Path, dtype: str, impl: str) -> ModelDriver:
+    """The checkpoint with everything that `auto` chooses: what a user gets who says nothing."""
+    config = EngineConfig(model=ModelConfig(str(directory), dtype=dtype, impl=impl))
+    resolved, checkpoint, info = resolve(config, installed())
+    chosen = resolved.choice("platform")
+    assert chosen is not None
+    platform = make(chosen)
+    loaded = load_model(resolved, checkpoint, info, platform, platform.bind(0), platform.collectives(0, 1))
+    block_size, kv_dtype = resolved.value("block_size", 16), resolved.value("kv_dtype", dtype)
+    return ModelDriver(loaded, dtype, block_size=block_size, num_blocks=32, kv_dtype=kv_dtype, platform=platform)
+
+
+def heads(num_q: int, num_kv: int, size: int, **other: Any) -> dict[str, Any]:
+    """Configuration values of attention heads, in the words of most configurations."""
+    return {"num_attention_heads": num_q, "num_key_value_heads": num_kv, "head_dim": size, **other}
+
+
+def llama3(factor: float, theta: float) -> dict[str, Any]:
+    """Rotary positions as the third Llama stretches them, in the words of most configurations."""
+    return {
+        "rope_type": "llama3", "rope_theta": theta, "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
 
 
 def choice(kind: str, target: str, component: str = "", why: str = "explicit") -> Choice:
@@ -123,13 +160,15 @@ class ArchitectureConformance:
     """One architecture against transformers. Set `plugin` ("model:SomeForCausalLM"; where one plugin serves many, the
     `architecture` too), where its tiny configuration needs them `values`, and for configurations that take other paths
     `variants`: name -> configuration values. `family` is that of `lmkit.testing.checkpoints`; "" is the architecture
-    itself."""
+    itself. `published` are the sizes of heads, their ratio and the positions of a released checkpoint, of which few
+    layers of a small hidden size remain: on them depend layouts, and which attention is chosen."""
 
     plugin: ClassVar[str] = ""
     architecture: ClassVar[str] = ""  # "": the plugin's name
     family: ClassVar[str] = ""
     values: ClassVar[Mapping[str, Any]] = {}
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    published: ClassVar[Mapping[str, Any]] = {}
     tolerance: ClassVar[float] = 1e-4  # float32, relative
     first_position: ClassVar[int] = 0  # of a text; the library's generate() does not know where it is another
 
@@ -147,13 +186,16 @@ class ArchitectureConformance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "variant" in metafunc.fixturenames:
-            metafunc.parametrize("variant", ["base", *self.variants], scope="class")
+            variants = ["base", *self.variants]
+            if self.published and metafunc.function.__name__ in OF_PUBLISHED:
+                variants.append("published")
+            metafunc.parametrize("variant", variants, scope="class")
 
     @pytest.fixture(scope="class")
     @classmethod
     def directory(cls, variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         family = cls.family or cls.name()
-        values = {**cls.values, **cls.variants.get(variant, {})}
+        values = {**cls.values, **(cls.published if variant == "published" else cls.variants.get(variant, {}))}
         folder = tiny_checkpoint(family, tmp_path_factory.mktemp(f"{family}-{variant}"), **values)
         cls.name_architecture(folder)
         return folder
@@ -242,16 +284,38 @@ class ArchitectureConformance:
         for logits in ranks:
             assert deviation(logits, whole) < self.tolerance
 
-    def test_bfloat16_logits(self, directory: Path, spec: ModelSpec, expected: Tensor) -> None:
-        """As close to float32 as transformers is in bfloat16, with room for other roundings.
+    @pytest.fixture(scope="class")
+    @classmethod
+    def rounding(cls, directory: Path, expected: Tensor) -> float:
+        """How far from float32 logits in bfloat16 may be: a little further than those of transformers.
 
         Compared by the prompt that does best: in a mixture, a rounding can make a router choose another expert.
         """
         theirs = reference_logits(reference(directory, "bfloat16"))
+        return 1.25 * min(map(drift, theirs, expected)) + 0.002
+
+    def test_bfloat16_logits(self, directory: Path, spec: ModelSpec, expected: Tensor, rounding: float) -> None:
+        """As close to float32 as transformers is in bfloat16, with room for other roundings."""
         driver = ModelDriver(load_tiny(directory, spec.target, "bfloat16"), "bfloat16")
         got = driver.step(list(enumerate(prompts(expected.shape[-1]))))
-        best = min(map(drift, theirs, expected))
-        assert min(map(drift, got, expected)) < 1.25 * best + 0.002
+        assert min(map(drift, got, expected)) < rounding
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_default_choices(
+        self, directory: Path, expected: Tensor, dtype: str, request: pytest.FixtureRequest
+    ) -> None:
+        """The same through the kernels that `auto` chooses: prompts in one step, and the last again in chunks."""
+        impl = "native" if self.plugin == f"model:{self.name()}" else self.plugin.partition(":")[2]
+        driver = drive_default(directory, dtype, impl)
+        asked = prompts(expected.shape[-1])
+        got = [*driver.step(list(enumerate(asked))), driver.run(len(asked), asked[-1], 7)]
+        if dtype == "float32":
+            for mine, theirs in zip(got, [*expected, expected[-1]], strict=True):
+                assert deviation(mine, theirs) < self.tolerance
+        else:
+            rounding = request.getfixturevalue("rounding")
+            assert min(map(drift, got, expected)) < rounding
+            assert torch.isfinite(got[-1]).all()
 
     def test_number_of_parameters_is_exact(self, theirs: Any, loaded: LoadedModel) -> None:
         """Buffers that are saved, as those of routers, may count."""

@@ -231,7 +231,7 @@ def stop_after_length() -> Patches:
 
 def cache_survives_lost_step() -> Patches:
     """Content that was never computed stays findable."""
-    return [(BlockPool, "forget_all", lambda self: None)]
+    return [(BlockPool, "forget_since", lambda self, step: None)]
 
 
 def fault_stays_cached() -> Patches:

@@ -25,6 +25,7 @@ import pytest
 from lmkit.api import (
     ParseWarning,
     Reasoning,
+    ReasoningFormat,
     Text,
     ToolArgs,
     ToolDef,
@@ -264,6 +265,16 @@ class ReasoningParserConformance(_ParserConformance):
             message = check_splits(fmt, sample)
             shown = without_markers(message.reasoning + " " + message.content, fmt)
             assert shown == without_markers(sample, fmt), sample
+
+    def test_a_call_that_is_only_mentioned_is_reasoning(self) -> None:
+        """A model may write of calls while it thinks: until it closes its reasoning, all of it is reasoning."""
+        fmt = self.format()
+        if not isinstance(fmt, ReasoningFormat) or not fmt.until:
+            pytest.skip("the format names no texts that begin calls")
+        for marker in fmt.until:
+            thought = f"I might call {marker} later."
+            message = check_splits(fmt, f"{fmt.open[0]}{thought}{fmt.close[0]}Yes.")
+            assert (message.reasoning.strip(), message.content) == (thought, "Yes."), marker
 
 
 @dataclass

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -29,12 +30,13 @@ from lmkit.api import (
     ToolFormat,
 )
 from lmkit.config import EngineConfig, from_options
-from lmkit.engine.client import BaseClient, EngineClient, InprocClient
+from lmkit.engine.client import BaseClient, EngineClient, InprocClient, ProcessClient
 from lmkit.engine.messages import Abort, AskStats, Command, EngineFacts, EngineStats, Events, Stats, Submit
+from lmkit.engine.supervisor import Supervised
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.server.settings import ServerSettings
-from lmkit.testing.engines import hash_config, hash_engine, no_checkpoint, no_plan
+from lmkit.testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
 from lmkit.text.render import Renderer
 from lmkit.text.side import TextSide
 from lmkit.text.tokenizer import JsonTokenizer
@@ -172,6 +174,19 @@ async def hashed(config: EngineConfig | None = None, **options: object) -> Async
 
 
 @asynccontextmanager
+async def supervised(config: EngineConfig | None = None, **options: object) -> AsyncIterator[ServedLLM]:
+    """The same in a process that may be killed: another one takes its place."""
+    config = hash_config(config, vocab_size=END + 1, **options)
+    make = partial(ProcessClient, config, no_plan(), no_checkpoint(), factory=HASH_FACTORY)
+    client = Supervised(make, pause=0.05)
+    await client.start()
+    try:
+        yield ServedLLM(client, text_side(), no_plan())
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
 async def real(model: str, **options: object) -> AsyncIterator[ServedLLM]:
     """A checkpoint with the installed plugins, its engine in a thread. `options` as for LLM."""
     from lmkit.engine.build import build_engine
@@ -195,15 +210,14 @@ async def listening(
     import uvicorn
 
     from lmkit.server.app import build_app
-    from lmkit.server.run import bind
+    from lmkit.server.run import bind, transport
 
     settings = settings or ServerSettings(port=0)
     app = build_app(llm, settings)
     if on_app is not None:
         on_app(app)
     sock = bind(settings)
-    config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", ws="none")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(transport(app, settings))
     serving = asyncio.create_task(server._serve([sock]))
     try:
         while not server.started:

@@ -11,7 +11,8 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import pytest
@@ -45,6 +46,25 @@ def loaded_entry(host: PluginHost, plugin: str) -> Entry:
     return entry
 
 
+@cache
+def budget(module: str) -> tuple[list[str] | None, float]:
+    """What importing `module` costs, measured once for all plugins that it registers."""
+    return import_budgets([module])[module]
+
+
+@cache
+def alone(dist: str, others: Sequence[str]) -> str:
+    """What goes wrong where the plugins of one dist are loaded in a fresh process, with all `others` disabled."""
+    code = (
+        "from lmkit.plugins.host import PluginHost\nfrom lmkit.plugins.switches import Pattern, Switches\n"
+        f"off = tuple(Pattern(d, 'test') for d in {others!r})\nhost = PluginHost(switches=Switches(disable=off))\n"
+        f"entries = [e for e in host.entries() if e.dist == {dist!r}]\nassert entries\n"
+        "for entry in entries:\n    assert host.open(entry) is None, (entry.key, entry.reason)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return done.stderr if done.returncode else ""
+
+
 class ExtensionConformance:
     """What every module of hooks must do; all that is asked of an extension."""
 
@@ -71,7 +91,7 @@ class ExtensionConformance:
         return loaded_entry(host, cls.plugin)
 
     def test_hooks_module_is_light(self, entry: Entry) -> None:
-        heavy, seconds = import_budgets([entry.module])[entry.module]
+        heavy, seconds = budget(entry.module)
         assert not heavy, f"importing {entry.module} imports {heavy}"
         if seconds >= IMPORT_SECONDS:
             seconds = least(lambda: import_budgets([entry.module])[entry.module][1], IMPORT_SECONDS)
@@ -90,14 +110,7 @@ class ExtensionConformance:
     def test_works_alone(self, host: PluginHost, entry: Entry) -> None:
         """With every other plugin disabled, in a fresh process, it still loads."""
         others = sorted({e.dist for e in host.entries()} - {entry.dist})
-        code = (
-            "from lmkit.plugins.host import PluginHost\nfrom lmkit.plugins.switches import Pattern, Switches\n"
-            f"off = tuple(Pattern(d, 'test') for d in {others!r})\n"
-            f"host = PluginHost(switches=Switches(disable=off))\nentry, _ = host.find({entry.kind!r}, {entry.name!r})\n"
-            "assert host.open(entry) is None, entry.reason"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
+        assert not (problem := alone(entry.dist, tuple(others))), problem
 
 
 class PluginConformance(ExtensionConformance):
@@ -140,7 +153,8 @@ class PluginConformance(ExtensionConformance):
         if not self.torch_free_target:
             pytest.skip("a target of this kind may import torch")
         module = spec.target.partition(":")[0]
-        heavy, _ = import_budgets([module])[module]
+        heavy, _ = budget(module)
+        assert heavy is not None, f"importing {module} does not end"
         assert "torch" not in heavy
 
     def test_spec_is_plain_data(self, spec: Spec) -> None:

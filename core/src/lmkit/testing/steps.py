@@ -111,12 +111,12 @@ class ModelDriver:
 
     def __init__(
         self, loaded: LoadedModel, dtype: str, *, num_rows: int = 4, block_size: int = 4, num_blocks: int = 128,
-        seed: int = 0, tp_size: int = 1,
+        seed: int = 0, tp_size: int = 1, kv_dtype: str = "", platform: Any = None,
     ) -> None:  # fmt: skip
         backend: Any = loaded.attention  # None: no layer has attention
         self.loaded = loaded
         self.paged = PagedRows(num_rows, num_blocks, block_size, seed)
-        known: dict[str, Any] = {"dtype": dtype, "kv_dtype": dtype, "block_size": block_size}
+        known: dict[str, Any] = {"dtype": dtype, "kv_dtype": kv_dtype or dtype, "block_size": block_size}
 
         def local(need: AttnNeed) -> AttnNeed:
             heads: dict[str, Any] = {
@@ -126,7 +126,8 @@ class ModelDriver:
             return replace(need, **known, **heads)
 
         limits = StepLimits(num_rows, 4096, num_blocks, num_blocks * block_size)
-        self.planners = [backend.planner(local(need), limits, plain_platform()) for need, _ in loaded.info.kv_groups()]
+        platform = platform or plain_platform()
+        self.planners = [backend.planner(local(need), limits, platform) for need, _ in loaded.info.kv_groups()]
         layers = loaded.info.layers
         self.kv = [
             kv_memory(backend, local(layer.attn), num_blocks) if layer.attn else torch.empty(0) for layer in layers

@@ -185,7 +185,9 @@ class Trial:
         self.arrivals = rng.choice([0.2, 0.6, 1.0])  # probability that a step brings a request
         self.longest = rng.choice([8, 24])
         self.num_faults = rng.choice([0, 0, 0, 1, 4])  # still to happen
-        self.num_lost = rng.choice([0, 0, 0, 0, 1])
+        self.num_lost = rng.choice([0, 0, 0, 0, 1, 3])
+        self.times_lost = 0
+        self.poison = rng.choice([None, None, None, "0", "2"])  # the step of this request is lost, as often as it runs
         self.num_aborts = rng.choice([0, 0, 1, 3])  # endless aborts would hide a livelock
         self.stems = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))] for _ in range(3)]
         self.executor = WatchedExecutor(
@@ -198,7 +200,7 @@ class Trial:
             num_drafts=self.num_drafts,
             propose=self.propose if self.num_drafts else None,
             fault=self.fault if self.num_faults else None,
-            fail=self.fail if self.num_lost else None,
+            fail=self.fail if self.num_lost or self.poison else None,
         )
         self.model = self.executor.model
         order = policy or KeyedOrder(rng.choice([0, 0, 37]))
@@ -239,8 +241,11 @@ class Trial:
         return None
 
     def fail(self, plan: StepPlan) -> None:
+        if any(row.id == self.poison and row.sample for row in plan.rows):
+            raise InjectedLoss("of a row")
         if self.num_lost and not self.quiet and self.rng.random() < 0.1:
             self.num_lost -= 1
+            self.times_lost += 1
             raise InjectedLoss("of a step")
 
     # ----------------------------------------------------------------------------------------------------- story
@@ -396,15 +401,17 @@ class Trial:
         )
 
     def check_error(self, story: Story) -> None:
-        """An error needs a cause: its gate, a fault of a row, a lost step. In the second act there is only the gate."""
+        """An error needs a cause: its gate, a fault of its row, or that no step with it can be done."""
         error, rid = story.events[-1].error, story.request.id
         if error is None:
             raise Violation(f"{rid} failed without an error")
         if error.code == "gate":
             require(story.gate is not None and story.gate.fails, f"{rid} failed at a gate it does not have")
             return
-        ours = (InjectedLoss.__name__, "injected", "faulty row")
-        require(any(words in error.message for words in ours), f"{rid} failed: {error.message}")
+        if InjectedLoss.__name__ in error.message:
+            require(self.times_lost > 1 or rid == self.poison, f"{rid} failed for others: {error.message}")
+            return
+        require(any(words in error.message for words in ("injected", "faulty row")), f"{rid} failed: {error.message}")
         require(not story.second_act, f"{rid} failed without an accident: {error.message}")
 
 

@@ -144,13 +144,14 @@ class ChannelParser:
         raw, self._lead = self._lead + header + fmt.message, ""
         self._check(header, channel, to)
         if not is_name(self._name):
-            self._kind = "reasoning" if to in fmt.nobody or channel in fmt.reasoning else "content"
+            is_thought = channel in fmt.reasoning or (to in fmt.nobody and channel != fmt.final)
+            self._kind = "reasoning" if is_thought else "content"
         elif fmt.calls:
             self._kind, self._raw = "call", [raw]
             self._arguments = ArgumentsReader(self._sink, self._name)
         else:
             self._kind = "content"
-            self._give(raw)
+            self._sink.events.append(ParseWarning("a call where there are no tools", raw))
 
     def _check(self, header: str, channel: str, to: str) -> None:
         """What stands in a header and has no meaning must not get lost in silence."""

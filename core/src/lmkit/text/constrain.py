@@ -23,7 +23,7 @@ from lmkit.api import (
     ToolFormat,
 )
 from lmkit.text.derive import calls_format, channel_calls_format, free_format
-from lmkit.text.parsing import begins_inside, thinking
+from lmkit.text.reasoning import begins_inside, thinking
 
 Format = dict[str, Any]
 _ANY_TEXT: Format = {"type": "any_text"}
@@ -55,7 +55,7 @@ def thinking_of(
     may_open = not inside and not closed and thinking(fmt, template_kwargs)
     if not inside and not may_open:
         return None
-    return Thinking(fmt.close, fmt.open if may_open else (), inside, fmt.until, budget)
+    return Thinking(fmt.close, fmt.open if may_open else (), inside, (*fmt.until, *fmt.answer), budget)
 
 
 def answer_of(fmt: ReasoningFormat | ChannelFormat | ParserFormat | None, answer: Grammar | None) -> Grammar | None:

@@ -49,7 +49,7 @@ def render(fmt: ToolFormat | ChannelFormat, calls: Calls, tools: Sequence[ToolDe
     if _is_list(body):
         begin, end = _brackets(body)
         return _section(fmt, _wrap(fmt, begin + _comma(body).join(written) + end))
-    return _section(fmt, fmt.between.join(_wrap(fmt, call) for call in written))
+    return _section(fmt, fmt.between.join(_wrap(fmt, call) for call in written)).removeprefix(fmt.begun)
 
 
 def calls_format(fmt: ToolFormat, tools: Sequence[ToolDef], parallel: bool = True) -> Tag | None:
@@ -60,6 +60,8 @@ def calls_format(fmt: ToolFormat, tools: Sequence[ToolDef], parallel: bool = Tru
     wrap = ("", "") if _is_list(body) else _markers(fmt)
     separator = _comma(body) if _is_list(body) else fmt.between
     begin, end = _edges(fmt)
+    if fmt.begun:  # the prompt has it for the first call
+        wrap, separator = (wrap[0].removeprefix(fmt.begun), wrap[1]), separator + fmt.begun
     if not _is_list(body) and end.startswith(separator):
         # blanks go with the call before: a lexer could not tell those between calls from those at the end
         wrap, separator, end = (wrap[0], wrap[1] + separator), "", end.removeprefix(separator)
@@ -314,7 +316,8 @@ def _python_value(schema: object, root: Mapping[str, Any]) -> Tag:
     words = {"boolean": r"True|False", "null": "None"}
     if kinds and kinds <= words.keys():
         return {"type": "regex", "pattern": "|".join(words[k] for k in sorted(kinds))}
-    return {"type": "json_schema", "json_schema": _standing_alone(schema, root)}
+    rest = {"type": sorted(kinds)} if kinds else {}
+    return {"type": "json_schema", "json_schema": {**_standing_alone(schema, root), **rest}}
 
 
 def _standing_alone(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:

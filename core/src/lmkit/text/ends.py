@@ -97,7 +97,7 @@ def _tokens(folder: Path, settings: Mapping[str, Any], eos: str) -> dict[str, in
             entries = []
     more = settings.get("added_tokens_decoder")
     if isinstance(more, dict):
-        entries += [{"id": int(key), "content": content_of(e)} for key, e in more.items() if _is_id(key)]
+        entries += [{"id": int(key), "content": content_of(e)} for key, e in more.items() if _is_id(str(key))]
     names = {
         e["content"]: e["id"] for e in reversed(entries)
         if isinstance(e, dict) and isinstance(e.get("content"), str) and isinstance(e.get("id"), int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,13 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
     "object": (dict,), "array": (list,),
 }  # fmt: skip
+# types as other languages spell them, with or without a size: int64, unsigned long, float32, dict[str, int]
+_SPELLED = re.compile(
+    r"(?:(?P<integer>u?int|integer|u?long|u?short|unsigned)|(?P<number>num|number|numeric|float|double|decimal)"
+    r"|(?P<boolean>bool|boolean)|(?P<object>dict|dictionary|map|mapping|obj|object|struct)"
+    r"|(?P<array>list|arr|array|tuple|set|sequence|vector)|(?P<string>str|string|text|char|varchar)"
+    r"|(?P<null>none|nonetype|null|nil))(?![a-z_])"
+)
 
 
 class ParamsReader:
@@ -28,6 +36,7 @@ class ParamsReader:
         self.state: State = "more"
         self._tools = tools
         self._schema: Mapping[str, Any] = {}
+        self._root: Mapping[str, Any] = {}
         self._prefix = list(body.prefix)
         self._step = self._in_name
         self._parts: list[str] = []  # of the name, key or value that is being read
@@ -36,13 +45,16 @@ class ParamsReader:
         self._key = ""
         self._kind = ""  # "string" or "json", where the element says so
         self._written = False  # an argument was given away
+        self._inner = ""  # the value of an argument that may hold all of them: an object
+        self._outer = ""  # the same argument as it was written
+        self._num_raw_parts = 0  # of the value: those up to the end of its last raw text
         stops = (body.open, body.foot, *ends)
         self._name_ends = markers(*body.name_ends, *ends)
         self._has_end = body.open not in body.name_ends  # a name has an end of its own, also without arguments
         self._kept = frozenset(stops)  # ends of names and values that are left unread
         self._next = markers(*stops)
         # a value whose end is missing goes on to the next element, or to the end of the call
-        self._value_ends = markers(body.close, *(() if body.value_open else stops))
+        self._value_ends = markers(body.close, *body.raw[:1], *(() if body.value_open else stops))
 
     def feed(self, text: str, at: int, final: bool) -> int:
         at, good = read_prefix(self._prefix, text, at, final)
@@ -60,7 +72,7 @@ class ParamsReader:
         return at
 
     def closing(self) -> str:
-        return "}" if self._written else "{}"
+        return self._inner or ("}" if self._written else "{}")
 
     def leftover(self) -> str:
         return "".join(self._raw)
@@ -77,7 +89,7 @@ class ParamsReader:
         tool = next((t for t in self._tools if t.name == name), None)
         properties = tool.parameters.get("properties") if tool else None
         self._schema = properties if isinstance(properties, Mapping) else {}
-        self._root: Mapping[str, Any] = tool.parameters if tool else {}
+        self._root = tool.parameters if tool else {}
         self._sink.start(name)
         self._step = self._between
         return found.begin if found.marker in self._kept else found.end
@@ -90,6 +102,8 @@ class ParamsReader:
         if found.marker is None:
             return at
         if found.marker == self._body.open:
+            if self._inner:
+                self._give_json(self._outer)
             self._raw, self._step = [text[at : found.end]], self._in_key
             return found.end
         self._sink.end(self.closing())
@@ -122,10 +136,28 @@ class ParamsReader:
         found = self._collect(self._value_ends.find(text, at, final), text, at, None)
         if found.marker is None:
             return found.begin
+        if found.marker in self._body.raw:
+            if not self._num_raw_parts and not "".join(self._parts).strip():
+                self._parts.clear()
+            self._step = self._in_raw
+            return found.end
+        if self._num_raw_parts and not "".join(self._parts[self._num_raw_parts :]).strip():
+            del self._parts[self._num_raw_parts :]
         self._give("".join(self._parts))
         self._parts.clear()
+        self._num_raw_parts = 0
         self._step = self._between
         return found.begin if found.marker in self._kept else found.end
+
+    def _in_raw(self, text: str, at: int, final: bool) -> int:
+        """A part of a value in which markers are text."""
+        begin, end, marker = markers(self._body.raw[1]).find(text, at, final)
+        self._parts.append(text[at:begin])
+        if marker is None:
+            return begin
+        self._num_raw_parts = len(self._parts)
+        self._step = self._in_value
+        return end
 
     def _collect(self, found: Found, text: str, at: int, limit: int | None) -> Found:
         last = at + limit - self._num_parts if limit is not None else found.begin
@@ -146,9 +178,28 @@ class ParamsReader:
         """One argument. A key may come again: readers of JSON take the last value."""
         self._num_parts = 0
         self._raw.clear()
-        head = ", " if self._written else "{"
-        self._written = True
-        self._sink.args(f"{head}{json.dumps(self._key, ensure_ascii=False)}: {self._json(value)}")
+        written = self._json(value)
+        member = f"{json.dumps(self._key, ensure_ascii=False)}: {written}"
+        self._inner = "" if self._written else self._unwrapped(written)
+        if self._inner:
+            self._outer = member  # until it is known that it is the only one
+        else:
+            self._give_json(member)
+
+    def _give_json(self, member: str) -> None:
+        self._sink.args(f"{', ' if self._written else '{'}{member}")
+        self._written, self._inner = True, ""
+
+    def _unwrapped(self, value: str) -> str:
+        """The object in an argument that the tool does not have, and that models put all others into; or ""."""
+        if self._key not in self._body.wrappers or not self._root or self._key in self._schema:
+            return ""
+        if value.startswith('"'):
+            value = json.loads(value).strip()
+        reader = JsonReader()
+        if not value.startswith("{") or reader.feed(value, 0) < len(value) or reader.state != "done":
+            return ""
+        return "".join(reader.out)
 
     def _json(self, value: str) -> str:
         body = self._body
@@ -156,6 +207,8 @@ class ParamsReader:
             value = value.removeprefix("\n").removesuffix("\n")
         elif body.strip == "blank":
             value = value.strip()
+        elif body.block and len(value) > 1 and value[0] == value[-1] == "\n":
+            value = value[1:-1]
         if body.verbatim or self._kind == "string":
             return json.dumps(value, ensure_ascii=False)
         schema = self._schema.get(self._key)
@@ -171,9 +224,9 @@ def kinds_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozens
         return None
     kind = schema.get("type")
     if isinstance(kind, str):
-        return frozenset((kind,))
+        return _spelled(kind)
     if isinstance(kind, Sequence):
-        return frozenset(k for k in kind if isinstance(k, str))
+        return frozenset().union(*(_spelled(k) or () for k in kind if isinstance(k, str)))
     if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#/"):
         return kinds_of(_resolve(ref, root), root, depth + 1)
     found: set[str] = set()
@@ -186,6 +239,14 @@ def kinds_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozens
     if not found and "items" in schema:
         return frozenset(("array",))
     return frozenset(found) or None
+
+
+def _spelled(kind: str) -> frozenset[str] | None:
+    """The JSON type that a schema means; None where the name says nothing."""
+    if kind in _KINDS or kind == "string":
+        return frozenset((kind,))
+    match = _SPELLED.match(kind.lower())
+    return frozenset((str(match.lastgroup),)) if match else None
 
 
 def items_of(value: object) -> Sequence[Any]:

@@ -27,7 +27,7 @@ from lmkit.api import (
     ParseEvent,
     ParserFormat,
     ParseWarning,
-    Reasoning,
+    PyCalls,
     ReasoningFormat,
     StreamParser,
     Text,
@@ -37,9 +37,11 @@ from lmkit.api import (
 from lmkit.text.calls import BodyReader, CallSink, JsonCallReader, NamedJsonReader
 from lmkit.text.channels import ChannelParser
 from lmkit.text.looseobject import LooseObjectReader
-from lmkit.text.markers import BLANKS, MAX_GAP, Found, markers, skip_blanks
+from lmkit.text.markers import BLANKS, MAX_GAP, markers, skip_blanks
 from lmkit.text.params import ParamsReader
+from lmkit.text.pluginparser import PluginParser
 from lmkit.text.pycalls import PyCallsReader
+from lmkit.text.reasoning import ReasoningParser, begins_inside
 
 # between "{" and the first key of a bare call
 _GAPS = ("", " ", "\n", "\n ", "\n  ", "\n    ", "\n\t", "\r\n", "\r\n  ")
@@ -70,109 +72,27 @@ def start_parser(
 ) -> StreamParser:
     """A parser for one choice. `prompt_tail`: the end of the rendered prompt; None when no prompt is known.
 
-    `constrained`: a grammar sees to it that the answer is calls, or one text in which markers are text.
+    `constrained`: a grammar sees to it that the answer is calls, or one text in which markers are text. Raises
+    PluginError for a plugin's parser that cannot be started.
     """
     if isinstance(fmt, ReasoningFormat):
         inside = begins_inside(fmt, prompt_tail, template_kwargs or {})
         return ReasoningParser(fmt, inside=inside, constrained=constrained)
     if isinstance(fmt, ToolFormat):
-        return ToolParser(fmt, tools, constrained=constrained)
+        begun = not fmt.begun or not prompt_tail or prompt_tail.rstrip().endswith(fmt.begun)
+        return ToolParser(fmt, tools, constrained=constrained, begun=fmt.begun if begun else "")
     if isinstance(fmt, ChannelFormat):
         return ChannelParser(fmt, prompt_tail or "", constrained=constrained)
-    return fmt.start(prompt_tail or "", tools)
-
-
-def thinking(fmt: ReasoningFormat, template_kwargs: Mapping[str, object]) -> bool:
-    """Whether the template switches of a request leave thinking on."""
-    given = [template_kwargs[name] for name in fmt.switch if template_kwargs.get(name) is not None]
-    return given[0] not in fmt.off if given else fmt.default_on
-
-
-def begins_inside(fmt: ReasoningFormat, prompt_tail: str | None, template_kwargs: Mapping[str, object]) -> bool:
-    """Whether the output begins inside the reasoning: the prompt tells, or else the family's habit."""
-    if prompt_tail is None:
-        return fmt.prompt_opens and thinking(fmt, template_kwargs)
-    tail = prompt_tail.rstrip()
-    return any(tail.endswith(text.rstrip()) for text in fmt.open)
-
-
-class ReasoningParser:
-    """Reasoning at the start of the output, or with `anywhere` wherever its marker is."""
-
-    def __init__(self, fmt: ReasoningFormat, *, inside: bool, constrained: bool = False) -> None:
-        self.inside = inside
-        self._fmt = fmt
-        self._opens, self._ends = markers(*fmt.open), markers(*fmt.close, *fmt.until)
-        self._begins = markers(*fmt.open, *(fmt.close if fmt.stray_close else ()))
-        in_text = (*fmt.drop, *(fmt.open if fmt.anywhere else ()))
-        self._in_text = markers(*in_text) if in_text and not constrained else None
-        self._state = "start"  # "start" (blanks, perhaps `open`), "body", "text"
-        self._held = ""
-
-    @property
-    def pending(self) -> int:
-        """Characters that were fed and are not decided yet."""
-        return len(self._held)
-
-    def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
-        return self._run(text, final=False)
-
-    def flush(self) -> list[ParseEvent]:
-        return self._run("", final=True)
-
-    def _run(self, text: str, final: bool) -> list[ParseEvent]:
-        text, self._held = self._held + text, ""
-        events: list[ParseEvent] = []
-        at = 0
-        while at < len(text):
-            if self._state == "start":
-                at = self._start(text, at, final)
-            elif self._state == "body":
-                at = self._body(text, at, final, events)
-            else:
-                at = self._text(text, at, final, events)
-        return events
-
-    def _start(self, text: str, at: int, final: bool) -> int:
-        found = self._begins.at(text, at, final)
-        if found is not None and found.marker is None:
-            return self._hold(text, at)
-        if found is None:
-            self._state = "body" if self.inside else "text"
-            return at
-        self.inside = found.marker in self._fmt.open
-        self._state = "body" if self.inside else "text"
-        return found.end
-
-    def _body(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
-        begin, end, marker = self._ends.find(text, at, final)
-        if begin > at:
-            events.append(Reasoning(text[at:begin]))
-        if marker is None:
-            return self._hold(text, begin)
-        self.inside, self._state = False, "text"
-        return end if marker in self._fmt.close else begin
-
-    def _text(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
-        found = self._in_text.find(text, at, final) if self._in_text else Found(len(text), len(text), None)
-        if found.begin > at:
-            events.append(Text(text[at : found.begin]))
-        if found.marker is None:
-            return self._hold(text, found.begin)
-        if found.marker not in self._fmt.drop:
-            self.inside, self._state = True, "body"
-        return found.end
-
-    def _hold(self, text: str, at: int) -> int:
-        self._held = text[at:]
-        return len(text)
+    return PluginParser(fmt, prompt_tail or "", tools)
 
 
 class ToolParser:
     """Content, and calls as `fmt` declares them. Blanks next to a call are not content."""
 
-    def __init__(self, fmt: ToolFormat, tools: Sequence[ToolDef] = (), *, constrained: bool = False) -> None:
-        """`constrained`: what does not begin with a call is content to its end."""
+    def __init__(
+        self, fmt: ToolFormat, tools: Sequence[ToolDef] = (), *, constrained: bool = False, begun: str = ""
+    ) -> None:
+        """`constrained`: what does not begin with a call is content to its end. `begun`: see ToolFormat."""
         self._fmt, self._tools, self._constrained = fmt, tools, constrained
         self._bodies = fmt.body if isinstance(fmt.body, tuple) else (fmt.body,)
         json_bodies = [b for b in self._bodies if isinstance(b, JsonCalls)]
@@ -183,7 +103,7 @@ class ToolParser:
         self._sink = CallSink(fmt.id_length)
         self._bare = "".join(_first_chars(b) for b in self._bodies) if fmt.bare else ""
         opens = fmt.open if fmt.loose or not fmt.section else ()
-        bare = tuple(t for b in self._bodies for t in _bare_texts(b)) if fmt.bare == "anywhere" else ()
+        bare = tuple(t for b in self._bodies for t in _bare_texts(b, tools)) if fmt.bare == "anywhere" else ()
         # a call that came without its section may be followed by the end of one
         self._dropped = (*fmt.drop, *(fmt.section_close if fmt.loose else ()))
         self._openers = markers(*opens, *fmt.section, *self._dropped, *fmt.rearm, *fmt.opaque[:1], *bare)
@@ -196,7 +116,11 @@ class ToolParser:
         self._closes = markers(*fmt.close)
         self._state: Callable[[str, int, bool], int] = self._in_text
         self._in_a_section = False
-        self._at_start = fmt.bare == "start" or constrained  # nothing but blanks so far: a bare body may come
+        # nothing but blanks so far: a bare body may come
+        self._at_start = constrained or (bool(fmt.bare) and not isinstance(self._json_body, JsonCalls))
+        self._at_start |= fmt.bare == "start"
+        self._is_first = bool(begun)
+        self._begun = begun  # as long as it is not decided what it begins
         self._held = ""
         self._gap: str | None = ""  # blanks since the start or the last call; None once there was text
         self._raw: list[str] = []  # the call as written, until it is announced
@@ -212,13 +136,16 @@ class ToolParser:
     @property
     def pending(self) -> int:
         """Characters that were fed and are not decided yet."""
-        return len(self._held) + len(self._gap or "") + self._num_raw
+        return max(0, len(self._held) + len(self._gap or "") + self._num_raw - len(self._begun))
 
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
-        return self._run(text, final=False)
+        if self._is_first and text:
+            self._is_first, text = False, self._begun + text
+        self._run(text, final=False)
+        return self._sink.take()
 
     def flush(self) -> list[ParseEvent]:
-        self._run("", final=True, take=False)
+        self._run("", final=True)
         if self._state == self._in_call:
             self._break("the output ended inside a tool call", ended=True)
         self._end_noise()
@@ -227,12 +154,11 @@ class ToolParser:
         self._gap = None
         return self._sink.take()
 
-    def _run(self, text: str, final: bool, take: bool = True) -> list[ParseEvent]:
+    def _run(self, text: str, final: bool) -> None:
         text, self._held = self._held + text, ""
         at = 0
         while at < len(text):
             at = self._state(text, at, final)
-        return self._sink.take() if take else []
 
     # Each state reads `text` from `at` and returns where the next state goes on.
 
@@ -258,6 +184,8 @@ class ToolParser:
         self._text(content)
         if marker is None:
             return self._hold(text, begin)
+        if marker not in self._fmt.open:
+            self._begun = ""
         if marker in self._fmt.rearm:
             self._text(marker)
             self._at_start = True
@@ -359,7 +287,7 @@ class ToolParser:
             self._raw.append(text[at:end])
             self._num_raw += end - at
         if body.state == "done":
-            self._raw, self._num_raw, self._body = [], 0, None
+            self._raw, self._num_raw, self._body, self._begun = [], 0, None, ""
             self._state = self._after_call
         elif body.state == "bad":
             self._break("a tool call is malformed")
@@ -397,6 +325,7 @@ class ToolParser:
             self._num_broken += 1
             if only_marker or self._num_broken <= _MAX_WARNINGS:
                 self._sink.events.append(ParseWarning(message, raw if only_marker else ""))
+        raw, self._begun = raw.removeprefix(self._begun), ""
         if announced or not (only_marker or (self._sink.num_calls and not raw.strip(_CLOSERS))):
             self._text(raw)
         self._keep_close = not announced
@@ -443,8 +372,10 @@ class ToolParser:
         return len(text)
 
 
-def _bare_texts(body: object) -> tuple[str, ...]:
-    """How a body may begin in the middle of text: with a key of a call, not with just any bracket."""
+def _bare_texts(body: object, tools: Sequence[ToolDef]) -> tuple[str, ...]:
+    """How a body may begin in the middle of text: with a key of a call or a tool's name, not with just any bracket."""
+    if isinstance(body, PyCalls):
+        return tuple(f"[{gap}{tool.name}(" for gap in _GAPS for tool in tools)
     if not isinstance(body, JsonCalls) or body.keyed:
         return tuple(_first_chars(body))
     brackets = {"one": ("{",), "list": ("[{",), "any": ("{", "[{")}[body.many]

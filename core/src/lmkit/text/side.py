@@ -30,6 +30,7 @@ from lmkit.text.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenize
 from lmkit.text.constrain import answer_of, constraint, thinking_of
 from lmkit.text.control import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
+from lmkit.text.measure import beginning
 from lmkit.text.parsing import Chain, in_order, start_parser
 from lmkit.text.render import Renderer
 from lmkit.text.stops import Stops
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")
+_AT_ONCE = 1 << 16  # tokens
 TAIL = 256  # characters of the prompt that parsers look at
 
 
@@ -100,6 +102,8 @@ class TextSide:
 
         `limit`: a longer text is cut to so many tokens, the special ones among them.
         """
+        if limit is not None:
+            text = beginning(self.tokenizer, text, limit)
         ids = self._encode_marked(text, add_special)
         if limit is None or len(ids) <= limit:
             return ids
@@ -120,7 +124,16 @@ class TextSide:
         """Token ids of two texts that a model reads together, and where the second begins (0: it is not marked)."""
         if not isinstance(self.tokenizer, JsonTokenizer):
             raise UnsupportedTask("score", ("what needs one text",))
+        if limit is not None:
+            first, second = (beginning(self.tokenizer, text, limit) for text in (first, second))
         return self.tokenizer.encode_pair(first, second, limit)
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """The text of any tokens, special ones shown. Many are decoded one by one: a call for all holds up others."""
+        if len(token_ids) <= _AT_ONCE:
+            return self.tokenizer.decode(token_ids, skip_special=False)
+        detokenizer = self._detokenizer(False, frozenset(), ())
+        return "".join(map(detokenizer.feed, token_ids)) + detokenizer.flush()
 
     def prompt_tail(self, prompt: str, continued: str = "") -> str:
         """What `output_stream` needs to know of a rendered prompt. `continued`: the message it ends in, if it does."""

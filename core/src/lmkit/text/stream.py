@@ -14,6 +14,7 @@ from lmkit.api import (
     ErrorInfo,
     FinishReason,
     ParseEvent,
+    PluginError,
     Reasoning,
     SamplingParams,
     StreamParser,
@@ -79,14 +80,23 @@ class OutputStream:
     _pending: list[tuple[int, TokenLogprob]] = field(default_factory=list)  # (offset, entry) not yet given
 
     def feed(self, event: TokenEvent) -> list[OutputEvent]:
-        """Events of one TokenEvent, in order; [] after the end."""
+        """Events of one TokenEvent, in order; [] after the end. A plugin's parser that fails ends the choice."""
         if self.finished:
             return []
+        events: list[OutputEvent] = []
+        try:
+            self._feed(event, events)
+        except PluginError as e:
+            self.must_abort = event.finish is None
+            self._cut, self._pending = True, []
+            self._finish("error", None, e.info(), events)
+        return events
+
+    def _feed(self, event: TokenEvent, events: list[OutputEvent]) -> None:
         if event.num_cached is not None:
             self.usage.cached_tokens = event.num_cached
         if event.prompt_logprobs:
             self.prompt_logprobs += event.prompt_logprobs
-        events: list[OutputEvent] = []
         tokens = event.tokens
         ended = event.stop_token is not None
         for i, token in enumerate(tokens):
@@ -100,10 +110,9 @@ class OutputStream:
             if stop is not None or self._cut:
                 self.must_abort = event.finish is None
                 self._finish("stop", stop, None, events)
-                return events
+                return
         if event.finish is not None:
             self._end(event, events)
-        return events
 
     def fail(self, error: ErrorInfo) -> list[OutputEvent]:
         """Ends the stream from this side."""

@@ -241,7 +241,7 @@ def test_wrong_shapes_are_refused() -> None:
     backend, kv = rows.backend, rows.kv
     plan = rows.planner.plan(rows.paged.grow([(0, 4)]))
     q, k, out = torch.zeros(4, 4, 32), torch.zeros(4, 2, 32), torch.zeros(4, 4, 32)
-    for wrong in (q[:3], q[:, :2], torch.zeros(4, 4, 16), q.double(), q.transpose(0, 1).contiguous().transpose(0, 1)):
+    for wrong in (q[:3], q[:, :2], torch.zeros(4, 4, 16), q.double()):
         with pytest.raises(PluginError):
             backend.forward(wrong, kv, plan, 1.0, out)
     for wrong in (out[:3], out.bfloat16(), torch.zeros(4, 4, 64)[..., :32]):

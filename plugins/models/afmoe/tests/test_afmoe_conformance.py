@@ -1,6 +1,6 @@
 """AFMoE against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 
 
 class TestAfmoe(ModelConformance):
@@ -9,3 +9,4 @@ class TestAfmoe(ModelConformance):
         "head_dim": 12, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"], "num_experts": 4,
         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mup_enabled": True,
     }  # fmt: skip
+    published = heads(8, 2, 128)

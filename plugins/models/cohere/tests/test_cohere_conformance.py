@@ -1,17 +1,19 @@
 """Command models against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 
 
 class TestCohere(ModelConformance):
     plugin = "model:CohereForCausalLM"
     values = {"tie_word_embeddings": True}
     variants = {"norms": {"use_qk_norm": True, "logit_scale": 0.5}}
+    published = heads(24, 2, 128)
 
 
 class TestCohere2(ModelConformance):
     plugin = "model:Cohere2ForCausalLM"
     values = {"head_dim": 12, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+    published = heads(8, 2, 128)
 
 
 class TestCohere2Moe(ModelConformance):
@@ -33,3 +35,4 @@ class TestCohere2Moe(ModelConformance):
             "norm_topk_prob": False,
         },
     }
+    published = heads(8, 2, 128)

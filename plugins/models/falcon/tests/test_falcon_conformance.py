@@ -1,6 +1,6 @@
 """Falcon and Falcon-H1 against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 
 
 class TestFalcon(ModelConformance):
@@ -8,7 +8,9 @@ class TestFalcon(ModelConformance):
     variants = {
         "grouped": {"new_decoder_architecture": True, "num_kv_heads": 2, "tie_word_embeddings": True},
         "sequential": {"multi_query": False, "parallel_attn": False, "bias": True},
+        "alibi": {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
     }
+    published = {"hidden_size": 320, "num_attention_heads": 5}
 
 
 class TestFalconH1(ModelConformance):
@@ -23,3 +25,4 @@ class TestFalconH1(ModelConformance):
         "norm after": {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_proj_bias": True},
         "norm before": {"mamba_rms_norm": True, "mamba_d_ssm": None, "projectors_bias": True, "attention_bias": True},
     }
+    published = heads(8, 2, 64)

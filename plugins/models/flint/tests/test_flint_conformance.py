@@ -1,6 +1,6 @@
 """Flint against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 
 
 class TestFlint(ModelConformance):
@@ -11,3 +11,4 @@ class TestFlint(ModelConformance):
         "shared_expert_intermediate_size": 40,
     }  # fmt: skip
     variants = {"no dense": {"mlp_only_layers": [], "norm_topk_prob": False, "attention_bias": True}}
+    published = heads(8, 2, 128)

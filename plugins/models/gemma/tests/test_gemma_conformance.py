@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from lmkit.api import UnsupportedModel
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 from lmkit.testing.checkpoints import tiny_checkpoint
 from lmkit.testing.model import load_tiny, prompt
 from lmkit.testing.steps import ModelDriver
@@ -19,12 +19,14 @@ SMALL = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 9}
 class TestGemma(ModelConformance):
     plugin = "model:GemmaForCausalLM"
     values = {"head_dim": 12, "tie_word_embeddings": True}
+    published = heads(8, 1, 256)
 
 
 class TestGemma2(ModelConformance):
     plugin = "model:Gemma2ForCausalLM"
     values = SMALL
     variants = {"no caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None}}
+    published = heads(4, 2, 256, query_pre_attn_scalar=256)
 
 
 class TestGemma3(ModelConformance):
@@ -38,6 +40,16 @@ class TestGemma3(ModelConformance):
             }
         }
     }
+    published = heads(
+        4,
+        2,
+        256,
+        query_pre_attn_scalar=256,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    )
 
 
 VISION = {
@@ -57,12 +69,15 @@ class TestGemma3Text(TestGemma3):
 class TestVaultGemma(ModelConformance):
     plugin = "model:VaultGemmaForCausalLM"
     values = SMALL
+    published = heads(4, 4, 256, query_pre_attn_scalar=256)
 
 
 class TestRecurrentGemma(ModelConformance):
     plugin = "model:RecurrentGemmaForCausalLM"
+    tolerance = 2e-3  # the library's float32 is off from its float64 by up to 7e-4
     values = {"block_types": ["recurrent", "attention"], "attention_window_size": 9, "tie_word_embeddings": True}
     variants = {"wider": {"lru_width": 64, "num_hidden_layers": 3, "attention_bias": True}}
+    published = {"hidden_size": 512, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 SHARING = {
@@ -81,6 +96,7 @@ class TestGemma3n(ModelConformance):
         "sizes": {"intermediate_size": [80, 64, 80, 96], "altup_active_idx": 1, "altup_correct_scale": False},
         "nothing shared": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": None},
     }
+    published = heads(8, 2, 256)
 
 
 class TestGemma4(ModelConformance):
@@ -93,6 +109,7 @@ class TestGemma4(ModelConformance):
         },
         "keys are values": {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
     }  # fmt: skip
+    published = heads(4, 2, 256, global_head_dim=512)
 
 
 class TestGemma4Text(TestGemma4):

@@ -1,6 +1,6 @@
 """Granite against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 
 SCALES = {
     "embedding_multiplier": 3.0,
@@ -14,18 +14,21 @@ class TestGranite(ModelConformance):
     plugin = "model:GraniteForCausalLM"
     values = SCALES
     variants = {"biases": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}}
+    published = heads(8, 2, 64)
 
 
 class TestHyperClovaX(ModelConformance):
     plugin = "model:HyperCLOVAXForCausalLM"
     values = SCALES
     variants = {"pre": {"use_post_norm": False}}
+    published = heads(8, 2, 128)
 
 
 class TestGraniteSwa(ModelConformance):
     plugin = "model:GraniteSWAForCausalLM"
     values = SCALES | {"sliding_window": 9}
     variants = {"bases": {"layer_rope_theta": [0, 5000.0], "layer_types": ["full_attention", "sliding_attention"]}}
+    published = heads(8, 2, 64)
 
 
 MIX = SCALES | {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -34,16 +37,19 @@ MIX = SCALES | {"num_local_experts": 4, "num_experts_per_tok": 2}
 class TestGraniteMoe(ModelConformance):
     plugin = "model:GraniteMoeForCausalLM"
     values = MIX
+    published = heads(6, 2, 64)
 
 
 class TestGraniteMoeShared(ModelConformance):
     plugin = "model:GraniteMoeSharedForCausalLM"
     values = MIX | {"shared_intermediate_size": 40}
+    published = heads(6, 2, 64)
 
 
 class TestGraniteMoeSwa(ModelConformance):
     plugin = "model:GraniteMoeSWAForCausalLM"
     values = MIX | {"sliding_window": 9, "shared_intermediate_size": 40}
+    published = heads(6, 2, 64)
 
 
 class TestGraniteMoeHybrid(ModelConformance):
@@ -57,3 +63,4 @@ class TestGraniteMoeHybrid(ModelConformance):
         "dense": {"num_local_experts": 0, "position_embedding_type": "rope", "tie_word_embeddings": True},
         "biases": {"mamba_proj_bias": True, "mamba_conv_bias": False, "time_step_limit": [0.01, 0.5]},
     }
+    published = heads(6, 2, 128)

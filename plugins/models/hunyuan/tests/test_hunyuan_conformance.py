@@ -1,6 +1,6 @@
 """Hunyuan against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 
 ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 
@@ -9,11 +9,17 @@ class TestHunyuanDense(ModelConformance):
     plugin = "model:HunYuanDenseV1ForCausalLM"
     values = {"head_dim": 16}
     variants = {"stretched": {"rope_parameters": ALPHA, "attention_bias": True, "tie_word_embeddings": True}}
+    published = heads(
+        8, 2, 128, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0}
+    )
 
 
 class TestHunyuanMoe(ModelConformance):
     plugin = "model:HunYuanMoEV1ForCausalLM"
     values = {"head_dim": 16, "num_experts": 4, "moe_topk": 2}
+    published = heads(
+        8, 2, 128, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0}
+    )
 
 
 class TestHYV3(ModelConformance):
@@ -26,3 +32,4 @@ class TestHYV3(ModelConformance):
         "mlp_layer_types": ["dense", "sparse"],
     }
     variants = {"biases, two shared": {"attention_bias": True, "mlp_bias": True, "num_shared_experts": 2}}
+    published = heads(16, 2, 128)

@@ -22,6 +22,13 @@ class TestKimiLinear(ModelConformance):
             "moe_renormalize": False, "linear_conv_kernel_dim": 3,
         },
     }  # fmt: skip
+    published = {
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "linear_head_dim": 128,
+        "linear_num_heads": 2,
+    }
 
 
 OLD = {"full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 from lmkit_model_lfm2.arch import lfm2
 
 
@@ -16,6 +16,7 @@ class TestLfm2(ModelConformance):
         "block_multiple_of": 8,
     }  # fmt: skip
     variants = {"biases": {"conv_bias": True, "block_auto_adjust_ff_dim": False, "conv_L_cache": 4}}
+    published = heads(8, 2, 64)
 
 
 class TestLfm2Moe(ModelConformance):
@@ -25,6 +26,7 @@ class TestLfm2Moe(ModelConformance):
         "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     }  # fmt: skip
     variants = {"weights": {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5}}
+    published = heads(8, 2, 64)
 
 
 GIVEN = {"vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 from lmkit.api import UnsupportedModel
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads, llama3
 from lmkit_model_llama.arch import Llama
 from safetensors.torch import load_file, save_file
 
@@ -36,17 +36,20 @@ class TestLlama(ModelConformance):
         "yarn": {"rope_parameters": YARN},
         "yarn-attention-factor": {"rope_parameters": YARN | {"attention_factor": 0.7, "truncate": False}},
     }
+    published = heads(8, 2, 128, rope_parameters=llama3(8.0, 500000.0))
 
 
 class TestMistral(ModelConformance):
     plugin = "model:MistralForCausalLM"
     family = "mistral"
     variants = {"no-window": {"sliding_window": None}, "head_dim": {"head_dim": 32}}
+    published = heads(8, 2, 128)
 
 
 class TestMinistral(ModelConformance):
     plugin = "model:MinistralForCausalLM"
     values = {"head_dim": 12, "sliding_window": 11, "layer_types": ["sliding_attention", "full_attention"]}
+    published = heads(8, 2, 128)
 
 
 class TestMinistral3(ModelConformance):
@@ -57,6 +60,7 @@ class TestMinistral3(ModelConformance):
         | {"llama_4_scaling_beta": 0.3, "factor": 16.0}
         | {"original_max_position_embeddings": 8},
     }
+    published = heads(8, 2, 128)
 
 
 VISION = {
@@ -69,37 +73,55 @@ class TestMistral3(ModelConformance):
     plugin = "model:Mistral3ForConditionalGeneration"
     values = {"model_type": "mistral", "head_dim": 12, "vision_config": VISION}
     variants = {"ministral": TestMinistral3.values | {"model_type": "ministral3"}}
+    published = heads(8, 2, 128)
 
 
 class TestSmolLM3(ModelConformance):
     plugin = "model:SmolLM3ForCausalLM"
     values = {"no_rope_layers": [1, 0]}
     variants = {"sliding": {"use_sliding_window": True, "sliding_window": 9, "tie_word_embeddings": True}}
+    published = heads(8, 2, 128)
 
 
 class TestArcee(ModelConformance):
     plugin = "model:ArceeForCausalLM"
     values = {"head_dim": 12}
+    published = heads(
+        10,
+        2,
+        128,
+        hidden_size=40,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 20.0,
+            "original_max_position_embeddings": 4096,
+        },
+    )
 
 
 class TestSeedOss(ModelConformance):
     plugin = "model:SeedOssForCausalLM"
     values = {"head_dim": 16}
+    published = heads(20, 2, 128)
 
 
 class TestCwm(ModelConformance):
     plugin = "model:CwmForCausalLM"
     values = {"head_dim": 16, "sliding_window": 9, "rope_parameters": LLAMA3}
+    published = heads(12, 2, 128)
 
 
 class TestHelium(ModelConformance):
     plugin = "model:HeliumForCausalLM"
     values = {"head_dim": 12}
+    published = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128}
 
 
 class TestJais2(ModelConformance):
     plugin = "model:Jais2ForCausalLM"
     values = {"head_dim": 12}
+    published = heads(2, 2, 128)
 
 
 class TestInternLM3(ModelConformance):
@@ -109,6 +131,9 @@ class TestInternLM3(ModelConformance):
     family = "llama"
     values = {"head_dim": 16}
     variants = {"biases": dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "bias"), True)}
+    published = heads(
+        32, 2, 128, hidden_size=64, rope_parameters={"rope_type": "dynamic", "rope_theta": 50000000.0, "factor": 6.0}
+    )
 
 
 class TestInternLM2(ModelConformance):
@@ -118,6 +143,7 @@ class TestInternLM2(ModelConformance):
     family = "llama"
     values = {"attention_bias": True, "bias": True}
     variants = {"no-bias": {"attention_bias": False, "bias": False}, "one-group": {"num_key_value_heads": 1}}
+    published = heads(8, 2, 128)
 
     names: ClassVar = {
         "model.embed_tokens": "model.tok_embeddings", "lm_head": "output", "input_layernorm": "attention_norm",
@@ -145,6 +171,7 @@ class TestIQuestCoder(ModelConformance):
     plugin = "model:IQuestCoderForCausalLM"
     family = "llama"
     values = {"head_dim": 16}
+    published = heads(10, 2, 128, hidden_size=40)
 
 
 class TestMiniCPM(ModelConformance):
@@ -156,11 +183,13 @@ class TestMiniCPM(ModelConformance):
         "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 24, "embedding_multiplier": 12.0,
         "residual_multiplier": 1.4 / 2**0.5, "attention_multiplier": 12**-0.5, "logits_scaling": 2.0,
     }  # fmt: skip
+    published = heads(2, 2, 64, attention_multiplier=0.125)
 
 
 class TestOldLlama(ModelConformance):
     plugin = "model:LLaMAForCausalLM"
     family = "llama"
+    published = heads(2, 2, 128)
 
 
 CONFIG = {

@@ -1,6 +1,6 @@
 """Llama 4 against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads, llama3
 
 
 class TestLlama4(ModelConformance):
@@ -10,6 +10,7 @@ class TestLlama4(ModelConformance):
         "no_rope_layers": [1, 0], "floor_scale": 8,
     }  # fmt: skip
     variants = {"every other": {"interleave_moe_layer_step": 2, "use_qk_norm": False, "attn_temperature_tuning": False}}
+    published = heads(10, 2, 128, rope_parameters=llama3(16.0, 500000.0))
 
 
 class TestLlama4Text(TestLlama4):

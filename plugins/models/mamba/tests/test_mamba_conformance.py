@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 from lmkit_model_mamba.arch import bamba
 
 
@@ -13,17 +13,20 @@ class TestMamba(ModelConformance):
     plugin = "model:MambaForCausalLM"
     values = {"state_size": 8, "tie_word_embeddings": True}
     variants = {"biases": {"use_bias": True, "use_conv_bias": False, "time_step_rank": 5, "tie_word_embeddings": False}}
+    published = {"state_size": 16}
 
 
 class TestFalconMamba(ModelConformance):
     plugin = "model:FalconMambaForCausalLM"
     values = {"state_size": 8}
+    published = {"state_size": 16}
 
 
 class TestMamba2(ModelConformance):
     plugin = "model:Mamba2ForCausalLM"
     values = {"num_heads": 8, "head_dim": 12, "n_groups": 2, "state_size": 8, "chunk_size": 16}
     variants = {"biases": {"use_bias": True, "use_conv_bias": False, "n_groups": 1}}
+    published = {"hidden_size": 64, "num_heads": 2, "head_dim": 64, "n_groups": 1, "state_size": 128}
 
 
 class TestBamba(ModelConformance):
@@ -33,6 +36,7 @@ class TestBamba(ModelConformance):
         "mamba_chunk_size": 16,
     }  # fmt: skip
     variants = {"biases": {"attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False}}
+    published = heads(8, 2, 128)
 
 
 @pytest.mark.parametrize("layers", [3, [3], ["1"]])
@@ -48,3 +52,4 @@ class TestJamba(ModelConformance):
         "num_experts_per_tok": 2, "mamba_d_state": 8,
     }  # fmt: skip
     variants = {"dense": {"num_experts": 1, "mamba_proj_bias": True, "mamba_dt_rank": 5}}
+    published = heads(8, 2, 128)

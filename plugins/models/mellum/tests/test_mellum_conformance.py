@@ -1,6 +1,6 @@
 """Mellum against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 
 
 class TestMellum(ModelConformance):
@@ -10,3 +10,4 @@ class TestMellum(ModelConformance):
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     }  # fmt: skip
     variants = {"one dense": {"mlp_layer_types": ["dense", "sparse"], "attention_bias": True}}
+    published = heads(8, 2, 128)

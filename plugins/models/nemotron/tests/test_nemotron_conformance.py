@@ -3,7 +3,7 @@
 import pytest
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 from lmkit_model_nemotron.hybrid import layer_kinds
 
 
@@ -11,6 +11,7 @@ class TestNemotron(ModelConformance):
     plugin = "model:NemotronForCausalLM"
     values = {"hidden_size": 64, "head_dim": 16}
     variants = {"biases": {"attention_bias": True, "mlp_bias": True}}
+    published = heads(6, 2, 128)
 
 
 class TestNemotronH(ModelConformance):
@@ -28,6 +29,7 @@ class TestNemotronH(ModelConformance):
         "latent": {"moe_latent_size": 16, "n_group": 2, "norm_topk_prob": False},
         "no experts": {"layers_block_type": ["mlp", "linear_attention", "full_attention"]},
     }
+    published = heads(10, 2, 128)
 
 
 @pytest.mark.parametrize(

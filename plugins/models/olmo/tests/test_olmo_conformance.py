@@ -1,6 +1,6 @@
 """OLMo against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 
 YARN = {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -8,10 +8,12 @@ YARN = {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 4.0, "original_ma
 class TestOlmo(ModelConformance):
     plugin = "model:OlmoForCausalLM"
     variants = {"clip": {"clip_qkv": 2.0, "attention_bias": True}}
+    published = heads(2, 2, 128)
 
 
 class TestOlmo2(ModelConformance):
     plugin = "model:Olmo2ForCausalLM"
+    published = heads(10, 2, 128)
 
 
 class TestOlmo3(ModelConformance):
@@ -25,17 +27,20 @@ class TestOlmo3(ModelConformance):
             }
         }
     }
+    published = heads(10, 2, 128)
 
 
 class TestOlmoe(ModelConformance):
     plugin = "model:OlmoeForCausalLM"
     values = {"num_experts": 4, "num_experts_per_tok": 2}
     variants = {"renormalized": {"norm_topk_prob": True, "clip_qkv": 2.0}}
+    published = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 
 class TestFlexOlmo(ModelConformance):
     plugin = "model:FlexOlmoForCausalLM"
     values = {"num_experts": 4, "num_experts_per_tok": 2}
+    published = heads(2, 2, 128)
 
 
 class TestOlmoHybrid(ModelConformance):
@@ -50,3 +55,4 @@ class TestOlmoHybrid(ModelConformance):
         "no positions": {"rope_parameters": {"rope_type": "default", "rope_theta": None}, "attention_bias": True},
         "positive": {"linear_allow_neg_eigval": False},
     }
+    published = heads(2, 2, 128)

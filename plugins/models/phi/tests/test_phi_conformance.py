@@ -14,6 +14,12 @@ class TestPhi(ModelConformance):
     plugin = "model:PhiForCausalLM"
     values = {"hidden_size": 64}
     variants = {"norms": {"qk_layernorm": True}}
+    published = {
+        "hidden_size": 160,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.4},
+    }
 
 
 class TestPhi3(ModelConformance):
@@ -24,5 +30,11 @@ class TestPhi3(ModelConformance):
         "short": {"rope_parameters": LONG, "original_max_position_embeddings": 256},
         "partial": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     }
+    published = {
+        "hidden_size": 384, "num_attention_heads": 3, "num_key_value_heads": 1, "original_max_position_embeddings": 256,
+        "rope_parameters": LONG | {
+            "short_factor": [1.0] * 48, "long_factor": [1 + i / 8 for i in range(48)], "partial_rotary_factor": 0.75,
+        },
+    }  # fmt: skip
     # transformers takes the short factors for a step that ends within the original length, and then the long ones
     # for keys beside cached short ones; here a model keeps to one kind.

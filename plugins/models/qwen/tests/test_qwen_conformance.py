@@ -2,7 +2,7 @@
 
 import pytest
 from lmkit.api import UnsupportedModel
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 from lmkit_model_qwen.arch import Qwen
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
@@ -12,12 +12,14 @@ class TestQwen2(ModelConformance):
     plugin = "model:Qwen2ForCausalLM"
     family = "qwen2"
     variants = {"untied": {"tie_word_embeddings": False}, "sliding": SLIDING}
+    published = heads(14, 2, 128)
 
 
 class TestQwen3(ModelConformance):
     plugin = "model:Qwen3ForCausalLM"
     family = "qwen3"
     variants = {"tied": {"tie_word_embeddings": True}, "biases": {"attention_bias": True}, "sliding": SLIDING}
+    published = heads(8, 2, 128)
 
 
 MIX = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -27,12 +29,14 @@ class TestQwen2Moe(ModelConformance):
     plugin = "model:Qwen2MoeForCausalLM"
     values = MIX | {"num_experts": 4, "shared_expert_intermediate_size": 40}
     variants = {"one layer": {"mlp_only_layers": [0], "norm_topk_prob": True}}
+    published = heads(14, 2, 128)
 
 
 class TestQwen3Moe(ModelConformance):
     plugin = "model:Qwen3MoeForCausalLM"
     values = MIX | {"num_experts": 4, "head_dim": 12, "norm_topk_prob": True}
     variants = {"one layer": {"decoder_sparse_step": 2, "norm_topk_prob": False, "attention_bias": True}}
+    published = heads(16, 2, 128)
 
 
 CONFIG = {
@@ -78,6 +82,7 @@ class TestMiMo(ModelConformance):
     plugin = "model:MiMoForCausalLM"
     family = "qwen2"
     values = {"tie_word_embeddings": False}
+    published = heads(8, 2, 128)
 
 
 HYBRID = {
@@ -91,16 +96,19 @@ class TestQwen3Next(ModelConformance):
     plugin = "model:Qwen3NextForCausalLM"
     values = HYBRID | MIX
     variants = {"dense last": {"mlp_only_layers": [1], "layer_types": ["full_attention", "linear_attention"]}}
+    published = heads(16, 2, 256, linear_key_head_dim=128, linear_value_head_dim=128)
 
 
 class TestQwen35(ModelConformance):
     plugin = "model:Qwen3_5ForCausalLM"
     values = HYBRID
+    published = heads(12, 2, 256, linear_key_head_dim=128, linear_value_head_dim=128)
 
 
 class TestQwen35Moe(ModelConformance):
     plugin = "model:Qwen3_5MoeForCausalLM"
     values = HYBRID | MIX
+    published = heads(16, 2, 256, linear_key_head_dim=128, linear_value_head_dim=128)
 
 
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}}
@@ -115,23 +123,40 @@ class TestQwen2VL(ModelConformance):
 
     plugin = "model:Qwen2VLForConditionalGeneration"
     values = SECTIONS | {"vision_config": {**VISION, "embed_dim": 16, "hidden_size": 48}}
+    published = {
+        "hidden_size": 256,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [16, 24, 24]},
+    }
 
 
 class TestQwen25VL(ModelConformance):
     plugin = "model:Qwen2_5_VLForConditionalGeneration"
     values = SECTIONS | {"vision_config": VISION, "tie_word_embeddings": True}
+    published = {
+        "hidden_size": 256,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [16, 24, 24]},
+    }
 
 
 class TestQwen3VL(ModelConformance):
     plugin = "model:Qwen3VLForConditionalGeneration"
     values = SECTIONS | {"vision_config": VISION, "head_dim": 12}
+    published = heads(
+        8, 2, 128, rope_parameters={"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [24, 20, 20]}
+    )
 
 
 class TestQwen35Text(ModelConformance):
     plugin = "model:Qwen3_5ForConditionalGeneration"
     values = HYBRID | {"vision_config": VISION}
+    published = heads(12, 2, 256, linear_key_head_dim=128, linear_value_head_dim=128)
 
 
 class TestQwen35MoeText(ModelConformance):
     plugin = "model:Qwen3_5MoeForConditionalGeneration"
     values = HYBRID | MIX | {"vision_config": VISION}
+    published = heads(16, 2, 256, linear_key_head_dim=128, linear_value_head_dim=128)

@@ -1,8 +1,9 @@
 """StarCoder2 against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit.testing import ModelConformance, heads
 
 
 class TestStarcoder2(ModelConformance):
     plugin = "model:Starcoder2ForCausalLM"
     variants = {"window": {"sliding_window": 9, "use_bias": False, "tie_word_embeddings": True}}
+    published = heads(24, 2, 128)

@@ -16,6 +16,7 @@ class TestZamba2(ModelConformance):
     """
 
     plugin = "model:Zamba2ForCausalLM"
+    tolerance = 5e-4  # the library's float32 is off from its float64 by up to 1.5e-4
     values = {
         "hidden_size": 16, "num_hidden_layers": 3, "layers_block_type": [MAMBA, HYBRID, HYBRID],
         "num_key_value_heads": 4, "num_mem_blocks": 2, "use_shared_attention_adapter": True, "adapter_rank": 6,
@@ -30,6 +31,7 @@ class TestZamba2(ModelConformance):
         "one block": {"num_mem_blocks": 1, "use_shared_attention_adapter": False, "num_key_value_heads": 2},
         "biases": {"add_bias_linear": True, "use_mem_rope": False},
     }  # fmt: skip
+    published = {"hidden_size": 32, "num_attention_heads": 1, "num_key_value_heads": 1}
 
 
 GIVEN = {"vocab_size": 97, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -49,25 +49,26 @@ struct AttentionPlan {
 struct AttentionArgs {
     lk_header header;
     const AttentionPlan* plan;
-    const void* q;        // [T][num_q_heads][head_dim], q_stride elements from token to token
+    const void* q;        // [T][num_q_heads][head_dim], q_stride elements from token to token, q_head from head to head
     const void* kv;       // of the layer
     void* out;            // [T][num_q_heads][v_head_dim]
     const float* slopes;  // [num_q_heads], of alibi, or null
     const float* sinks;   // [num_q_heads], or null
-    int64_t q_stride;
+    int64_t q_stride, q_head;
     int32_t dtype, kv_dtype;
     float scale, softcap;  // softcap: 0 = none
 };
 
 struct WriteKvArgs {
     lk_header header;
-    void* q;               // [T][num_q_heads][head_dim], q_stride elements from token to token; turned like k
+    void* q;               // [T][num_q_heads][head_dim], strides of tokens and heads in elements; turned like k
     void* k;               // [T][num_kv_heads][head_dim]
     const void* v;         // [T][num_kv_heads][v_head_dim]
     void* kv;              // of the layer
     const int64_t* slots;  // [T]; -1: not written
     const float *cos, *sin;  // [T][pairs]
-    int64_t q_stride, k_stride, v_stride, num_tokens, step;  // a chunk is `step` tokens
+    int64_t q_stride, q_head, k_stride, k_head, v_stride, v_head;  // from token to token, from head to head
+    int64_t num_tokens, step;                                      // a chunk is `step` tokens
     int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, block_size;
     int32_t pairs;  // of values of a head that are turned; 0: q and k stay as they are
     int32_t interleaved, dtype, kv_dtype;

@@ -76,12 +76,8 @@ bool supported(int isa) {
 #endif
 }
 
-// Tile registers are used when they are asked for: no processor has run these kernels yet.
 int best() {
-#if defined(LK_EMULATE_AMX)
-    return LK_AMX;
-#endif
-    int isa = LK_AMX - 1;
+    int isa = LK_NUM_ISAS - 1;
     while (!supported(isa)) isa--;
     return isa;
 }

@@ -43,3 +43,25 @@ def test_options_are_checked() -> None:
         Int4Scheme.parse({"activations": "int16"})
     with pytest.raises(UnsupportedModel, match="bits"):
         Int4Scheme.parse({"bits": 3})
+
+
+@pytest.mark.parametrize(("options", "name"), [({}, "int8"), ({"head": "int4"}, "int4"), ({"head": "none"}, None)])
+def test_the_output_head_keeps_more(options: dict[str, str], name: str | None) -> None:
+    scheme = Int4Scheme.parse(options)
+    head = scheme.for_layer(LinearSpec("lm_head", 128, (512,)))
+    assert (head and head.name) == name
+    other = scheme.for_layer(LinearSpec("layers.0.mlp.down", 128, (512,)))
+    assert other is not None
+    assert other.name == "int4"
+    with pytest.raises(ValueError, match="head"):
+        Int4Scheme.parse({"head": "int2"})
+
+
+def test_the_head_s_error_is_that_of_8_bits() -> None:
+    weight = torch.randn(64, 128)
+    errors = []
+    for name in ("lm_head", "layers.0.mlp.down"):
+        fmt = Int4Scheme().for_layer(LinearSpec(name, 128, (64,)))
+        assert fmt is not None
+        errors.append(float((fmt.dequantize({"weight": weight}, torch.float32) - weight).norm()))
+    assert errors[0] < errors[1] / 8

@@ -28,3 +28,12 @@ class TestCohereCommand3Reasoning(ReasoningParserConformance):
 class TestCohereCommand4Reasoning(ReasoningParserConformance):
     plugin = "reasoning_parser:cohere_command4"
     samples = ("<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>",)
+
+
+class TestCommandR(ToolParserConformance):
+    plugin = "tool_parser:command_r"
+    samples = (
+        'Plan: so\nAction: ```json\n[\n    {\n        "tool_name": "f",\n        "parameters": {\n            "a": 1\n'
+        "        }\n    }\n]```",
+        "Action: ```json\noops```",
+    )

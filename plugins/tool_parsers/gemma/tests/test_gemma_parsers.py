@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from lmkit.testing import ReasoningParserConformance, ToolParserConformance
+from lmkit.testing.parsers import check_splits
+from lmkit_tool_parser_gemma.formats import REASONING
 
 
 class TestGemma4(ToolParserConformance):
@@ -28,3 +30,9 @@ class TestFunctiongemma(ToolParserConformance):
 class TestGemma4Reasoning(ReasoningParserConformance):
     plugin = "reasoning_parser:gemma4"
     samples = ("<|channel>thought\na<channel|>b", "<|channel>a<channel|>b")
+
+
+def test_a_doubled_marker_opens_once() -> None:
+    for begin in ("<|channel><|channel>thought\n", "<|channel>thought\n<|channel>thought\n", "<|channel><|channel>"):
+        got = check_splits(REASONING, f"{begin}hm<channel|>Yes")
+        assert (got.reasoning, got.content) == ("hm", "Yes")

@@ -1,6 +1,8 @@
 """The formats of this plugin read what they declare, whole and split, and survive what is broken."""
 
 from lmkit.testing import ReasoningParserConformance, ToolParserConformance
+from lmkit.testing.parsers import check_splits
+from lmkit_tool_parser_kimi.formats import KIMI_K2
 
 
 class TestKimiK2(ToolParserConformance):
@@ -11,3 +13,10 @@ class TestKimiK2Reasoning(ReasoningParserConformance):
     plugin = "reasoning_parser:kimi_k2"
     samples = ("<think>a</think>b", "<think>a")
     prompt_tails = ("", "<think>\n")
+
+
+def test_calls_without_their_section() -> None:
+    call = '<|tool_call_begin|>functions.f:{}<|tool_call_argument_begin|>{{"a": 1}}<|tool_call_end|>'
+    for begin, end in (("", ""), ("", "<|tool_calls_section_end|>"), ("Well. ", "")):
+        got = check_splits(KIMI_K2, f"{begin}{call.format(0)}{call.format(1)}{end}")
+        assert (got.content, len(got.calls)) == (begin, 2)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from lmkit.testing import ReasoningParserConformance, ToolParserConformance
+from lmkit.testing.parsers import check_splits
+from lmkit_tool_parser_mimo.formats import MIMO
 
 
 class TestMimo(ToolParserConformance):
@@ -23,3 +27,9 @@ class TestMimoReasoning(ReasoningParserConformance):
         "a</think>b",
         "<think>a<tool_call>b",
     )
+
+
+def test_values_on_lines_of_their_own() -> None:
+    call = "<tool_call>\n<function=f>\n<parameter=a>{}</parameter>\n</function>\n</tool_call>"
+    for written, value in (("\nx\ny\n", "x\ny"), ("x\n", "x\n"), ("\nx", "\nx"), ("x", "x"), ("\n", "\n")):
+        assert check_splits(MIMO, call.format(written)).calls == [("f", json.dumps({"a": value}))]

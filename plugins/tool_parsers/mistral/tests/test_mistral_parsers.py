@@ -1,6 +1,8 @@
 """The formats of this plugin read what they declare, whole and split, and survive what is broken."""
 
 from lmkit.testing import ReasoningParserConformance, ToolParserConformance
+from lmkit.testing.parsers import check_splits
+from lmkit_tool_parser_mistral.formats import REASONING
 
 
 class TestMistral(ToolParserConformance):
@@ -10,3 +12,8 @@ class TestMistral(ToolParserConformance):
 class TestMistralReasoning(ReasoningParserConformance):
     plugin = "reasoning_parser:mistral"
     samples = ("[THINK]a[/THINK]b",)
+
+
+def test_reasoning_may_come_after_text() -> None:
+    got = check_splits(REASONING, "Well, [THINK]hm[/THINK]yes.")
+    assert (got.reasoning, got.content) == ("hm", "Well, yes.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmkit.testing import ReasoningParserConformance
+from lmkit.testing import ReasoningParserConformance, ToolParserConformance
 
 
 class TestNemotronV3Reasoning(ReasoningParserConformance):
@@ -13,3 +13,8 @@ class TestNemotronV3Reasoning(ReasoningParserConformance):
         "a</think>b",
         "<think>a<tool_call>b",
     )
+
+
+class TestNemotronV2(ToolParserConformance):
+    plugin = "tool_parser:nemotron_v2"
+    samples = ('So <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": "{}"}]</TOOLCALL>',)

@@ -77,7 +77,15 @@ def test_calls_are_content_where_nobody_asked_for_them() -> None:
     text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>{}"
     got = check_splits(REASONING, text, PROMPT)
     assert (got.reasoning, got.calls) == ("Hm.", [])
-    assert got.content == "<|start|>assistant to=functions.f<|channel|>commentary<|message|>{}"
+    assert got.content == "{}"
+    assert "to=functions.f" in got.warnings[0].text
+
+
+def test_an_answer_to_nobody_is_an_answer() -> None:
+    for fmt in (CALLS, REASONING):
+        for header in (" to=assistant<|channel|>final", "<|channel|>final to=user"):
+            got = check_splits(fmt, f"{header}<|message|>Done.<|return|>", PROMPT)
+            assert (got.content, got.reasoning) == ("Done.", "")
 
 
 def test_the_end_of_the_prompt_says_where_the_output_begins() -> None:

@@ -20,7 +20,6 @@ from lmkit.api import (
     PluginError,
     RotatingAttention,
     StepLimits,
-    canonical,
     kv_scale_bytes,
 )
 from lmkit_platform_cpu.native import FIX, MISSING, Args, Native
@@ -56,7 +55,7 @@ class PlanArgs(Args):
 class AttentionArgs(Args):
     _fields_ = [
         *((name, c_void_p) for name in ("plan", "q", "kv", "out", "slopes", "sinks")),
-        ("q_stride", c_int64),
+        *((name, c_int64) for name in ("q_stride", "q_head")),
         ("dtype", c_int32),
         ("kv_dtype", c_int32),
         ("scale", c_float),
@@ -67,7 +66,8 @@ class AttentionArgs(Args):
 class WriteArgs(Args):
     _fields_ = [
         *((name, c_void_p) for name in ("q", "k", "v", "kv", "slots", "cos", "sin")),
-        *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride", "num_tokens", "step")),
+        *((name, c_int64) for name in ("q_stride", "q_head", "k_stride", "k_head", "v_stride", "v_head")),
+        *((name, c_int64) for name in ("num_tokens", "step")),
         *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "block_size")),
         *((name, c_int32) for name in ("pairs", "interleaved", "dtype", "kv_dtype")),
     ]
@@ -82,7 +82,7 @@ class CpuPlan:
         """`memory`: what `args` points to; it lives as long as the plan."""
         self.need, self.native, self.args, self.memory = need, native, args, memory
         self.work = addressof(args) + PlanArgs.work.offset
-        self.slopes = alibi_slopes(need.num_q_heads) if need.alibi else None
+        self.slopes = alibi_slopes(need.num_q_heads) * need.alibi if need.alibi else None
         self.slots: Tensor = torch.empty(0, dtype=torch.int64)
         self.num_tokens = 0
         self.batch: AttnBatch | None = None  # its buffers are read
@@ -127,6 +127,9 @@ class CpuAttention(RotatingAttention):
 
     def __init__(self) -> None:
         self._native: Native | None = None
+        self._block_sizes: dict[
+            tuple[object, ...], int
+        ] = {}  # (shape, dtype, head_dim, v_head_dim) of KV planned for ->
 
     def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
         if need.mla:
@@ -138,7 +141,7 @@ class CpuAttention(RotatingAttention):
         return None
 
     def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
-        return (16, 32, 64, 128, 256)
+        return (16, *range(32, 1025, 16))
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
         width = need.head_dim + (need.v_head_dim or need.head_dim) + kv_scale_bytes(need.kv_dtype)
@@ -149,6 +152,8 @@ class CpuAttention(RotatingAttention):
         if native is None:
             raise PluginError(f"attention cpu needs the native kernels of the CPU platform: {MISSING}", fix=FIX)
         self._native = native
+        v_dim, dtype = need.v_head_dim or need.head_dim, getattr(torch, need.kv_dtype)
+        self._block_sizes[self.kv_shape(need, 1)[1:], dtype, need.head_dim, v_dim] = need.block_size
         return CpuPlanner(need, limits, native)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
@@ -158,7 +163,13 @@ class CpuAttention(RotatingAttention):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
     ) -> None:
         num, heads, dim = q.shape
-        _check("rotate_write", q=q)
+        _check("rotate_write", q=q, k=k)
+        if q.stride(2) != 1 or k.stride(2) != 1:  # values of a head are not neighbours
+            rows_q, rows_k = q.contiguous(), k.contiguous()
+            self.rotate_write(rows_q, rows_k, v, kv, slots, cos, sin, interleaved)
+            q.copy_(rows_q)
+            k.copy_(rows_k)
+            return
         if q.dtype != k.dtype or num != k.shape[0] or dim != k.shape[2] or 2 * cos.shape[1] > dim:
             raise PluginError(f"rotate_write: q {list(q.shape)}, k {list(k.shape)}, {cos.shape[1]} pairs")
         for t in (cos, sin):
@@ -166,24 +177,26 @@ class CpuAttention(RotatingAttention):
                 raise PluginError(f"rotate_write: cos {list(cos.shape)}, sin {list(sin.shape)}, {t.dtype}")
         self._write(
             k, v, kv, slots, heads + k.shape[1], q=q.data_ptr(), cos=cos.data_ptr(), sin=sin.data_ptr(),
-            q_stride=q.stride(0), num_q_heads=heads, pairs=cos.shape[1], interleaved=interleaved,
+            q_stride=q.stride(0), q_head=q.stride(1), num_q_heads=heads, pairs=cos.shape[1], interleaved=interleaved,
         )  # fmt: skip
 
     def _write(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, all_heads: int, **rotation: int) -> None:
         assert self._native is not None, "a planner comes first"
         (num, heads, dim), v_dim = k.shape, v.shape[2]
-        size, rest = divmod(kv.shape[2], dim + v_dim + kv_scale_bytes(canonical(str(kv.dtype))))
-        if v.shape[:2] != (num, heads) or slots.shape != (num,) or kv.shape[1] != heads or rest or size % TILE:
+        size = self._block_sizes.get((tuple(kv.shape[1:]), kv.dtype, dim, v_dim))
+        if v.shape[:2] != (num, heads) or slots.shape != (num,) or kv.shape[1] != heads or size is None:
             raise PluginError(
                 f"write_kv: k {list(k.shape)}, v {list(v.shape)}, slots {list(slots.shape)} do not fit KV memory "
                 f"{list(kv.shape)}"
             )
         _check("write_kv", k=k, v=v)
+        k, v = _rows(k), _rows(v)
         if k.dtype != v.dtype or kv.dtype not in KV_DTYPES or not kv.is_contiguous() or slots.dtype != torch.int64:
             raise PluginError(f"write_kv: k {k.dtype}, v {v.dtype}, slots {slots.dtype}, KV memory {kv.dtype}")
         args = WriteArgs(
             k=k.data_ptr(), v=v.data_ptr(), kv=kv.data_ptr(), slots=slots.data_ptr(), k_stride=k.stride(0),
-            v_stride=v.stride(0), num_tokens=num, num_kv_heads=heads, head_dim=dim, v_head_dim=v_dim, block_size=size,
+            k_head=k.stride(1), v_stride=v.stride(0), v_head=v.stride(1), num_tokens=num, num_kv_heads=heads,
+            head_dim=dim, v_head_dim=v_dim, block_size=size,
             step=max(1, WRITE_VALUES // ((all_heads + heads) * dim)), dtype=DTYPES[k.dtype],
             kv_dtype=KV_DTYPES[kv.dtype],
             **rotation,
@@ -208,9 +221,11 @@ class CpuAttention(RotatingAttention):
             raise PluginError(f"forward: a scale of {scale} is not positive")
         if sinks is not None and (sinks.shape != (need.num_q_heads,) or sinks.dtype != torch.float32):
             raise PluginError(f"forward: sinks {list(sinks.shape)} {sinks.dtype}")
+        q = _rows(q)
         args = AttentionArgs(
             plan=addressof(plan.args), q=q.data_ptr(), kv=kv.data_ptr(), out=out.data_ptr(), q_stride=q.stride(0),
-            dtype=DTYPES[q.dtype], kv_dtype=KV_DTYPES[kv.dtype], scale=scale, softcap=need.softcap or 0.0,
+            q_head=q.stride(1), dtype=DTYPES[q.dtype], kv_dtype=KV_DTYPES[kv.dtype], scale=scale,
+            softcap=need.softcap or 0.0,
             slopes=None if plan.slopes is None else plan.slopes.data_ptr(),
             sinks=None if sinks is None else sinks.data_ptr(),
         )  # fmt: skip
@@ -218,12 +233,17 @@ class CpuAttention(RotatingAttention):
 
 
 def _check(what: str, **tensors: Tensor) -> None:
-    """[T, heads, dim] on the host, of a known dtype, without gaps within a token."""
+    """[T, heads, dim] on the host, of a known dtype."""
     for name, t in tensors.items():
         if t.device.type != "cpu" or t.dtype not in DTYPES:
             raise PluginError(f"{what}: {name} is {t.dtype} on {t.device}")
-        if t.dim() != 3 or t.shape[2] % TILE or t.stride(2) != 1 or (t.shape[1] > 1 and t.stride(1) != t.shape[2]):
-            raise PluginError(f"{what}: {name} {list(t.shape)} with strides {t.stride()} is not rows of whole heads")
+        if t.dim() != 3 or t.shape[2] % TILE:
+            raise PluginError(f"{what}: {name} {list(t.shape)} is not [tokens, heads, a multiple of {TILE}]")
+
+
+def _rows(t: Tensor) -> Tensor:
+    """`t`, copied unless the values of each head are neighbours; tokens and heads may lie anywhere."""
+    return t if t.stride(2) == 1 else t.contiguous()
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -26,7 +26,7 @@ class TorchAttention(AttentionBackend):
         return None
 
     def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
-        return (16, 32, 64, 128, 256, 8, 4, 2, 1)
+        return (16, *range(32, 1025, 16), *(size for size in range(1, 1025) if size % 16))
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
         width = need.head_dim + (need.v_head_dim or need.head_dim) + kv_scale_bytes(need.kv_dtype)

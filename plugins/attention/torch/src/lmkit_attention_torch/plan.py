@@ -54,7 +54,7 @@ class TorchPlanner:
 
     def __init__(self, need: AttnNeed, device: torch.device) -> None:
         self.need, self.device = need, device
-        self.slopes = alibi_slopes(need.num_q_heads).to(device) if need.alibi else None
+        self.slopes = (alibi_slopes(need.num_q_heads) * need.alibi).to(device) if need.alibi else None
 
     def plan(self, batch: AttnBatch) -> TorchPlan:
         num_rows = batch.num_rows

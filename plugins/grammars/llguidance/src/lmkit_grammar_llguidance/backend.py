@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import llguidance
 import numpy as np
-from lmkit.api import Grammar, GrammarError, Vocabulary, keywords
+from lmkit.api import Grammar, GrammarError, Vocabulary
 
 from lmkit_grammar_llguidance.lark import MAX_DEPTH as MAX_TAG_DEPTH
 from lmkit_grammar_llguidance.lark import OPTIONS, TagGrammar
+from lmkit_grammar_llguidance.schema import rewrite
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_DEPTH = 64  # of a schema
+MAX_DEPTH = 256  # of a schema
 MAX_CHOICES = 10_000
-UNKNOWN_KEYWORDS = frozenset({"disallow", "divisibleBy", "extends"})  # of old drafts: llguidance passes over them
 _CONTROL = re.compile(r"(?<!\\)(\\\\)*\\u00[01]")  # as json.dumps writes them; OPTIONS leaves no way to
-LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+# What a grammar takes is measured when it is tried out; states come while it is used.
+LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
 
 
 class LlGuidance:
@@ -65,8 +66,7 @@ class LlGuidance:
         match grammar.kind:
             case "json_schema":
                 schema = _json(grammar.source, MAX_DEPTH)
-                schema = {} if schema is True else schema
-                check_schema(schema)
+                schema = _enforceable(schema)
                 return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast(Any, OPTIONS))
             case "json_object":
                 return llguidance.LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=cast(Any, OPTIONS))
@@ -78,7 +78,7 @@ class LlGuidance:
                 return llguidance.LLMatcher.grammar_from_lark(_from_ebnf(grammar.source))
             case "structural_tag":
                 tag = _json(grammar.source, MAX_DEPTH + 2 * MAX_TAG_DEPTH)
-                lark = TagGrammar(self._vocabulary, _compile_schema).build(tag)
+                lark = TagGrammar(self._vocabulary, _enforceable_part).build(tag)
                 return llguidance.LLMatcher.grammar_from_lark(lark)
         _check_lark(grammar.source)
         return llguidance.LLMatcher.grammar_from_lark(grammar.source)
@@ -104,18 +104,24 @@ class GuidanceMatcher:
         self._matcher = matcher
 
     def accept(self, ids: Sequence[int]) -> int:
-        return self._matcher.try_consume_tokens(list(ids))
+        accepted = self._matcher.try_consume_tokens(list(ids))
+        if accepted < len(ids):
+            _check(self._matcher)
+        return accepted
 
     def rollback(self, n: int) -> None:
-        assert self._matcher.rollback(n), "rolls back at most what was accepted"
+        if not self._matcher.rollback(n):
+            _check(self._matcher)
+            raise AssertionError("rolls back at most what was accepted")
 
     def fill(self, row: np.ndarray) -> None:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self._matcher.is_error():
-            _check(self._matcher)
+        _check(self._matcher)
 
     def forced(self) -> Sequence[int]:
-        return self._matcher.compute_ff_tokens()  # the library's masks insist on just these tokens
+        found = self._matcher.compute_ff_tokens()  # the library's masks insist on just these tokens
+        _check(self._matcher)
+        return found
 
     @property
     def complete(self) -> bool:
@@ -166,20 +172,25 @@ def check_schema(schema: object) -> None:
         raise GrammarError("a JSON schema is an object")
     if schema is False:
         raise GrammarError("nothing satisfies the schema false")
-    if unknown := keywords(schema) & UNKNOWN_KEYWORDS:
-        raise GrammarError(f"keywords that are not supported: {', '.join(sorted(unknown))}")
     if _CONTROL.search(json.dumps(schema)):
         raise GrammarError("control characters other than \\b \\f \\n \\r \\t cannot be written")
     if '"x-guidance"' in json.dumps(schema):
         raise GrammarError("x-guidance is not a keyword of JSON schema")
 
 
-def _compile_schema(schema: object) -> None:
-    """Refuses a part of a structural tag by itself, with a shorter message. Raises GrammarError."""
+def _enforceable(schema: Any) -> dict[str, Any]:
+    """In the words that llguidance enforces. Raises GrammarError."""
     check_schema(schema)
-    source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast(Any, OPTIONS))
+    return rewrite(schema)
+
+
+def _enforceable_part(schema: object) -> dict[str, Any]:
+    """Of a structural tag: refused by itself, with a shorter message. Raises GrammarError."""
+    made = _enforceable(schema)
+    source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(made), overrides=cast(Any, OPTIONS))
     if problem := llguidance.LLMatcher.validate_grammar(source, limits=LIMITS):
         raise GrammarError(_told(problem))
+    return made
 
 
 def _check(matcher: LLMatcher) -> None:
@@ -190,6 +201,7 @@ def _check(matcher: LLMatcher) -> None:
 def _told(problem: str) -> str:
     """One line: the library goes on with the grammar as text."""
     message = problem.replace("<non-verbose/>", "").strip().split("\n   1 | ")[0]
+    message = message.split("\n  while processing")[0]  # a place in the schema as it was rewritten
     return "nothing satisfies it" if message.startswith("NoExtension") else message[:600]
 
 
@@ -216,7 +228,7 @@ def _choice(source: str) -> str:
         raise GrammarError("a choice is a JSON list of texts that are not empty")
     if len(choices) > MAX_CHOICES:
         raise GrammarError(f"{len(choices)} choices, at most {MAX_CHOICES} are possible")
-    return "start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices)
+    return f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(c, ensure_ascii=False) for c in choices)}"
 
 
 def _from_ebnf(source: str) -> str:

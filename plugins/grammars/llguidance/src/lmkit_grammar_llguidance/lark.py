@@ -20,14 +20,15 @@ MAX_DEPTH = 32
 class TagGrammar:
     """Builds the Lark text of one structural tag."""
 
-    def __init__(self, vocab: Vocabulary, check_schema: Callable[[object], None]) -> None:
+    def __init__(self, vocab: Vocabulary, enforceable: Callable[[object], object]) -> None:
+        """`enforceable`: a schema in the words of llguidance. Raises GrammarError."""
         self._special = {
             vocab.pieces[t].decode(errors="replace"): t for t in vocab.special_ids if t < len(vocab.pieces)
         }
         self._special.pop("", None)
         names = sorted(map(re.escape, self._special), key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(names)})") if names else None
-        self._check_schema = check_schema
+        self._enforceable = enforceable
         self._lines: list[str] = []
         self._num_formats = 0
         self._where = "in the structural tag"
@@ -75,7 +76,7 @@ class TagGrammar:
     def _schema(self, spec: Mapping[str, Any], depth: int) -> str:
         schema = spec.get("json_schema")
         try:
-            self._check_schema(schema)
+            schema = self._enforceable(schema)
         except GrammarError as e:
             raise GrammarError(f"{self._where}: {e.message}") from None
         return self._rule(f"%json {json.dumps(_closed(schema), ensure_ascii=False)}")
@@ -91,7 +92,25 @@ class TagGrammar:
         return self._rule(" ".join(self._format(e, depth + 1) for e in _list(spec, "elements")))
 
     def _or(self, spec: Mapping[str, Any], depth: int) -> str:
-        return self._rule(" | ".join(self._format(e, depth + 1) for e in _list(spec, "elements")))
+        elements = _list(spec, "elements")
+        if texts := self._plain_texts(elements):
+            return self._rule(" | ".join(texts), "WORD")  # one lexeme: thousands of rules are too many for the parser
+        return self._rule(" | ".join(self._format(e, depth + 1) for e in elements))
+
+    def _plain_texts(self, elements: Sequence[Any]) -> list[str]:
+        """The elements as expressions if all are texts without control tokens, and none is empty."""
+        found = []
+        for element in elements:
+            text = element.get("value") if isinstance(element, Mapping) else None
+            if not (text and isinstance(text, str) and set(element) == {"type", "value"}):
+                return []
+            if element["type"] != "const_string" or (self._split and self._split.search(text)):
+                return []
+            found.append(json.dumps(text, ensure_ascii=False))
+        self._num_formats += len(found)
+        if self._num_formats > MAX_FORMATS:
+            raise GrammarError(f"the structural tag has more than {MAX_FORMATS} formats")
+        return found
 
     def _tag(self, spec: Mapping[str, Any], depth: int) -> str:
         begin, end, content = _text(spec, "begin"), _text(spec, "end"), spec.get("content")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from lmkit_grammar_xgrammar.schema import check, check_anchors
 
 MAX_DEPTH = 64
 MAX_CHOICES = 10_000
+_SOURCE = re.compile(r"(\[[\d:.]+\] )?(/[\w.+-]+)+\.\w+:\d+(:\d+)?:? *")  # where in the library something was raised
 
 
 class XGrammar:
@@ -39,7 +41,7 @@ class XGrammar:
         except GrammarError:
             raise
         except (RuntimeError, ValueError, TypeError) as e:  # the library has no error type of its own
-            raise GrammarError(str(e).split("] ", 1)[-1].strip()[:600] or type(e).__name__) from None
+            raise GrammarError(_SOURCE.sub("", str(e)).strip()[:600] or type(e).__name__) from None
 
     def load(self, compiled: bytes) -> LoadedGrammar:
         return LoadedGrammar(xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), self._tokens), self._ends)

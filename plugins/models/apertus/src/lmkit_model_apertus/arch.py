@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
 
+STRETCHED = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
 
 def apertus(r: ConfigReader) -> DecoderConfig:
     r.one_of("hidden_act", ("xielu",), "xielu")
@@ -11,7 +19,7 @@ def apertus(r: ConfigReader) -> DecoderConfig:
     return usual_config(
         r,
         max_positions=65536,
-        rope=r.rope(12e6),
+        rope=r.rope(12e6, missing=STRETCHED),
         norm_eps=r.number("rms_norm_eps", 1e-5),
         activation="xielu",
         gated=False,

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 ROBERTA = ("Roberta", "XLMRoberta", "Camembert")
 ENDINGS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 COLBERT = "HF_ColBERT"
-ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
 
 class BertArchitecture(Architecture):
@@ -41,7 +40,7 @@ class BertArchitecture(Architecture):
             windows=(None,) * r.layers(),
             max_length=num_positions - first,
             norm_eps=r.number("layer_norm_eps", 1e-12),
-            activation=r.one_of("hidden_act", ACTIVATIONS, "gelu"),
+            activation=r.activation("hidden_act", "gelu"),
             num_positions=num_positions,
             first_position=first,
             num_types=r.integer("type_vocab_size", 2),

@@ -37,7 +37,7 @@ class ModernBertArchitecture(Architecture):
             windows=tuple(window if kind == KINDS[1] else None for kind in _kinds(r)),
             max_length=r.integer("max_position_embeddings", 8192),
             norm_eps=r.number("norm_eps", 1e-5),
-            activation=r.one_of("hidden_activation", ("gelu", "silu", "relu"), "gelu"),
+            activation=r.activation("hidden_activation", "gelu", ("gelu", "silu", "relu")),
             ropes=tuple(_rope(config, kind) for kind in KINDS),
             qkv_bias=attn_bias,
             o_bias=attn_bias,
@@ -48,7 +48,7 @@ class ModernBertArchitecture(Architecture):
             pre_norm=True,
             norm_bias=r.flag("norm_bias", False),
             head=head,
-            head_activation=r.one_of("classifier_activation", ("gelu", "silu", "relu"), "gelu"),
+            head_activation=r.activation("classifier_activation", "gelu", ("gelu", "silu", "relu")),
             head_norm=bool(head),
             prefixes=("", "model."),
         )

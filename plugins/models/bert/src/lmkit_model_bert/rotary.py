@@ -59,7 +59,7 @@ class RotaryArchitecture(Architecture):
             windows=(None,) * r.layers(),
             max_length=rope_length(r.integer("max_position_embeddings"), rope),
             norm_eps=r.number("layer_norm_eps", 1e-12),
-            activation=r.one_of("hidden_act", ("silu", "gelu"), "gelu" if gte else "silu"),
+            activation=r.activation("hidden_act", "gelu" if gte else "silu", ("silu", "gelu")),
             ropes=(rope,),
             num_types=r.count("type_vocab_size", 1 if gte else 2),
             qkv_bias=gte,

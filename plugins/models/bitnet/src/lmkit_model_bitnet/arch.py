@@ -20,6 +20,7 @@ def bitnet(r: ConfigReader) -> DecoderConfig:
 
 
 class Bitnet(DecoderArchitecture):
+    defaults = {"BitNetForCausalLM": {"num_key_value_heads": 5}}
     configs = {"BitNetForCausalLM": bitnet}
     models = {"BitNetForCausalLM": "lmkit_model_bitnet.model:BitNet"}
     targets = {"sub_norm": "layers.{i}.attn.sub_norm", "mlp_sub_norm": "layers.{i}.mlp.sub_norm"}

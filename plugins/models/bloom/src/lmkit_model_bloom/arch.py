@@ -78,7 +78,7 @@ def heads(hidden: int, num: int) -> dict[str, Any]:
         "num_kv_heads": num,
         "head_dim": hidden // num,
         "rope": None,
-        "alibi": True,
+        "alibi": 1.0,
         "gated": False,
     }
 
@@ -86,4 +86,11 @@ def heads(hidden: int, num: int) -> dict[str, Any]:
 class Bloom(DecoderArchitecture):
     configs = {"BloomForCausalLM": bloom, "MptForCausalLM": mpt}
     transforms = {"BloomForCausalLM": {"qkv": split_per_head}}
+    spellings = {
+        "n_layer": ("num_hidden_layers",),
+        "n_layers": ("num_hidden_layers",),
+        "n_head": ("num_attention_heads",),
+        "n_heads": ("num_attention_heads",),
+        "d_model": ("hidden_size",),
+    }
     prefix = "transformer."

@@ -27,6 +27,7 @@ NAMES = tensor_names(
 def dbrx(r: ConfigReader) -> DecoderConfig:
     r.one_of("tie_word_embeddings", (False,), False)
     attention, ffn = r.nested("attn_config"), r.nested("ffn_config")
+    ffn = ConfigReader({"moe_normalize_expert_weights": 1, **ffn.config})
     layers, hidden, heads = r.layers("n_layers"), r.integer("d_model"), r.integer("n_heads")
     size = ffn.integer("ffn_hidden_size", 3584)
     return DecoderConfig(
@@ -68,4 +69,10 @@ def transposed_experts(cfg: DecoderConfig, weight: Tensor) -> Tensor:
 
 class Dbrx(DecoderArchitecture):
     configs = {"DbrxForCausalLM": dbrx}
+    spellings = {
+        "d_model": ("hidden_size",),
+        "n_heads": ("num_attention_heads",),
+        "n_layers": ("num_hidden_layers",),
+        "max_seq_len": ("max_position_embeddings",),
+    }
     transforms = {"DbrxForCausalLM": {"experts_down": transposed_experts}}

@@ -53,6 +53,44 @@ def deepseek_v3(r: ConfigReader) -> DecoderConfig:
     return latent(r, 4096, moe=moe, interleaved=r.flag("rope_interleave", True), num_unused_layers=unused(r))
 
 
+def deepseek_v1(r: ConfigReader) -> DecoderConfig:
+    """Plain attention; softmax scores without groups, correction or scale."""
+    r.one_of("scoring_func", ("softmax",), "softmax")
+    every, first = r.integer("moe_layer_freq", 1), r.count("first_k_dense_replace", 0)
+    bias = r.flag("attention_bias", False)
+    moe = corrected_moe(
+        r,
+        layers=tuple(i >= first and i % every == 0 for i in range(r.layers())),
+        scoring="softmax",
+        correction=False,
+        renormalize=r.flag("norm_topk_prob", False),
+        float32=True,
+        scale=1.0,
+        num_groups=1,
+        top_groups=1,
+    )
+    names = tensor_names(**EXPERTS)
+    return usual_config(r, max_positions=2048, qkv_bias=bias, o_bias=bias, moe=moe, names=names)
+
+
+def sparse(r: ConfigReader, max_positions: int, **given: Any) -> DecoderConfig:
+    """Sparse attention: a token sees the `index_topk` tokens that a small indexer chooses, which are all of them up to
+    that length. More is not served, and indexers are not loaded."""
+    first, most = r.count("first_k_dense_replace", 3), r.integer("index_topk", 2048)
+    kinds = r.layer_kinds(lambda i: "dense" if i < first else "sparse", ("dense", "sparse"), "mlp_layer_types")
+    given["moe"] = corrected_moe(r, layers=tuple(kind == "sparse" for kind in kinds))
+    length = min(most, r.integer("max_position_embeddings", max_positions))
+    return latent(r, max_positions, interleaved=True, num_unused_layers=unused(r), max_length=length, **given)
+
+
+def deepseek_v32(r: ConfigReader) -> DecoderConfig:
+    return sparse(r, 163840)
+
+
+def glm_moe_dsa(r: ConfigReader) -> DecoderConfig:
+    return sparse(r, 202752, norm_eps=r.number("rms_norm_eps", 1e-5))
+
+
 def glm4_moe_lite(r: ConfigReader) -> DecoderConfig:
     first = r.count("first_k_dense_replace", 1)
     kinds = r.layer_kinds(lambda i: "dense" if i < first else "sparse", ("dense", "sparse"), "mlp_layer_types")
@@ -80,13 +118,15 @@ def youtu(r: ConfigReader) -> DecoderConfig:
 
 
 def minicpm3(r: ConfigReader) -> DecoderConfig:
+    values = r.integer("v_head_dim", r.integer("hidden_size") // r.integer("num_attention_heads"))
+    r = ConfigReader({**r.config, "v_head_dim": values})
     return latent(
         r,
         32768,
         norm_eps=r.number("rms_norm_eps", 1e-5),
         embed_scale=r.number("scale_emb", 12),
-        residual_scale=r.number("scale_depth", 1.4) / r.layers() ** 0.5,
-        logit_scale=r.number("dim_model_base", 256) / r.integer("hidden_size"),
+        residual_scale=(r.limit("scale_depth", 1.4) or r.layers() ** 0.5) / r.layers() ** 0.5,
+        logit_scale=(r.limit("dim_model_base", 256) or r.integer("hidden_size")) / r.integer("hidden_size"),
         tie=r.flag("tie_word_embeddings", True),
         mlp_bias=r.flag("mlp_bias", False),
     )
@@ -94,7 +134,7 @@ def minicpm3(r: ConfigReader) -> DecoderConfig:
 
 def mistral4(r: ConfigReader) -> DecoderConfig:
     """Softmax scores; queries that grow with their position; experts whose tensors are stacked."""
-    rope = r.rope(default_partial=1.0, extra=("llama_4_scaling_beta", "max_position_embeddings"))
+    rope = r.rope(default_partial=1.0, extra=("llama_4_scaling_beta", "max_position_embeddings"), missing=GROWING)
     if rope["rope_type"] != "yarn" or "llama_4_scaling_beta" not in rope:
         raise UnsupportedModel("rope_parameters", rope["rope_type"], "yarn with llama_4_scaling_beta")
     moe = corrected_moe(r, scoring="softmax", correction=False, float32=False)
@@ -122,13 +162,60 @@ def unused(r: ConfigReader) -> int:
     return r.count("num_nextn_predict_layers", 1)
 
 
+HEADS = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "q_lora_rank": 1536}
+GROWING = {
+    "rope_type": "yarn",
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
 class Deepseek(DecoderArchitecture):
     configs = {
         "DeepseekV2ForCausalLM": deepseek_v2,
         "DeepseekV3ForCausalLM": deepseek_v3,
+        "DeepseekV32ForCausalLM": deepseek_v32,
+        "GlmMoeDsaForCausalLM": glm_moe_dsa,
+        "DeepseekForCausalLM": deepseek_v1,
         "Glm4MoeLiteForCausalLM": glm4_moe_lite,
         "YoutuForCausalLM": youtu,
         "MiniCPM3ForCausalLM": minicpm3,
         "Mistral4ForCausalLM": mistral4,
+    }
+    ignored = ("model.layers.{i}.self_attn.indexer.{any}",)
+    defaults = {
+        "DeepseekV32ForCausalLM": HEADS
+        | {"n_shared_experts": 1, "n_routed_experts": 256, "moe_intermediate_size": 2048, "num_experts_per_tok": 8}
+        | {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
+        "GlmMoeDsaForCausalLM": HEADS
+        | {"n_shared_experts": 1, "n_routed_experts": 256, "moe_intermediate_size": 2048, "num_experts_per_tok": 8}
+        | {"routed_scaling_factor": 2.5, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256},
+        "DeepseekV2ForCausalLM": HEADS | {"n_shared_experts": 2, "n_routed_experts": 64},
+        "DeepseekV3ForCausalLM": HEADS
+        | {"n_shared_experts": 1, "n_routed_experts": 256, "moe_intermediate_size": 2048, "num_experts_per_tok": 8},
+        "Glm4MoeLiteForCausalLM": HEADS
+        | {"n_shared_experts": 1, "n_routed_experts": 64, "moe_intermediate_size": 1536, "num_experts_per_tok": 4}
+        | {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256},
+        "YoutuForCausalLM": HEADS,
+        "MiniCPM3ForCausalLM": {
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "kv_lora_rank": 256,
+            "q_lora_rank": 768,
+        },
+        "Mistral4ForCausalLM": HEADS
+        | {"n_shared_experts": 1, "n_routed_experts": 128, "moe_intermediate_size": 2048, "num_experts_per_tok": 4}
+        | {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64},
+    }
+    spellings = {
+        "qk_rope_head_dim": ("head_dim",),
+        "n_routed_experts": (
+            "num_experts",
+            "num_local_experts",
+        ),
+        "num_nextn_predict_layers": ("num_mtp_layers",),
     }
     transforms = {"Mistral4ForCausalLM": {"experts_up": stacked, "experts_down": stacked}}

@@ -8,11 +8,14 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="deepseek",
-            summary="DeepSeek V2 and V3, Kimi K2, GLM-4.7 Flash, Youtu and MiniCPM3",
+            summary="DeepSeek V1 to V3.2, GLM-5, Kimi K2, GLM-4.7 Flash, Youtu and MiniCPM3",
             target="lmkit_model_deepseek.arch:Deepseek",
             architectures=(
                 "DeepseekV2ForCausalLM",
                 "DeepseekV3ForCausalLM",
+                "DeepseekV32ForCausalLM",
+                "GlmMoeDsaForCausalLM",
+                "DeepseekForCausalLM",
                 "Glm4MoeLiteForCausalLM",
                 "YoutuForCausalLM",
                 "MiniCPM3ForCausalLM",

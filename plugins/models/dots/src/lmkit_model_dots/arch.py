@@ -45,3 +45,8 @@ def solar_open(r: ConfigReader) -> DecoderConfig:
 
 class Dots(DecoderArchitecture):
     configs = {"Dots1ForCausalLM": dots1, "SolarOpenForCausalLM": solar_open}
+    defaults = {"Dots1ForCausalLM": {"num_key_value_heads": 32, "moe_intermediate_size": 1408}}
+    defaults |= {"SolarOpenForCausalLM": {"n_routed_experts": 128, "num_experts_per_tok": 8}}
+    spellings = {
+        "n_routed_experts": ("num_local_experts",),
+    }

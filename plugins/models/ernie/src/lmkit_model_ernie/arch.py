@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmkit.layers import (
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
 def ernie(r: ConfigReader, **more: Any) -> DecoderConfig:
     bias = r.flag("use_bias", False)
-    given = {"num_kv_heads": r.integer("num_key_value_heads", 2), **more}
-    if "moe" not in given:
-        given["head_dim"] = r.integer("head_dim", 128)
     return usual_config(
         r,
         max_positions=131072,
@@ -33,7 +31,7 @@ def ernie(r: ConfigReader, **more: Any) -> DecoderConfig:
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=bias,
-        **given,
+        **more,
     )
 
 
@@ -49,12 +47,15 @@ def ernie_moe(r: ConfigReader) -> DecoderConfig:
         layers=tuple((i + 1) % every == 0 and first <= i < end for i in range(r.layers())),
         correction=True,
         float32=True,
+        renormalize=False,  # its router does
         shared_size=size * r.count("moe_num_shared_experts", 2),
     )
     names = tensor_names(**{**EXPERTS, "correction": ".mlp.moe_statics.e_score_correction_bias"})
-    return ernie(
-        r, moe=moe, head_bias=r.flag("use_bias", False), names=names, num_kv_heads=r.integer("num_key_value_heads", 4)
-    )
+    return ernie(r, moe=moe, head_bias=r.flag("use_bias", False), names=names)
+
+
+def limits(r: ConfigReader) -> Mapping[str, Any]:
+    return {"norm_min": r.number("moe_norm_min", 1e-12)}
 
 
 def flat(cfg: DecoderConfig, correction: Tensor) -> Tensor:
@@ -64,4 +65,14 @@ def flat(cfg: DecoderConfig, correction: Tensor) -> Tensor:
 
 class Ernie(DecoderArchitecture):
     configs = {"Ernie4_5ForCausalLM": ernie, "Ernie4_5_MoeForCausalLM": ernie_moe}
+    defaults = {
+        "Ernie4_5ForCausalLM": {"num_key_value_heads": 2, "head_dim": 128},
+        "Ernie4_5_MoeForCausalLM": {"num_key_value_heads": 4},
+    }
+    spellings = {
+        "moe_num_experts": ("num_experts",),
+        "moe_k": ("num_experts_per_tok",),
+    }
+    models = {"Ernie4_5_MoeForCausalLM": "lmkit_model_ernie.model:ErnieMoE"}
+    options = {"Ernie4_5_MoeForCausalLM": limits}
     transforms = {"Ernie4_5_MoeForCausalLM": {"correction": flat}}

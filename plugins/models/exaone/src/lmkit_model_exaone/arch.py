@@ -22,6 +22,28 @@ AFTER = tensor_names(
 )
 
 
+def exaone3(r: ConfigReader) -> DecoderConfig:
+    """A Llama under other names."""
+    return usual_config(
+        r,
+        max_positions=2048,
+        norm_eps=r.number("layer_norm_epsilon", 1e-5),
+        activation=r.activation("activation_function"),
+        names=tensor_names(
+            "transformer.h.{i}",
+            embed="transformer.wte",
+            norm="transformer.ln_f",
+            attn_norm=".ln_1",
+            mlp_norm=".ln_2",
+            **{part: f".attn.attention.{part}_proj" for part in "qkv"},
+            o=".attn.attention.out_proj",
+            gate=".mlp.c_fc_0",
+            up=".mlp.c_fc_1",
+            down=".mlp.c_proj",
+        ),
+    )
+
+
 def exaone4(r: ConfigReader, **more: Any) -> DecoderConfig:
     pattern = r.config.get("sliding_window_pattern", 4)
     size = r.optional("sliding_window", 4096)
@@ -60,8 +82,14 @@ def exaone_moe(r: ConfigReader) -> DecoderConfig:
 
 class Exaone(DecoderArchitecture):
     configs = {
+        "ExaoneForCausalLM": exaone3,
         "Exaone4ForCausalLM": exaone4,
         "ExaoneMoeForCausalLM": exaone_moe,
         "ExaoneMoEForCausalLM": exaone_moe,  # its name in released files
     }
-    ignored = ("mtp.{any}",)
+    defaults = {
+        name: {"num_key_value_heads": 32}
+        for name in ("Exaone4ForCausalLM", "ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM")
+    }
+    spellings = {"num_hidden_layers": ("num_layers",)}
+    ignored = ("mtp.{any}", "transformer.h.{i}.attn.attention.rotary.inv_freq")

@@ -8,10 +8,11 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="exaone",
-            summary="EXAONE 4 and EXAONE MoE",
+            summary="EXAONE 3, EXAONE 4 and EXAONE MoE",
             target="lmkit_model_exaone.arch:Exaone",
             architectures=(
                 "Exaone4ForCausalLM",
+                "ExaoneForCausalLM",
                 "ExaoneMoeForCausalLM",
                 "ExaoneMoEForCausalLM",
             ),

@@ -13,8 +13,8 @@ from lmkit.layers import (
 
 
 def falcon(r: ConfigReader) -> DecoderConfig:
-    r.one_of("alibi", (False,), False)  # its slopes are divided by the square root of the head size
     heads, hidden, bias = r.integer("num_attention_heads"), r.integer("hidden_size"), r.flag("bias", False)
+    alibi = r.flag("alibi", False)
     grouped = r.flag("new_decoder_architecture", False)
     parallel = r.flag("parallel_attn", True)
     two_norms = parallel and r.one_of("num_ln_in_parallel_attn", (None, 1, 2), 2 if grouped else None) == 2
@@ -29,6 +29,8 @@ def falcon(r: ConfigReader) -> DecoderConfig:
         intermediate_size=r.integer("ffn_hidden_size", 4 * hidden),
         num_kv_heads=num_kv,
         head_dim=hidden // heads,
+        alibi=(hidden // heads) ** -0.5 if alibi else 0.0,  # added before scores are scaled
+        rope=None if alibi else r.rope(),
         placement="parallel_two_norms" if two_norms else "parallel" if parallel else "pre",
         norm="layer",
         norm_eps=r.number("layer_norm_epsilon", 1e-5),

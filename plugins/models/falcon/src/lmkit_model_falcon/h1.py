@@ -43,7 +43,7 @@ def falcon_h1(r: ConfigReader) -> DecoderConfig:
         num_kv_heads=r.optional("num_key_value_heads", 8) or heads,
         head_dim=head_dim,
         norm_eps=r.number("rms_norm_eps", 1e-5),
-        activation=r.one_of("hidden_act", ("silu",), "silu"),
+        activation=r.activation(known=("silu",)),
         embed_scale=r.number("embedding_multiplier", 1.0),
         attn_scale=head_dim**-0.5 * r.number("key_multiplier", 1.0),
         logit_scale=r.number("lm_head_multiplier", 1.0),

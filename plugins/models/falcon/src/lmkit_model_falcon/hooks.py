@@ -11,7 +11,7 @@ def lmkit_models() -> list[ModelSpec]:
             summary="Falcon",
             target="lmkit_model_falcon.arch:Falcon",
             architectures=("FalconForCausalLM",),
-            features=frozenset({"causal"}),
+            features=frozenset({"causal", "alibi"}),
         ),
         ModelSpec(
             name="falcon_h1",

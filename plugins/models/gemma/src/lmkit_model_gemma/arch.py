@@ -51,7 +51,7 @@ def gemma3(r: ConfigReader) -> DecoderConfig:
         qk_norm="head",
         rope=r.rope(1e6, kind_of_layer="full_attention"),
         window_rope=local_rope(r),
-        **alternating(r, pattern, softcap=None),
+        **alternating(r, pattern, softcap=None) | {"attn_softcap": None},  # the key is there, and has no effect
         **common(r),
     )
 
@@ -150,6 +150,7 @@ class Gemma(DecoderArchitecture):
         "RecurrentGemmaForCausalLM": recurrent_gemma,
     }
     models = {"RecurrentGemmaForCausalLM": "lmkit_model_gemma.model:RecurrentGemma"}
+    spellings = {"attention_window_size": ("sliding_window",)}
     targets = {
         "griffin_x": ("layers.{i}.attn.xy", "x"),
         "griffin_y": ("layers.{i}.attn.xy", "y"),

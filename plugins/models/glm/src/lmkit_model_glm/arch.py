@@ -14,6 +14,8 @@ from lmkit.layers import (
     usual_config,
 )
 
+from lmkit_model_glm.others import bailing, bailing_v2, chatglm
+
 
 def glm(r: ConfigReader, **more: Any) -> DecoderConfig:
     given = {"names": tensor_names(gate_up=".mlp.gate_up_proj"), **more}
@@ -57,4 +59,22 @@ def glm4_moe(r: ConfigReader) -> DecoderConfig:
 
 
 class Glm(DecoderArchitecture):
-    configs = {"GlmForCausalLM": glm, "Glm4ForCausalLM": glm4, "Glm4MoeForCausalLM": glm4_moe}
+    configs = {
+        "GlmForCausalLM": glm,
+        "Glm4ForCausalLM": glm4,
+        "Glm4MoeForCausalLM": glm4_moe,
+        "BailingMoeForCausalLM": bailing,
+        "BailingMoeV2ForCausalLM": bailing_v2,
+        "ChatGLMModel": chatglm,
+        "ChatGLMForConditionalGeneration": chatglm,
+    }
+    ignored = ("transformer.rotary_pos_emb.inv_freq",)
+    defaults = {
+        "Glm4MoeForCausalLM": {
+            "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 1408,
+        },
+    }  # fmt: skip
+    spellings = {
+        "n_routed_experts": ("num_local_experts",),
+        "num_nextn_predict_layers": ("num_mtp_layers",),
+    }

@@ -8,12 +8,16 @@ def lmkit_models() -> list[ModelSpec]:
     return [
         ModelSpec(
             name="glm",
-            summary="GLM-4, dense and with experts",
+            summary="GLM-4 and ChatGLM, dense and with experts, and Ling",
             target="lmkit_model_glm.arch:Glm",
             architectures=(
                 "GlmForCausalLM",
                 "Glm4ForCausalLM",
                 "Glm4MoeForCausalLM",
+                "BailingMoeForCausalLM",
+                "BailingMoeV2ForCausalLM",
+                "ChatGLMModel",
+                "ChatGLMForConditionalGeneration",
             ),
             features=frozenset({"causal"}),
         ),

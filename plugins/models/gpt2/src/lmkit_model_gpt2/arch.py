@@ -30,16 +30,24 @@ NAMES = {
 
 
 def gpt2(r: ConfigReader) -> DecoderConfig:
-    r.one_of("scale_attn_weights", (True,), True)
-    r.one_of("scale_attn_by_inverse_layer_idx", (False,), False)
     r.one_of("add_cross_attention", (False,), False)
-    return usual_config(r, **short_keys(r, "gelu_new"), **blocks(r))
+    given = short_keys(r, "gelu_new")
+    scale = attn_scale(r, given["head_dim"])
+    per_layer: tuple[dict[str, float], ...] = ()
+    if r.flag("scale_attn_by_inverse_layer_idx", False):
+        per_layer = tuple({"attn_scale": scale / (i + 1)} for i in range(len(given["windows"])))
+    return usual_config(r, **given, **blocks(r), attn_scale=scale, per_layer=per_layer)
 
 
 def bigcode(r: ConfigReader) -> DecoderConfig:
-    r.one_of("scale_attn_weights", (True,), True)
-    kv = {"num_kv_heads": 1} if r.flag("multi_query", True) else {}
-    return usual_config(r, **{**short_keys(r, "gelu_pytorch_tanh"), **kv}, **blocks(r))
+    given = short_keys(r, "gelu_pytorch_tanh")
+    if r.flag("multi_query", True):
+        given["num_kv_heads"] = 1
+    return usual_config(r, **given, **blocks(r), attn_scale=attn_scale(r, given["head_dim"]))
+
+
+def attn_scale(r: ConfigReader, head_dim: int) -> float:
+    return head_dim**-0.5 if r.flag("scale_attn_weights", True) else 1.0
 
 
 def gpt_neo(r: ConfigReader) -> DecoderConfig:
@@ -116,6 +124,14 @@ def split_unless_shared(cfg: DecoderConfig, fused: Tensor) -> Tensor:
 
 class Gpt2(DecoderArchitecture):
     configs = {"GPT2LMHeadModel": gpt2, "GPTNeoForCausalLM": gpt_neo, "GPTBigCodeForCausalLM": bigcode}
+    spellings = {
+        "n_embd": ("hidden_size",),
+        "n_head": ("num_attention_heads",),
+        "n_layer": ("num_hidden_layers",),
+        "n_positions": ("max_position_embeddings",),
+        "num_heads": ("num_attention_heads",),
+        "num_layers": ("num_hidden_layers",),
+    }
     transforms = {
         "GPT2LMHeadModel": dict.fromkeys(("qkv", "o", "up", "down"), transposed),
         "GPTBigCodeForCausalLM": {"qkv": split_unless_shared},

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 def neox(r: ConfigReader) -> DecoderConfig:
     bias = r.flag("attention_bias", True)
+    r = ConfigReader({**r.config, "rope_theta": None})  # called rotary_emb_base
     return usual_config(
         r,
         max_positions=2048,
@@ -124,6 +125,12 @@ class GptNeox(DecoderArchitecture):
         "GPTJForCausalLM": gptj,
         "CodeGenForCausalLM": codegen,
         "PersimmonForCausalLM": persimmon,
+    }
+    spellings = {
+        "n_embd": ("hidden_size",),
+        "n_head": ("num_attention_heads",),
+        "n_layer": ("num_hidden_layers",),
+        "n_positions": ("max_position_embeddings",),
     }
     transforms = {
         "GPTNeoXForCausalLM": {"qkv": split_per_head},

@@ -13,13 +13,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+STRETCHED = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
 def gpt_oss(r: ConfigReader) -> DecoderConfig:
     r.one_of("swiglu_alpha", (1.702,), 1.702)
     r.one_of("swiglu_limit", (7.0,), 7.0)
     bias, experts = r.flag("attention_bias", True), ".mlp.experts"
     moe = MoEConfig(
-        num_experts=r.integer("num_local_experts", r.integer("num_experts", 128)),
-        top_k=r.integer("num_experts_per_tok", r.integer("experts_per_token", 4)),
+        num_experts=r.integer("num_local_experts", 128),
+        top_k=r.integer("num_experts_per_tok", 4),
         size=r.integer("intermediate_size", 2880),
         layers=(True,) * r.layers(),
         activation="swiglu_clamped",
@@ -29,7 +39,7 @@ def gpt_oss(r: ConfigReader) -> DecoderConfig:
     return usual_config(
         r,
         max_positions=131072,
-        rope=r.rope(150000.0),
+        rope=r.rope(150000.0, missing=STRETCHED),
         windows=r.windows(lambda i: i % 2 == 0, 128),
         num_kv_heads=r.integer("num_key_value_heads", 8),
         head_dim=r.integer("head_dim", 64),
@@ -60,6 +70,10 @@ def transposed_experts(cfg: DecoderConfig, weight: Tensor) -> Tensor:
 
 
 class GptOss(DecoderArchitecture):
+    spellings = {
+        "num_local_experts": ("num_experts",),
+        "num_experts_per_tok": ("experts_per_token",),
+    }
     configs = {"GptOssForCausalLM": gpt_oss}
     transforms = {
         "GptOssForCausalLM": {

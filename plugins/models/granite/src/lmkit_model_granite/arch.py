@@ -117,6 +117,7 @@ def granite_moe_swa(r: ConfigReader) -> DecoderConfig:
 
 def granite_hybrid(r: ConfigReader) -> DecoderConfig:
     """Mamba 2 or attention; experts beside a shared MLP, or that alone."""
+    r.activation(known=("silu",))  # of Mamba's convolutions, too
     kinds = r.layer_kinds(lambda i: "linear_attention", ("linear_attention", "full_attention", *OLD_KINDS))
     positions = r.one_of("position_embedding_type", (None, "nope", "rope"))
     given = {
@@ -145,5 +146,9 @@ class Granite(DecoderArchitecture):
         name: {"experts_up": stacked, "experts_down": stacked, "mamba_A": negative_exp}
         for name in configs
         if "Moe" in name
+    }
+    defaults = {"GraniteMoeHybridForCausalLM": {"shared_intermediate_size": 1024}}
+    spellings = {
+        "layer_types": ("layers_block_type",),
     }
     targets = MAMBA

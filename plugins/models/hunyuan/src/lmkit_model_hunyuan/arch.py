@@ -101,6 +101,10 @@ def hy_v3(r: ConfigReader) -> DecoderConfig:
 
 
 class Hunyuan(DecoderArchitecture):
+    spellings = {
+        "moe_topk": ("num_experts_per_tok",),
+        "num_experts": ("num_local_experts",),
+    }
     configs = {
         "HunYuanDenseV1ForCausalLM": hunyuan,
         "HunYuanMoEV1ForCausalLM": hunyuan_moe,

@@ -43,7 +43,7 @@ NAMES = tensor_names(
 
 
 def kimi_linear(r: ConfigReader) -> DecoderConfig:
-    r.one_of("hidden_act", ("silu",), "silu")
+    r.activation(known=("silu",))
     r.one_of("mla_use_nope", (True,), True)
     r.one_of("moe_router_activation_func", ("sigmoid",), "sigmoid")
     first = r.count("first_k_dense_replace", 1)
@@ -113,6 +113,15 @@ def flat(cfg: DecoderConfig, weight: Tensor) -> Tensor:
 
 
 class KimiLinear(DecoderArchitecture):
+    defaults = {"KimiLinearForCausalLM": {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}}
+    spellings = {
+        "model_max_length": ("max_position_embeddings",),
+        "moe_renormalize": ("norm_topk_prob",),
+        "num_expert_group": ("n_group",),
+        "num_experts": ("num_local_experts",),
+        "num_experts_per_token": ("num_experts_per_tok",),
+        "num_shared_experts": ("n_shared_experts",),
+    }
     configs = {"KimiLinearForCausalLM": kimi_linear}
     models = {"KimiLinearForCausalLM": "lmkit_model_kimi.model:KimiLinearModel"}
     transforms = {"KimiLinearForCausalLM": {"kda": flat}}

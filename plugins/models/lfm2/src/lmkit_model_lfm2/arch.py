@@ -92,6 +92,7 @@ def lfm2_moe(r: ConfigReader) -> DecoderConfig:
 class Lfm2(DecoderArchitecture):
     configs = {"Lfm2ForCausalLM": lfm2, "Lfm2MoeForCausalLM": lfm2_moe}
     models = dict.fromkeys(configs, "lmkit_model_lfm2.model:Lfm2Model")
+    defaults = {key: {"num_key_value_heads": 8, "num_experts_per_tok": 4} for key in configs}
     targets = {
         "conv": "{mixer}.conv",
         "conv_in": ("{mixer}.in_proj", "*"),

@@ -5,6 +5,22 @@ from __future__ import annotations
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, usual_config
 
+STRETCHED = {
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+GROWING = {
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
 
 def llama(r: ConfigReader) -> DecoderConfig:
     r.one_of("pretraining_tp", (1,), 1)  # other values slice the matmuls
@@ -29,7 +45,7 @@ def ministral(r: ConfigReader) -> DecoderConfig:
 
 
 def ministral3(r: ConfigReader) -> DecoderConfig:
-    rope = r.rope(1e6, extra=("llama_4_scaling_beta", "max_position_embeddings"))
+    rope = r.rope(1e6, extra=("llama_4_scaling_beta", "max_position_embeddings"), missing=GROWING)
     if rope["rope_type"] != "yarn" or "llama_4_scaling_beta" not in rope:
         raise UnsupportedModel("rope_parameters", rope["rope_type"], "yarn with llama_4_scaling_beta")
     return usual_config(
@@ -84,8 +100,6 @@ def seed_oss(r: ConfigReader) -> DecoderConfig:
     return usual_config(
         r,
         max_positions=524288,
-        num_kv_heads=r.integer("num_key_value_heads", 8),
-        head_dim=r.integer("head_dim", 128),
         qkv_bias=r.flag("attention_bias", True),
         o_bias=r.flag("attention_out_bias", False),
         mlp_bias=r.flag("mlp_bias", False),
@@ -96,6 +110,7 @@ def cwm(r: ConfigReader) -> DecoderConfig:
     return usual_config(
         r,
         max_positions=131072,
+        rope=r.rope(1e6, missing=STRETCHED),
         norm_eps=r.number("rms_norm_eps", 1e-5),
         head_dim=r.integer("head_dim", 128),
         num_kv_heads=r.integer("num_key_value_heads", 8),
@@ -184,4 +199,10 @@ class Llama(DecoderArchitecture):
         "IQuestCoderForCausalLM": iquest_coder,
         "MiniCPMForCausalLM": minicpm,
         "LLaMAForCausalLM": llama,  # its name in the oldest files
+    }
+    defaults = {
+        **{name: {"num_key_value_heads": 8} for name in ("MistralForCausalLM", "MinistralForCausalLM")},
+        "Ministral3ForCausalLM": {"num_key_value_heads": 8, "head_dim": 128},
+        "SeedOssForCausalLM": {"num_key_value_heads": 8, "head_dim": 128},
+        "HeliumForCausalLM": {"num_key_value_heads": 20},
     }

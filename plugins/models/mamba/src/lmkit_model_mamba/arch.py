@@ -39,7 +39,7 @@ MAX_LENGTH = 1 << 17  # where the file does not say it: nothing in the model dep
 
 
 def decoder(r: ConfigReader, tie: bool, **given: Any) -> DecoderConfig:
-    r.one_of("hidden_act", ("silu",), "silu")
+    r.activation(known=("silu",))
     return usual_config(
         r,
         num_q_heads=1,
@@ -99,7 +99,7 @@ def mamba2(r: ConfigReader) -> DecoderConfig:
 
 
 def bamba(r: ConfigReader) -> DecoderConfig:
-    r.one_of("hidden_act", ("silu",), "silu")
+    r.activation(known=("silu",))
     attends = r.layer_numbers("attn_layer_indices")
     bias = r.flag("attention_bias", False)
     return usual_config(
@@ -123,7 +123,7 @@ def every(r: ConfigReader, kind: str, period: int, offset: int) -> tuple[bool, .
 
 
 def jamba(r: ConfigReader) -> DecoderConfig:
-    r.one_of("hidden_act", ("silu",), "silu")
+    r.activation(known=("silu",))
     eps, d, rank = r.number("rms_norm_eps", 1e-6), r.integer("hidden_size"), r.config.get("mamba_dt_rank", "auto")
     mixer = mamba_mixer(
         layers=tuple(not attends for attends in every(r, "attn", 8, 4)),
@@ -172,4 +172,7 @@ class MambaFamily(DecoderArchitecture):
         "BambaForCausalLM": "lmkit_model_mamba.model:Mamba2Model",
     }
     transforms = {name: {"mamba_A": negative_exp} for name in configs}
+    spellings = {
+        "num_experts": ("num_local_experts",),
+    }
     targets = MAMBA

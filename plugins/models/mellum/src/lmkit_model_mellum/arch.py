@@ -17,7 +17,7 @@ def mellum(r: ConfigReader) -> DecoderConfig:
     bias = r.flag("attention_bias", False)
     kinds = r.layer_kinds(lambda i: "sparse", ("dense", "sparse"), "mlp_layer_types")
     moe = MoEConfig(
-        num_experts=r.integer("num_local_experts", r.integer("num_experts", 64)),
+        num_experts=r.integer("num_local_experts", 64),
         top_k=r.integer("num_experts_per_tok", 8),
         size=r.integer("moe_intermediate_size", 896),
         layers=tuple(kind == "sparse" for kind in kinds),
@@ -42,4 +42,7 @@ def mellum(r: ConfigReader) -> DecoderConfig:
 
 class Mellum(DecoderArchitecture):
     configs = {"MellumForCausalLM": mellum}
+    spellings = {
+        "num_local_experts": ("num_experts",),
+    }
     ignored = ("mtp.{any}",)  # predicts further tokens

@@ -104,6 +104,9 @@ def minimax_m2(r: ConfigReader) -> DecoderConfig:
 
 class Minimax(DecoderArchitecture):
     configs = {"MiniMaxForCausalLM": minimax, "MiniMaxM2ForCausalLM": minimax_m2}
+    spellings = {
+        "num_local_experts": ("num_experts",),
+    }
     models = {"MiniMaxForCausalLM": "lmkit_model_minimax.model:MiniMax"}
     options = {"MiniMaxForCausalLM": shares}
     transforms = {"MiniMaxForCausalLM": {"lightning_qkv": split_per_head}}

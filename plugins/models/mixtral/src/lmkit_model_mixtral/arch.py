@@ -55,4 +55,7 @@ def experts(r: ConfigReader, num: int) -> MoEConfig:
 
 class Mixtral(DecoderArchitecture):
     configs = {"MixtralForCausalLM": mixtral, "PhimoeForCausalLM": phimoe, "PhiMoEForCausalLM": phimoe}
+    spellings = {
+        "num_local_experts": ("num_experts",),
+    }
     models = dict.fromkeys(("PhimoeForCausalLM", "PhiMoEForCausalLM"), "lmkit_model_mixtral.model:PhiMoE")

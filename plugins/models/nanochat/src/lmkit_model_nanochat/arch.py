@@ -16,7 +16,7 @@ def nanochat(r: ConfigReader) -> DecoderConfig:
         qk_norm_last=True,
         activation=r.activation("hidden_act", "relu2"),
         gated=False,
-        logit_softcap=r.number("final_logit_softcapping", 15.0),
+        logit_softcap=r.limit("final_logit_softcapping", 15.0),
         qkv_bias=bias,
         o_bias=bias,
         names=tensor_names(up=".mlp.fc1", down=".mlp.fc2"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from lmkit.api import UnsupportedModel
 from lmkit.layers import (
     MAMBA,
@@ -14,7 +16,6 @@ from lmkit.layers import (
     mamba_names,
     negative_exp,
     tensor_names,
-    time_step_limits,
     usual_config,
 )
 
@@ -55,7 +56,7 @@ def nemotron_h(r: ConfigReader) -> DecoderConfig:
     r = ConfigReader({**r.config, "num_hidden_layers": len(kinds)})
     r.one_of("sliding_window", (None,))
     r.one_of("residual_in_fp32", (False,), False)
-    r.one_of("mamba_hidden_act", ("silu",), "silu")
+    r.activation("mamba_hidden_act", known=("silu",))
     heads, groups = r.integer("mamba_num_heads", 128), r.integer("n_groups", 8)
     if heads % groups:
         raise UnsupportedModel("mamba_num_heads", heads, f"a multiple of {groups}")
@@ -70,7 +71,7 @@ def nemotron_h(r: ConfigReader) -> DecoderConfig:
         bias=r.flag("use_bias", False),
         conv_bias=r.flag("use_conv_bias", True),
         norm_groups=groups,
-        dt_limits=time_step_limits(r),
+        dt_limits=(r.number("time_step_min", 0.001), inf),
     )
     return usual_config(
         r,
@@ -109,4 +110,9 @@ class NemotronH(DecoderArchitecture):
     models = {"NemotronHForCausalLM": "lmkit_model_nemotron.model:NemotronHModel"}
     transforms = {"NemotronHForCausalLM": {"mamba_A": negative_exp}}
     targets = MAMBA
+    spellings = {
+        "layers_block_type": ("layer_types",),
+        "n_routed_experts": ("num_local_experts",),
+        "time_step_min": ("mamba_dt_min",),
+    }
     ignored = ("mtp.{any}",)

@@ -76,6 +76,7 @@ def olmoe(r: ConfigReader) -> DecoderConfig:
 def flex_olmo(r: ConfigReader) -> DecoderConfig:
     return olmo2(
         r,
+        max_positions=4096,
         rope=r.rope(500000.0),
         norm_eps=r.number("rms_norm_eps", 1e-6),
         moe=experts(r, 7, 5),
@@ -95,6 +96,7 @@ def experts(r: ConfigReader, num: int, top_k: int) -> MoEConfig:
 
 def olmo_hybrid(r: ConfigReader) -> DecoderConfig:
     """Gated delta nets after norms, and attention before them; files name the norm between two blocks in two ways."""
+    r.activation(known=("silu",))  # of the delta nets' convolutions, too
     linear, full, rope = "linear_attention", "full_attention", r.config.get("rope_parameters")
     last = r.layers() - 1
     kinds = r.layer_kinds(lambda i: full if i % 4 == 3 or i == last < 3 else linear, (linear, full))
@@ -123,7 +125,8 @@ def olmo_hybrid(r: ConfigReader) -> DecoderConfig:
         **{f"delta_{part}": f".linear_attn.{name}_proj" for part, name in parts.items()},
         **{f"delta_conv_{part}": f".linear_attn.{part}_conv1d" for part in "qkv"},
     )
-    turned = not isinstance(rope, dict) or rope.get("rope_theta", 1.0) is not None
+    theta = r.config.get("rope_theta", 1.0)
+    turned = (rope.get("rope_theta", theta) if isinstance(rope, dict) else theta) is not None
     return olmo2(
         r,
         max_positions=65536,
@@ -144,4 +147,7 @@ class Olmo(DecoderArchitecture):
         "OlmoHybridForCausalLM": olmo_hybrid,
     }
     models = {"OlmoHybridForCausalLM": "lmkit_model_olmo.model:OlmoHybrid"}
+    spellings = {
+        "num_experts": ("num_local_experts",),
+    }
     targets = {**DELTA, "attn_norm_2": "layers.{i}.attn_norm", "mlp_norm_2": "layers.{i}.mlp_norm"}

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from lmkit.api import LinearSpec, ModelInfo
 from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
 
 
 def opt(r: ConfigReader) -> DecoderConfig:
-    r.one_of("do_layer_norm_before", (True,), True)
-    r.one_of("_remove_final_layer_norm", (False,), False)
-    r.one_of("layer_norm_elementwise_affine", (True,), True)
-    r.one_of("word_embed_proj_dim", (r.integer("hidden_size"),), r.integer("hidden_size"))
     bias = r.flag("enable_bias", True)
+    given = common(r, "model.decoder", "final_layer_norm", "lm_head")
+    if not r.flag("layer_norm_elementwise_affine", True):
+        given["norm"] = "layer_plain"
+    given["names"] |= {part: f"model.decoder.{part}" for part in ("project_in", "project_out")}
     return usual_config(
         r,
-        **common(r, "model.decoder", "final_layer_norm", "lm_head"),
+        **given,
         intermediate_size=r.integer("ffn_dim", 3072),
         activation=r.activation("activation_function", "relu"),
         qkv_bias=bias,
@@ -65,5 +68,37 @@ def common(r: ConfigReader, model: str, norm: str, head: str, max_positions: int
     }
 
 
+def shape(r: ConfigReader) -> Mapping[str, Any]:
+    """The size of embeddings, which projections lead to and from; where norms stand."""
+    before = r.flag("do_layer_norm_before", True)
+    return {
+        "size": r.integer("word_embed_proj_dim", 768),
+        "norms_before": before,
+        "final_norm": before and not r.flag("_remove_final_layer_norm", False),
+    }
+
+
 class Opt(DecoderArchitecture):
     configs = {"OPTForCausalLM": opt, "BioGptForCausalLM": biogpt}
+    models = {"OPTForCausalLM": "lmkit_model_opt.model:OptModel"}
+    options = {"OPTForCausalLM": shape}
+    targets = {"project_in": "project_in", "project_out": "project_out"}
+
+    def describe(self, config: Mapping[str, object]) -> ModelInfo:
+        info = super().describe(config)
+        options = info.config.get("options", {"size": info.hidden_size, "final_norm": True})
+        narrow = options["size"] != info.hidden_size
+        linears = [replace(s, in_features=options["size"]) if s.name == "lm_head" else s for s in info.linears]
+        heads = 1 + (not info.tie_embeddings)
+        extra = heads * info.vocab_size * (options["size"] - info.hidden_size)
+        if narrow:
+            linears += projections(info.hidden_size, options["size"])
+            extra += 2 * info.hidden_size * options["size"]
+        if not options["final_norm"] and info.config["norm"] == "layer":
+            extra -= 2 * info.hidden_size
+        return replace(info, linears=tuple(linears), num_parameters=info.num_parameters + extra)
+
+
+def projections(hidden: int, size: int) -> list[LinearSpec]:
+    sizes = {"project_in": (size, hidden), "project_out": (hidden, size)}
+    return [LinearSpec(name, a, (b,), sources=(f"model.decoder.{name}",)) for name, (a, b) in sizes.items()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lmkit.layers import (
     DELTA,
     EXPERTS,
@@ -41,13 +43,18 @@ def qwen3(r: ConfigReader) -> DecoderConfig:
     )
 
 
-def windows(r: ConfigReader) -> tuple[int | None, ...]:
-    """Sliding window of each layer: `layer_types` where given, else layers from `max_window_layers` on."""
+def windows(
+    r: ConfigReader, slides: Callable[[int, int], bool] = lambda i, first: i >= first
+) -> tuple[int | None, ...]:
+    """Sliding window of each layer: `layer_types` where given, else layers from `max_window_layers` on.
+
+    `slides`(layer, max_window_layers) is another choice of layers.
+    """
     sliding = r.flag("use_sliding_window", False) and r.optional("sliding_window", 4096) is not None
     first = r.count("max_window_layers", 28)
     if not sliding:  # a size without use is none
         r = ConfigReader({**r.config, "sliding_window": None})
-    return r.windows(lambda i: sliding and i >= first, 4096 if sliding else None)
+    return r.windows(lambda i: sliding and slides(i, first), 4096 if sliding else None)
 
 
 def qwen2_moe(r: ConfigReader) -> DecoderConfig:
@@ -63,7 +70,7 @@ def qwen2_moe(r: ConfigReader) -> DecoderConfig:
     return usual_config(
         r,
         max_positions=32768,
-        windows=windows(r),
+        windows=windows(r, lambda i, first: i % 2 == 0 and i < first),
         intermediate_size=r.integer("intermediate_size", 5632),
         num_kv_heads=r.integer("num_key_value_heads", 16),
         qkv_bias=bias,
@@ -77,7 +84,7 @@ def qwen3_moe(r: ConfigReader) -> DecoderConfig:
     size = r.optional("sliding_window", 4096) if r.flag("use_sliding_window", False) else None
     moe = experts(
         r,
-        num_experts=r.integer("num_experts", r.integer("num_local_experts", 128)),
+        num_experts=r.integer("num_experts", 128),
         top_k=r.integer("num_experts_per_tok", 8),
         size=r.integer("moe_intermediate_size", 768),
     )
@@ -113,5 +120,12 @@ class Qwen(DecoderArchitecture):
     }
     models = dict.fromkeys(HYBRID, "lmkit_model_qwen.model:Hybrid")
     transforms = {"Qwen3NextForCausalLM": {"delta_qkvz": grouped_qkvz, "delta_ba": grouped_ba}}
+    defaults = {
+        **{key: {"num_key_value_heads": 32} for key in ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")},
+        **{key: {"num_key_value_heads": 2} for key in (name for name in HYBRID if "Moe" in name or "Next" in name)},
+    }
+    spellings = {
+        "num_experts": ("num_local_experts",),
+    }
     targets = DELTA
     ignored = ("model.mtp_layers.{any}", "mtp.{any}")

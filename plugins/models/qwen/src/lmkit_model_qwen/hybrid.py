@@ -65,7 +65,7 @@ def hybrid(r: ConfigReader, parts: tuple[str, ...], **given: Any) -> DecoderConf
         eps=eps,
         parts=parts,
     )
-    r.one_of("hidden_act", ("silu",), "silu")
+    r.activation(known=("silu",))
     return usual_config(
         r,
         max_positions=32768,

@@ -29,4 +29,5 @@ def orion(r: ConfigReader) -> DecoderConfig:
 
 
 class Stablelm(DecoderArchitecture):
+    defaults = {"StableLmForCausalLM": {"num_key_value_heads": 32}}
     configs = {"StableLmForCausalLM": stablelm, "OrionForCausalLM": orion}

@@ -79,7 +79,7 @@ def probe(text: str) -> Found:
         tied=skeleton.tied,
         layers=tuple(LayerInfo(i, need) for i, need in enumerate(needs)),
         weights=skeleton.weights,
-        ignored=("lm_head.weight", "embed_out.weight") if skeleton.tied else (),
+        ignored=skeleton.ignored,
     )
 
 

@@ -45,9 +45,14 @@ def make_config(text: str) -> tuple[Any, Any]:
             "quantization_config", "present", fix="the transformers fallback runs plain weights only"
         )
     try:
-        return kind, getattr(kind, "config_class").from_dict(data)  # noqa: B009  (unknown to type checkers)
+        config = getattr(kind, "config_class").from_dict(data)  # noqa: B009  (unknown to type checkers)
     except Exception as e:
         raise refuse(architecture, f"its configuration is not understood ({type(e).__name__}: {e!s:.200})") from e
+    rope = getattr(config, "rope_parameters", None)
+    for each in (rope, *rope.values()) if isinstance(rope, dict) else ():
+        if isinstance(each, dict) and each.get("rope_type") == "dynamic":
+            each["rope_type"] = "default"  # as within the length that is served
+    return kind, config
 
 
 class Skeleton:
@@ -83,8 +88,14 @@ class Skeleton:
             raise refuse(self.architecture, "its embedding or its head is not a plain one")
         self.first_position = self._first_position(body)
         self.tied = head.weight is embedding.weight
+        self.ignored: tuple[str, ...] = ()
         if self.tied:
-            whole.set_output_embeddings(TiedHead(embedding, head.bias))
+            bias, name = head.bias, next(name for name, module in whole.named_modules() if module is head)
+            shared = next((m for m in whole.modules() if m is not head and _bias(m) is bias is not None), None)
+            self.ignored = (f"{name}.weight", *([f"{name}.bias"] if shared is not None else []))
+            whole.set_output_embeddings(TiedHead(embedding, bias, shared))
+            if shared is not None:  # which setting the head may have taken away
+                shared.register_parameter("bias", bias)
         names = [name for name, _ in whole.named_parameters(remove_duplicate=False)]
         if len(names) != len(dict(whole.named_parameters())):
             raise refuse(self.architecture, "its layers share weights")
@@ -111,15 +122,20 @@ class Skeleton:
 
 
 class TiedHead(nn.Module):
-    """x @ embedding.T: the embedding is not a child, so its weight is loaded once."""
+    """x @ embedding.T: the embedding is not a child, so its weight is loaded once; so is a bias that `shared` has."""
 
-    def __init__(self, embedding: nn.Embedding, bias: nn.Parameter | None) -> None:
+    def __init__(self, embedding: nn.Embedding, bias: nn.Parameter | None, shared: nn.Module | None) -> None:
         super().__init__()
-        self.owner = (embedding,)
-        self.bias = bias
+        self.owner, self.shared = (embedding,), (shared,)
+        self.bias = bias if shared is None else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.owner[0].weight, self.bias)
+        bias = self.bias if self.shared[0] is None else _bias(self.shared[0])
+        return F.linear(x, self.owner[0].weight, bias)
+
+
+def _bias(module: nn.Module) -> nn.Parameter | None:
+    return module._parameters.get("bias")
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from lmkit.api import LinearSpec, ModelInfo, UnsupportedModel, WeightRule
@@ -22,7 +23,6 @@ from lmkit.layers import (
     mamba_names,
     negative_exp,
     tensor_names,
-    time_step_limits,
     usual_config,
 )
 
@@ -50,7 +50,7 @@ def zamba2(r: ConfigReader) -> DecoderConfig:
         bias=bias,
         norm_groups=groups,
         norm_eps=1e-5,
-        dt_limits=time_step_limits(r),
+        dt_limits=(r.number("time_step_min", 0.001), inf),
     )
     return usual_config(
         r,

@@ -95,13 +95,8 @@ class Native:
 
     @property
     def isas(self) -> tuple[str, ...]:
-        """The instruction sets to choose from, worst to best.
-
-        Tile registers are not among them (unless all others are missing: the emulation) and must be asked for: these
-        kernels have not run on a processor yet.
-        """
-        found = tuple(name for name in ISAS if self.can(name))
-        return tuple(name for name in found if name != "amx") or found
+        """The instruction sets that the library and this processor have, worst to best; "auto" takes the last."""
+        return tuple(name for name in ISAS if self.can(name))
 
     @property
     def isa(self) -> str:
@@ -111,8 +106,8 @@ class Native:
         """The instruction set from now on; "auto" = the best. Raises ConfigError for one that is not here."""
         name = self.isas[-1] if name == "auto" else name
         if not self.can(name):
-            here = [name for name in ISAS if self.can(name)]
-            raise ConfigError(f"instruction set {name!r} cannot be used here", fix=f"one of: auto, {', '.join(here)}")
+            fix = f"one of: auto, {', '.join(self.isas)}"
+            raise ConfigError(f"instruction set {name!r} cannot be used here", fix=fix)
         self._library.lk_set_isa(ISAS.index(name))
         self._ops.clear()
 

@@ -78,6 +78,7 @@ class CpuPlatform:
         In a process of its own denormals count as zero: they are slow. A process that belongs to the user keeps its
         arithmetic.
         """
+        import numpy
         import torch
 
         threads = threads or _asked_threads() or physical_cores()
@@ -90,6 +91,8 @@ class CpuPlatform:
         else:
             log.warning("%s. %s", MISSING, FIX)
         if os.environ.get(OWN_PROCESS):
+            for name in ("float16", "float32", "float64", "longdouble"):
+                numpy.finfo(name)  # measured once, and with a warning each where it finds denormals flushed
             torch.set_flush_denormal(True)
         return torch.device("cpu")
 

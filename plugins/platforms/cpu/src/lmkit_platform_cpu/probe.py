@@ -27,6 +27,9 @@ def probe(root: Path = Path("/")) -> list[DeviceInfo] | Unavailable:
     flags, name = cpu_flags(root)
     total, free = memory(root)
     fast = bool(BFLOAT16_FLAGS & set(flags))
+    native = own_processor_flags() if root == Path("/") else ()
+    if native:  # the last is what `auto` takes
+        name = f"{name}, native kernels up to {native[-1].removeprefix('native_')}"
     return [
         DeviceInfo(
             platform="cpu",
@@ -37,7 +40,7 @@ def probe(root: Path = Path("/")) -> list[DeviceInfo] | Unavailable:
             process_bytes=PROCESS,
             num_cores=physical_cores(root),
             dtypes=("bfloat16", "float32", "float16") if fast else ("float32", "bfloat16", "float16"),
-            flags=(*flags, *(own_processor_flags() if root == Path("/") else ())),
+            flags=(*flags, *native),
         )
     ]
 

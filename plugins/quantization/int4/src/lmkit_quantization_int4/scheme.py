@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from lmkit.api import IntegerFormat, Integers, LinearSpec, ParamSpec, PluginError, QuantScheme, UnsupportedModel
+from lmkit_quantization_int8.scheme import Int8Format, Int8Scheme
 
 from lmkit_quantization_int4.hooks import Options
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-KINDS: dict[str, type] = {"group_size": int, "zero_points": bool, "activations": str}
+KINDS: dict[str, type] = {"group_size": int, "zero_points": bool, "activations": str, "head": str}
 MIDDLE = 8  # the code of 0 without zero points
 SLICE = 1 << 18  # values rounded at a time: what a processor's cache holds
 
@@ -24,6 +25,7 @@ class Int4Scheme(QuantScheme):
     group_size: int = 64
     zero_points: bool = True
     activations: Literal["float", "int8"] = "int8"
+    head: str = "int8"
     name: str = "int4"
 
     @classmethod
@@ -34,9 +36,12 @@ class Int4Scheme(QuantScheme):
                 raise UnsupportedModel(key, value, ", ".join(f"{key}: {kind.__name__}" for key, kind in KINDS.items()))
         options = Options(**quantization_config)  # type: ignore[arg-type]
         activations: Literal["float", "int8"] = "float" if options.activations == "float" else "int8"
-        return cls(options.group_size, options.zero_points, activations)
+        return cls(options.group_size, options.zero_points, activations, options.head)
 
-    def for_layer(self, layer: LinearSpec) -> Int4Format:
+    def for_layer(self, layer: LinearSpec) -> Int4Format | Int8Format | None:
+        """The output head has a say in every token and nothing behind it, so 4 bits cost most there."""
+        if layer.is_head and self.head != "int4":
+            return Int8Scheme().for_layer(layer) if self.head == "int8" else None
         return Int4Format(self.group_size, self.zero_points, layer.in_features, self.activations)
 
 

@@ -10,10 +10,18 @@ COMMAND = ToolFormat(
     close=("<|END_ACTION|>",),
     drop=_WRAPPERS,
 )
+# Command R and R+, up to 08-2024
+COMMAND_R = ToolFormat(
+    "command_r",
+    JsonCalls(name=("tool_name",), arguments=("parameters",), many="list"),
+    open=("Action: ```json\n[", "Action:```json\n[", "Action: ```json[", "Action:\n```json\n[", "Action: ```\n["),
+    close=("\n```", "```"),
+)
 REASONING = ReasoningFormat(
     "cohere",
     ("<|START_THINKING|>",),
     ("<|END_THINKING|>",),
-    until=("<|START_ACTION|>", "<|START_RESPONSE|>"),
+    until=("<|START_ACTION|>",),
+    answer=("<|START_RESPONSE|>",),
     drop=_WRAPPERS,
 )

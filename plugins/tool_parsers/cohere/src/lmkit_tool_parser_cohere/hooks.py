@@ -7,6 +7,12 @@ from lmkit.api import ReasoningParserSpec, ToolParserSpec, hookimpl
 def lmkit_tool_parsers() -> list[ToolParserSpec]:
     return [
         ToolParserSpec(
+            name="command_r",
+            summary='Action: ```json [{"tool_name": ..., "parameters": {...}}] ``` (Command R, R+)',
+            target="lmkit_tool_parser_cohere.formats:COMMAND_R",
+            markers=("Action: ```json", "Write 'Action:' followed by"),
+        ),
+        ToolParserSpec(
             name="cohere_command",
             summary='<|START_ACTION|>[{"tool_call_id": ..., "tool_name": ..., "parameters": {...}}]<|END_ACTION|>',
             target="lmkit_tool_parser_cohere.formats:COMMAND",

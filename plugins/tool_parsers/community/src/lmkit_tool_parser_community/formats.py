@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import JsonCalls, Params, ReasoningFormat, ToolFormat
+from lmkit.api import JsonCalls, NamedJson, Params, ReasoningFormat, ToolFormat
 
 LONGCAT = ToolFormat("longcat", JsonCalls(), open=("<longcat_tool_call>",), close=("</longcat_tool_call>",))
 INTERNLM = ToolFormat(
@@ -47,10 +47,63 @@ APERTUS = ToolFormat(
 )
 MINICPM5 = ToolFormat(
     "minicpm5",
-    Params(name_ends=('">',), open='<param name="', key_ends=('">',), close="</param>", foot="</function>"),
+    Params(
+        name_ends=('">',),
+        open='<param name="',
+        key_ends=('">',),
+        close="</param>",
+        foot="</function>",
+        raw=("<![CDATA[", "]]>"),
+    ),
     open=('<function name="',),
 )
 
+FUNCTIONARY31 = ToolFormat(
+    "functionary_v31",
+    NamedJson(ends=(">",)),
+    open=("<function=",),
+    close=("</function>",),
+    drop=("<|eom_id|>", "<|eot_id|>"),
+)
+# the prompt has the first ">>>"
+FUNCTIONARY32 = ToolFormat(
+    "functionary_v32",
+    NamedJson(ends=("\n",)),
+    open=(">>>",),
+    drop=(">>>all\n", "<|eot_id|>"),
+    begun=">>>",
+)
+_SOLAR_CONTENT = ("<|end|><|begin|>assistant<|content|>", "<|end|><|begin|>assistant", "<|content|>", "<|end|>")
+SOLAR = ToolFormat(
+    "solar",
+    NamedJson(
+        ends=("<|tool_call:args|>",),
+        pattern=r"(?P<id>[^\s<]*)<\|tool_call:name\|>(?P<name>[^\s<>\[\]{}|]+)",
+        written="{index}<|tool_call:name|>{name}",
+    ),
+    open=("<|tool_call:begin|>",),
+    close=("<|tool_call:end|>",),
+    section=("<|tool_calls|>",),
+    section_close=("<|calls|>",),
+    loose=True,
+    drop=(*_SOLAR_CONTENT, "<|flush|>", "<|tool_call:name|>"),
+)
+
+SOLAR_REASONING = ReasoningFormat(
+    "solar",
+    ("<|think|>",),
+    ("<|end|><|begin|>assistant<|content|>", "<|end|><|begin|>assistant", "<|end|>"),
+    until=("<|tool_calls|>",),
+    drop=(*_SOLAR_CONTENT, "<|flush|>"),
+)
+APRIEL_REASONING = ReasoningFormat(
+    "apriel",
+    ("Here are my reasoning steps:",),
+    ("[BEGIN FINAL RESPONSE]",),
+    until=("<tool_calls>",),
+    prompt_opens=True,
+    drop=("\n[END FINAL RESPONSE]\n", "\n[END FINAL RESPONSE]", "[END FINAL RESPONSE]", "<|end|>"),
+)
 ERNIE45_REASONING = ReasoningFormat(
     "ernie45",
     ("<think>",),

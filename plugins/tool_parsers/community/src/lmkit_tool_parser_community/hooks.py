@@ -62,6 +62,26 @@ def lmkit_tool_parsers() -> list[ToolParserSpec]:
             target="lmkit_tool_parser_community.formats:MINICPM5",
             markers=('<function name="',),
         ),
+        ToolParserSpec(
+            name="functionary_v31",
+            summary="<function=NAME>{...}</function> (Functionary 3.1, Llama 3.1 with custom tools)",
+            target="lmkit_tool_parser_community.formats:FUNCTIONARY31",
+            markers=("<function=example_function_name>{",),
+        ),
+        ToolParserSpec(
+            name="functionary_v32",
+            summary=">>>NAME, a newline, {...}; content after >>>all (Functionary 3.2)",
+            target="lmkit_tool_parser_community.formats:FUNCTIONARY32",
+            models=("*functionary*v3.2*",),
+            markers=(">>>all\\n", ">>>all\n", ">>>${recipient}"),
+        ),
+        ToolParserSpec(
+            name="solar",
+            summary="<|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{...}<|tool_call:end|> (Solar Open)",
+            target="lmkit_tool_parser_community.formats:SOLAR",
+            models=("Solar*",),
+            markers=("<|tool_call:begin|>",),
+        ),
     ]
 
 
@@ -72,6 +92,20 @@ def lmkit_reasoning_parsers() -> list[ReasoningParserSpec]:
             name="ernie45",
             summary="<think>...</think><response>...</response> (ERNIE 4.5 thinking)",
             target="lmkit_tool_parser_community.formats:ERNIE45_REASONING",
+        ),
+        ReasoningParserSpec(
+            name="solar",
+            summary="<|think|>...<|end|> (Solar Open)",
+            target="lmkit_tool_parser_community.formats:SOLAR_REASONING",
+            models=("Solar*",),
+            markers=("<|think|>",),
+        ),
+        ReasoningParserSpec(
+            name="apriel",
+            summary="Here are my reasoning steps: ... [BEGIN FINAL RESPONSE] ... (Apriel)",
+            target="lmkit_tool_parser_community.formats:APRIEL_REASONING",
+            models=("Apriel*",),
+            markers=("[BEGIN FINAL RESPONSE]",),
         ),
         ReasoningParserSpec(
             name="identity",

@@ -33,6 +33,7 @@ def _dsml(name: str, section: str, tag: str = "｜DSML｜") -> ToolFormat:
             close=f"</{tag}parameter>",
             foot=f"</{tag}invoke>",
             gap="\n",
+            wrappers=("arguments", "input"),
         ),
         open=(f'<{tag}invoke name="',),
         section=(f"<{tag}{section}>",),

@@ -28,7 +28,7 @@ def lmkit_reasoning_parsers() -> list[ReasoningParserSpec]:
     return [
         ReasoningParserSpec(
             name="glm45",
-            summary="<think>...</think>; a tool call ends it (GLM 4.5 and later)",
+            summary="<think>...</think>, which may be missing before a call (GLM 4.5 and later)",
             target="lmkit_tool_parser_glm.formats:REASONING",
             models=("Glm4Moe*", "*GLM-4.[5-9]*", "*GLM-5*"),
             markers=("<arg_key>",),

@@ -4,5 +4,5 @@ from lmkit.api import JsonCalls, ReasoningFormat, ToolFormat
 
 HERMES = ToolFormat("hermes", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",), inner="\n", between="\n")
 
-# Qwen models sometimes call a tool without closing their reasoning: the call ends it.
+# Qwen models sometimes call a tool without closing their reasoning.
 THINK = ReasoningFormat("think", ("<think>",), ("</think>",), until=("<tool_call>",))

@@ -14,12 +14,13 @@ KIMI_K2 = ToolFormat(
     section=("<|tool_calls_section_begin|>",),
     section_close=("<|tool_calls_section_end|>",),
     noise="drop",
+    loose=True,
 )
 REASONING = ReasoningFormat(
     "kimi_k2",
     ("<think>",),
     ("</think>",),
-    until=("<|tool_calls_section_begin|>",),
+    until=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     prompt_opens=True,
     switch=("thinking", "enable_thinking"),
 )

@@ -15,7 +15,7 @@ LLAMA3_JSON = ToolFormat(
 )
 LLAMA4_JSON = replace(LLAMA3_JSON, name="llama4_json", drop=("<|eom|>", "<|eot|>"))
 
-PYTHONIC = ToolFormat("pythonic", PyCalls(), bare="start")
+PYTHONIC = ToolFormat("pythonic", PyCalls(), bare="anywhere")
 LLAMA4_PYTHONIC = replace(
     PYTHONIC,
     name="llama4_pythonic",

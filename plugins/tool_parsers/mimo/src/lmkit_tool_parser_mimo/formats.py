@@ -2,10 +2,10 @@
 
 from lmkit.api import Params, ReasoningFormat, ToolFormat
 
-# the XML of Qwen 3 Coder, but a newline beside a value belongs to the value
+# the XML of Qwen 3 Coder, but values are on the line of their tags, so that a newline at one end belongs to the value
 MIMO = ToolFormat(
     "mimo",
-    Params(name_ends=(">",), open="<parameter=", key_ends=(">",), close="</parameter>", gap="\n"),
+    Params(name_ends=(">",), open="<parameter=", key_ends=(">",), close="</parameter>", block=True, gap="\n"),
     open=("<function=",),
     close=("</function>",),
     section=("<tool_call>\n", "<tool_call>"),

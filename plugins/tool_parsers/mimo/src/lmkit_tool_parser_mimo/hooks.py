@@ -20,7 +20,7 @@ def lmkit_reasoning_parsers() -> list[ReasoningParserSpec]:
     return [
         ReasoningParserSpec(
             name="mimo",
-            summary="<think>...</think>; a tool call ends it (MiMo)",
+            summary="<think>...</think>, which may be missing before a call (MiMo)",
             target="lmkit_tool_parser_mimo.formats:REASONING",
             models=("MiMo*",),
         ),

@@ -9,4 +9,4 @@ MISTRAL = ToolFormat(
     between="[TOOL_CALLS]",
     id_length=9,
 )
-REASONING = ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",), stray_close=True)
+REASONING = ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",), stray_close=True, anywhere=True)

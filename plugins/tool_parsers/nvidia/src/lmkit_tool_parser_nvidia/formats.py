@@ -1,12 +1,14 @@
-"""The format as data."""
+"""The formats as data."""
 
-from lmkit.api import ReasoningFormat
+from lmkit.api import JsonCalls, ReasoningFormat, ToolFormat
+
+NEMOTRON_V2 = ToolFormat("nemotron_v2", JsonCalls(many="list"), open=("<TOOLCALL>",), close=("</TOOLCALL>",))
 
 NEMOTRON_V3 = ReasoningFormat(
     "nemotron_v3",
     ("<think>",),
     ("</think>",),
-    until=("<tool_call>",),
+    until=("<tool_call>", "<TOOLCALL>"),
     prompt_opens=True,
     switch=("enable_thinking",),
 )

@@ -21,7 +21,7 @@ QWEN3_CODER = ToolFormat(
 )
 QWEN3_XML = replace(QWEN3_CODER, name="qwen3_xml")
 
-# Qwen models sometimes call a tool without closing their reasoning: the call ends it.
+# Qwen models sometimes call a tool without closing their reasoning.
 QWEN3 = ReasoningFormat(
     "qwen3", ("<think>",), ("</think>",), until=("<tool_call>",), prompt_opens=True, switch=("enable_thinking",)
 )

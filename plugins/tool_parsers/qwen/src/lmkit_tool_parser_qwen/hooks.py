@@ -32,7 +32,7 @@ def lmkit_reasoning_parsers() -> list[ReasoningParserSpec]:
     return [
         ReasoningParserSpec(
             name="qwen3",
-            summary="<think>...</think>; a tool call ends it (Qwen 3, QwQ)",
+            summary="<think>...</think>, which may be missing before a call (Qwen 3, QwQ)",
             target="lmkit_tool_parser_qwen.formats:QWEN3",
             models=("Qwen3*", "QwQ*"),
         ),

@@ -38,4 +38,5 @@ REASONING_STEP3P5 = ReasoningFormat(
     until=("<tool_call>",),
     prompt_opens=True,
     anywhere=True,
+    trim="",
 )

@@ -1,0 +1,98 @@
+"""Logs that never hold up who writes them: lines are bounded, and dropped and counted while nobody reads them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any
+
+MAX_RECORD = 4 << 10  # characters
+MAX_WAITING = 1000  # records
+_FRAMES = 8  # of a traceback, at its end
+_LAST_WORDS = 1.0  # seconds
+_CUT = " [...] "
+FORMAT = "%(levelname)s %(name)s: %(message)s"
+TIMED = "%(asctime)s %(levelname)s %(message)s"  # of a server
+
+
+class _Formatter(logging.Formatter):
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the library's name
+        kind, error, frames = ei
+        return _last_frames(kind, error, frames)
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if len(text) <= MAX_RECORD:
+            return text
+        half = (MAX_RECORD - len(_CUT)) // 2
+        return text[:half] + _CUT + text[-half:]
+
+
+def _last_frames(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> str:
+    return "".join(traceback.format_exception(kind, error, frames, limit=-_FRAMES)).rstrip("\n")
+
+
+class LogWriter(logging.Handler):
+    """Writes to the descriptor in a thread of its own."""
+
+    def __init__(self, descriptor: int, pattern: str = FORMAT) -> None:
+        super().__init__()
+        self.setFormatter(_Formatter(pattern))
+        self._descriptor = descriptor
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self.num_dropped = 0
+        self._thread = Thread(target=self._write, name="lmkit-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._lines.qsize() >= MAX_WAITING:
+            self.num_dropped += 1
+            return
+        try:
+            self._lines.put(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            dropped, self.num_dropped = self.num_dropped, 0
+            if dropped:
+                line += f"\n{dropped} lines of the log were dropped: nobody read them"
+            try:
+                rest = (line + "\n").encode(errors="backslashreplace")
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+            except OSError:  # there is nobody left to tell
+                self.num_dropped = 0
+
+    def close(self) -> None:
+        """Waits a moment for what is not written yet."""
+        self._lines.put(None)
+        self._thread.join(_LAST_WORDS)
+        super().close()
+
+
+@contextmanager
+def written_logs(pattern: str = FORMAT, level: int = logging.WARNING) -> Iterator[None]:
+    """Logs go to the standard error, unless whoever runs this process has said where they go."""
+    root = logging.getLogger()
+    if root.handlers:
+        yield
+        return
+    handler = LogWriter(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, pattern)
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        handler.close()

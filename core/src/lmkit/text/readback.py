@@ -1,0 +1,153 @@
+"""Which formats read what a chat template shows: an earlier call and earlier reasoning, rendered and parsed again.
+
+A template is written for what its model writes, so a format that cannot read it is not the model's. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from lmkit.api import (
+    ChannelFormat,
+    ConfigError,
+    LmkitError,
+    Reasoning,
+    ReasoningFormat,
+    Text,
+    ToolArgs,
+    ToolDef,
+    ToolFormat,
+    ToolStart,
+)
+from lmkit.text.apart import Apart, ApartRenderer
+from lmkit.text.control import shown
+from lmkit.text.parsing import AnyFormat, start_parser
+from lmkit.text.render import Renderer
+
+NAME = "get_weather"
+TOOL = ToolDef(NAME, "Weather of a city", {
+    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"],
+})  # fmt: skip
+# The second is what templates show well that write Python's spelling of an object
+_ARGUMENTS = ('{"city": "Paris", "days": 3}', "{}")
+_THOUGHT, _ANSWER = "lmkitthought", "lmkitanswer"
+_USER = {"role": "user", "content": "Hello"}
+_KEYS = ("reasoning_content", "reasoning", "thinking")
+_TAIL = 256  # characters of the prompt that parsers look at
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a template writes after the `tail` of a prompt, and what is in it: a call's arguments, or reasoning."""
+
+    kind: str
+    tail: str
+    written: str
+    arguments: str = ""
+
+    def left_by(self, fmt: AnyFormat) -> int | None:
+        """Characters that `fmt` takes for content; None when it does not read what is in it."""
+        parser = start_parser(fmt, self.tail, (TOOL,))
+        events = [*parser.feed(self.written), *parser.flush()]
+        content = "".join(e.text for e in events if isinstance(e, Text)).strip()
+        if self.kind == "reasoning_parser":
+            thought = "".join(e.text for e in events if isinstance(e, Reasoning)).strip()
+            return len(content) if thought == _THOUGHT and _ANSWER in content else None
+        names = [e.name for e in events if isinstance(e, ToolStart)]
+        arguments = "".join(e.json_fragment for e in events if isinstance(e, ToolArgs))
+        same = arguments.replace(" ", "") == self.arguments.replace(" ", "")
+        return len(content) if names == [NAME] and same else None
+
+
+class Readback:
+    """What one template shows."""
+
+    def __init__(self, renderer: Renderer | None) -> None:
+        self._renderer = renderer
+
+    @classmethod
+    def of(cls, templates: Mapping[str, str], special: Mapping[str, str]) -> Readback:
+        """`templates`: by name, as in lmkit.plugins.chat_templates; `special`: variables with special tokens."""
+        source = templates.get("default")
+        try:
+            if not source:
+                return cls(None)
+            return cls(ApartRenderer(Apart(), source, special, tools_source=templates.get("tool_use")))
+        except ConfigError:  # whoever renders will say so
+            return cls(None)
+
+    def readers(
+        self, kind: str, chosen: str | None, names: Iterable[str], load: Callable[[str], AnyFormat]
+    ) -> tuple[str, ...] | None:
+        """Names of the formats that read best what the template shows, simple ones first; None when none does, or it
+        shows nothing. When `chosen` reads it without a rest, the others are not looked at; code of formats that are
+        no declaration runs only when it is chosen."""
+        for case in self._calls() if kind == "tool_parser" else self._reasoning():
+            if chosen is not None and _left(case, load, chosen, runs=True)[0] == self._rest(case):
+                return (chosen,)
+            found = {name: _left(case, load, name, runs=name == chosen) for name in names}
+            read = {name: left for name, left in found.items() if left[0] is not None}
+            least = min((left[0] or 0 for left in read.values()), default=0)
+            if best := [name for name, left in read.items() if left[0] == least]:
+                return tuple(sorted(best, key=lambda name: (read[name][1], name)))
+        return None
+
+    def _rest(self, case: Shown) -> int:
+        return len(_ANSWER) if case.kind == "reasoning_parser" else 0
+
+    def _calls(self) -> Iterable[Shown]:
+        function = {"name": NAME, "description": TOOL.description, "parameters": TOOL.parameters}
+        tools = [{"type": "function", "function": function}]
+        plain = self._render([_USER, {"role": "assistant", "content": _ANSWER}], tools)
+        prompt = self._render([_USER], tools, add_generation_prompt=True)
+        for arguments in _ARGUMENTS:
+            call = {"id": "123456789", "type": "function", "function": {"name": NAME, "arguments": arguments}}
+            text = self._render([_USER, {"role": "assistant", "content": "", "tool_calls": [call]}], tools)
+            begin = max((_common(text, other) for other in (plain, prompt)), key=len)
+            if NAME in text[len(begin) :]:
+                yield Shown("tool_parser", begin[-_TAIL:], _without(text[len(begin) :], plain), arguments)
+
+    def _reasoning(self) -> Iterable[Shown]:
+        prompt = self._render([_USER], add_generation_prompt=True)
+        for key in _KEYS:
+            text = self._render([_USER, {"role": "assistant", key: _THOUGHT, "content": _ANSWER}])
+            begin = _common(text, prompt)
+            written = _without(text[len(begin) :], text)
+            if _THOUGHT in written and _ANSWER in written:
+                for tail in dict.fromkeys((begin, prompt)):
+                    yield Shown("reasoning_parser", tail[-_TAIL:], written)
+                return
+
+    def _render(self, messages: Any, tools: Any = (), *, add_generation_prompt: bool = False) -> str:
+        """ "" when the template refuses."""
+        if self._renderer is None:
+            return ""
+        try:
+            return shown(self._renderer.render(messages, tools, add_generation_prompt=add_generation_prompt))
+        except LmkitError:
+            return ""
+
+
+def _common(a: str, b: str) -> str:
+    """How both begin."""
+    return "".join(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _without(text: str, plain: str) -> str:
+    """`text` without the end that an answer in `plain` has too."""
+    _, found, end = plain.rpartition(_ANSWER)
+    return text.removesuffix(end) if found and end else text
+
+
+def _left(case: Shown, load: Callable[[str], AnyFormat], name: str, *, runs: bool) -> tuple[int | None, int]:
+    """(see Shown.left_by, number of markers); a format that raises does not read, nor does code without `runs`."""
+    try:
+        fmt = load(name)
+        if not runs and not isinstance(fmt, ToolFormat | ReasoningFormat | ChannelFormat):
+            return None, 0
+        return case.left_by(fmt), len(fmt.keep_special)
+    except Exception:
+        return None, 0

@@ -1,0 +1,232 @@
+"""The reasoning of an output, apart from what follows it (lmkit.api.ReasoningFormat).
+
+    start --open--> body --close--> content
+
+A text that begins a call does not end the reasoning, for a model may write about calls: what follows it is held back
+until it is clear. When `close` comes, or something that is no call, it was reasoning. When the output ends with whole
+calls and the reasoning was never closed, they are calls: some models forget to close it. Newlines beside the markers
+belong to them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from lmkit.api import ParseEvent, Reasoning, ReasoningFormat, Text
+from lmkit.text.jsonread import JsonReader
+from lmkit.text.markers import MAX_GAP, Found, markers, skip_blanks
+
+# how a call goes on after its marker: with a bracket, maybe after a name
+_HEAD = re.compile(rf"[ \t\r\n]{{0,{MAX_GAP}}}(?:[\w.:/-]{{1,256}}[ \t\r\n]{{0,{MAX_GAP}}})?")
+_BRACKETS = "{[<("
+_TAG = re.compile(r"<([\w:]+)>|\[(\w+)\]")
+
+Step = Callable[[str, int, bool, "list[ParseEvent]"], int]
+
+
+def thinking(fmt: ReasoningFormat, template_kwargs: Mapping[str, object]) -> bool:
+    """Whether the template switches of a request leave thinking on."""
+    given = [template_kwargs[name] for name in fmt.switch if template_kwargs.get(name) is not None]
+    return given[0] not in fmt.off if given else fmt.default_on
+
+
+def begins_inside(fmt: ReasoningFormat, prompt_tail: str | None, template_kwargs: Mapping[str, object]) -> bool:
+    """Whether the output begins inside the reasoning: the prompt tells, or else the family's habit."""
+    if prompt_tail is None:
+        return fmt.prompt_opens and thinking(fmt, template_kwargs)
+    tail = prompt_tail.rstrip()
+    return any(tail.endswith(text.rstrip()) for text in fmt.open)
+
+
+def end_of_call(marker: str) -> str:
+    """What ends a call that begins with `marker`: <x> has </x>; "" for others, after which anything is a call."""
+    match = _TAG.fullmatch(marker)
+    return "" if match is None else f"</{match[1]}>" if match[1] else f"[/{match[2]}]"
+
+
+class ReasoningParser:
+    """Reasoning at the start of the output, or with `anywhere` wherever its marker is."""
+
+    def __init__(self, fmt: ReasoningFormat, *, inside: bool, constrained: bool = False) -> None:
+        """`constrained`: a grammar sees to it that the reasoning is closed, and markers in the answer are text."""
+        self.inside = inside
+        self._fmt, self._constrained = fmt, constrained
+        self._begins = markers(*fmt.open, *(fmt.close if fmt.stray_close else ()))
+        self._stops = frozenset((*fmt.close, *fmt.answer))
+        self._ends = markers(*self._stops, *fmt.until)
+        in_text = (*fmt.drop, *(fmt.open if fmt.anywhere else ()))
+        self._in_text = markers(*in_text) if in_text and not constrained else None
+        self._state: Step = self._at_start
+        self._held = ""
+        self._gap = ""  # the last newlines of the reasoning so far
+        self._kept: list[str] = []  # what may be calls, as written
+        self._num_kept = 0  # its characters
+        self._num_before = 0  # parts of it before the body of the last call
+        self._call_end = ""  # what ends the call
+        self._in_call_ends = self._ends
+        self._any_text = False  # there was content
+
+    @property
+    def pending(self) -> int:
+        """Characters that were fed and are not decided yet."""
+        return len(self._held) + len(self._gap) + self._num_kept
+
+    def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
+        return self._run(text, final=False)
+
+    def flush(self) -> list[ParseEvent]:
+        events = self._run("", final=True)
+        is_whole = self._state == self._after_call or (self._state == self._in_call and self._needs_no_end())
+        calls = "".join(self._kept)
+        self._kept, self._num_kept = [], 0
+        if is_whole and not self._constrained:
+            self._give("", events, keep=0)
+            self.inside = False
+            events += [Text(part) for part in _without(calls, self._fmt.drop) if part]
+        else:
+            self._give(calls, events, keep=0)
+        self._state = self._in_content
+        return events
+
+    def _needs_no_end(self) -> bool:
+        """Whether the call is whole although its end is missing."""
+        body, reader = "".join(self._kept[self._num_before :]).strip(), JsonReader()
+        return not self._call_end or (reader.feed(body, 0) == len(body) > 0 and reader.state == "done")
+
+    def _run(self, text: str, final: bool) -> list[ParseEvent]:
+        text, self._held = self._held + text, ""
+        events: list[ParseEvent] = []
+        at = 0
+        while at < len(text):
+            at = self._state(text, at, final, events)
+        return events
+
+    # Each state reads `text` from `at` and returns where the next state goes on.
+
+    def _at_start(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
+        """Blanks, perhaps `open`."""
+        found = self._begins.at(text, at, final) if skip_blanks(text, at) - at <= MAX_GAP else None
+        if found is not None and found.marker is None:
+            return self._hold(text, at)
+        if found is not None:
+            self.inside, at = found.marker in self._fmt.open, found.end
+            self._state = self._after_marker
+        else:
+            self._state = self._after_marker if self.inside else self._in_content
+        return at
+
+    def _after_marker(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
+        """Newlines at the beginning of the reasoning or of the content."""
+        at = len(text) - len(text[at:].lstrip(self._fmt.trim))
+        near = self.inside and at < len(text) and skip_blanks(text, at) - at <= MAX_GAP
+        again = markers(*self._fmt.open).at(text, at, final) if near else None
+        if again is not None:  # `open` twice
+            return self._hold(text, at) if again.marker is None else again.end
+        if at < len(text):
+            self._state = self._in_body if self.inside else self._in_content
+        return at
+
+    def _in_body(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
+        begin, end, marker = self._ends.find(text, at, final)
+        is_call = marker in self._fmt.until
+        self._give(text[at:begin], events, keep=0 if is_call else MAX_GAP)
+        if marker is None:
+            return self._hold(text, begin)
+        if is_call:
+            self._begin_call(marker)
+            return end
+        self._gap, self.inside = "", False
+        is_close = marker in self._fmt.close
+        is_exact = self._any_text or self._constrained
+        self._state = self._after_marker if is_close and not is_exact else self._in_content
+        return end if is_close else begin
+
+    def _begin_call(self, marker: str) -> None:
+        self._call_end = end_of_call(marker)
+        again = [f"\n{begin}" for begin in self._fmt.until]  # what came before it was no call
+        self._in_call_ends = markers(*self._stops, *((self._call_end, *again) if self._call_end else ()))
+        self._keep(marker)
+        self._num_before = len(self._kept)
+        self._state = self._call_begins if self._call_end else self._in_call
+
+    def _call_begins(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
+        """Whether what follows the marker can be a call at all."""
+        end = _HEAD.match(text, at).end()  # type: ignore[union-attr]
+        again = markers(*self._fmt.until).at(text, end, final)
+        if (end == len(text) and not final) or (again is not None and again.marker is None):
+            return self._hold(text, at)
+        if again is None and text[end : end + 1] in tuple(_BRACKETS):
+            self._state = self._in_call
+        else:
+            self._release(events)
+        return at
+
+    def _in_call(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
+        begin, end, marker = self._in_call_ends.find(text, at, final)
+        self._keep(text[at:begin])
+        if marker is None:
+            return self._hold(text, begin)
+        if marker == self._call_end:
+            self._keep(marker)
+            self._state = self._after_call
+            return end
+        if marker not in self._stops:
+            self._keep("\n")
+            begin += 1
+        self._release(events)
+        return begin
+
+    def _after_call(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
+        """Blanks, and perhaps another call."""
+        first = skip_blanks(text, at)
+        self._keep(text[at:first])
+        if first == len(text):
+            return first
+        found = self._ends.at(text, first, final)
+        if found is not None and found.marker is None:
+            return self._hold(text, first)
+        if found is not None and found.marker in self._fmt.until:
+            self._begin_call(found.marker)
+            return found.end
+        self._release(events)
+        return first
+
+    def _in_content(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
+        found = self._in_text.find(text, at, final) if self._in_text else Found(len(text), len(text), None)
+        if found.begin > at:
+            events.append(Text(text[at : found.begin]))
+            self._any_text = True
+        if found.marker is None:
+            return self._hold(text, found.begin)
+        if found.marker not in self._fmt.drop:
+            self.inside, self._state = True, self._after_marker
+        return found.end
+
+    def _hold(self, text: str, at: int) -> int:
+        self._held = text[at:]
+        return len(text)
+
+    def _keep(self, text: str) -> None:
+        self._kept.append(text)
+        self._num_kept += len(text)
+
+    def _release(self, events: list[ParseEvent]) -> None:
+        """What looked like calls is reasoning."""
+        text, self._kept, self._num_kept = "".join(self._kept), [], 0
+        self._give(text, events, keep=MAX_GAP)
+        self._state = self._in_body
+
+    def _give(self, text: str, events: list[ParseEvent], keep: int) -> None:
+        """Reasoning, without up to `keep` newlines at its end: they may belong to `close`."""
+        text = self._gap + text
+        end = max(len(text.rstrip(self._fmt.trim)), len(text) - keep)
+        self._gap = text[end:]
+        if end:
+            events.append(Reasoning(text[:end]))
+
+
+def _without(text: str, dropped: Sequence[str]) -> list[str]:
+    """The parts of `text` between the texts that are dropped."""
+    longest_first = sorted(dropped, key=len, reverse=True)
+    return re.split("|".join(map(re.escape, longest_first)), text) if dropped else [text]
