@@ -79,7 +79,8 @@ def test_each_family_may_forget_to_close(name: str) -> None:
 
 def test_reasoning_flows_although_a_call_was_mentioned() -> None:
     """What is held back is a call at most: whatever cannot be one goes out at once."""
-    for begin in ("I might <tool_call> later. ", f"As in {CALL}, it is so. "):
+    quoted = (CALL, "<tool_call>{...}", '<tool_call>{"name": NAME}', "`<tool_call>`")
+    for begin in ("I might <tool_call> later. ", *(f"As in {q}, it is so. " for q in quoted)):
         parser = start_parser(QWEN3, TAIL)
         for c in begin:
             parser.feed(c)
@@ -130,3 +131,14 @@ def test_the_engine_and_the_text_agree_where_the_answer_begins() -> None:
     assert not parser.inside  # type: ignore[attr-defined]
     unclosed = start_parser(QWEN3, TAIL, constrained=True)
     assert [type(e).__name__ for e in [*unclosed.feed(CALL), *unclosed.flush()]] == ["Reasoning"]
+
+
+@pytest.mark.parametrize("name", ["hermes", "kimi_k2", "qwen3_coder", "gemma4", "mistral", "lfm2"])
+def test_many_blanks_after_a_marker_at_every_split(name: str) -> None:
+    """More blanks than are held back elsewhere."""
+    fmt = load_format(HOST, "tool_parser", name)
+    text = render(fmt, [("f", {"a": 1})])
+    marker = max((m for m in (*fmt.section, *fmt.open) if m and text.startswith(m.rstrip("[{"))), key=len)  # type: ignore[union-attr]
+    begin = len(marker.rstrip("[{"))
+    for end in (len(text), begin, begin + 5):
+        check_splits(fmt, text[:begin] + "\n" * 70 + text[begin:end], num_random=5)

@@ -216,9 +216,12 @@ class ToolParser:
     def _in_section(self, text: str, at: int, final: bool) -> int:
         """Between the calls of a section."""
         if self._is_named:
+            at = skip_blanks(text, at)
+            if at == len(text):
+                return at
             found = self._inner.at(text, at, final)
             if found is None:
-                return self._begin("", skip_blanks(text, at))
+                return self._begin("", at)
             begin, end, marker = found
         else:
             begin, end, marker = self._inner.find(text, at, final)
@@ -266,9 +269,12 @@ class ToolParser:
         body = self._body
         if body is None:
             first = skip_blanks(text, at)
-            if first == len(text) and not final and first - at <= MAX_GAP:
-                return self._hold(text, at)
-            if self._only_json and first < len(text) and text[first] not in "{[":
+            self._raw.append(text[at:first])
+            self._num_raw += first - at
+            at = first
+            if at == len(text):
+                return at
+            if self._only_json and text[first] not in "{[":
                 self._was_read = True
                 self._break("a tool call is malformed")
                 return at
@@ -277,8 +283,8 @@ class ToolParser:
                 self._raw.append(text[at : wrong.end()])
                 self._break("a tool call is malformed")
                 return wrong.end()
-            body = self._body = self._reader(text[first : first + 1])
-            self._was_read = first < len(text)
+            body = self._body = self._reader(text[first])
+            self._was_read = True
         num_calls, was_open = self._sink.num_calls, self._sink.open
         end = body.feed(text, at, final)
         if self._sink.num_calls > num_calls or was_open:

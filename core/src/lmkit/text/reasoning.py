@@ -65,6 +65,8 @@ class ReasoningParser:
         self._num_before = 0  # parts of it before the body of the last call
         self._call_end = ""  # what ends the call
         self._in_call_ends = self._ends
+        self._object: JsonReader | None = None  # reads the object that the call is, or that follows its name
+        self._num_head = 0  # characters before it
         self._any_text = False  # there was content
 
     @property
@@ -148,7 +150,7 @@ class ReasoningParser:
         self._in_call_ends = markers(*self._stops, *((self._call_end, *again) if self._call_end else ()))
         self._keep(marker)
         self._num_before = len(self._kept)
-        self._state = self._call_begins if self._call_end else self._in_call
+        self._object, self._state = None, self._call_begins if self._call_end else self._in_call
 
     def _call_begins(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
         """Whether what follows the marker can be a call at all."""
@@ -156,14 +158,25 @@ class ReasoningParser:
         again = markers(*self._fmt.until).at(text, end, final)
         if (end == len(text) and not final) or (again is not None and again.marker is None):
             return self._hold(text, at)
-        if again is None and text[end : end + 1] in tuple(_BRACKETS):
-            self._state = self._in_call
+        bracket = text[end : end + 1]
+        if again is None and bracket in tuple(_BRACKETS):
+            self._object, self._state = JsonReader() if bracket == "{" else None, self._in_call
+            self._num_head = end - at
         else:
             self._release(events)
         return at
 
     def _in_call(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
         begin, end, marker = self._in_call_ends.find(text, at, final)
+        if self._object is not None and self._object.state == "more":
+            head = min(self._num_head, begin - at)
+            self._num_head -= head
+            read = at + head + self._object.feed(text[at + head : begin], 0)
+            self._object.out.clear()
+            if self._object.state == "bad":  # no arguments, so no call
+                self._keep(text[at:read])
+                self._release(events)
+                return read
         self._keep(text[at:begin])
         if marker is None:
             return self._hold(text, begin)
