@@ -198,9 +198,10 @@ def first_screen(
 def example(facts: EngineFacts, has_template: bool) -> tuple[str, dict[str, Any]]:
     """A request that this model answers: path, and the body without the model's name."""
     task = facts.pooler.task if facts.pooler is not None else "chat" if has_template else "complete"
-    return {
+    requests: dict[str, tuple[str, dict[str, Any]]] = {
         "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is 2 + 3?"}]}),
         "complete": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}),
         "embed": ("/v1/embeddings", {"input": "What is 2 + 3?"}),
         "classify": ("/classify", {"input": "What is 2 + 3?"}),
-    }.get(task, ("/pooling", {"input": "What is 2 + 3?", "task": task}))
+    }
+    return requests.get(task, ("/pooling", {"input": "What is 2 + 3?", "task": task}))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from lmkit.api import EngineDead, EngineRequest, TokenEvent
 
 if TYPE_CHECKING:
-    from lmkit.engine.core import EngineCore
+    from lmkit.engine.loop import Core
 
 _BLOCKED = 0.001  # seconds between looks at requests that wait for something beside the engine
 
@@ -67,7 +67,7 @@ class Call:
 class SharedCore:
     """`room`: requests that the engine takes at once; the others wait here, in order."""
 
-    def __init__(self, core: EngineCore, room: int) -> None:
+    def __init__(self, core: Core, room: int) -> None:
         self._core, self._room = core, room
         self._changed = Condition()
         self._stepping = False  # a thread is inside the engine
