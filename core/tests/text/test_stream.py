@@ -176,12 +176,10 @@ class Broken:
         return self._give([]) if self.at == "flush" else []
 
     def _give(self, good: object) -> object:
-        if isinstance(self.returned, Exception):
-            raise self.returned
         return self.returned
 
 
-@pytest.mark.parametrize("returned", [["text"], "text", None, [None], [Text(7)], 7, ValueError("oops"), {"a": 1}])  # type: ignore[arg-type]
+@pytest.mark.parametrize("returned", [["text"], "text", None, [None], [Text(7)], 7, {"a": 1}])  # type: ignore[arg-type]
 @pytest.mark.parametrize("at", ["feed", "flush"])
 def test_a_plugins_parser_that_returns_no_events_ends_the_choice(
     byte_level: JsonTokenizer, returned: object, at: str

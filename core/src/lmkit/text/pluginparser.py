@@ -25,7 +25,7 @@ _NAMES = ", ".join(kind.__name__ for kind in _EVENTS)
 
 
 class PluginParser:
-    """Raises PluginError, which names the parser, for anything that is no list of events."""
+    """Raises PluginError, which names the parser, for anything that is no list of events. What it raises passes."""
 
     def __init__(self, fmt: ParserFormat, prompt_tail: str, tools: Sequence[ToolDef]) -> None:
         self._owner = f"parser {getattr(fmt, 'name', type(fmt).__name__)!r}"
@@ -46,10 +46,10 @@ class PluginParser:
         return getattr(self._parser, name)
 
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
-        return self._checked("feed", call(self._owner, self._parser.feed, text, ids))
+        return self._checked("feed", self._parser.feed(text, ids))
 
     def flush(self) -> list[ParseEvent]:
-        return self._checked("flush", call(self._owner, self._parser.flush))
+        return self._checked("flush", self._parser.flush())
 
     def _checked(self, method: str, events: object) -> list[ParseEvent]:
         if not isinstance(events, (list, tuple)):
