@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
+SIDE_BY_SIDE = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadscope"]  # what shares a fixture stays together
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -49,7 +50,7 @@ def tests(session: nox.Session) -> None:
     """Static types, then all quick tests: unit, server, wire, end to end, house rules, parity with transformers."""
     install(session)
     check_types(session)
-    session.run("pytest", "-q", "-m", "not slow", "--ignore=tests/mix", *session.posargs)
+    session.run("pytest", "-q", "-m", "not slow", "--ignore=tests/mix", *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

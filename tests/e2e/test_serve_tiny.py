@@ -93,6 +93,7 @@ def test_killed_engine_ends_streams_and_readiness(tiny: Path) -> None:
     with serving(str(tiny)) as server:
         url = server.url()
         body = {"model": "model", "prompt": "hello", "max_tokens": 240, "stream": True, "ignore_eos": True}
+        body["resume"] = False
         with ThreadPoolExecutor(8) as pool:
             started = []
 

@@ -53,7 +53,7 @@ async def test_what_fits_comes_through(depth: int) -> None:
         calls = message.get("tool_calls") or []
         assert [call["function"]["name"] for call in calls] == names, where
         assert (message.get("content") or "") == content, where
-        assert (message.get("reasoning_content") or "") == ("mull\n" if mull(thinking, kind) else ""), where
+        assert (message.get("reasoning_content") or "") == ("mull" if mull(thinking, kind) else ""), where
         assert finish == ("tool_calls" if names else "stop"), where
         if "add" in names:
             assert json.loads(calls[-1]["function"]["arguments"]) == {"a": 2, "b": 3}, where

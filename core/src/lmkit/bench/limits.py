@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from lmkit.api import BenchmarkCase
 
 READ_BYTES = 512 << 20  # far beyond every cache
-SIZE = 2048  # of square matrices
+SIZES = (512, 1024, 2048)  # of square matrices: the largest that takes a moment
+MOMENT = 0.1  # seconds
 MIN_SECONDS, MIN_RUNS, MAX_RUNS = 0.25, 5, 2000
 
 
@@ -61,10 +62,15 @@ def limit_cases() -> Iterator[BenchmarkCase]:
     del data, reads
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         name = str(dtype).removeprefix("torch.")
-        a, b = torch.ones(SIZE, SIZE, dtype=dtype), torch.ones(SIZE, SIZE, dtype=dtype)
-        multiply = partial(torch._int_mm if dtype is torch.int8 else F.linear, a, b)
+        for size in SIZES:
+            a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
+            multiply = partial(torch._int_mm if dtype is torch.int8 else F.linear, a, b)
+            began = perf_counter()
+            multiply()
+            if perf_counter() - began > MOMENT:  # without instructions for it, eight times as long
+                break
         yield BenchmarkCase(
-            name=f"multiply {SIZE}, {name}", run=multiply, bytes=3 * a.nbytes, flops=2 * SIZE**3, dtype=name,
+            name=f"multiply {size}, {name}", run=multiply, bytes=3 * a.nbytes, flops=2 * size**3, dtype=name,
             limit="flops",
         )  # fmt: skip
 

@@ -120,7 +120,8 @@ class ReasoningParser:
 
     def _after_marker(self, text: str, at: int, final: bool, events: list[ParseEvent]) -> int:
         """Newlines at the beginning of the reasoning or of the content."""
-        at = len(text) - len(text[at:].lstrip(self._fmt.trim))
+        while at < len(text) and text[at] in self._fmt.trim:
+            at += 1
         near = self.inside and at < len(text) and skip_blanks(text, at) - at <= MAX_GAP
         again = markers(*self._fmt.open).at(text, at, final) if near else None
         if again is not None:  # `open` twice

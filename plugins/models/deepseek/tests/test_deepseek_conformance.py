@@ -78,6 +78,7 @@ class TestDeepseek(ModelConformance):
         "shared_expert_intermediate_size": 48, "norm_topk_prob": False, "mlp_only_layers": [0],
     }  # fmt: skip
     variants = {"sum of one": {"norm_topk_prob": True}}
+    published = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2}
     skip = {"test_number_of_parameters_is_exact": "the other one has gates"}
 
     @classmethod
@@ -94,6 +95,7 @@ class TestDeepseekV32(ModelConformance):
     plugin = "model:DeepseekV32ForCausalLM"
     values = MIX | {"index_topk": 160, "index_head_dim": 16, "index_n_heads": 2}
     variants = {"yarn": {"rope_parameters": YARN}}
+    published = PUBLISHED | {"index_head_dim": 128}
     skip = {
         "test_number_of_parameters_is_exact": "indexers are not loaded",
         "test_loading_is_strict": "indexers may be missing",
@@ -106,3 +108,4 @@ class TestDeepseekV32(ModelConformance):
 class TestGlmMoeDsa(TestDeepseekV32):
     plugin = "model:GlmMoeDsaForCausalLM"
     variants = {}
+    published = {"qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "index_head_dim": 128}

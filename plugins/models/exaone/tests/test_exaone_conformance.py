@@ -34,6 +34,7 @@ class TestExaone3(ModelConformance):
     plugin = "model:ExaoneForCausalLM"
     family = "llama"
     variants = {"tied": {"tie_word_embeddings": True, "hidden_act": "gelu"}}
+    published = heads(8, 2, 128)
 
     @classmethod
     def name_architecture(cls, directory: Path) -> None:

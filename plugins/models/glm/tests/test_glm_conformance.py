@@ -99,6 +99,7 @@ class TestBailing(ModelConformance):
         "shared_expert_intermediate_size": 48, "norm_topk_prob": True,
     }  # fmt: skip
     variants = {"weights as they are": {"norm_topk_prob": False}}
+    published = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
     skip = {"test_number_of_parameters_is_exact": "the other one has gates"}
 
     @classmethod

@@ -46,6 +46,7 @@ CONFIG = {
     "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
 }
 
 

@@ -81,7 +81,7 @@ def test_vectors_were_found() -> None:
 def test_reasoning_then_calls() -> None:
     text = '<think>\nshould I use <tool\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     got = check_splits([THINK, HERMES], text)
-    assert got.reasoning == "\nshould I use <tool\n"
+    assert got.reasoning == "should I use <tool"
     assert got.calls == [("f", '{"a": 1}')]
     assert got.content == ""
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+NEGLIGIBLE = 1e-9  # no sum of chosen probabilities is as small
+
+
 def ernie(r: ConfigReader, **more: Any) -> DecoderConfig:
     bias = r.flag("use_bias", False)
     return usual_config(
@@ -47,7 +50,7 @@ def ernie_moe(r: ConfigReader) -> DecoderConfig:
         layers=tuple((i + 1) % every == 0 and first <= i < end for i in range(r.layers())),
         correction=True,
         float32=True,
-        renormalize=False,  # its router does
+        renormalize=limits(r)["norm_min"] <= NEGLIGIBLE,  # else its router does
         shared_size=size * r.count("moe_num_shared_experts", 2),
     )
     names = tensor_names(**{**EXPERTS, "correction": ".mlp.moe_statics.e_score_correction_bias"})

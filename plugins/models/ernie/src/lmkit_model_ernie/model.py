@@ -7,6 +7,8 @@ from typing import Any
 from lmkit.layers import Decoder, MoE, Router
 from torch import Tensor
 
+from lmkit_model_ernie.arch import NEGLIGIBLE
+
 
 class LimitedRouter(Router):
     norm_min = 0.0
@@ -22,8 +24,11 @@ class ErnieExperts(MoE):
     router_class = LimitedRouter
 
     def __init__(self, cfg: Any, path: str, specs: Any, ctx: Any) -> None:
+        least = ctx.info.config["options"]["norm_min"]
+        if least <= NEGLIGIBLE:  # the usual rule, which is one operator
+            self.router_class = Router  # type: ignore[assignment]
         super().__init__(cfg, path, specs, ctx)
-        self.router.norm_min = ctx.info.config["options"]["norm_min"]
+        self.router.norm_min = least
 
 
 class ErnieMoE(Decoder):
