@@ -68,3 +68,15 @@ def test_other_routers_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModel) as failure:
         Longcat().describe({"architectures": ["LongcatFlashForCausalLM"], **given})
     assert [failure.value.key] == list(given)
+
+
+def test_released_configuration() -> None:
+    """LongCat Flash Chat."""
+    config = {
+        "architectures": ["LongcatFlashForCausalLM"], "vocab_size": 131072, "hidden_size": 6144, "num_layers": 28,
+        "ffn_hidden_size": 12288, "expert_ffn_hidden_size": 2048, "num_attention_heads": 64, "kv_lora_rank": 512,
+        "q_lora_rank": 1536, "n_routed_experts": 512, "zero_expert_num": 256, "moe_topk": 12,
+    }  # fmt: skip
+    info = Longcat().describe(config)
+    assert round(info.num_parameters / 1e9) == 561
+    assert len(info.layers) == 56

@@ -9,7 +9,7 @@ from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader
 from lmkit.testing import ModelConformance
 from lmkit.testing.checkpoints import rename
-from lmkit_model_step.arch import limits, rope, sparse
+from lmkit_model_step.arch import Step, limits, rope, sparse
 
 FULL, SLIDING = KINDS = ("full_attention", "sliding_attention")
 VISION = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14}
@@ -86,3 +86,22 @@ def test_values_that_mean_nothing(read: Any, given: dict[str, Any], key: str) ->
     with pytest.raises(UnsupportedModel) as failure:
         read(ConfigReader({**SMALL, **given}))
     assert failure.value.key == key
+
+
+def test_released_configuration() -> None:
+    """Step 3.5 Flash: lists go on for its three drafting layers."""
+    kinds = [FULL, SLIDING, SLIDING, SLIDING] * 12
+    other = {"attention_type": SLIDING, "num_attention_heads": 96, "num_attention_groups": 8, "head_dim": 128}
+    config = {
+        "architectures": ["Step3p5ForCausalLM"], "hidden_size": 4096, "intermediate_size": 11264, "vocab_size": 128896,
+        "num_hidden_layers": 45, "num_nextn_predict_layers": 3, "num_attention_heads": 64, "num_attention_groups": 8,
+        "head_dim": 128, "attention_other_setting": other, "sliding_window": 512, "layer_types": kinds,
+        "rope_theta": [5e6 if kind == FULL else 1e4 for kind in kinds], "yarn_only_types": [FULL],
+        "partial_rotary_factors": [0.5 if kind == FULL else 1.0 for kind in kinds], "rope_scaling": STRETCHED,
+        "moe_layers_enum": ",".join(map(str, range(3, 45))), "moe_num_experts": 288, "moe_top_k": 8,
+        "moe_intermediate_size": 1280, "share_expert_dim": 1280, "swiglu_limits": [0.0] * 43 + [7.0, 7.0, 0, 0, 0],
+    }  # fmt: skip
+    info = Step().describe(config)
+    assert round(info.num_parameters / 1e9) == 197
+    assert [need.num_q_heads for need, _ in info.kv_groups()] == [64, 96]
+    assert info.config["options"]["limits"][-3:] == [0.0, 7.0, 7.0]
