@@ -311,7 +311,8 @@ class ArchitectureConformance:
         got = [*driver.step(list(enumerate(asked))), driver.run(len(asked), asked[-1], 7)]
         if dtype == "float32":
             for mine, theirs in zip(got, [*expected, expected[-1]], strict=True):
-                assert deviation(mine, theirs) < self.tolerance
+                found = deviation(mine, theirs)
+                assert found < self.tolerance, found
         else:
             rounding = request.getfixturevalue("rounding")
             assert min(map(drift, got, expected)) < rounding
