@@ -26,7 +26,7 @@ class ErnieExperts(MoE):
     def __init__(self, cfg: Any, path: str, specs: Any, ctx: Any) -> None:
         least = ctx.info.config["options"]["norm_min"]
         if least <= NEGLIGIBLE:  # the usual rule, which is one operator
-            self.router_class = Router  # type: ignore[assignment]
+            self.router_class = Router
         super().__init__(cfg, path, specs, ctx)
         self.router.norm_min = least
 

@@ -33,11 +33,11 @@ class NoNorm(nn.Module):
 
 class OptModel(Decoder):
     def __init__(self, info: ModelInfo, ctx: BuildContext) -> None:
-        self.options: Any = info.config["options"]
+        options: Any = info.config["options"]
         super().__init__(info, ctx)
-        if not self.options["final_norm"]:
+        if not options["final_norm"]:
             self.norm: Any = NoNorm()
-        size, hidden = self.options["size"], info.hidden_size
+        size, hidden = options["size"], info.hidden_size
         self.project_in, self.project_out = None, None
         if size != hidden:
             self.project_in, self.project_out = (ctx.linear(spec) for spec in projections(hidden, size))
