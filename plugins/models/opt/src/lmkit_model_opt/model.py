@@ -34,6 +34,7 @@ class NoNorm(nn.Module):
 class OptModel(Decoder):
     def __init__(self, info: ModelInfo, ctx: BuildContext) -> None:
         options: Any = info.config["options"]
+        self.norms_before = bool(options["norms_before"])
         super().__init__(info, ctx)
         if not options["final_norm"]:
             self.norm: Any = NoNorm()
@@ -48,7 +49,7 @@ class OptModel(Decoder):
                 self.lm_head.tie(self.embed)
 
     def make_layer(self, i: int, specs: Any, ctx: BuildContext) -> DecoderLayer:
-        if self.options["norms_before"]:
+        if self.norms_before:
             return super().make_layer(i, specs, ctx)
         attn, mlp = self.make_attention(i, specs, ctx), self.make_mlp(i, specs, ctx)
         return AfterLayer(self.cfg, attn, mlp, ctx)
