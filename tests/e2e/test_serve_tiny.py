@@ -160,7 +160,9 @@ def test_stopped_while_it_starts(tiny: Path, tmp_path: Path, number: signal.Sign
             sleep(0.005)
         (pid,) = server.engine_pids()
         server.process.send_signal(number)
-        assert server.wait(10) == status
+        # an interrupt that was handled, but met Python's `exec` (dataclasses use it), ends the process by that signal:
+        # to a shell it is the same
+        assert server.wait(30) in ({status, -number} if number == signal.SIGINT else {status})
         assert "Traceback" not in server.output
         assert not _alive(pid)
         assert list(tmp_path.iterdir()) == []
