@@ -409,7 +409,9 @@ class Trial:
             require(story.gate is not None and story.gate.fails, f"{rid} failed at a gate it does not have")
             return
         if InjectedLoss.__name__ in error.message:
-            require(self.times_lost > 1 or rid == self.poison, f"{rid} failed for others: {error.message}")
+            # a loss without a cause that strikes a row which is tried alone after another loss, looks like its own
+            unlucky = self.times_lost > (1 if self.poison is None else 0)
+            require(unlucky or rid == self.poison, f"{rid} failed for others: {error.message}")
             return
         require(any(words in error.message for words in ("injected", "faulty row")), f"{rid} failed: {error.message}")
         require(not story.second_act, f"{rid} failed without an accident: {error.message}")
