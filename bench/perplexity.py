@@ -40,7 +40,7 @@ def checkpoint_of(package: str, folder: Path) -> Path:
     heads, kv_heads = fields["llama.attention.head_count"], fields["llama.attention.head_count_kv"]
     tensors = {}
     for tensor in reader.tensors:
-        weight = torch.from_numpy(np.ascontiguousarray(gguf.dequantize(tensor.data, tensor.tensor_type)))
+        weight = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type)))
         parts = tensor.name.removesuffix(".weight").split(".")
         if parts[-1] in ("attn_q", "attn_k"):  # llama.cpp keeps the two halves of a head interleaved
             num = heads if parts[-1] == "attn_q" else kv_heads
