@@ -13,6 +13,7 @@ import json
 import random
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from lmkit.loading.adapter import EMBED, HEAD, places_of
 from safetensors.torch import save_file
 
 MAX_STEPS = 20_000
+PAUSE = 0.002  # seconds after a step without news: a grammar may be compiled beside it, and that takes time, not steps
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "n": {"type": "integer"}, "on": {"type": "boolean"}},
@@ -144,8 +146,11 @@ class Story:
                 if not coming:
                     break
                 continue
-            for event in core.step():
+            events = core.step()
+            for event in events:
                 heard[event.id].hear(event)
+            if not events:
+                time.sleep(PAUSE)
             core.scheduler.check()
         stats = core.stats()
         assert (stats.num_running, stats.num_waiting) == (0, 0), "the work does not end"

@@ -28,6 +28,19 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
+def fill(write: int) -> int:
+    """Fills the pipe, so that who writes to it waits from the first byte; returns the number of bytes."""
+    os.set_blocking(write, False)
+    num = 0
+    try:
+        while True:
+            num += os.write(write, b"x")
+    except BlockingIOError:
+        return num
+    finally:
+        os.set_blocking(write, True)
+
+
 def attach(writer: LogWriter) -> logging.Logger:
     logger = logging.Logger("lmkit.test-logs")
     logger.addHandler(writer)
@@ -36,6 +49,7 @@ def attach(writer: LogWriter) -> logging.Logger:
 
 def test_nobody_waits_for_a_reader(pipe: tuple[int, int]) -> None:
     read, write = pipe
+    filler = fill(write)
     writer = LogWriter(write)
     logger = attach(writer)
 
@@ -49,6 +63,8 @@ def test_nobody_waits_for_a_reader(pipe: tuple[int, int]) -> None:
     assert not thread.is_alive()
     assert writer.num_dropped >= MAX_WAITING
 
+    while filler:
+        filler -= len(os.read(read, filler))
     text = b""
     while b"lines of the log were dropped" not in text:
         text += os.read(read, 1 << 16)
