@@ -13,6 +13,7 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
+KIT = ["-e", "./core", "-e", "./plugins/frontends/bench", "-e", "./tests/kit"]
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
 SIDE_BY_SIDE = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadscope"]  # what shares a fixture stays together
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -35,7 +36,7 @@ def lint(session: nox.Session) -> None:
 
 def check_types(session: nox.Session) -> None:
     session.install("-q", "mypy>=1.13", "types-PyYAML")
-    session.run("mypy", "core/src/lmkit", *(f"{path}/src" for path in PLUGINS))
+    session.run("mypy", "core/src/lmkit", "tests/kit/src", *(f"{path}/src" for path in PLUGINS))
 
 
 @nox.session
@@ -75,8 +76,8 @@ def parsers_long(session: nox.Session) -> None:
 @nox.session
 def trials(session: nox.Session) -> None:
     """The engine core against the hash model: random trials, and injected faults that must be found."""
-    session.install("-q", "-e", "./core[testing]", "-e", "./plugins/schedulers/fcfs", "-c", "constraints.txt")
-    session.run("python", "-m", "lmkit.testing.trials", *(session.posargs or ["5000"]))
+    session.install("-q", *KIT, "-e", "./plugins/schedulers/fcfs", "-c", "constraints.txt")
+    session.run("python", "-m", "lmkit_testing.trials", *(session.posargs or ["5000"]))
 
 
 @nox.session
@@ -104,7 +105,7 @@ def structured(session: nox.Session) -> None:
 def model_table(session: nox.Session) -> None:
     """What every model architecture passes, into docs/models.md. `-- --shard 1/4` does a part and keeps the rest."""
     install(session)
-    report = ["-p", "lmkit.testing.report", "--model-report", "docs/reference/models.json"]
+    report = ["-p", "lmkit_testing.report", "--model-report", "docs/reference/models.json"]
     session.run("pytest", "-q", *report, "plugins/models", "tests/parity/test_architectures.py", *session.posargs)
     session.run("python", "tools/sync.py")
 
@@ -129,7 +130,7 @@ def chaos(session: nox.Session) -> None:
 def plugin(session: nox.Session, path: str) -> None:
     """One plugin with core and its declared dependencies only: proves that they are complete."""
     args = ["--no-deps"] if path in GPU_PLUGINS else []
-    session.install("-q", "-e", "./core[serve,testing]", "pytest-asyncio", "-c", "constraints.txt")
+    session.install("-q", *KIT, "-e", "./core[serve]", "pytest-asyncio", "-c", "constraints.txt")
     local = ["-e", "plugins/models/llama"] if path == "plugins/models/demo" else []  # it needs a dist of this tree
     session.install("-q", *args, *local, "-e", path, "-c", "constraints.txt")
     session.run("pytest", "-q", f"{path}/tests")

@@ -24,7 +24,7 @@ from lmkit.server.chat import Chat
 from lmkit.server.generate import Choice, Generation, make_request
 from lmkit.server.schema import ChatRequest, parse
 from lmkit.server.settings import ServerSettings
-from lmkit.testing.serving import ServedLLM, text_side
+from lmkit_testing.serving import ServedLLM, text_side
 
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "ignore_eos": True}
 TEXT = "The quick brown fox jumps over the lazy dog. "

@@ -21,7 +21,7 @@ from lmkit.api import EngineRequest, SamplingParams
 from lmkit.config import EngineConfig, ModelConfig, ParallelConfig
 from lmkit.engine.build import build_engine
 from lmkit.plugins.resolve import resolve
-from lmkit.testing.checkpoints import shaped_checkpoint
+from lmkit_bench.shapes import shaped_checkpoint
 
 Run = Callable[[list[int], int], list[float]]  # prompt, tokens -> seconds at which each token was there
 

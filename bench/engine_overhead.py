@@ -20,8 +20,8 @@ from lmkit.api.wire import RowLogprobs
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.scheduling.scheduler import Scheduler
-from lmkit.testing.hash_model import hash_kv
-from lmkit.testing.stepper import ArrivalOrder
+from lmkit_testing.hash_model import hash_kv
+from lmkit_testing.stepper import ArrivalOrder
 
 TARGETS = {1: 300.0, 64: 20.0}  # us: per step for one row, per row and step for 64
 

@@ -23,7 +23,7 @@ from lmkit.api import EngineRequest, SamplingParams
 from lmkit.config import EngineConfig, ModelConfig, ParallelConfig, SchedConfig
 from lmkit.engine.build import build_engine
 from lmkit.plugins.resolve import resolve
-from lmkit.testing.checkpoints import shaped_checkpoint
+from lmkit_bench.shapes import shaped_checkpoint
 
 Run = Callable[[list[list[int]], int], float]  # prompts, tokens -> decoded tokens per second
 SHAPES = ("mixtral-0.8b", "qwen3-moe-0.7b")

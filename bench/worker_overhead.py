@@ -31,7 +31,7 @@ from lmkit.api import (
     StepPlan,
 )
 from lmkit.execution.runner import Runner
-from lmkit.testing.toy import ToyAttention, ToyPlatform
+from lmkit_testing.toy import ToyAttention, ToyPlatform
 from torch import Tensor
 
 BLOCK = 16

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lmkit.bench.engine import BenchEngine
 from lmkit.config import EngineConfig, ModelConfig, ParallelConfig, SchedConfig
 from lmkit.config.engine import CacheConfig
+from lmkit_bench.engine import BenchEngine
 from protocol import Load, serve
 
 BLOCK = 16  # tokens of the smallest usual block: with larger ones there is room to spare

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from lmkit.bench.server import resident, tree
+from lmkit_bench.server import resident, tree
 from protocol import Load
 
 LOAD_SECONDS, RUN_SECONDS = 900.0, 900.0

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from lmkit.bench.result import Machine, commit, machine, versions
+from lmkit_bench.result import Machine, commit, machine, versions
 
 
 class Sample(msgspec.Struct, tag="sample", frozen=True):

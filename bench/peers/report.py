@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import environments
-from lmkit.bench.stats import Ratio, paired_ratio
+from lmkit_bench.stats import Ratio, paired_ratio
 from participants import PARTICIPANTS, Participant
 from records import Records
 from workloads import CONTEXT, MAIN, Workload
@@ -246,7 +246,7 @@ def plots(records: Records, out: Path, name: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print("no plots: pip install 'lmkit-core[bench]'")
+        print("no plots: pip install 'lmkit-bench[plot]'")
         return
     panels: Sequence[Workload] = [w for w in (*MAIN[:3], *CONTEXT) if _rows(records, w)]
     if not panels:

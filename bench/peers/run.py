@@ -31,7 +31,7 @@ from pathlib import Path
 import environments
 import report
 import servers
-from lmkit.bench.result import read
+from lmkit_bench.result import read
 from participants import PARTICIPANTS, Participant, prepare
 from process import EngineFailed, EngineProcess
 from protocol import Load

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 
 import environments
 from lmkit.api import EngineError
-from lmkit.bench.client import Client, first_token
-from lmkit.bench.serve import Load, run_loads, summary
-from lmkit.bench.server import ServerProcess
-from lmkit.bench.workload import Prompt
+from lmkit_bench.client import Client, first_token
+from lmkit_bench.serve import Load, run_loads, summary
+from lmkit_bench.server import ServerProcess
+from lmkit_bench.workload import Prompt
 from records import Absent, Records, Sample
 from workloads import prompts
 

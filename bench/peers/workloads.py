@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from lmkit.bench.workload import random_prompts
+from lmkit_bench.workload import random_prompts
 from process import EngineProcess
 
 VOCABULARY = range(1000, 100_000)  # every shape here has these ids

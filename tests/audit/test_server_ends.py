@@ -9,7 +9,7 @@ import pytest
 from lmkit.api import EngineDead
 from lmkit.server import run
 from lmkit.server.settings import ServerSettings
-from lmkit.testing.serving import scripted
+from lmkit_testing.serving import scripted
 
 
 async def test_a_server_without_an_engine_ends(

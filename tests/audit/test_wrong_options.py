@@ -13,8 +13,8 @@ from lmkit.plugins.explain import explain
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.server.settings import ServerSettings
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from lmkit.text.side import TextSide
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
 
 @pytest.mark.parametrize("key", ["", " ", "\t", "a b", " secret", "s\u00e9cret", "x\n"])

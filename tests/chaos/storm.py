@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from lmkit.api import LmkitError
-from lmkit.testing.serving import ServedLLM
+from lmkit_testing.serving import ServedLLM
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TIME = 90.0  # seconds in which all must be well again; an engine is started in a few

@@ -14,7 +14,7 @@ import pytest
 from lmkit.config import from_options
 from lmkit.llm import AsyncLLM
 from lmkit.sampling import Sampler
-from lmkit.testing.serving import listening, supervised
+from lmkit_testing.serving import listening, supervised
 
 from . import stories
 from .storm import Storm

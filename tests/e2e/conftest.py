@@ -15,7 +15,7 @@ from time import perf_counter, sleep
 
 import httpx
 import pytest
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
 VOCAB = 259  # bytes and three special tokens
 

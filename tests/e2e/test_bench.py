@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lmkit.bench.result import Result, read
+from lmkit_bench.result import Result, read
 
 from .conftest import lmkit
 

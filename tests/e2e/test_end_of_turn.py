@@ -12,7 +12,7 @@ import lmkit_model_demo
 import pytest
 from lmkit import LLM, SamplingParams
 from lmkit.cli import run
-from lmkit.testing.serving import real
+from lmkit_testing.serving import real
 
 DEMO = Path(lmkit_model_demo.__file__).parent / "checkpoint"
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]

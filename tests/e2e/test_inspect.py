@@ -11,7 +11,7 @@ from lmkit.api import ConfigError, LmkitError, SelectionError, UnknownName, Unsu
 from lmkit.config import from_options
 from lmkit.execution import memory
 from lmkit.plugins.resolve import resolve
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

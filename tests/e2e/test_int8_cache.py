@@ -11,7 +11,7 @@ import torch
 from lmkit import LLM, SamplingParams
 from lmkit.api import AttnNeed, SelectionError
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=0, prompt_logprobs=0)
 WAYS: dict[str, dict[str, Any]] = {

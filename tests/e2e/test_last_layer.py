@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lmkit import LLM, SamplingParams
 from lmkit.layers import Decoder
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
 LENGTHS = (50, 3, 29, 41, 17)  # in steps of 16 tokens: chunks beside rows that decode
 PROMPTS = [[(7 * row + 3 * i) % 200 + 10 for i in range(length)] for row, length in enumerate(LENGTHS)]

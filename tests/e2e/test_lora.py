@@ -7,7 +7,7 @@ import pytest
 import torch
 from lmkit import LLM, SamplingParams
 from lmkit.api import CapacityError, CheckpointError, ConfigError, InvalidParam, LmkitError
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

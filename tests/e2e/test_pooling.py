@@ -8,9 +8,9 @@ import pytest
 import torch
 from lmkit import LLM, PoolingParams
 from lmkit.api import ConfigError, InvalidParam, RequestTooLarge, UnsupportedModel, UnsupportedTask
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
-from lmkit.testing.pooling import expected, pooling_checkpoint
-from lmkit.testing.published import minilm
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.pooling import expected, pooling_checkpoint
+from lmkit_testing.published import minilm
 
 TEXTS = [
     "Hello world",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from lmkit import LLM, SamplingParams
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
 native = pytest.importorskip("lmkit_platform_cpu.native")
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the native kernels were not built")

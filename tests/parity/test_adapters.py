@@ -15,10 +15,10 @@ from lmkit.loading.patterns import Patterns
 from lmkit.loading.rules import Rules
 from lmkit.loading.safetensors import SafetensorsLoader
 from lmkit.plugins import load_target
-from lmkit.testing.checkpoints import FAMILIES, tiny_checkpoint
-from lmkit.testing.model import deviation, load_tiny, prompt, reference
-from lmkit.testing.specs import find_plugin
-from lmkit.testing.steps import ModelDriver
+from lmkit_testing.checkpoints import FAMILIES, tiny_checkpoint
+from lmkit_testing.model import deviation, load_tiny, prompt, reference
+from lmkit_testing.specs import find_plugin
+from lmkit_testing.steps import ModelDriver
 
 peft = pytest.importorskip("peft")
 pytestmark = [

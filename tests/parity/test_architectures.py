@@ -21,9 +21,9 @@ import torch
 from lmkit import LLM, SamplingParams
 from lmkit.api import ConfigError
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
-from lmkit.testing import ArchitectureConformance
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
-from lmkit.testing.model import installed, prompt, reference
+from lmkit_testing import ArchitectureConformance
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.model import installed, prompt, reference
 
 PLUGINS = Path(__file__).parents[2] / "plugins" / "models"
 EXPECTED = Path(__file__).with_name("greedy.json")

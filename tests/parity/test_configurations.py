@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from lmkit.testing import ModelConformance
-from lmkit.testing.checkpoints import COMMON, FAMILIES, randomize, tiny_checkpoint
-from lmkit.testing.model import deviation, load_tiny, prompt, reference
-from lmkit.testing.specs import find_plugin
-from lmkit.testing.steps import ModelDriver
+from lmkit_testing import ModelConformance
+from lmkit_testing.checkpoints import COMMON, FAMILIES, randomize, tiny_checkpoint
+from lmkit_testing.model import deviation, load_tiny, prompt, reference
+from lmkit_testing.specs import find_plugin
+from lmkit_testing.steps import ModelDriver
 from safetensors.torch import load_file, save_file
 
 PLUGINS = Path(__file__).parents[2] / "plugins" / "models"

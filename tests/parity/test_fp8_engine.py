@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from lmkit import LLM, SamplingParams
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from safetensors.torch import load_file, save_file
 
 SIZES = {"vocab_size": 259, "hidden_size": 64, "intermediate_size": 128, "eos_token_id": None}

@@ -11,8 +11,8 @@ import pytest
 import torch
 from lmkit import LLM, SamplingParams
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
-from lmkit.testing.model import installed, reference
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.model import installed, reference
 
 VOCAB = 259
 NEW = 10

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lmkit.bench.parsers import measure_parsers
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
+from lmkit_bench.parsers import measure_parsers
 
 SECONDS = 20e-6
 

@@ -17,9 +17,9 @@ import pytest
 from lmkit.api import ChannelFormat, ToolDef, ToolFormat
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.testing.parsers import Message, check_splits, markers_of, parse
 from lmkit.text.derive import render
 from lmkit.text.formats import load_format
+from lmkit_testing.parsers import Message, check_splits, markers_of, parse
 
 CASES = int(os.environ.get("LMKIT_FUZZ", "500"))
 HOST = PluginHost(switches=Switches())

@@ -11,11 +11,11 @@ import pytest
 from lmkit.api import ChannelFormat, Text, ToolChoice, ToolStart
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.testing.grammars import byte_vocabulary, generates
 from lmkit.text.constrain import constraint
 from lmkit.text.derive import render
 from lmkit.text.formats import load_format
 from lmkit.text.parsing import start_parser
+from lmkit_testing.grammars import byte_vocabulary, generates
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bfcl import Question, questions

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.testing.clock import least
-from lmkit.testing.parsers import TOOLS, markers_of
 from lmkit.text.formats import load_format
 from lmkit.text.parsing import AnyFormat, start_parser
+from lmkit_testing.clock import least
+from lmkit_testing.parsers import TOOLS, markers_of
 
 SIZE = int(os.environ.get("LMKIT_LINEAR", "20000"))  # characters
 NUM_TEXTS = 24

@@ -10,13 +10,13 @@ from lmkit.api import ReasoningFormat, Thinking, Vocabulary
 from lmkit.engine.channel import Channel, MarkerTable
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.testing import outputs
-from lmkit.testing.clock import least
-from lmkit.testing.parsers import Message, check_splits, parse
 from lmkit.text.constrain import thinking_of
 from lmkit.text.derive import render
 from lmkit.text.formats import load_format
 from lmkit.text.parsing import start_parser
+from lmkit_testing import outputs
+from lmkit_testing.clock import least
+from lmkit_testing.parsers import Message, check_splits, parse
 
 HOST = PluginHost(switches=Switches())
 FORMATS = {name: load_format(HOST, "reasoning_parser", name) for name in HOST.names("reasoning_parser")}

@@ -12,10 +12,10 @@ import pytest
 from lmkit.api import ToolDef
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.testing.parsers import Message, parse
 from lmkit.text.derive import render
 from lmkit.text.formats import load_format
 from lmkit.text.render import Renderer
+from lmkit_testing.parsers import Message, parse
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bfcl import DATA, Question, questions

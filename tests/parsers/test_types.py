@@ -8,10 +8,10 @@ import pytest
 from lmkit.api import ToolDef, ToolFormat
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.testing.parsers import check_splits, parse
 from lmkit.text.derive import calls_format, render
 from lmkit.text.formats import load_format
 from lmkit.text.params import kinds_of
+from lmkit_testing.parsers import check_splits, parse
 
 HOST = PluginHost(switches=Switches())
 NAMES = ("qwen3_coder", "qwen3_xml", "mimo", "glm45", "minimax_m2", "seed_oss", "step3p5", "minicpm5", "deepseek_v4")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.testing.parsers import Vector, load_vectors
 from lmkit.text.formats import load_format
+from lmkit_testing.parsers import Vector, load_vectors
 
 HERE = Path(__file__).parent
 DATA = HERE.parents[1].parent / "shared" / "data" / "parsers"

@@ -20,11 +20,11 @@ from lmkit.engine.intake import Intake
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
 from lmkit.scheduling.scheduler import Scheduler
-from lmkit.testing.engines import Fcfs
-from lmkit.testing.hash_model import HashExecutor, hash_kv
-from lmkit.testing.serving import END, ServedLLM, byte_tokenizer, listening, text_side
 from lmkit.text.render import Renderer
 from lmkit.text.side import TextSide, vocabulary
+from lmkit_testing.engines import Fcfs
+from lmkit_testing.hash_model import HashExecutor, hash_kv
+from lmkit_testing.serving import END, ServedLLM, byte_tokenizer, listening, text_side
 
 LLGUIDANCE = Choice(
     "grammar", "grammar", "llguidance", "lmkit_grammar_llguidance.backend:LlGuidance", "lmkit-grammar-llguidance", "",

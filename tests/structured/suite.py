@@ -15,8 +15,8 @@ from typing import Any
 
 from lmkit.api import Grammar, GrammarBackend, GrammarError, Vocabulary, keywords
 from lmkit.plugins import load_target
-from lmkit.testing.grammars import allowed_ids, byte_vocabulary
-from lmkit.testing.specs import find_plugin
+from lmkit_testing.grammars import allowed_ids, byte_vocabulary
+from lmkit_testing.specs import find_plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT.parent / "shared" / "data" / "json_schema" / "tests" / "draft2020-12"

@@ -18,8 +18,8 @@ import httpx
 import jsonschema
 import pytest
 from lmkit.api import Grammar
-from lmkit.testing.grammars import byte_vocabulary
 from lmkit_grammar_llguidance.backend import LlGuidance
+from lmkit_testing.grammars import byte_vocabulary
 
 from .conftest import Model
 

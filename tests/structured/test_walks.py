@@ -14,8 +14,8 @@ import jsonschema
 import pytest
 import yaml
 from lmkit.api import Grammar, GrammarError
-from lmkit.testing.grammars import allowed_ids, byte_vocabulary
 from lmkit_grammar_llguidance.backend import LlGuidance
+from lmkit_testing.grammars import allowed_ids, byte_vocabulary
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 OPENAPI = DATA / "wire" / "openai-openapi.yaml.gz"

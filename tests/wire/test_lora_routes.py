@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from lmkit.testing.checkpoints import byte_tokenizer, tiny_checkpoint
-from lmkit.testing.serving import listening, real
+from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.serving import listening, real
 from safetensors.torch import save_file
 
 

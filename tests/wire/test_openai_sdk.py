@@ -8,7 +8,7 @@ import json
 import openai
 import pytest
 from lmkit.server.settings import ServerSettings
-from lmkit.testing.serving import hashed, listening, scripted
+from lmkit_testing.serving import hashed, listening, scripted
 
 TOOLS = [
     {

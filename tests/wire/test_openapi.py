@@ -12,7 +12,7 @@ import httpx
 import pytest
 from lmkit.server.app import build_app
 from lmkit.server.extensions import RESPONSE
-from lmkit.testing.serving import ServedLLM, scripted
+from lmkit_testing.serving import ServedLLM, scripted
 
 _spec = importlib.util.spec_from_file_location("wire_openapi", Path(__file__).with_name("openapi.py"))
 assert _spec is not None

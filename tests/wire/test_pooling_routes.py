@@ -12,9 +12,9 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from lmkit.testing.pooling import pooling_checkpoint
-from lmkit.testing.published import minilm
-from lmkit.testing.serving import ServedLLM, listening, real, scripted
+from lmkit_testing.pooling import pooling_checkpoint
+from lmkit_testing.published import minilm
+from lmkit_testing.serving import ServedLLM, listening, real, scripted
 
 TEXTS = ["A cat on a mat", "A feline on a rug", "Interest rates rose"]
 

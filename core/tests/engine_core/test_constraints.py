@@ -19,9 +19,9 @@ from lmkit.engine.grammars import ConstrainedOutput
 from lmkit.engine.intake import Intake
 from lmkit.scheduling.request import Request
 from lmkit.scheduling.scheduler import Scheduler
-from lmkit.testing.grammars import Stairs, StairsCompiler, StairsMatcher, byte_vocabulary
-from lmkit.testing.hash_model import HashExecutor, hash_kv
-from lmkit.testing.stepper import ArrivalOrder
+from lmkit_testing.grammars import Stairs, StairsCompiler, StairsMatcher, byte_vocabulary
+from lmkit_testing.hash_model import HashExecutor, hash_kv
+from lmkit_testing.stepper import ArrivalOrder
 
 END = 96  # of the hash-model's vocabulary of 97 ids
 

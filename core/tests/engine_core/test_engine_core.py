@@ -7,8 +7,8 @@ from lmkit.api import EngineDead, EngineRequest, ForgetRows, PluginError, Reply,
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake, NoGrammars
 from lmkit.scheduling.scheduler import Scheduler
-from lmkit.testing.hash_model import HashExecutor, expected_tokens, hash_kv
-from lmkit.testing.stepper import ArrivalOrder
+from lmkit_testing.hash_model import HashExecutor, expected_tokens, hash_kv
+from lmkit_testing.stepper import ArrivalOrder
 
 
 def make_engine(kv=None, *, limits=None, depth=1, **options) -> EngineCore:

@@ -9,7 +9,7 @@ from hypothesis import given
 from lmkit.api import EngineRequest, Grammar, InvalidParam, MediaItem, RequestTooLarge, SamplingParams, Thinking
 from lmkit.engine.intake import Intake, NoGrammars
 from lmkit.scheduling.request import Request
-from lmkit.testing.strategies import engine_requests
+from lmkit_testing.strategies import engine_requests
 
 
 @dataclass

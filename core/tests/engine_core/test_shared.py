@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lmkit.api import EngineDead, EngineRequest, InvalidParam, SamplingParams
 from lmkit.engine.shared import Call, SharedCore
-from lmkit.testing.engines import hash_config, hash_engine, no_checkpoint, no_plan
+from lmkit_testing.engines import hash_config, hash_engine, no_checkpoint, no_plan
 
 SECONDS = 60  # until a test says that a thread hangs
 

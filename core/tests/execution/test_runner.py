@@ -20,7 +20,7 @@ from lmkit.api import (
     StepPlan,
 )
 from lmkit.execution.runner import Runner
-from lmkit.testing.toy import TOY_VOCAB, ToyAttention, ToyModel, ToyPlatform, checksum, toy_model, toy_tokens
+from lmkit_testing.toy import TOY_VOCAB, ToyAttention, ToyModel, ToyPlatform, checksum, toy_model, toy_tokens
 
 GREEDY = SamplingParams(temperature=0)
 

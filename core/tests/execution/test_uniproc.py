@@ -1,6 +1,6 @@
 """The in-process executor is one executor among others."""
 
-from lmkit.testing import ExecutorConformance
+from lmkit_testing import ExecutorConformance
 
 
 class TestUniproc(ExecutorConformance):

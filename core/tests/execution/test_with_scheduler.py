@@ -26,8 +26,8 @@ from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.execution.runner import Runner
 from lmkit.scheduling.scheduler import Scheduler
-from lmkit.testing.stepper import ArrivalOrder
-from lmkit.testing.toy import RECURRENT, TOY_VOCAB, ToyAttention, ToyPlatform, toy_model, toy_tokens
+from lmkit_testing.stepper import ArrivalOrder
+from lmkit_testing.toy import RECURRENT, TOY_VOCAB, ToyAttention, ToyPlatform, toy_model, toy_tokens
 
 MAX_LENGTH = 40
 Windows = tuple[int | None, ...]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lmkit.cli.bench import _engine
 from lmkit.config.sources import gather
+from lmkit_bench.command import _engine
 
 
 def test_the_bar_of_the_start_is_gone_before_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,7 @@ def test_the_bar_of_the_start_is_gone_before_the_figures(monkeypatch: pytest.Mon
             said.append("closed")
 
     monkeypatch.setattr("lmkit.progress.StartBar", Bar)
-    monkeypatch.setattr("lmkit.bench.engine.BenchEngine", Engine)
+    monkeypatch.setattr("lmkit_bench.engine.BenchEngine", Engine)
     with _engine(gather({})):
         said.append("figures")
     assert said == ["bar", "loaded", "bar is gone", "figures", "closed"]

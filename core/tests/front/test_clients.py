@@ -17,8 +17,8 @@ from lmkit.config import EngineConfig
 from lmkit.engine.client import BaseClient, InprocClient, ProcessClient
 from lmkit.engine.messages import Splitter, Submit, decode_command, encode
 from lmkit.engine.supervisor import Supervised
-from lmkit.testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
-from lmkit.testing.hash_model import HashModel, expected_tokens
+from lmkit_testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
+from lmkit_testing.hash_model import HashModel, expected_tokens
 
 BUSY = 10.0  # seconds; the target is one, or two, on an idle machine: a loaded one must not fail for that
 

@@ -12,7 +12,7 @@ from time import perf_counter, sleep
 PARENT = """
 import asyncio, sys
 from lmkit.engine.client import ProcessClient
-from lmkit.testing.engines import HASH_FACTORY, hash_config, no_checkpoint, no_plan
+from lmkit_testing.engines import HASH_FACTORY, hash_config, no_checkpoint, no_plan
 from lmkit.api import EngineRequest, SamplingParams
 
 async def main():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from lmkit.cli import run
-from lmkit.testing.dists import write_dist
+from lmkit_testing.dists import write_dist
 
 HOOKS = """
 from lmkit.api import CommandSpec, hookimpl

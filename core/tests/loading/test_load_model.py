@@ -28,8 +28,8 @@ from lmkit.layers.linear import PLAIN, Linear, PlainFormat, ReferenceLinear, sha
 from lmkit.loading import open_checkpoint
 from lmkit.loading.load import places
 from lmkit.loading.safetensors import SafetensorsLoader
-from lmkit.testing.model import choice, load_tiny
-from lmkit.testing.steps import ModelDriver, Ranks
+from lmkit_testing.model import choice, load_tiny
+from lmkit_testing.steps import ModelDriver, Ranks
 from safetensors.torch import save_file
 
 TARGET = f"{__name__}:Toy"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from lmkit.testing.host import DistDir, dist_dir, fake_device, lmkit_host
-from lmkit.testing.world import World
+from lmkit_testing.host import DistDir, dist_dir, fake_device, lmkit_host
+from lmkit_testing.world import World
 
 __all__ = ["dist_dir", "fake_device", "lmkit_host"]
 

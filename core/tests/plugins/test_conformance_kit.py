@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lmkit.testing.dists import write_dist
+from lmkit_testing.dists import write_dist
 
 GOOD = """
 from lmkit.api import SchedulerSpec, Tier, hookimpl
@@ -64,7 +64,7 @@ def run_pytest(folder: Path, source: str, *arguments: str) -> str:
 
 
 def test_each_fault_is_found(tmp_path: Path) -> None:
-    classes = ["from lmkit.testing import PluginConformance"]
+    classes = ["from lmkit_testing import PluginConformance"]
     for name, (parts, requires, _) in FAULTS.items():
         module = f"kit_{name}.hooks"
         defaults = {"top": "", "bottom": "", "more": "", "extra": "", "summary": "'One line'"}
@@ -90,5 +90,5 @@ def test_fixtures(lmkit_host, fake_device, dist_dir):
 
 
 def test_fixtures_load_as_a_pytest_plugin(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["lmkit.testing"]\n')
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["lmkit_testing"]\n')
     assert "1 passed" in run_pytest(tmp_path, FIXTURES)

@@ -16,7 +16,7 @@ from lmkit.plugins import host as host_module
 from lmkit.plugins.doctor import examine, import_budgets
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Pattern
-from lmkit.testing.world import World
+from lmkit_testing.world import World
 
 
 def findings(world: World, **switches: object) -> dict[tuple[str, str], str]:

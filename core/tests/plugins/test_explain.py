@@ -11,7 +11,7 @@ from lmkit.api import UnknownName
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.codes import CODES, STAGES
 from lmkit.plugins.explain import Explanation, explain, render
-from lmkit.testing.world import World
+from lmkit_testing.world import World
 from rich.console import Console
 
 TOY = EngineConfig(model=ModelConfig(model="toy"))

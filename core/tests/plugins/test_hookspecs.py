@@ -12,7 +12,7 @@ from lmkit.api import Checkpoint, CheckpointOptions, DeviceInfo, ModelInfo, Reso
 from lmkit.config import EngineConfig
 from lmkit.hookspecs import KINDS, REGISTRATION, EngineInfo, LmkitSpecs, RequestStats
 from lmkit.plugins.host import SPEC_TYPE
-from lmkit.testing.world import World
+from lmkit_testing.world import World
 
 HOOKS = sorted(name for name in vars(LmkitSpecs) if name.startswith("lmkit_"))
 GROUP = re.compile(r'\[project\.entry-points\."lmkit\.(\w+)"\] (\w+) = "([\w.]+)"')

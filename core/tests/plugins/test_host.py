@@ -13,7 +13,7 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import load_target
 from lmkit.plugins.select import select
 from lmkit.plugins.switches import Pattern, Switches
-from lmkit.testing.world import World
+from lmkit_testing.world import World
 
 GOOD = """
 from lmkit.api import SchedulerSpec, hookimpl

@@ -10,7 +10,7 @@ from lmkit.engine.messages import EngineFacts
 from lmkit.engine.observers import Observers
 from lmkit.hookspecs import EngineInfo, RequestStats
 from lmkit.plugins.host import PluginHost
-from lmkit.testing.serving import no_plan
+from lmkit_testing.serving import no_plan
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from lmkit.api import ConfigError, SelectionError
 from lmkit.plugins.platforms import Description, choose_platform
 from lmkit.plugins.switches import Pattern
-from lmkit.testing.host import codes
-from lmkit.testing.world import World
+from lmkit_testing.host import codes
+from lmkit_testing.world import World
 
 ABSENT = 'Unavailable("no chip in this machine", "buy one")'
 

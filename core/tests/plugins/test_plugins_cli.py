@@ -13,7 +13,7 @@ import lmkit.cli
 import pytest
 from lmkit.api import ConfigError, UnknownName
 from lmkit.plugins.scaffold import entry_name, kinds, write_plugin
-from lmkit.testing.dists import write_dist
+from lmkit_testing.dists import write_dist
 
 
 @dataclass

@@ -23,7 +23,7 @@ from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig,
 from lmkit.plugins.proposals import merge
 from lmkit.plugins.refs import load_ref, load_target, verify
 from lmkit.plugins.resolve import describe, resolve
-from lmkit.testing.world import World
+from lmkit_testing.world import World
 
 TOY = EngineConfig(model=ModelConfig(model="toy"))
 

@@ -41,8 +41,8 @@ from lmkit.plugins.codes import CODES
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.select import Outcome, consider, parse_selection, select, wanted_for
 from lmkit.plugins.switches import Switches
-from lmkit.testing.host import codes, make_device
-from lmkit.testing.world import World
+from lmkit_testing.host import codes, make_device
+from lmkit_testing.world import World
 
 TARGET = "lmkit.plugins.select:select"  # any object that exists
 BF16 = frozenset({"bfloat16"})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmkit.api import MediaItem
 from lmkit.scheduling.hashes import block_hash, extend_hashes, media_bytes, root_hash
-from lmkit.testing.stepper import make_request
+from lmkit_testing.stepper import make_request
 
 
 def test_each_part_of_the_root_counts():

@@ -9,8 +9,8 @@ from lmkit.api import ConfigError, KVConfig
 from lmkit.scheduling.blocks import BlockPool
 from lmkit.scheduling.groups import NEVER, FullGroup, WindowGroup, hit_length, make_groups
 from lmkit.scheduling.table import BlockTable
-from lmkit.testing.hash_model import RECURRENT, expected_tokens, hash_kv
-from lmkit.testing.stepper import Stepper, make_request
+from lmkit_testing.hash_model import RECURRENT, expected_tokens, hash_kv
+from lmkit_testing.stepper import Stepper, make_request
 
 sizes = st.integers(1, 5)
 windows = st.integers(1, 12)

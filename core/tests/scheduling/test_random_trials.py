@@ -1,12 +1,12 @@
-"""The trial suite in small; `python -m lmkit.testing.trials 5000` is the large one, a session of its own."""
+"""The trial suite in small; `python -m lmkit_testing.trials 5000` is the large one, a session of its own."""
 
 from __future__ import annotations
 
 import pytest
 from lmkit.scheduling.scheduler import Scheduler
-from lmkit.testing.mutants import MUTANTS
-from lmkit.testing.stepper import ArrivalOrder
-from lmkit.testing.trials import Trial, hunt, main, run_trials
+from lmkit_testing.mutants import MUTANTS
+from lmkit_testing.stepper import ArrivalOrder
+from lmkit_testing.trials import Trial, hunt, main, run_trials
 
 
 def test_trials_find_nothing_and_cover_everything():

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import ConfigError, EngineBusy, ErrorInfo, InvalidParam, RequestTooLarge, SchedLimits, StepResult
 from lmkit.scheduling.scheduler import Scheduler
-from lmkit.testing.hash_model import expected_tokens, hash_kv
-from lmkit.testing.stepper import ArrivalOrder, Stepper, make_request
+from lmkit_testing.hash_model import expected_tokens, hash_kv
+from lmkit_testing.stepper import ArrivalOrder, Stepper, make_request
 
 
 def work(plan) -> list[tuple[str, int, int, bool]]:
@@ -510,7 +510,7 @@ def test_fail_running_ends_rows_and_empties_the_cache():
 
 def test_same_story_same_plans_in_every_process():
     """Byte for byte, whatever the hash seed: all ranks must agree."""
-    code = "from lmkit.testing.trials import run_trials; print(run_trials(range(60)).digest)"
+    code = "from lmkit_testing.trials import run_trials; print(run_trials(range(60)).digest)"
     digests = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lmkit.scheduling.stops import finish_reason
-from lmkit.testing.stepper import make_request
+from lmkit_testing.stepper import make_request
 
 EOS, STOP, WORD = 1, 2, 3
 

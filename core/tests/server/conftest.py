@@ -11,7 +11,7 @@ import pytest
 from lmkit.server import run
 from lmkit.server.app import build_app
 from lmkit.server.settings import ServerSettings
-from lmkit.testing.serving import ServedLLM
+from lmkit_testing.serving import ServedLLM
 
 Connect = Callable[..., httpx.AsyncClient]
 

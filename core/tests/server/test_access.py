@@ -10,7 +10,7 @@ from lmkit.api import ConfigError, SchedStats
 from lmkit.server.access_log import line
 from lmkit.server.app import build_app
 from lmkit.server.settings import OPENABLE, ServerSettings
-from lmkit.testing.serving import listening, scripted
+from lmkit_testing.serving import listening, scripted
 from msgspec import structs
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}

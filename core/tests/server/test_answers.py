@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lmkit.testing.serving import scripted
 from lmkit.text.render import Renderer
+from lmkit_testing.serving import scripted
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

@@ -11,7 +11,7 @@ from lmkit.api import ConfigError
 from lmkit.server.app import build_app
 from lmkit.server.run import PortInUse, bind, check_address, is_loopback
 from lmkit.server.settings import ServerSettings
-from lmkit.testing.serving import listening, scripted
+from lmkit_testing.serving import listening, scripted
 
 KEYS = ServerSettings(port=0, api_keys=("secret", "other"))
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}

@@ -18,7 +18,7 @@ from lmkit.server.schema import (
     TokenizeRequest,
     UnloadAdapterRequest,
 )
-from lmkit.testing.serving import ServedLLM, scripted
+from lmkit_testing.serving import ServedLLM, scripted
 from pydantic import BaseModel
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from lmkit.killable import Limits
 from lmkit.server.settings import ServerSettings
-from lmkit.testing.serving import byte_tokenizer, listening, scripted
 from lmkit.text import apart
 from lmkit.text.apart import ApartRenderer, open_tokenizer
+from lmkit_testing.serving import byte_tokenizer, listening, scripted
 
 LISTS = "{% set ns = namespace(x=[1]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 TEMPLATE = "{% if messages[0].content == 'bomb' %}" + LISTS + "{{ ns.x|tojson }}{% endif %}{{ messages[0].content }}"

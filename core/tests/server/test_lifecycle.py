@@ -13,8 +13,8 @@ import httpx
 import pytest
 from lmkit.server.app import Backend
 from lmkit.server.settings import ServerSettings
-from lmkit.testing.serving import hashed, listening, scripted
 from lmkit.text.render import Renderer
+from lmkit_testing.serving import hashed, listening, scripted
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True}
 LONG = HELLO | {"max_completion_tokens": 2000}

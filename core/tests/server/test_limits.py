@@ -16,9 +16,9 @@ from lmkit.server.completions import Completions
 from lmkit.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, parse
 from lmkit.server.settings import ServerSettings
 from lmkit.server.shape import MAX_CONTAINERS, MAX_DEPTH, MAX_MEMBERS, shape_of
-from lmkit.testing.serving import byte_tokenizer, listening, scripted, text_side
 from lmkit.text.measure import PIECE, beginning, longer_than
 from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_testing.serving import byte_tokenizer, listening, scripted, text_side
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}

@@ -14,7 +14,7 @@ import pytest
 from lmkit.api import EngineDead, ErrorInfo
 from lmkit.logs import MAX_RECORD, MAX_WAITING, LogWriter, written_logs
 from lmkit.server.completions import Completions
-from lmkit.testing.serving import scripted
+from lmkit_testing.serving import scripted
 
 log = logging.getLogger("lmkit.test-logs")
 

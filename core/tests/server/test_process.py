@@ -16,7 +16,7 @@ PROGRAM = """
 import asyncio, sys
 from lmkit.server.run import bind, run_app
 from lmkit.server.settings import ServerSettings
-from lmkit.testing.serving import scripted
+from lmkit_testing.serving import scripted
 
 settings = ServerSettings(port=0, drain_timeout=float(sys.argv[1]), max_headers=4096)
 llm = scripted("x" * 200, delay=0.005)

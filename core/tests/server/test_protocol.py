@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from lmkit.server.settings import ServerSettings
-from lmkit.testing.serving import listening, scripted
+from lmkit_testing.serving import listening, scripted
 
 KEYS = ServerSettings(port=0, api_keys=("secret",))
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lmkit.api import RequestError
 from lmkit.server import extensions
 from lmkit.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest, parse
-from lmkit.testing.serving import scripted
+from lmkit_testing.serving import scripted
 from pydantic import BaseModel
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}

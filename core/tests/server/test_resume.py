@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from lmkit.testing.serving import ServedLLM, listening, supervised
+from lmkit_testing.serving import ServedLLM, listening, supervised
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True, "max_tokens": 300, "temperature": 0}

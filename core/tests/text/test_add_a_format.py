@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 from lmkit.api import ToolChoice, ToolDef
-from lmkit.testing.parsers import check_splits
 from lmkit.text.constrain import constraint
 from lmkit.text.derive import render
+from lmkit_testing.parsers import check_splits
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "add_a_format.md"
 CALLS = [("get_time", {"zone": "UTC"}), ("now", {})]

@@ -12,10 +12,10 @@ import pytest
 from lmkit.api import Checkpoint, ReasoningFormat, ToolFormat
 from lmkit.config import EngineConfig
 from lmkit.plugins.host import PluginHost
-from lmkit.testing.engines import no_plan
-from lmkit.testing.serving import CALLS
 from lmkit.text.ends import find_ends, turn_ends
 from lmkit.text.render import Renderer
+from lmkit_testing.engines import no_plan
+from lmkit_testing.serving import CALLS
 
 from .conftest import DATA
 

@@ -25,9 +25,9 @@ from lmkit.api import (
 from lmkit.config import EngineConfig
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.testing.engines import no_plan
-from lmkit.testing.serving import CALLS, END, THINK, byte_tokenizer, text_side
 from lmkit.text.side import TextSide
+from lmkit_testing.engines import no_plan
+from lmkit_testing.serving import CALLS, END, THINK, byte_tokenizer, text_side
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_open(checkpoint: Checkpoint) -> None:
 
 
 def test_the_plan_decides(checkpoint: Checkpoint) -> None:
-    choice = Choice("tool_parser", "", "calls", "lmkit.testing.serving:CALLS", "lmkit-core", "0.1.0", "x")
+    choice = Choice("tool_parser", "", "calls", "lmkit_testing.serving:CALLS", "lmkit-core", "0.1.0", "x")
     plan = no_plan()
     plan = type(plan)(plan.device, (choice,), (Derived("eos_token_ids", [9], "test"),))
     side = TextSide.open(checkpoint, plan, EngineConfig())

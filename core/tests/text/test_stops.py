@@ -7,8 +7,8 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmkit.testing.clock import least
 from lmkit.text.stops import Stops
+from lmkit_testing.clock import least
 
 
 def run(strings: list[str], pieces: list[str], include: bool = False) -> tuple[str, str | None]:

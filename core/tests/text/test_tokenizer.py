@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import CheckpointError
-from lmkit.testing.clock import least
 from lmkit.text.apart import open_tokenizer
 from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_testing.clock import least
 from tokenizers import Tokenizer, decoders, models
 
 MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)

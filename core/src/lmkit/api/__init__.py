@@ -1,7 +1,7 @@
 """The only public surface for plugins: specs to register, requests to answer, protocols to implement.
 
 Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.layers` (for models) and
-`lmkit.testing`, is free to move.
+`lmkit_testing`, is free to move.
 """
 
 from lmkit.api.checkpoint import Checkpoint, CheckpointOptions

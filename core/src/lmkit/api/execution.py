@@ -136,7 +136,7 @@ class AttnPlanner(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Paged attention. Contract: ARCHITECTURE 6.2 and `lmkit.testing.AttentionConformance`.
+    """Paged attention. Contract: ARCHITECTURE 6.2 and `lmkit_testing.AttentionConformance`.
 
     1. In each layer write_kv for all rows of the step completes before any row is read.
     2. Prefill and decode rows are mixed in one call.

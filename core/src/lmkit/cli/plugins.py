@@ -198,9 +198,9 @@ def run_test(
     """Run the conformance kit against an installed plugin; no test file is needed."""
     kind, name = _split(plugin)
     try:
-        kits = import_module("lmkit.testing.run")
+        kits = import_module("lmkit_testing.run")
     except ImportError as e:
-        raise ConfigError(f"the conformance kits need {e.name}", fix="pip install 'lmkit-core[testing]'") from e
+        raise ConfigError(f"the conformance kits need {e.name}", fix="pip install lmkit-testing") from e
     raise typer.Exit(kits.run_conformance(kind, name, arguments or []))
 
 

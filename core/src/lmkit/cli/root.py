@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "render": ("lmkit.cli.render:command", "Show what the model sees of a conversation.", LOOK),
     "verify": ("lmkit.cli.verify:command", "Check that template, parsers, tokenizer and grammars fit together.", LOOK),
     "show-config": ("lmkit.cli.show_config:command", "Show every configuration value and who set it.", LOOK),
-    "bench": ("lmkit.cli.bench:app", "Measure engine, server, start-up and kernels; compare results.", LOOK),
+    "bench": ("lmkit_bench.command:app", "Measure engine, server, start-up and kernels; compare results.", LOOK),
     "doctor": ("lmkit.cli.doctor:command", "Check this installation.", MANAGE),
     "plugins": ("lmkit.cli.plugins:app", "List, show, check and create plugins.", MANAGE),
 }

@@ -12,10 +12,10 @@ from lmkit.api import AttentionRequest, AttnNeed, DeviceInfo
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.select import consider
 from lmkit.plugins.switches import Switches
-from lmkit.testing import AttentionConformance
-from lmkit.testing.host import codes, make_device
 from lmkit_attention_flashinfer.backend import FlashInferAttention, page_arrays, split_rows
 from lmkit_attention_flashinfer.hooks import Options
+from lmkit_testing import AttentionConformance
+from lmkit_testing.host import codes, make_device
 from torch import Tensor
 
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import AttnNeed, DeviceInfo
-from lmkit.testing import AttentionConformance
-from lmkit.testing.attention import Rows
 from lmkit_attention_torch.backend import TorchAttention
 from lmkit_attention_torch.plan import PIECE, SMALL, alibi_slopes
+from lmkit_testing import AttentionConformance
+from lmkit_testing.attention import Rows
 
 
 class TestTorch(AttentionConformance):

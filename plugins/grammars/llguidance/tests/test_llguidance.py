@@ -8,9 +8,9 @@ import re
 
 import pytest
 from lmkit.api import Grammar, GrammarError
-from lmkit.testing import GrammarConformance
-from lmkit.testing.grammars import allowed_ids, byte_vocabulary, generates, try_out
 from lmkit_grammar_llguidance.backend import LlGuidance
+from lmkit_testing import GrammarConformance
+from lmkit_testing.grammars import allowed_ids, byte_vocabulary, generates, try_out
 
 
 class TestLlGuidance(GrammarConformance):

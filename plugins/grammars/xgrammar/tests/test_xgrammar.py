@@ -6,8 +6,8 @@ import json
 
 import pytest
 from lmkit.api import Grammar, GrammarError
-from lmkit.testing import GrammarConformance
-from lmkit.testing.grammars import byte_vocabulary, generates
+from lmkit_testing import GrammarConformance
+from lmkit_testing.grammars import byte_vocabulary, generates
 
 pytest.importorskip("xgrammar", reason="xgrammar is not part of the default set")
 

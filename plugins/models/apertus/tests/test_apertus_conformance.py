@@ -1,6 +1,6 @@
 """Apertus against transformers."""
 
-from lmkit.testing import ModelConformance, heads, llama3
+from lmkit_testing import ModelConformance, heads, llama3
 
 
 class TestApertus(ModelConformance):

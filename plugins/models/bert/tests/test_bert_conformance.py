@@ -2,10 +2,10 @@
 
 import pytest
 from lmkit.api import UnsupportedModel
-from lmkit.testing import PoolingConformance
 from lmkit_model_bert.bert import BertArchitecture
 from lmkit_model_bert.modern import ModernBertArchitecture
 from lmkit_model_bert.rotary import RotaryArchitecture
+from lmkit_testing import PoolingConformance
 
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 MODERN = {"local_attention": 12, **SPECIAL}

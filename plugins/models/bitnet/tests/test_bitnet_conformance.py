@@ -1,6 +1,6 @@
 """BitNet (weights that have been unpacked) against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit_testing import ModelConformance
 
 
 class TestBitNet(ModelConformance):

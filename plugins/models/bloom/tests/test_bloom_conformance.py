@@ -1,6 +1,6 @@
 """BLOOM and MPT against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit_testing import ModelConformance
 
 
 class TestBloom(ModelConformance):

@@ -1,6 +1,6 @@
 """DBRX against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit_testing import ModelConformance
 
 FFN = {"hidden_size": 48, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lmkit.testing import ModelConformance
-from lmkit.testing.checkpoints import half_open, rename, without_gates
+from lmkit_testing import ModelConformance
+from lmkit_testing.checkpoints import half_open, rename, without_gates
 
 LATENT = {
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10,

@@ -1,6 +1,6 @@
 """dots.llm1 and Solar Open against transformers."""
 
-from lmkit.testing import ModelConformance, heads
+from lmkit_testing import ModelConformance, heads
 
 MIX = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_routed_experts": 8, "n_group": 2, "topk_group": 1}
 

@@ -1,6 +1,6 @@
 """ERNIE 4.5 against transformers."""
 
-from lmkit.testing import ModelConformance, heads
+from lmkit_testing import ModelConformance, heads
 
 
 class TestErnie(ModelConformance):

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from lmkit.testing import ModelConformance, heads, llama3
-from lmkit.testing.checkpoints import rename
+from lmkit_testing import ModelConformance, heads, llama3
+from lmkit_testing.checkpoints import rename
 
 
 class TestExaone4(ModelConformance):

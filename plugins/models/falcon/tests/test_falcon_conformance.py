@@ -1,6 +1,6 @@
 """Falcon and Falcon-H1 against transformers."""
 
-from lmkit.testing import ModelConformance, heads
+from lmkit_testing import ModelConformance, heads
 
 
 class TestFalcon(ModelConformance):

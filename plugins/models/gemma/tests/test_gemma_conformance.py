@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from lmkit.api import UnsupportedModel
-from lmkit.testing import ModelConformance, heads
-from lmkit.testing.checkpoints import tiny_checkpoint
-from lmkit.testing.model import load_tiny, prompt
-from lmkit.testing.steps import ModelDriver
 from lmkit_model_gemma.small import SmallGemma
+from lmkit_testing import ModelConformance, heads
+from lmkit_testing.checkpoints import tiny_checkpoint
+from lmkit_testing.model import load_tiny, prompt
+from lmkit_testing.steps import ModelDriver
 from safetensors.torch import load_file, save_file
 
 SMALL = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 9}

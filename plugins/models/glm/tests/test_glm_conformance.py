@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lmkit.testing import ModelConformance, heads
-from lmkit.testing.checkpoints import fused, half_open, rename, without_gates
+from lmkit_testing import ModelConformance, heads
+from lmkit_testing.checkpoints import fused, half_open, rename, without_gates
 
 
 class TestGlm(ModelConformance):

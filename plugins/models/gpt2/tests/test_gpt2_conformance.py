@@ -1,6 +1,6 @@
 """GPT-2 and its like against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit_testing import ModelConformance
 
 
 class TestGpt2(ModelConformance):

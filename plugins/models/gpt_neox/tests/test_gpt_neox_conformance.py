@@ -1,6 +1,6 @@
 """GPT-NeoX and its like against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit_testing import ModelConformance
 
 
 class TestGptNeoX(ModelConformance):

@@ -1,6 +1,6 @@
 """gpt-oss against transformers."""
 
-from lmkit.testing import ModelConformance, heads
+from lmkit_testing import ModelConformance, heads
 
 DEFAULT = {"rope_type": "default", "rope_theta": 150000.0}
 

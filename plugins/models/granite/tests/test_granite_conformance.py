@@ -1,6 +1,6 @@
 """Granite against transformers."""
 
-from lmkit.testing import ModelConformance, heads
+from lmkit_testing import ModelConformance, heads
 
 SCALES = {
     "embedding_multiplier": 3.0,

@@ -1,6 +1,6 @@
 """Hunyuan against transformers."""
 
-from lmkit.testing import ModelConformance, heads
+from lmkit_testing import ModelConformance, heads
 
 ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 

@@ -3,8 +3,8 @@
 import pytest
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader
-from lmkit.testing import ModelConformance
 from lmkit_model_kimi.arch import delta_attention
+from lmkit_testing import ModelConformance
 
 FULL, LINEAR = "full_attention", "linear_attention"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader
-from lmkit.testing import ModelConformance, heads
 from lmkit_model_lfm2.arch import lfm2
+from lmkit_testing import ModelConformance, heads
 
 
 class TestLfm2(ModelConformance):

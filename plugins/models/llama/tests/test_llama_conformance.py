@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 import torch
 from lmkit.api import UnsupportedModel
-from lmkit.testing import ModelConformance, heads, llama3
 from lmkit_model_llama.arch import Llama
+from lmkit_testing import ModelConformance, heads, llama3
 from safetensors.torch import load_file, save_file
 
 LLAMA3 = {

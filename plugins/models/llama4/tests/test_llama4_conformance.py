@@ -1,6 +1,6 @@
 """Llama 4 against transformers."""
 
-from lmkit.testing import ModelConformance, heads, llama3
+from lmkit_testing import ModelConformance, heads, llama3
 
 
 class TestLlama4(ModelConformance):

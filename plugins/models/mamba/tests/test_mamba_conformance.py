@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader
-from lmkit.testing import ModelConformance, heads
 from lmkit_model_mamba.arch import bamba
+from lmkit_testing import ModelConformance, heads
 
 
 class TestMamba(ModelConformance):

@@ -1,6 +1,6 @@
 """Mellum against transformers."""
 
-from lmkit.testing import ModelConformance, heads
+from lmkit_testing import ModelConformance, heads
 
 
 class TestMellum(ModelConformance):

@@ -1,6 +1,6 @@
 """MiniMax against transformers."""
 
-from lmkit.testing import ModelConformance, heads
+from lmkit_testing import ModelConformance, heads
 
 HALF = {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}
 

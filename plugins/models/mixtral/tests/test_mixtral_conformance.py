@@ -1,6 +1,6 @@
 """Mixtral and Phi-MoE against transformers."""
 
-from lmkit.testing import ModelConformance, heads
+from lmkit_testing import ModelConformance, heads
 
 
 class TestMixtral(ModelConformance):

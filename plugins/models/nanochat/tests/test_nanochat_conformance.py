@@ -1,6 +1,6 @@
 """nanochat against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit_testing import ModelConformance
 
 
 class TestNanoChat(ModelConformance):

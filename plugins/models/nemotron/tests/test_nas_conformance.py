@@ -8,11 +8,11 @@ import pytest
 import torch
 from lmkit.api import LoadedModel, UnsupportedModel
 from lmkit.layers import ConfigReader
-from lmkit.testing import ModelConformance
-from lmkit.testing.checkpoints import rename, tiny_checkpoint
-from lmkit.testing.model import deviation, load_tiny, prompt
-from lmkit.testing.steps import ModelDriver
 from lmkit_model_nemotron.nas import nemotron_nas
+from lmkit_testing import ModelConformance
+from lmkit_testing.checkpoints import rename, tiny_checkpoint
+from lmkit_testing.model import deviation, load_tiny, prompt
+from lmkit_testing.steps import ModelDriver
 from safetensors.torch import load_file, save_file
 
 TARGET = "lmkit_model_nemotron.nas:NemotronNas"

@@ -3,8 +3,8 @@
 import pytest
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader
-from lmkit.testing import ModelConformance, heads
 from lmkit_model_nemotron.hybrid import layer_kinds
+from lmkit_testing import ModelConformance, heads
 
 
 class TestNemotron(ModelConformance):

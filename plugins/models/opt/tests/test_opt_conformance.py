@@ -1,6 +1,6 @@
 """OPT and BioGPT against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit_testing import ModelConformance
 
 
 class TestOpt(ModelConformance):

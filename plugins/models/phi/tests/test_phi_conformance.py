@@ -1,6 +1,6 @@
 """Phi against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit_testing import ModelConformance
 
 LONG = {
     "rope_type": "longrope",

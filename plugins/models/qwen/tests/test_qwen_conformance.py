@@ -2,8 +2,8 @@
 
 import pytest
 from lmkit.api import UnsupportedModel
-from lmkit.testing import ModelConformance, heads
 from lmkit_model_qwen.arch import Qwen
+from lmkit_testing import ModelConformance, heads
 
 SLIDING = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
 

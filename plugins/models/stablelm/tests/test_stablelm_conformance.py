@@ -1,6 +1,6 @@
 """StableLM against transformers."""
 
-from lmkit.testing import ModelConformance
+from lmkit_testing import ModelConformance
 
 
 class TestStableLm(ModelConformance):

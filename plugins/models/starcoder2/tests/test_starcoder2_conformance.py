@@ -1,6 +1,6 @@
 """StarCoder2 against transformers."""
 
-from lmkit.testing import ModelConformance, heads
+from lmkit_testing import ModelConformance, heads
 
 
 class TestStarcoder2(ModelConformance):

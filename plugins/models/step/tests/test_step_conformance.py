@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader
-from lmkit.testing import ModelConformance
-from lmkit.testing.checkpoints import rename
 from lmkit_model_step.arch import Step, limits, rope, sparse
+from lmkit_testing import ModelConformance
+from lmkit_testing.checkpoints import rename
 
 FULL, SLIDING = KINDS = ("full_attention", "sliding_attention")
 VISION = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14}

@@ -12,10 +12,10 @@ import pytest
 import torch
 from lmkit.api import CheckpointOptions, UnsupportedModel, WeightMismatch
 from lmkit.loading import open_checkpoint
-from lmkit.testing.checkpoints import COMMON, randomize
-from lmkit.testing.model import deviation, load_tiny, prompt
-from lmkit.testing.steps import ModelDriver
 from lmkit_model_transformers.arch import TransformersArchitecture
+from lmkit_testing.checkpoints import COMMON, randomize
+from lmkit_testing.model import deviation, load_tiny, prompt
+from lmkit_testing.steps import ModelDriver
 
 transformers = pytest.importorskip("transformers")
 TARGET = "lmkit_model_transformers.arch:TransformersArchitecture"
@@ -167,7 +167,7 @@ def test_generates_as_the_library_does(folder: Path) -> None:
     """64 greedy tokens through a whole engine."""
     pytest.importorskip("lmkit_platform_cpu")
     from lmkit import LLM, SamplingParams
-    from lmkit.testing.checkpoints import byte_tokenizer
+    from lmkit_testing.checkpoints import byte_tokenizer
 
     path = checkpoint("NanoChat", folder / "NanoChat")
     byte_tokenizer(path)

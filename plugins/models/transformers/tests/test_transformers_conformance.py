@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from lmkit.testing import ArchitectureConformance, heads
+from lmkit_testing import ArchitectureConformance, heads
 
 BERT = {"is_decoder": True, "sep_token_id": 2, "cls_token_id": 1}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}

@@ -3,8 +3,8 @@
 import pytest
 from lmkit.api import UnsupportedModel
 from lmkit.layers import ConfigReader
-from lmkit.testing import ModelConformance
 from lmkit_model_zamba.arch import blocks, zamba2
+from lmkit_testing import ModelConformance
 
 MAMBA, HYBRID = "linear_attention", "hybrid"
 

@@ -10,9 +10,9 @@ import torch
 from lmkit.api import DeviceInfo, LinearSpec, OpRequest
 from lmkit.config import EngineConfig, ParallelConfig
 from lmkit.layers.linear import PLAIN
-from lmkit.testing import PlatformConformance, PluginConformance
 from lmkit_platform_cpu import check, platform, probe
 from lmkit_platform_cpu.linear import MAX_PACKED, OneDnnLinear
+from lmkit_testing import PlatformConformance, PluginConformance
 
 GIB = 1 << 30
 

@@ -12,10 +12,10 @@ import torch
 from lmkit.api import DeviceInfo, Integers, LinearSpec
 from lmkit.layers import LinearExperts, ReferenceLinear, TorchRowOps
 from lmkit.layers.linear import PLAIN, PlainFormat
-from lmkit.testing import PluginConformance
 from lmkit_platform_cpu.experts import NativeExperts
 from lmkit_platform_cpu.integer import IntegerLinear
 from lmkit_platform_cpu.native import Native, load
+from lmkit_testing import PluginConformance
 from torch import Tensor
 
 LIBRARY = load()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from lmkit.api import Integers
-from lmkit.testing import PluginConformance
 from lmkit_platform_cpu.integer import LARGEST, PackedIntegers, linear, pack, round_and_pack
 from lmkit_platform_cpu.native import Native, load
+from lmkit_testing import PluginConformance
 from torch import Tensor
 
 LIBRARY = load()

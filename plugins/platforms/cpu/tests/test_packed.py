@@ -10,10 +10,10 @@ import pytest
 import torch
 from lmkit.api import DeviceInfo, LinearSpec, OpRequest
 from lmkit.layers.linear import PLAIN
-from lmkit.testing import PluginConformance
 from lmkit_platform_cpu import check
 from lmkit_platform_cpu.native import Native, load
 from lmkit_platform_cpu.packed import CompactLinear, NativeLinear, linear, pack, pack_compact
+from lmkit_testing import PluginConformance
 from torch import Tensor
 
 LIBRARY = load()

@@ -12,10 +12,10 @@ from lmkit.api import DeviceInfo, SelectRequest, Unavailable
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.platforms import choose_platform
 from lmkit.plugins.switches import Switches
-from lmkit.testing import PluginConformance
 from lmkit_platform_cuda import probe as module
 from lmkit_platform_cuda.platform import CudaPlatform
 from lmkit_platform_cuda.probe import NvmlError, check, describe, probe
+from lmkit_testing import PluginConformance
 
 GIB = 1 << 30
 GPUS = [("Tesla T4", "GPU-aaaa", (7, 5), 15 * GIB), ("NVIDIA H200", "GPU-bbbb", (9, 0), 141 * GIB)]

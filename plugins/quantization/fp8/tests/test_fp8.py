@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lmkit.api import CheckpointError, LinearSpec, UnsupportedModel, WeightMismatch
-from lmkit.testing import QuantizationConformance
-from lmkit.testing.checkpoints import tiny_checkpoint
-from lmkit.testing.model import choice, deviation, load_tiny, prompt, reference
-from lmkit.testing.steps import ModelDriver
 from lmkit_quantization_fp8.kernel import SHIFT, Fp8Torch, Fp8Weight, widen
 from lmkit_quantization_fp8.scheme import Fp8Format, Fp8Scheme
+from lmkit_testing import QuantizationConformance
+from lmkit_testing.checkpoints import tiny_checkpoint
+from lmkit_testing.model import choice, deviation, load_tiny, prompt, reference
+from lmkit_testing.steps import ModelDriver
 from safetensors.torch import load_file, save_file
 
 BLOCK = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from lmkit.api import LinearSpec, UnsupportedModel
-from lmkit.testing import QuantizationConformance
 from lmkit_quantization_int4.scheme import Int4Scheme
+from lmkit_testing import QuantizationConformance
 
 
 class TestInt4(QuantizationConformance):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from lmkit.api import LinearSpec, UnsupportedModel
-from lmkit.testing import QuantizationConformance
 from lmkit_quantization_int8.scheme import Int8Scheme, W8A8Scheme
+from lmkit_testing import QuantizationConformance
 
 
 class TestInt8(QuantizationConformance):

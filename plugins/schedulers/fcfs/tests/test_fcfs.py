@@ -1,7 +1,7 @@
 from lmkit.api import SamplingParams
 from lmkit.scheduling.request import Request
-from lmkit.testing.scheduler import SchedulerConformance
 from lmkit_scheduler_fcfs.policy import FirstComeFirstServed
+from lmkit_testing.scheduler import SchedulerConformance
 
 
 class TestFcfs(SchedulerConformance):

@@ -1,6 +1,6 @@
 """The formats of this plugin read what they declare, whole and split, and survive what is broken."""
 
-from lmkit.testing import ReasoningParserConformance, ToolParserConformance
+from lmkit_testing import ReasoningParserConformance, ToolParserConformance
 
 
 class TestCohereCommand(ToolParserConformance):

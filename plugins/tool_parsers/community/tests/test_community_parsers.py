@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from lmkit.testing import ReasoningParserConformance, ToolParserConformance
-from lmkit.testing.parsers import check_splits
+from lmkit_testing import ReasoningParserConformance, ToolParserConformance
+from lmkit_testing.parsers import check_splits
 from lmkit_tool_parser_community.formats import MINICPM5
 
 

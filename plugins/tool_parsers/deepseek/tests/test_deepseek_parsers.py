@@ -4,8 +4,8 @@ import json
 
 import pytest
 from lmkit.api import Params, ToolDef, ToolFormat
-from lmkit.testing import ReasoningParserConformance, ToolParserConformance
-from lmkit.testing.parsers import check_splits
+from lmkit_testing import ReasoningParserConformance, ToolParserConformance
+from lmkit_testing.parsers import check_splits
 from lmkit_tool_parser_deepseek.formats import V4, V32, V41
 
 

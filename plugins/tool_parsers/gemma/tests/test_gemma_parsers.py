@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lmkit.testing import ReasoningParserConformance, ToolParserConformance
-from lmkit.testing.parsers import check_splits
+from lmkit_testing import ReasoningParserConformance, ToolParserConformance
+from lmkit_testing.parsers import check_splits
 from lmkit_tool_parser_gemma.formats import REASONING
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from lmkit.api import ToolArgs, ToolStart
-from lmkit.testing import ReasoningParserConformance, ToolParserConformance
-from lmkit.testing.parsers import Vector, check_splits, load_vectors, parse
 from lmkit.text.parsing import start_parser
+from lmkit_testing import ReasoningParserConformance, ToolParserConformance
+from lmkit_testing.parsers import Vector, check_splits, load_vectors, parse
 from lmkit_tool_parser_hermes.formats import HERMES, THINK
 from lmkit_tool_parser_hermes.hooks import lmkit_reasoning_parsers, lmkit_tool_parsers
 

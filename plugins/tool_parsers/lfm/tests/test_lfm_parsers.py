@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmkit.testing import ToolParserConformance
+from lmkit_testing import ToolParserConformance
 
 
 class TestLfm2(ToolParserConformance):

@@ -2,8 +2,8 @@
 
 import pytest
 from lmkit.api import ToolFormat
-from lmkit.testing import ToolParserConformance
-from lmkit.testing.parsers import check_splits
+from lmkit_testing import ToolParserConformance
+from lmkit_testing.parsers import check_splits
 from lmkit_tool_parser_llama.formats import LLAMA4_PYTHONIC, PYTHONIC
 
 

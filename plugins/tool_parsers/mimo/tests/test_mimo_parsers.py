@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from lmkit.testing import ReasoningParserConformance, ToolParserConformance
-from lmkit.testing.parsers import check_splits
+from lmkit_testing import ReasoningParserConformance, ToolParserConformance
+from lmkit_testing.parsers import check_splits
 from lmkit_tool_parser_mimo.formats import MIMO
 
 

@@ -1,7 +1,7 @@
 """The formats of this plugin read what they declare, whole and split, and survive what is broken."""
 
-from lmkit.testing import ReasoningParserConformance, ToolParserConformance
-from lmkit.testing.parsers import check_splits
+from lmkit_testing import ReasoningParserConformance, ToolParserConformance
+from lmkit_testing.parsers import check_splits
 from lmkit_tool_parser_mistral.formats import REASONING
 
 

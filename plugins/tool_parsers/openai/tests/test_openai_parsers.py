@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from lmkit.api import ChannelFormat, Grammar, Reasoning, Text, ToolArgs, ToolDef, ToolStart
-from lmkit.testing import ReasoningParserConformance, ToolParserConformance
-from lmkit.testing.parsers import check_splits, parse
 from lmkit.text.constrain import answer_of, thinking_of
 from lmkit.text.parsing import in_order, start_parser
+from lmkit_testing import ReasoningParserConformance, ToolParserConformance
+from lmkit_testing.parsers import check_splits, parse
 from lmkit_tool_parser_openai.formats import CALLS, REASONING
 from lmkit_tool_parser_openai.render import JSON, Message, call, developer_text, namespace, render, system_text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmkit.testing import ReasoningParserConformance, ToolParserConformance
+from lmkit_testing import ReasoningParserConformance, ToolParserConformance
 
 
 class TestSeedOss(ToolParserConformance):

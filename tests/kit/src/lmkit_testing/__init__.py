@@ -1,0 +1,39 @@
+"""Kits for plugin authors: conformance suites, fakes, tiny checkpoints, fixtures.
+
+    from lmkit_testing import AttentionConformance
+
+    class TestMine(AttentionConformance):
+        plugin = "attention:mybackend"
+
+`pytest_plugins = ["lmkit_testing"]` adds the fixtures of `lmkit_testing.host`.
+"""
+
+from importlib import import_module
+
+pytest_plugins = ["lmkit_testing.host"]
+
+_LAZY = {
+    "PluginConformance": "lmkit_testing.specs",
+    "ExtensionConformance": "lmkit_testing.specs",
+    "PlatformConformance": "lmkit_testing.platform",
+    "ExecutorConformance": "lmkit_testing.executor",
+    "AttentionConformance": "lmkit_testing.attention",
+    "QuantizationConformance": "lmkit_testing.quantization",
+    "ModelConformance": "lmkit_testing.model",
+    "ArchitectureConformance": "lmkit_testing.model",
+    "PoolingConformance": "lmkit_testing.pooling",
+    "heads": "lmkit_testing.model",
+    "llama3": "lmkit_testing.model",
+    "ToolParserConformance": "lmkit_testing.parsers",
+    "ReasoningParserConformance": "lmkit_testing.parsers",
+    "GrammarConformance": "lmkit_testing.grammars",
+    "SchedulerConformance": "lmkit_testing.scheduler",
+}
+
+__all__ = list(_LAZY)
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'lmkit_testing' has no attribute {name!r}")

@@ -1,0 +1,172 @@
+"""Conformance common to all kinds. The suites of single kinds are subclasses; a plugin's test names the plugin:
+
+class TestMine(AttentionConformance):
+    plugin = "attention:mybackend"
+    skip = {"test_what": "the reason, which is printed"}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+import pytest
+from lmkit.api import ModelSpec, PluginError, Spec
+from lmkit.hookspecs import REGISTRATION
+from lmkit.plugins.doctor import IMPORT_SECONDS, import_budgets, private_imports
+from lmkit.plugins.host import Entry, PluginHost
+from lmkit.plugins.options import options_type, parse_options
+from lmkit.plugins.refs import load_ref
+from lmkit.plugins.stages import requirements
+from lmkit.plugins.switches import Switches
+
+from lmkit_testing.clock import least
+
+
+def find_plugin(plugin: str) -> tuple[PluginHost, Entry, Spec]:
+    """Host, entry and spec of "kind:name"; the host has no switches. Raises PluginError with the reason."""
+    host = PluginHost(switches=Switches())
+    entry = loaded_entry(host, plugin)
+    kind, _, name = plugin.partition(":")
+    return host, entry, host.load(kind, name)
+
+
+def loaded_entry(host: PluginHost, plugin: str) -> Entry:
+    """The entry of "kind:name", imported. Raises PluginError with the reason when it cannot be used."""
+    kind, _, name = plugin.partition(":")
+    entry, refusal = host.find(kind, name)
+    refusal = refusal or (host.open(entry) if entry else None)
+    if entry is None or refusal is not None:
+        raise PluginError(f"{plugin} cannot be used: {refusal}", fix=refusal.fix if refusal else "")
+    return entry
+
+
+@cache
+def budget(module: str) -> tuple[list[str] | None, float]:
+    """What importing `module` costs, measured once for all plugins that it registers."""
+    return import_budgets([module])[module]
+
+
+@cache
+def alone(dist: str, others: Sequence[str]) -> str:
+    """What goes wrong where the plugins of one dist are loaded in a fresh process, with all `others` disabled."""
+    code = (
+        "from lmkit.plugins.host import PluginHost\nfrom lmkit.plugins.switches import Pattern, Switches\n"
+        f"off = tuple(Pattern(d, 'test') for d in {others!r})\nhost = PluginHost(switches=Switches(disable=off))\n"
+        f"entries = [e for e in host.entries() if e.dist == {dist!r}]\nassert entries\n"
+        "for entry in entries:\n    assert host.open(entry) is None, (entry.key, entry.reason)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return done.stderr if done.returncode else ""
+
+
+class ExtensionConformance:
+    """What every module of hooks must do; all that is asked of an extension."""
+
+    plugin: ClassVar[str] = ""  # "kind:name"
+    skip: ClassVar[Mapping[str, str]] = {}  # test name -> reason
+
+    @pytest.fixture(autouse=True)
+    def _skips(self, request: pytest.FixtureRequest) -> None:
+        if not self.plugin:
+            pytest.skip("a base class: set `plugin`")
+        name = request.node.name
+        for key in (name, name.partition("[")[0]):
+            if key in self.skip:
+                pytest.skip(self.skip[key])
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def host(cls) -> PluginHost:
+        return PluginHost(switches=Switches())
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def entry(cls, host: PluginHost) -> Entry:
+        return loaded_entry(host, cls.plugin)
+
+    def test_hooks_module_is_light(self, entry: Entry) -> None:
+        heavy, seconds = budget(entry.module)
+        assert not heavy, f"importing {entry.module} imports {heavy}"
+        if seconds >= IMPORT_SECONDS:
+            seconds = least(lambda: import_budgets([entry.module])[entry.module][1], IMPORT_SECONDS)
+        assert seconds < IMPORT_SECONDS, f"importing {entry.module} takes {seconds:.2f} s"
+
+    def test_hooks_are_known(self, host: PluginHost, entry: Entry) -> None:
+        assert not entry.warnings
+        assert host.get_hookcallers(host.get_plugin(entry.module)), f"{entry.module} implements no hook"
+
+    def test_core_range_is_stated(self, entry: Entry) -> None:
+        assert entry.dist == "lmkit-core" or entry.core_range, f"{entry.dist} states no range of lmkit-core"
+
+    def test_imports_only_the_public_surface(self, entry: Entry) -> None:
+        assert not private_imports(entry.module)
+
+    def test_works_alone(self, host: PluginHost, entry: Entry) -> None:
+        """With every other plugin disabled, in a fresh process, it still loads."""
+        others = sorted({e.dist for e in host.entries()} - {entry.dist})
+        assert not (problem := alone(entry.dist, tuple(others))), problem
+
+
+class PluginConformance(ExtensionConformance):
+    """What every plugin with a spec must do. Subclasses for a kind add tests made from what the spec declares."""
+
+    torch_free_target: ClassVar[bool] = False  # True: importing the target must not load torch
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def spec(cls, host: PluginHost, entry: Entry) -> Any:
+        return host.load(entry.kind, entry.name)
+
+    @pytest.fixture
+    def target(self, spec: Spec, host: PluginHost) -> Any:
+        """The implementation; skips, saying so, where what the plugin requires is not installed."""
+        if missing := [refusal.needed for refusal in requirements(spec, host.installed_version)]:
+            pytest.skip(f"needs {', '.join(missing)}")
+        return load_ref(spec.target, spec.name)
+
+    def test_registration_is_pure(self, host: PluginHost, entry: Entry) -> None:
+        """Calling the hook twice gives equal specs."""
+        hook = REGISTRATION[entry.kind]
+        first, second = (list(getattr(host.get_plugin(entry.module), hook)()) for _ in range(2))
+        assert first == second
+
+    def test_entry_points_match_specs(self, host: PluginHost, entry: Entry) -> None:
+        """Every spec has its entry points, and every entry point its spec."""
+        names = {e.name for e in host.entries(entry.kind) if e.module == entry.module}
+        specs = host.specs_of(entry)
+        declared = {n for s in specs for n in (s.architectures if isinstance(s, ModelSpec) else (s.name,))}
+        assert names == declared
+
+    def test_refs_resolve(self, spec: Spec, target: Any) -> None:
+        assert target is not None
+        for name in ("options", "check", "probe", "describe", "communicator"):
+            if ref := getattr(spec, name, None):
+                assert load_ref(ref, spec.name) is not None
+
+    def test_target_is_torch_free(self, spec: Spec, target: Any) -> None:
+        if not self.torch_free_target:
+            pytest.skip("a target of this kind may import torch")
+        module = spec.target.partition(":")[0]
+        heavy, _ = budget(module)
+        assert heavy is not None, f"importing {module} does not end"
+        assert "torch" not in heavy
+
+    def test_spec_is_plain_data(self, spec: Spec) -> None:
+        """Frozen, shown by repr: no class object or callable inside."""
+        assert dataclasses.is_dataclass(spec)
+        for field in dataclasses.fields(spec):
+            value = getattr(spec, field.name)
+            assert not callable(value), f"{field.name} is a callable; name it as text"
+
+    def test_options_round_trip(self, spec: Spec, entry: Entry) -> None:
+        if options_type(spec) is None:
+            pytest.skip("has no options")
+        defaults = parse_options(entry.kind, spec, {})
+        assert parse_options(entry.kind, spec, defaults) == defaults
+        assert parse_options(entry.kind, spec, json.loads(json.dumps(defaults))) == defaults
