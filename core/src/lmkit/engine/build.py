@@ -21,16 +21,15 @@ from lmkit.api import (
     ResolvedPlan,
     SchedLimits,
     Scheduler,
+    StructuredOutput,
     Tokenizer,
     Vocabulary,
     WorkerFacts,
 )
 from lmkit.config import EngineConfig
 from lmkit.engine.adapters import Adapters, NoAdapters, parse_modules
-from lmkit.engine.compiler import Compiler
 from lmkit.engine.core import EngineCore
-from lmkit.engine.grammars import ConstrainedOutput
-from lmkit.engine.intake import Intake
+from lmkit.engine.intake import Intake, NoStructuredOutput
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
 from lmkit.execution import memory
@@ -159,7 +158,7 @@ def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig) -> Sch
 def _constrained_output(
     config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, limits: SchedLimits,
     tokenizer: Tokenizer | None,
-) -> ConstrainedOutput:  # fmt: skip
+) -> StructuredOutput:  # fmt: skip
     """Loads nothing before the first constraint comes, and then only what the plan names."""
 
     def open_vocabulary() -> Vocabulary:
@@ -169,12 +168,15 @@ def _constrained_output(
         found = tokenizer or load_tokenizer(checkpoint, resolved, config, host)
         return vocabulary(found, limits.eos_token_ids, info.vocab_size)
 
-    compiler = Compiler([c for c in resolved.choices if c.kind == "grammar"], open_vocabulary)
-    return ConstrainedOutput(compiler, limits.max_rows if limits.lookahead else 0)
+    choice = resolved.choice("structured_output")
+    if choice is None:
+        return NoStructuredOutput()
+    backends = [c for c in resolved.choices if c.kind == "grammar"]
+    return load_target(choice)(backends, open_vocabulary, limits.max_rows if limits.lookahead else 0, **choice.options)
 
 
 def _intake(
-    resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, length: int, grammars: ConstrainedOutput
+    resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, length: int, grammars: StructuredOutput
 ) -> Intake:
     return Intake(
         vocab_size=info.vocab_size,

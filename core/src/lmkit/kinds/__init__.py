@@ -19,6 +19,7 @@ from lmkit.kinds import (
     quantization,
     reasoning_parser,
     scheduler,
+    structured_output,
     tool_parser,
 )
 from lmkit.kinds.base import Claim, Kind, Refusals, listed
@@ -35,6 +36,7 @@ KINDS: tuple[Kind, ...] = (
     op.KIND,
     executor.KIND,
     grammar.KIND,
+    structured_output.KIND,
 )
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
 EXTENSION = "extension"  # the group of modules that implement behaviour hooks only, and register nothing

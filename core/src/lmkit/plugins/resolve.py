@@ -357,7 +357,9 @@ class Resolver:
         self._pick(request, parallel.executor)
 
     def _choose_grammars(self) -> None:
-        """Every usable backend, in order: which one compiles a constraint is decided per request."""
+        """Every usable backend, in order: which one compiles a constraint is decided per request. And who runs them."""
+        if self.host.names("structured_output"):
+            self._pick(SelectRequest(kind="structured_output"), "auto")
         if self.host.names("grammar"):
             outcome = consider(self.host, SelectRequest(kind="grammar"), imports=self.imports)
             self.outcomes.append(outcome)
