@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from lmkit.api import UnknownName
+from lmkit.api import LmkitError, UnknownName
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.codes import CODES, STAGES
 from lmkit.plugins.explain import Explanation, explain, render
+from lmkit.plugins.resolve import resolve
 from lmkit_testing.world import World
 from rich.console import Console
 
@@ -88,3 +89,50 @@ def test_unknown_topic(world: World) -> None:
 
 def test_codes_are_documented() -> None:
     assert all(1 <= stage <= len(STAGES) and meaning for stage, meaning in CODES.values())
+
+
+UNREADABLE_MODEL = """
+from lmkit.api import ModelSpec, UnsupportedModel, hookimpl
+
+class Toy:
+    def describe(self, config):
+        raise UnsupportedModel("layers", "odd", "even ones")
+
+@hookimpl
+def lmkit_models():
+    yield ModelSpec(name="odd", summary="Odd", target="odd_model.hooks:Toy", architectures=("OddForCausalLM",))
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "topic", "why"),
+    [
+        (replace(TOY, model=replace(TOY.model, overrides='{"architectures": ["OddForCausalLM"]}')), "model", "layers"),
+        (replace(TOY, op="fast4"), "op", "nothing to run"),
+        (replace(TOY, attention="prefill=ref,decode=other"), "attention", "cannot read selection"),
+        (replace(TOY, attention="vision:ref"), "attention", "cannot read selection"),
+    ],
+)
+def test_nothing_is_selected_that_a_plan_refuses(whole: World, config: EngineConfig, topic: str, why: str) -> None:
+    whole.add("odd-model", {"model": {"OddForCausalLM": "odd_model.hooks"}}, {"odd_model.hooks": UNREADABLE_MODEL})
+    whole.add("more-ops", {"op": {"fast4": "more_ops.hooks"}}, {"more_ops.hooks": OP})
+    with pytest.raises(LmkitError, match=why):
+        resolve(config, whole.host())
+    reports = explain(config, whole.host(), topic=topic).topics
+    assert not [c for report in reports for c in report.candidates if c.verdict == "selected"]
+    assert why in text(explain(config, whole.host()))
+
+
+OP = """
+from lmkit.api import OpSpec, hookimpl
+
+@hookimpl
+def lmkit_ops():
+    yield OpSpec(name="fast4", summary="x", target="more_ops.hooks:x", op="linear", formats=frozenset({"packed4"}))
+"""
+
+
+def test_steps_without_plugins_are_part_of_the_story(whole: World) -> None:
+    explanation = explain(replace(TOY, model=replace(TOY.model, max_length=9999)), whole.host())
+    assert explanation.topics[-1].kind == "values"
+    assert "max_length is 9999" in text(explanation)

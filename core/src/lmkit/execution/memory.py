@@ -35,13 +35,9 @@ def step_tokens(config: EngineConfig, resolved: ResolvedPlan | None = None) -> i
 
 
 def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) -> int:
-    """Draft tokens per row and step: of the proposer, or forced by grammars.
-
-    Those of grammars need one step in flight, and a model whose state can be taken back.
-    """
-    proposed = config.spec.num_drafts if config.spec is not None else 0
+    """Draft tokens per row and step, forced by grammars: with one step in flight, and state that can be taken back."""
     can_force = config.parallel.depth == 1 and not info.recurrent and resolved.choice("grammar") is not None
-    return max(proposed, FORCED if can_force else 0)
+    return FORCED if can_force else 0
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan) -> int:

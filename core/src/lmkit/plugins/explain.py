@@ -77,7 +77,12 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
         error, root = resolver.errors.get(kind), resolver.roots.get(kind, "")
         if not reports and (error is not None or topic is not None):
             reports = [_undecided(kind, host, error, root)]
+        elif error is not None:
+            reports = _refused(reports, error)
         topics += reports
+    if topic is None:  # steps that choose no plugin, and that nothing which follows has told of
+        told = set(resolver.roots.values()) | set(resolver.roots) | set(TOPICS)
+        topics += [TopicReport(kind=s, error=e.info()) for s, e in resolver.errors.items() if s not in told]
     if why is not None:
         known = {name for r in topics for c in r.candidates for name in (c.name, f"{c.dist}/{c.name}")}
         known |= {name for r in topics for name in r.not_installed}
@@ -99,6 +104,19 @@ def _topic(outcome: Outcome, host: PluginHost) -> TopicReport:
         candidates=tuple(_candidate(c, outcome) for c in outcome.candidates),
         not_installed=_not_installed(outcome.request.kind, host),
     )
+
+
+def _refused(reports: list[TopicReport], error: LmkitError) -> list[TopicReport]:
+    """Nothing is selected of a kind whose step failed after the selection: the last report says why."""
+    shown = []
+    for report in reports:
+        rows = tuple(
+            msgspec.structs.replace(c, verdict="usable") if c.verdict == "selected" else c for c in report.candidates
+        )
+        shown.append(msgspec.structs.replace(report, candidates=rows))
+    if shown[-1] != reports[-1]:  # else its candidates say it
+        shown[-1] = msgspec.structs.replace(shown[-1], error=error.info())
+    return shown
 
 
 def _undecided(kind: str, host: PluginHost, error: LmkitError | None, root: str) -> TopicReport:

@@ -18,7 +18,6 @@ from lmkit.api import (
     Architecture,
     AttentionRequest,
     AttentionSpec,
-    AttnNeed,
     Checkpoint,
     CheckpointError,
     CheckpointOptions,
@@ -132,7 +131,6 @@ class Resolver:
             ("scheduler", self._choose_scheduler),
             ("executor", self._choose_executor),
             ("grammar", self._choose_grammars),
-            ("proposer", self._refuse_proposer),
         ):
             self._step(topic, choose)
         self._step("template", self._find_template, needs=("checkpoint",))
@@ -245,9 +243,6 @@ class Resolver:
         self._derive("kv_dtype", self.kv_dtype, "the model's dtype" if asked == "auto" else "user")
 
     def _choose_attention(self) -> None:
-        items = parse_selection(self.config.attention)
-        for component in sorted({w.component for w in items if w.component} - {"text"}):
-            raise ConfigError(f"attention: the model has no component {component!r}", fix="components: text")
         needs = [
             replace(need, dtype=self.dtype, kv_dtype=self.kv_dtype, block_size=self.config.cache.block_size or 0)
             for need, _ in self.described_model.kv_groups()
@@ -256,22 +251,10 @@ class Resolver:
             if self.config.attention != "auto":
                 raise ConfigError(f"attention: {self.config.attention!r}: the model has none", fix="--attention auto")
             return
-        phases = ("prefill", "decode") if any(w.phase for w in items) else (None,)
-        choices = [self._choose_attention_phase(needs, phase) for phase in phases]
-        if len({(c.dist, c.name) for c, _ in choices}) > 1:
-            raise ConfigError(
-                f"attention: prefill={choices[0][0].name} and decode={choices[1][0].name} would share a KV cache, "
-                "which no executor here supports",
-                fix=f"--attention {choices[0][0].name}",
-            )
-        choice, outcome = choices[0]
-        self._keep(outcome, choice)
-        self._warn_reference(outcome)
-
-    def _choose_attention_phase(self, needs: Sequence[AttnNeed], phase: str | None) -> tuple[Choice, Outcome]:
-        requests = [AttentionRequest(need=need, phase=phase, device=self.device, dtype=self.dtype) for need in needs]
+        requests = [AttentionRequest(need=need, device=self.device, dtype=self.dtype) for need in needs]
         outcome = self._consider(requests, self.config.attention)
-        return outcome.choice(), outcome
+        self._keep(outcome)
+        self._warn_reference(outcome)
 
     def _choose_quantization(self) -> None:
         checkpoint, user = self.found_checkpoint, self.config.model.quantization
@@ -305,7 +288,7 @@ class Resolver:
             )
 
     def _wanted_ops(self) -> tuple[Wanted, ...]:
-        return () if self.config.op == "auto" else parse_selection(self.config.op)
+        return parse_selection(self.config.op)
 
     def _asked_op(self, op: str, fmt: str) -> str:
         """Of the kernels that the user named, those for `op` and `fmt`; without one, auto."""
@@ -363,10 +346,6 @@ class Resolver:
             self.outcomes.append(outcome)
             for candidate in outcome.survivors:
                 self._keep(outcome, outcome.choice(candidate), candidate)
-
-    def _refuse_proposer(self) -> None:
-        if (spec := self.config.spec) is not None:
-            raise ConfigError(f"proposer {spec.proposer!r}: nothing runs proposers yet", fix="leave --proposer out")
 
     def _find_template(self) -> None:
         """What tells the formats of the model."""
@@ -471,8 +450,6 @@ class Resolver:
         info, asked = self.described_model, self.config.cache.prefix_cache
         reason = "" if info.causal else "the model's tokens see those that follow"
         state = f"{len(info.recurrent)} layers keep recurrent state, which is that of the last token only"
-        if info.recurrent and self.config.spec is not None:
-            raise ConfigError(f"proposer {self.config.spec.proposer!r}: drafts cannot be taken back: {state}")
         if info.recurrent and not info.kv_groups():
             reason = "no layer has attention, so there are no blocks to find"
         if reason and asked:
