@@ -43,7 +43,7 @@ def test_the_story_of_one_kind(whole: World) -> None:
 def test_everything(whole: World) -> None:
     explanation = explain(TOY, whole.host())
     kinds = [t.kind for t in explanation.topics]
-    assert kinds == ["platform", "attention", "model", "scheduler", "loader", "op", "op", "executor"]
+    assert kinds == ["platform", "attention", "model", "template", "scheduler", "loader", "op", "op", "executor"]
     assert all(any(c.verdict == "selected" for c in t.candidates) for t in explanation.topics)
     assert "block_size" in text(explanation)
     assert msgspec.json.decode(msgspec.json.encode(explanation), type=Explanation) == explanation

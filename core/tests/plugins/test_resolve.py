@@ -45,6 +45,7 @@ def test_everything_is_chosen(whole: World) -> None:
         ("op", "linear:plain"): "matmul",
         ("op", "rowwise"): "rows",
         ("loader", ""): "files",
+        ("template", ""): "toy",
         ("scheduler", ""): "order",
         ("executor", ""): "one",
     }

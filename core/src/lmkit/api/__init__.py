@@ -175,6 +175,8 @@ from lmkit.kinds.platform import PlatformSpec
 from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec
 from lmkit.kinds.reasoning_parser import ReasoningParserSpec
 from lmkit.kinds.scheduler import SchedulerSpec
+from lmkit.kinds.template import TemplateRequest, TemplateSpec
+from lmkit.kinds.tokenizer import TokenizerRequest, TokenizerSpec
 from lmkit.kinds.tool_parser import ToolParserSpec
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -19,6 +19,8 @@ from lmkit.kinds import (
     quantization,
     reasoning_parser,
     scheduler,
+    template,
+    tokenizer,
     tool_parser,
 )
 from lmkit.kinds.base import Claim, Kind, Refusals, listed
@@ -28,6 +30,8 @@ KINDS: tuple[Kind, ...] = (
     attention.KIND,
     quantization.KIND,
     model.KIND,
+    tokenizer.KIND,
+    template.KIND,
     tool_parser.KIND,
     reasoning_parser.KIND,
     scheduler.KIND,

@@ -7,9 +7,10 @@ the values that follow. `Resolver` keeps the story of every selection for `expla
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -47,7 +48,9 @@ from lmkit.api import (
     SelectionError,
     SelectRequest,
     Spec,
+    TemplateRequest,
     Tier,
+    TokenizerRequest,
     UnknownArchitecture,
     UnknownKey,
     UnknownName,
@@ -56,7 +59,7 @@ from lmkit.api import (
 )
 from lmkit.config import EngineConfig
 from lmkit.plugins.catalog import install_command
-from lmkit.plugins.chat_templates import chat_templates, read_template
+from lmkit.plugins.chat_templates import chat_templates, chosen_template
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
@@ -72,7 +75,7 @@ log = logging.getLogger("lmkit.plugins")
 
 FALLBACK = "transformers"  # the model plugin that runs architectures without a family of their own
 END_TOKENS = "lmkit.text.ends:find_ends"  # it renders, which this layer cannot
-TOKENIZER_PLUGINS = "tokenizer_plugins"  # modules, for processes that must not look for any
+TOKENIZER_FOLDER = "lmkit.text.side:tokenizer_directory"  # it may be downloaded
 PARSERS = ("tool_parser", "reasoning_parser")
 MAX_STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
 
@@ -133,10 +136,11 @@ class Resolver:
             ("grammar", self._choose_grammars),
         ):
             self._step(topic, choose)
-        self._step("template", self._find_template, needs=("checkpoint",))
+        self._step("tokenizer", self._choose_tokenizer, needs=("checkpoint",))
+        self._step("template", self._choose_template, needs=("checkpoint",))
         for kind in PARSERS:
             self._step(kind, partial(self._choose_parser, kind), needs=("template",))
-        self._step("ends", self._find_ends, needs=("model", "platform", *PARSERS))
+        self._step("ends", self._find_ends, needs=("model", "platform", "tokenizer", *PARSERS))
         self._step("options", self._check_options)
         self._step("values", self._settle_values, needs=("model", "platform", "attention"))
         for choice in self._choices:
@@ -146,11 +150,8 @@ class Resolver:
     def plan(self) -> ResolvedPlan:
         """What has been chosen. Needs a device."""
         assert self.device is not None
-        derived = list(self._derived)
-        if not self.config.model.tokenizer and (names := self.host.implementers("lmkit_load_tokenizer")):
-            derived.append(Derived(TOKENIZER_PLUGINS, names, "plugins that may bring the tokenizer"))
         warnings = dict.fromkeys((*self.host.warnings, *self._warnings))
-        return ResolvedPlan(self.device, tuple(self._choices), tuple(derived), tuple(warnings))
+        return ResolvedPlan(self.device, tuple(self._choices), tuple(self._derived), tuple(warnings))
 
     # ------------------------------------------------------------------------------------------------- the steps
 
@@ -341,18 +342,28 @@ class Resolver:
 
     def _choose_grammars(self) -> None:
         """Every usable backend, in order: which one compiles a constraint is decided per request."""
-        if self.host.names("grammar"):
-            outcome = consider(self.host, SelectRequest(kind="grammar"), imports=self.imports)
-            self.outcomes.append(outcome)
+        for outcome in self._offered(SelectRequest(kind="grammar")):
             for candidate in outcome.survivors:
                 self._keep(outcome, outcome.choice(candidate), candidate)
 
-    def _find_template(self) -> None:
-        """What tells the formats of the model."""
-        checkpoint = self.found_checkpoint
-        self._parsers = ParserChooser(
-            self.host, self._chat_templates(checkpoint), checkpoint.path, imports=self.imports
-        )
+    def _choose_tokenizer(self) -> None:
+        """By the files that are there. Without one, whoever needs a tokenizer says what is missing."""
+        folder = load_target(TOKENIZER_FOLDER)(self.found_checkpoint, self.config.model)
+        files = frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset[str]()
+        for outcome in self._offered(TokenizerRequest(files=files)):
+            self._keep(outcome)
+
+    def _choose_template(self) -> None:
+        """A plugin's, for the file that the user names or for the checkpoint; without one, files are read as text."""
+        checkpoint, model = self.found_checkpoint, self.config.model
+        suffix = Path(model.chat_template).suffix if model.chat_template else None
+        request = TemplateRequest(suffix=suffix, architecture=checkpoint.architecture, model=checkpoint.name)
+        if suffix is not None or not model.tokenizer:
+            for outcome in self._offered(request):
+                self._keep(outcome)
+        found = chosen_template(self._choices, model.chat_template, checkpoint)
+        templates = {"default": found} if found is not None else chat_templates(checkpoint.path)
+        self._parsers = ParserChooser(self.host, templates, checkpoint.path, imports=self.imports)
 
     def _choose_parser(self, kind: str) -> None:
         """A parser that `auto` does not find is absent, and text stays text."""
@@ -373,15 +384,6 @@ class Resolver:
             claim = claim_of(outcome.chosen.spec, outcome.request)
             self._keep(outcome, outcome.choice(why=f"auto: {claim.why}" if claim else ""))
 
-    def _chat_templates(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """What tells the formats of the model: the user's template, the checkpoint's own, or one that a plugin has."""
-        if file := self.config.model.chat_template:
-            return {"default": read_template(file, self.host)}
-        if own := chat_templates(checkpoint.path):
-            return own
-        found = self.host.first("lmkit_chat_template", checkpoint=checkpoint)
-        return {"default": found} if found else {}
-
     def _find_ends(self) -> None:
         """What the files name, and what the chat template ends a turn with."""
         checkpoint, info = self.found_checkpoint, self.described_model
@@ -389,7 +391,7 @@ class Resolver:
             "config": info.eos_token_ids,
             "generation_config": _ints(checkpoint.generation_config.get("eos_token_id")),
         }
-        self.ends = load_target(END_TOKENS)(checkpoint, self.plan(), self.config, self.host, info, ids)
+        self.ends = load_target(END_TOKENS)(checkpoint, self.plan(), self.config, info, ids)
         self._derive("eos_token_ids", [end.id for end in self.ends], "; ".join(map(str, self.ends)) or "none is named")
 
     def _check_options(self) -> None:
@@ -513,6 +515,14 @@ class Resolver:
         if outcome.chosen is None:
             raise failure(self.host, outcome, lambda names: consider(self.host, request, "auto", **how))
         return outcome
+
+    def _offered(self, request: SelectRequest) -> Iterator[Outcome]:
+        """The selection among what is installed, if anything of it can serve: a kind that the plan can be without."""
+        if self.host.names(request.kind):
+            outcome = consider(self.host, request, imports=self.imports)
+            self.outcomes.append(outcome)
+            if outcome.chosen is not None:
+                yield outcome
 
     def _pick(self, request: SelectRequest, user: str, why: str = "") -> Choice:
         outcome = self._consider(request, user)
