@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from lmkit.api import LmkitError, UnknownName
 from lmkit.config import EngineConfig, ModelConfig
+from lmkit.plugins.catalog import install
 from lmkit.plugins.codes import CODES, STAGES
 from lmkit.plugins.explain import Explanation, explain
 from lmkit.plugins.resolve import resolve
@@ -38,7 +39,7 @@ def test_the_story_of_one_kind(whole: World) -> None:
     assert "q/kv heads=4/2" in shown
     assert "SELECTED (reference)" in shown
     assert "capability           needs >= 9.0, has a device without one" in shown
-    assert "pip install lmkit-attention-torch" in shown
+    assert install("lmkit-attention-torch") in shown
 
 
 def test_everything(whole: World) -> None:
@@ -56,14 +57,14 @@ def test_why(whole: World) -> None:
     report = explain(TOY, whole.host(), topic="attention", why="other").topics[0]
     assert {c.name for c in report.candidates} == {"other", "third"}
     report = explain(TOY, whole.host(), topic="attention", why="torch").topics[0]
-    assert report.not_installed == {"torch": "pip install lmkit-attention-torch"}
+    assert report.not_installed == {"torch": install("lmkit-attention-torch")}
 
 
 def test_what_is_missing_is_explained(world: World) -> None:
     explanation = explain(TOY, world.host())
     shown = text(explanation)
-    assert "pip install lmkit-platform-cpu" in shown
-    assert "pip install lmkit-scheduler-fcfs" in shown
+    assert install("lmkit-platform-cpu") in shown
+    assert install("lmkit-scheduler-fcfs") in shown
     error = explanation.topic("attention").error
     assert error is not None
     assert explanation.topic("attention").after in ("checkpoint", "platform")

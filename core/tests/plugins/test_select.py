@@ -389,7 +389,7 @@ def test_a_name_that_is_not_installed_gets_the_command() -> None:
     host = host_of(attention("narrow"))
     with pytest.raises(SelectionError, match="not-installed") as caught:
         select(host, request(), "torch")
-    assert "pip install lmkit-attention-torch" in caught.value.fix
+    assert "plugins/attention/torch" in caught.value.fix
     with pytest.raises(SelectionError) as caught:
         select(host, request(), "narow")
     assert "did you mean 'narrow'?" in caught.value.fix
@@ -398,4 +398,4 @@ def test_a_name_that_is_not_installed_gets_the_command() -> None:
 def test_nothing_installed_names_what_could_be() -> None:
     with pytest.raises(SelectionError, match="none is installed") as caught:
         select(PluginHost(path=[], switches=Switches()), request())
-    assert "pip install lmkit-attention-" in caught.value.fix
+    assert "plugins/attention/" in caught.value.fix

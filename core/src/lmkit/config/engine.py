@@ -8,6 +8,8 @@ from typing import Annotated
 
 from lmkit.config.marks import Budget, Flag, Limits, OneOf, Several
 
+STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:

@@ -10,7 +10,7 @@ from lmkit.api import Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, Selec
 from lmkit.api.errors import UnknownName
 from lmkit.config import EngineConfig
 from lmkit.kinds import BY_NAME
-from lmkit.plugins.catalog import catalog
+from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
 from lmkit.plugins.select import Candidate, Outcome
@@ -139,7 +139,7 @@ def _candidate(c: Candidate, outcome: Outcome) -> CandidateReport:
 
 def _not_installed(kind: str, host: PluginHost) -> dict[str, str]:
     known = {e.name for e in host.entries(kind)}
-    return {name: f"pip install {dist}" for name, dist in catalog().get(kind, {}).items() if name not in known}
+    return {name: install(dist) for name, dist in catalog().get(kind, {}).items() if name not in known}
 
 
 def _narrow(report: TopicReport, why: str) -> TopicReport:

@@ -466,7 +466,7 @@ def _core_refusal(entry: Entry) -> Refusal | None:
         return None
     lower = {">=", ">", "~=", "=="}
     too_old = any(s.operator in lower and core < Version(s.version.removesuffix(".*")) for s in failed)
-    fix = f"pip install -U {CORE_DIST}" if too_old else f"pip install -U {entry.dist}"
+    fix = f"upgrade {CORE_DIST if too_old else entry.dist}"
     return Refusal(
         "core-too-old" if too_old else "core-too-new", f"{CORE_DIST}{entry.core_range}", lmkit.__version__, fix
     )

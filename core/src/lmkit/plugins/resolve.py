@@ -57,7 +57,7 @@ from lmkit.api import (
     canonical,
     nearest,
 )
-from lmkit.config import EngineConfig
+from lmkit.config import STEP_TOKENS, EngineConfig
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.chat_templates import chat_templates, chosen_template
 from lmkit.plugins.host import PluginHost
@@ -77,7 +77,6 @@ FALLBACK = "transformers"  # the model plugin that runs architectures without a 
 END_TOKENS = "lmkit.text.ends:find_ends"  # it renders, which this layer cannot
 TOKENIZER_FOLDER = "lmkit.text.side:tokenizer_directory"  # it may be downloaded
 PARSERS = ("tool_parser", "reasoning_parser")
-MAX_STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
 
 
 def resolve(
@@ -425,7 +424,7 @@ class Resolver:
             (module, p) for module, p in proposals
             if p.key != "cache.block_size" or p.strength == "require" or p.value in dims
         ]  # fmt: skip
-        fallback = [Derived("max_step_tokens", MAX_STEP_TOKENS, "the core's default (user: auto)")]
+        fallback = [Derived("max_step_tokens", STEP_TOKENS, "the core's default (user: auto)")]
         if attention:
             spec = attention[0]
             size = spec.preferred_block_size if spec.preferred_block_size in dims else _smallest(dims)

@@ -22,7 +22,7 @@ from lmkit.api import (
     Tier,
     nearest,
 )
-from lmkit.plugins.catalog import catalog
+from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.codes import CODES
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.refs import load_ref, missing_module
@@ -233,7 +233,7 @@ def failure(
         message = f"no {kind} plugin can be used{where}: " + (" | ".join(lines) or "none is installed")
     if not lines and not fixes:
         dists = sorted(set(catalog().get(kind, {}).values()))
-        fixes.append(f"pip install {' or '.join(dists)}" if dists else f"install a plugin for {kind}")
+        fixes.append(" or ".join(map(install, dists)) if dists else f"install a plugin for {kind}")
     return SelectionError(message, outcome.refused, fix="; or ".join(dict.fromkeys(fixes)))
 
 
