@@ -1,4 +1,4 @@
-"""What can be installed: the official plugins by kind and name, and the folder of each dist. For hints, and the mark."""
+"""What can be installed: the official plugins by kind and name, and the folder of each dist. For hints."""
 
 from __future__ import annotations
 
