@@ -192,7 +192,6 @@ def test_heavy_dependencies_have_floors_only(pyproject: Path) -> None:
             return
         assert any(key.startswith("lmkit.") for key in project["entry-points"])
         singular = {folder: k.name for k in KINDS for folder in (k.name, f"{k.name}s")}
-        singular |= {"tokenizers": "tokenizer", "templates": "template"}
         assert project["name"] == f"lmkit-{singular[kind].replace('_', '-')}-{name.replace('_', '-')}"
 
 

@@ -55,9 +55,7 @@ from lmkit.api.execution import (
     LogitsProcessor,
     Model,
     Platform,
-    Profile,
     Progress,
-    Proposer,
     Reply,
     ResetCache,
     RotatingAttention,
@@ -105,11 +103,6 @@ from lmkit.api.scheduling import (
     CompiledGrammar,
     Gate,
     GrammarBackend,
-    Hold,
-    KVConnectorSched,
-    KVConnectorWorker,
-    KVEvent,
-    Match,
     Matcher,
     OrderPolicy,
     RequestView,
@@ -185,6 +178,8 @@ from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec
 from lmkit.kinds.reasoning_parser import ReasoningParserSpec
 from lmkit.kinds.scheduler import SchedulerSpec
 from lmkit.kinds.structured_output import StructuredOutput, StructuredOutputSpec
+from lmkit.kinds.template import TemplateRequest, TemplateSpec
+from lmkit.kinds.tokenizer import TokenizerRequest, TokenizerSpec
 from lmkit.kinds.tool_parser import ToolParserSpec
 
 __all__ = [name for name in dir() if not name.startswith("_")]

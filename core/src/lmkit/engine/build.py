@@ -35,8 +35,6 @@ from lmkit.engine.messages import EngineFacts
 from lmkit.execution import memory
 from lmkit.execution.worker import describe_model
 from lmkit.plugins import load_target, verify
-from lmkit.plugins.host import PluginHost
-from lmkit.plugins.resolve import TOKENIZER_PLUGINS
 
 
 class Phases:
@@ -164,8 +162,7 @@ def _constrained_output(
     def open_vocabulary() -> Vocabulary:
         from lmkit.text.side import load_tokenizer, vocabulary
 
-        host = PluginHost.of(resolved.value(TOKENIZER_PLUGINS, ()))
-        found = tokenizer or load_tokenizer(checkpoint, resolved, config, host)
+        found = tokenizer or load_tokenizer(checkpoint, resolved, config)
         return vocabulary(found, limits.eos_token_ids, info.vocab_size)
 
     choice = resolved.choice("structured_output")

@@ -20,6 +20,8 @@ from lmkit.kinds import (
     reasoning_parser,
     scheduler,
     structured_output,
+    template,
+    tokenizer,
     tool_parser,
 )
 from lmkit.kinds.base import Claim, Kind, Refusals, listed
@@ -29,6 +31,8 @@ KINDS: tuple[Kind, ...] = (
     attention.KIND,
     quantization.KIND,
     model.KIND,
+    tokenizer.KIND,
+    template.KIND,
     tool_parser.KIND,
     reasoning_parser.KIND,
     scheduler.KIND,

@@ -71,7 +71,7 @@ def command(
 
     host = plugin_host(settings)
     plan, checkpoint, info = resolve(settings.config, host)
-    text = TextSide.open(checkpoint, plan, settings.config, host)
+    text = TextSide.open(checkpoint, plan, settings.config)
     eos = tuple(plan.value("eos_token_ids", info.eos_token_ids))
     checks = [
         *_template(text),
