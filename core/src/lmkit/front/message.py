@@ -88,6 +88,9 @@ class Message:
 
     def feed(self, events: Sequence[OutputEvent]) -> Change:
         """Takes the events of one feed; what they add."""
+        if len(events) == 1 and type(event := events[0]) is Text:  # nearly all of them: this is done for each token
+            self._content.append(event.text)
+            return Change(event.text)
         change = change_of(events)
         self.add(change)
         return change
