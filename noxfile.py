@@ -13,13 +13,8 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
-KIT = [
-    "-e",
-    "./core",
-    *(a for name in ("cli", "http", "bench") for a in ("-e", f"./plugins/frontends/{name}")),
-    "-e",
-    "./tests/kit",
-]
+OURS = ["core", "plugins/models/decoders", *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
+KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
 SIDE_BY_SIDE = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadscope"]  # what shares a fixture stays together
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -14,11 +14,12 @@ from time import perf_counter
 import pytest
 from lmkit.api import CheckpointError, EngineDead, EngineRequest, PluginError, SamplingParams, TokenEvent
 from lmkit.config import EngineConfig
-from lmkit.engine.client import BaseClient, InprocClient, ProcessClient
+from lmkit.engine.client import BaseClient, ProcessClient
 from lmkit.engine.messages import Splitter, Submit, decode_command, encode
 from lmkit.engine.supervisor import Supervised
 from lmkit_testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
 from lmkit_testing.hash_model import HashModel, expected_tokens
+from lmkit_testing.inproc import InprocClient
 
 BUSY = 10.0  # seconds; the target is one, or two, on an idle machine: a loaded one must not fail for that
 

@@ -13,10 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lmkit.api import AttnNeed, DeviceInfo, LinearSpec, ModelInfo, SelectionError, UnsupportedModel
-from lmkit.layers import Builder, ConfigReader, DecoderConfig, RMSNorm, Rotary, TorchRowOps, activation
+from lmkit.layers import Builder, RMSNorm, Rotary, TorchRowOps, activation
 from lmkit.layers.attention import Attention
-from lmkit.layers.describe import decoder_config, decoder_info, decoder_weights, rope_length
 from lmkit.layers.rotary import frequencies
+from lmkit_decoders import ConfigReader, DecoderConfig
+from lmkit_decoders.describe import decoder_config, decoder_info, decoder_weights, rope_length
 
 ROWS = TorchRowOps()
 PLAIN = {"rope_type": "default", "theta": 100.0, "partial": 1.0}

@@ -6,21 +6,16 @@ from typing import Any
 
 import msgspec
 
-from lmkit.api import AttentionRequest, Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, SelectRequest
+from lmkit.api import Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, SelectRequest
 from lmkit.api.errors import UnknownName
 from lmkit.config import EngineConfig
-from lmkit.hookspecs import REGISTRATION
+from lmkit.kinds import BY_NAME
 from lmkit.plugins.catalog import catalog
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
 from lmkit.plugins.select import Candidate, Outcome
 
-TOPICS = tuple(REGISTRATION)
-STEP_OF = {
-    "op": "quantization",
-    "tool_parser": "parsers",
-    "reasoning_parser": "parsers",
-}  # kind -> step of the resolver
+TOPICS = tuple(BY_NAME)
 
 
 class CandidateReport(msgspec.Struct, frozen=True):
@@ -74,8 +69,7 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
     topics = []
     for kind in TOPICS if topic is None else (topic,):
         reports = [_topic(o, host) for o in resolver.outcomes if o.request.kind == kind]
-        step = STEP_OF.get(kind, kind)
-        error, root = resolver.errors.get(step), resolver.roots.get(step, "")
+        error, root = resolver.errors.get(kind), resolver.roots.get(kind, "")
         if not reports and (error is not None or topic is not None):
             reports = [_undecided(kind, host, error, root)]
         topics += reports
@@ -140,19 +134,7 @@ def _narrow(report: TopicReport, why: str) -> TopicReport:
 def _request(request: SelectRequest) -> dict[str, Any]:
     """The fields of a request that say something, as plain data."""
     device = request.device
-    shown: dict[str, Any] = {}
-    if isinstance(request, AttentionRequest):
-        need = request.need
-        shown |= {
-            "head_dim": need.head_dim,
-            "q/kv heads": f"{need.num_q_heads}/{need.num_kv_heads}",
-            "dtype": request.dtype or need.dtype,
-            "kv_dtype": need.kv_dtype,
-            "features": sorted(need.features | request.features),
-        }
-    for name in ("architecture", "method", "op", "format", "num_ranks"):
-        if hasattr(request, name):
-            shown[name] = getattr(request, name)
+    shown: dict[str, Any] = request.facts()
     if device is not None:
         shown["device"] = device_text(device)
     return shown

@@ -28,7 +28,7 @@ from lmkit.api import (
     ToolFormat,
 )
 from lmkit.config import EngineConfig, from_options
-from lmkit.engine.client import BaseClient, EngineClient, InprocClient, ProcessClient
+from lmkit.engine.client import BaseClient, EngineClient, ProcessClient
 from lmkit.engine.messages import Abort, AskStats, Command, EngineFacts, EngineStats, Events, Stats, Submit
 from lmkit.engine.supervisor import Supervised
 from lmkit.plugins.host import PluginHost
@@ -40,6 +40,7 @@ from lmkit_http.settings import ServerSettings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmkit_testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
+from lmkit_testing.inproc import InprocClient
 
 CALLS = ToolFormat("calls", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",))
 THINK = ReasoningFormat("think", ("<think>",), ("</think>",))

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from lmkit.api import INTERFACES, ConfigError, UnknownName
+from lmkit.api import ConfigError, UnknownName
 from lmkit.config import gather
-from lmkit.hookspecs import KINDS
+from lmkit.kinds import BY_NAME, GROUPS
 from lmkit.plugins.catalog import catalog
 from lmkit.plugins.host import Entry, PluginHost
 from rich.console import Console
@@ -30,7 +30,7 @@ Json = Annotated[bool, typer.Option("--json", help="as data")]
 
 @app.command("list")
 def list_plugins(
-    kind: Annotated[str | None, typer.Option("--kind", help=f"one of: {', '.join(KINDS)}")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help=f"one of: {', '.join(GROUPS)}")] = None,
     load: Annotated[bool, typer.Option("--load", help="import them, to show what they say of themselves")] = False,
     available: Annotated[
         bool, typer.Option("--available", help="also official plugins that are not installed")
@@ -38,8 +38,8 @@ def list_plugins(
     as_json: Json = False,
 ) -> None:
     """List plugins from metadata; imports none of them (but with --load)."""
-    if kind is not None and kind not in KINDS:
-        raise UnknownName("plugin kind", kind, KINDS)
+    if kind is not None and kind not in GROUPS:
+        raise UnknownName("plugin kind", kind, GROUPS)
     host = _host()
     rows = [_row(e, host, load) for e in host.entries(kind)]
     if available:
@@ -128,7 +128,7 @@ def show(
     origin = spec.origin
     console.print(f"[bold]{escape(plugin)}[/]  {escape(spec.summary)}")
     if origin is not None:
-        current = INTERFACES[kind]
+        current = BY_NAME[kind].interface
         console.print(
             f"[dim]{origin.dist} {origin.version}, {origin.module}, interface {spec.interface} of {current}[/]"
         )
@@ -213,8 +213,8 @@ def _split(plugin: str) -> tuple[str, str]:
     kind, colon, name = plugin.partition(":")
     if not colon or not name:
         raise ConfigError(f"{plugin!r} is not KIND:NAME", fix="for example attention:torch; see lmkit plugins list")
-    if kind not in KINDS:
-        raise UnknownName("plugin kind", kind, KINDS)
+    if kind not in GROUPS:
+        raise UnknownName("plugin kind", kind, GROUPS)
     return kind, name
 
 

@@ -11,7 +11,7 @@ import lmkit
 from lmkit.api import ConfigError, UnknownName
 from lmkit.api.specs import NAME
 
-MORE_DEPENDENCIES = {"attention": ', "torch>=2.4"', "model": ', "torch>=2.4"'}
+MORE_DEPENDENCIES = {"attention": ', "torch>=2.4"', "model": ', "lmkit-decoders{range}", "torch>=2.4"'}
 
 
 def kinds() -> list[str]:
@@ -34,6 +34,7 @@ def write_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ConfigError(f"{root} exists and is not empty", fix="give another --folder")
     major, minor, *_ = lmkit.__version__.split(".")
+    versions = f">={major}.{minor},<{major}.{int(minor) + 2}"
     words = {
         "kind": kind,
         "name": name,
@@ -41,8 +42,8 @@ def write_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]
         "module": module,
         "class_name": _class_name(name),
         "entry": entry_name(kind, name),
-        "core_range": f"lmkit-core>={major}.{minor},<{major}.{int(minor) + 2}",
-        "more": MORE_DEPENDENCIES.get(kind, ""),
+        "core_range": f"lmkit-core{versions}",
+        "more": MORE_DEPENDENCIES.get(kind, "").format(range=versions),
     }
     files = {name.removesuffix(".tmpl"): file for name, file in _files(_templates())}
     files |= {_place(name.removesuffix(".tmpl"), module): file for name, file in _files(_templates() / kind)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from lmkit.api import ModelInfo, StepInputs
-from lmkit.layers import Decoder, DecoderLayer, LatentAttention, Router
+from lmkit.layers import Router
+from lmkit_decoders import Decoder, DecoderLayer, LatentAttention
+from lmkit_decoders.moe import make_router
 from torch import Tensor, nn
 
 
@@ -29,8 +30,7 @@ class Mixture(nn.Module):
     def __init__(self, cfg: Any, path: str, specs: Any, ctx: Any) -> None:
         super().__init__()
         idle, self.num = ctx.info.config["options"]["idle"], cfg.moe.num_experts
-        routing = replace(cfg.moe, num_experts=self.num + idle)
-        self.router = Router(routing, cfg.hidden_size, ctx.dtype, ctx.rows)
+        self.router = make_router(Router, cfg.moe, cfg.hidden_size, ctx, idle)
         self.experts = ctx.experts(specs[f"{path}.experts.up"], specs[f"{path}.experts.down"], cfg.activation)
 
     def forward(self, h: Tensor) -> Tensor:

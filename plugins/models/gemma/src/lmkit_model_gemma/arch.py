@@ -11,7 +11,7 @@ import struct
 from typing import Any
 
 from lmkit.api import LinearSpec, StateTensor, UnsupportedModel
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, MixerConfig, tensor_names, usual_config
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, MixerConfig, tensor_names, usual_config
 
 NORMS = {
     "attn_post_norm": ".post_attention_layernorm",

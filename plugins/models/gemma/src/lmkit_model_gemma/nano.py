@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from lmkit.api import PluginError, StepInputs
-from lmkit.layers import Decoder, GatedMLP
-from lmkit.layers.decoder import Angles, DecoderLayer, SandwichLayer
+from lmkit_decoders import Decoder, GatedMLP
+from lmkit_decoders.decoder import Angles, DecoderLayer, SandwichLayer
 from torch import Tensor, nn
 
 from lmkit_model_gemma.per_layer import PerLayerBlock, PerLayerInputs, ValueNormAttention

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmkit.api import LinearSpec, ModelInfo
-from lmkit.layers import DecoderArchitecture, DecoderConfig, decoder_config, stacked
+from lmkit_decoders import DecoderArchitecture, DecoderConfig, decoder_config, stacked
 
 from lmkit_model_gemma.small_config import gemma3n, gemma4, nano_options, vectors
 

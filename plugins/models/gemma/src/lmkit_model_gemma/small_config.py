@@ -7,7 +7,7 @@ from statistics import NormalDist
 from typing import Any
 
 from lmkit.api import UnsupportedModel
-from lmkit.layers import ConfigReader, DecoderConfig, MoEConfig, tensor_names, usual_config
+from lmkit_decoders import ConfigReader, DecoderConfig, MoEConfig, tensor_names, usual_config
 
 from lmkit_model_gemma.arch import NORMS, TANH_GELU, common, local_rope
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, MoEConfig, tensor_names, usual_config
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, MoEConfig, tensor_names, usual_config
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from lmkit.api import UnsupportedModel
-from lmkit.layers import (
+from lmkit_decoders import (
     MAMBA,
     ConfigReader,
     DecoderArchitecture,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmkit.api import LinearSpec, ModelInfo, UnsupportedModel
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, decoder_config, tensor_names, usual_config
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, decoder_config, tensor_names, usual_config
 
 NAMES = tensor_names(linear_attn=".self_attn.linear_attn", linear_mlp=".mlp.linear_mlp")
 USUAL, LINEAR, NOTHING = "usual", "linear", "nothing"

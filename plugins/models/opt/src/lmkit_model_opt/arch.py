@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmkit.api import LinearSpec, ModelInfo
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
 
 
 def opt(r: ConfigReader) -> DecoderConfig:

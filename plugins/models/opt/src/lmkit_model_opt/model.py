@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import torch
 from lmkit.api import BuildContext, ModelInfo, StepInputs
-from lmkit.layers import Decoder, DecoderLayer, Linear
-from lmkit.layers.decoder import Angles
+from lmkit.layers import Linear
+from lmkit_decoders import Decoder, DecoderLayer
+from lmkit_decoders.decoder import Angles
 from torch import Tensor, nn
 
 from lmkit_model_opt.arch import projections

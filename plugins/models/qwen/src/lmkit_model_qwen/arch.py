@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lmkit.layers import (
-    DELTA,
-    EXPERTS,
-    ConfigReader,
-    DecoderArchitecture,
-    DecoderConfig,
-    tensor_names,
-    usual_config,
-)
+from lmkit_decoders import DELTA, EXPERTS, ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
 
 from lmkit_model_qwen.hybrid import grouped_ba, grouped_qkvz, qwen3_5, qwen3_5_moe, qwen3_next
 from lmkit_model_qwen.mixture import SHARED, experts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lmkit.layers import ConfigReader, DecoderConfig, MoEConfig, delta_mixer, tensor_names, usual_config
+from lmkit_decoders import ConfigReader, DecoderConfig, MoEConfig, delta_mixer, tensor_names, usual_config
 
 from lmkit_model_qwen.mixture import SHARED, experts, shared_expert
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from lmkit.api import StepInputs
-from lmkit.layers import Decoder, GatedDeltaNet, SelfAttention
-from lmkit.layers.decoder import Angles
+from lmkit_decoders import Decoder, GatedDeltaNet, SelfAttention
+from lmkit_decoders.decoder import Angles
 from torch import Tensor
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from lmkit.api import BuildContext, LinearSpec
 from torch import Tensor, nn
 
-from lmkit.api import BuildContext, LinearSpec
-from lmkit.layers.describe import DecoderConfig
+from lmkit_decoders.describe import DecoderConfig
 
 Specs = dict[str, LinearSpec]
 

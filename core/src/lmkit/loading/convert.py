@@ -20,7 +20,6 @@ from lmkit.api import (
     UnsupportedModel,
     WeightRule,
 )
-from lmkit.layers.describe import ConfigReader
 from lmkit.layers.poolers import class_pooler
 from lmkit.plugins import load_target
 from lmkit.plugins.pooling import decoder_name
@@ -40,7 +39,6 @@ class ConvertedArchitecture(Architecture):
         self.task = task
 
     def describe(self, config: Mapping[str, object]) -> ModelInfo:
-        reader = ConfigReader(config)
         names = config.get("architectures")
         name = str(names[0]) if isinstance(names, list) and names else ""
         info = self.decoder.describe({**config, "architectures": [decoder_name(name)]})
@@ -51,10 +49,13 @@ class ConvertedArchitecture(Architecture):
         if self.task == "embed":
             pooler = PoolerInfo("embed", info.hidden_size, "last", normalize=True)
         else:
-            pooler = class_pooler(reader, self.task, "last")
+            pooler = class_pooler(config, self.task, "last")
             num_parameters += sum(s.total_out * (s.in_features + s.bias) for s in self._head(info, pooler))
         layers = info.layers
-        if not reader.flag("is_causal", True):
+        causal = True if config.get("is_causal") is None else config["is_causal"]
+        if not isinstance(causal, bool):
+            raise UnsupportedModel("is_causal", causal, "true or false")
+        if not causal:
             if info.recurrent:
                 raise UnsupportedModel("is_causal", False, "true: recurrent layers do not see what follows")
             layers = tuple(replace(layer, attn=layer.attn and replace(layer.attn, causal=False)) for layer in layers)

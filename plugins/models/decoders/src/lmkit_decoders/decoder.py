@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from typing import cast
 
 import torch
-from torch import Tensor, nn
-
 from lmkit.api import BuildContext, ModelInfo, PluginError, StepInputs
 from lmkit.layers.attention import grow
-from lmkit.layers.describe import DecoderConfig, decoder_config
 from lmkit.layers.linear import Linear
-from lmkit.layers.mla import LatentAttention
-from lmkit.layers.mlp import MLP, GatedMLP, Specs
-from lmkit.layers.moe import MoE
 from lmkit.layers.norm import Norm
+from torch import Tensor, nn
+
+from lmkit_decoders.describe import DecoderConfig, decoder_config
+from lmkit_decoders.mla import LatentAttention
+from lmkit_decoders.mlp import MLP, GatedMLP, Specs
+from lmkit_decoders.moe import MoE
 
 Angles = tuple[Tensor, Tensor]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lmkit.api import BuildContext, StepInputs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmkit.api import BuildContext, StepInputs
-from lmkit.layers.delta import Conv1d
-from lmkit.layers.describe import DecoderConfig
-from lmkit.layers.mlp import Specs
-from lmkit.layers.selective import selective_scan, ssd
+from lmkit_decoders.delta import Conv1d
+from lmkit_decoders.describe import DecoderConfig
+from lmkit_decoders.mlp import Specs
+from lmkit_decoders.selective import selective_scan, ssd
 
 
 class GatedNorm(nn.Module):

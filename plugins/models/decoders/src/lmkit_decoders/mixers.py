@@ -1,4 +1,4 @@
-"""Mamba blocks as data (`lmkit.layers.mamba`). Torch-free."""
+"""Mamba blocks as data (`lmkit_decoders.mamba`). Torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmkit.api import LinearSpec, NormKind, StateTensor, UnsupportedModel
-from lmkit.layers.describe import ConfigReader, DecoderConfig, MixerConfig, Target
+
+from lmkit_decoders.describe import ConfigReader, DecoderConfig, MixerConfig, Target
 
 if TYPE_CHECKING:
     from torch import Tensor

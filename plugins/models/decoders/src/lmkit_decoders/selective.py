@@ -7,9 +7,8 @@ Rows of one token are computed together, prompts one after another, in pieces. H
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 from lmkit.api import StateBatch
+from torch import Tensor
 
 CHUNK = 64  # tokens of a prompt computed at once
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from lmkit.api import (
-    BuildContext,
     DeviceInfo,
     ExpertKernel,
     LinearKernel,
@@ -17,11 +16,10 @@ from lmkit.api import (
     PackedWeight,
     PluginError,
     QuantFormat,
+    Routing,
     RowOps,
 )
-from lmkit.layers.describe import DecoderConfig, MoEConfig
 from lmkit.layers.linear import Linear
-from lmkit.layers.mlp import MLP, GatedMLP, Specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,43 +108,33 @@ class Experts(nn.Module):
 class Router(nn.Module):
     """hidden [T, D] -> the chosen experts [T, K] int64 and the weight of each [T, K]."""
 
-    def __init__(self, moe: MoEConfig, hidden_size: int, dtype: torch.dtype, rows: RowOps) -> None:
+    def __init__(
+        self,
+        routing: Routing,
+        num_experts: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        rows: RowOps,
+        *,
+        bias: bool = False,
+        correction: bool = False,
+    ) -> None:
+        """`correction`: a float32 vector is added to the scores for the choice, not for the weights."""
         super().__init__()
-        self.routing, self.rows = moe, rows
-        self.weight = nn.Parameter(torch.empty(moe.num_experts, hidden_size, dtype=dtype), requires_grad=False)
-        bias = torch.empty(moe.num_experts, dtype=dtype)
-        self.bias = nn.Parameter(bias, requires_grad=False) if moe.router_bias else None
-        correction = torch.empty(moe.num_experts, dtype=torch.float32)
-        self.correction = nn.Parameter(correction, requires_grad=False) if moe.correction else None
+        self.routing, self.rows = routing, rows
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size, dtype=dtype), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(num_experts, dtype=dtype), requires_grad=False) if bias else None
+        corrected = torch.empty(num_experts, dtype=torch.float32)
+        self.correction = nn.Parameter(corrected, requires_grad=False) if correction else None
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
         return self.rows.route(h, self.weight, self.bias, self.correction, self.routing)
 
 
-class MoE(nn.Module):
-    """Routed experts, and a shared one that sees every token."""
+class Mixture(nn.Module):
+    """Routed experts, and perhaps a `shared` one that sees every token, weighed by the sigmoid of a gate [1, D]."""
 
-    router_class: type[Router] = Router
-
-    def __init__(self, cfg: DecoderConfig, path: str, specs: Specs, ctx: BuildContext) -> None:
-        super().__init__()
-        moe, self.rows = cfg.moe, ctx.rows
-        assert moe is not None
-        self.router = self.router_class(moe, cfg.hidden_size, ctx.dtype, ctx.rows)
-        self.experts = ctx.experts(
-            specs[f"{path}.experts.up"], specs[f"{path}.experts.down"], moe.activation or cfg.activation
-        )
-        shared: type[nn.Module] = GatedMLP if cfg.gated else MLP
-        self.shared = shared(cfg, f"{path}.shared", specs, ctx) if moe.shared_size else None
-        self.latent_in, self.latent_out = (
-            ctx.linear(specs[f"{path}.latent_{side}"]) if moe.latent else nn.Identity() for side in ("in", "out")
-        )
-        gate = torch.empty(1, cfg.hidden_size, dtype=ctx.dtype)
-        self.shared_gate = nn.Parameter(gate, requires_grad=False) if moe.shared_gate else None
-
-    def forward(self, h: Tensor) -> Tensor:
-        ids, weights = self.router(h)
-        out = self.latent_out(self.experts(self.latent_in(h), ids, weights))
-        if self.shared is None:
-            return out
-        return self.rows.add(out, self.shared(h), h, self.shared_gate)
+    router: Router
+    experts: Experts
+    shared: nn.Module | None
+    shared_gate: nn.Parameter | None

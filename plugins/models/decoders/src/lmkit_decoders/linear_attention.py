@@ -8,9 +8,8 @@ prompt was cut changes no more than roundings.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 from lmkit.api import StateBatch
+from torch import Tensor
 
 CHUNK = 64  # tokens of a prompt computed at once
 CHANNELS_CHUNK = 16  # where channels decay on their own: memory is this squared, times the size of keys

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import StateBatch
-from lmkit.layers.linear_attention import CHUNK, gated_delta_rule, lightning_attention, rg_lru
-from lmkit.layers.selective import selective_scan, ssd
+from lmkit_decoders.linear_attention import CHUNK, gated_delta_rule, lightning_attention, rg_lru
+from lmkit_decoders.selective import selective_scan, ssd
 from torch import Tensor
 from torch.nn import functional as F
 

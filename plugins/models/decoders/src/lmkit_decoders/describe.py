@@ -18,7 +18,8 @@ from lmkit.api import (
     UnsupportedModel,
     WeightRule,
 )
-from lmkit.layers.reader import REQUIRED, ConfigReader, rope_length
+
+from lmkit_decoders.reader import REQUIRED, ConfigReader, rope_length
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import cast
 
 import torch
+from lmkit.api import BuildContext, StepInputs
+from lmkit.layers.norm import Norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmkit.api import BuildContext, StepInputs
-from lmkit.layers.describe import DecoderConfig
-from lmkit.layers.linear_attention import causal_conv1d, gated_delta_rule
-from lmkit.layers.mlp import Specs
-from lmkit.layers.norm import Norm
+from lmkit_decoders.describe import DecoderConfig
+from lmkit_decoders.linear_attention import causal_conv1d, gated_delta_rule
+from lmkit_decoders.mlp import Specs
 
 
 class Conv1d(nn.Module):

@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmkit.api import Architecture, LinearSpec, ModelInfo, StateTensor, UnsupportedModel, WeightRule
-from lmkit.layers.describe import (
+
+from lmkit_decoders.describe import (
     DecoderConfig,
     LatentConfig,
     MixerConfig,
@@ -20,13 +21,12 @@ from lmkit.layers.describe import (
     decoder_info,
     decoder_weights,
 )
-from lmkit.layers.multimodal import ENDING, text_config, text_linears, text_rules
-from lmkit.layers.reader import ConfigReader
+from lmkit_decoders.multimodal import ENDING, text_config, text_linears, text_rules
+from lmkit_decoders.reader import ConfigReader
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from lmkit.api import BuildContext, Model
+    from torch import Tensor
 
 
 class DecoderArchitecture(Architecture):
@@ -78,7 +78,7 @@ class DecoderArchitecture(Architecture):
         return 0
 
     def build(self, info: ModelInfo, ctx: BuildContext) -> Model:
-        module, _, name = self.models.get(info.architecture, "lmkit.layers.decoder:Decoder").partition(":")
+        module, _, name = self.models.get(info.architecture, "lmkit_decoders.decoder:Decoder").partition(":")
         return getattr(import_module(module), name)(info, ctx)
 
     def weights(self, info: ModelInfo) -> list[WeightRule]:
@@ -156,7 +156,7 @@ def delta_mixer(
     beta: float = 1.0,
     parts: tuple[str, ...] = ("q", "k", "v", "z"),
 ) -> MixerConfig:
-    """Gated delta nets (`lmkit.layers.delta`): heads of keys and of values and their sizes, `eps` of the norm.
+    """Gated delta nets (`lmkit_decoders.delta`): heads of keys and of values and their sizes, `eps` of the norm.
 
     `beta`: the largest share of a value that is written. `parts`: how files divide the projection of queries, keys,
     values and the output's gate. Roles: delta_PART, delta_b, delta_a, delta_o, delta_scale, delta_conv or

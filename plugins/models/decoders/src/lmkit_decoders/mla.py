@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import Tensor, nn
-
 from lmkit.api import BuildContext, PluginError, StepInputs
 from lmkit.layers.attention import grow
-from lmkit.layers.describe import DecoderConfig
-from lmkit.layers.mlp import Specs
 from lmkit.layers.norm import Norm
+from torch import Tensor, nn
+
+from lmkit_decoders.describe import DecoderConfig
+from lmkit_decoders.mlp import Specs
 
 Angles = tuple[Tensor, Tensor]
 
