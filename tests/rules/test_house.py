@@ -26,10 +26,10 @@ LAYER = {
     "config": 1, "plugins": 1, "builtin": 1, "progress": 1, "logs": 1, "killable": 1,
     "layers": 2, "loading": 2, "sampling": 2,
     "execution": 3, "scheduling": 3,
-    "engine": 4, "text": 4,
-    "llm": 5, "outputs": 5, "pooled": 5, "command": 6,
+    "engine": 4, "text": 4, "front": 5,
+    "llm": 6, "outputs": 6, "pooled": 6, "command": 6,
 }  # fmt: skip
-TORCH_FREE = ("api", "kinds", "config", "plugins", "text", "scheduling", "hookspecs", "builtin")
+TORCH_FREE = ("api", "kinds", "config", "plugins", "text", "scheduling", "front", "hookspecs", "builtin")
 
 
 def imports(path: Path, *, runtime_only: bool = True) -> Iterator[str]:

@@ -10,18 +10,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import RequestError
+from lmkit.front.dialect import Served
 from lmkit_http import extensions
-from lmkit_http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest, parse
-from lmkit_testing.serving import scripted
+from lmkit_http.chat import ask_of
+from lmkit_http.info_schema import DetokenizeRequest, TokenizeRequest
+from lmkit_http.schema import ChatRequest, CompletionRequest
+from lmkit_http.strict import Strict, parse
+from lmkit_testing.serving import byte_tokenizer, scripted
 from pydantic import BaseModel
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+SERVED = Served(("m",), (), byte_tokenizer(), {}, 100, 10, 1000)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def ask(kind: Any, body: dict[str, Any]) -> None:
+    request = parse(kind, json.dumps(body).encode())
+    request.check()
+    ask_of(request, SERVED)
 
 
 def refusal(kind: type[BaseModel], body: dict[str, Any]) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        parse(kind, json.dumps(body).encode()).check()  # type: ignore[attr-defined]
+        ask(kind, body)
     return caught.value
 
 

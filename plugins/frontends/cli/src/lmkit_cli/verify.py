@@ -15,14 +15,10 @@ from lmkit.api import (
     ChannelFormat,
     Grammar,
     LmkitError,
-    Reasoning,
     ReasoningFormat,
-    Text,
-    ToolArgs,
     ToolChoice,
     ToolDef,
     ToolFormat,
-    ToolStart,
     load_target,
 )
 from lmkit.config import Sourced
@@ -244,15 +240,15 @@ def _reasoning(text: TextSide, thought: tuple[str, str]) -> str:
 
 def _parse(text: TextSide, written: str) -> tuple[str, str, str, str]:
     """Name and arguments of the first call, reasoning, content."""
+    from lmkit.front.message import Message
     from lmkit.text.parsing import Chain, in_order, start_parser
 
     formats = in_order(text.reasoning_format, text.tool_format)
     parser = Chain(*(start_parser(f, "", [TOOL]) for f in formats))
-    events = parser.feed(written) + parser.flush()
-    names = [e.name for e in events if isinstance(e, ToolStart)]
-    arguments = "".join(e.json_fragment for e in events if isinstance(e, ToolArgs) and e.index == 0)
-    reasoning = "".join(e.text for e in events if isinstance(e, Reasoning))
-    return names[0] if names else "", arguments, reasoning, "".join(e.text for e in events if isinstance(e, Text))
+    message = Message()
+    message.feed(parser.feed(written) + parser.flush())
+    call = message.calls[0] if message.has_calls else None
+    return call.name if call else "", call.arguments if call else "", message.reasoning, message.content
 
 
 # --------------------------------------------------------------------------------------------------- tokenizer

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-from lmkit.api import Text, TokenLogprob
-from lmkit.text.stream import Finish, Logprobs, OutputEvent
+from lmkit.api import TokenLogprob
+from lmkit.front.ask import TextAsk, UnsupportedField
+from lmkit.front.dialect import Exchange, Served
+from lmkit.front.message import Change
+from lmkit.front.prepare import Turn
 
-from lmkit_http.access import Caller
-from lmkit_http.chat import raise_error
-from lmkit_http.errors import UnsupportedField
-from lmkit_http.generate import Choice, Generation, expand, make_request, new_id
-from lmkit_http.limits import check_prompt, check_texts
 from lmkit_http.schema import CompletionRequest
 from lmkit_http.wire import UsageBody, chunk_frame, finite, prompt_logprobs, usage_of
-
-if TYPE_CHECKING:
-    from lmkit_http.app import Backend
 
 _encode = msgspec.json.Encoder().encode
 _DEFAULT_TOKENS = 16  # of the OpenAI API
@@ -54,106 +49,59 @@ class CompletionBody(msgspec.Struct):
     usage: UsageBody
 
 
-class Completions:
+class Completions(Exchange):
     """One request with one or more prompts; choice i of prompt p has index p * n + i."""
 
-    def __init__(self, backend: Backend, request: CompletionRequest, caller: Caller) -> None:
-        self._backend, self._request, self._caller = backend, request, caller
-        self._model = request.model or backend.model
-        self._id = new_id("cmpl")
-        self._created = int(time.time())
-        self._n = request.n or 1
-        self._prompts: list[tuple[str, list[int]]] = []
+    id_kind = "cmpl"
 
-    def prepare(self) -> Generation:
-        """CPU work only; may run in a thread. Raises RequestError."""
-        r, text, facts = self._request, self._backend.text, self._backend.facts
-        prompts = r.prompts()
-        if len(prompts) * self._n > self._backend.settings.max_choices:
-            raise UnsupportedField(
-                "n", f"{len(prompts)} prompts x n={self._n} are more than {self._backend.settings.max_choices} choices"
-            )
-        echo_only = r.max_tokens == 0
-        if echo_only and not r.echo:
-            raise UnsupportedField("max_tokens", "max_tokens=0 is only allowed with echo=true")
-        choices: list[Choice] = []
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                check_texts(text.tokenizer, [prompt], facts)
-                token_ids = text.encode_prompt(prompt, add_special=r.add_special_tokens is not False)
-            else:
-                token_ids = prompt
-            wanted = 1 if echo_only else r.max_tokens
-            room = check_prompt(token_ids, facts, wanted, _DEFAULT_TOKENS)
-            shown = prompt if isinstance(prompt, str) else text.decode_all(token_ids)
-            self._prompts.append((shown, token_ids))
-            params = replace(r.params(text.default_params or {}, room, r.logprobs), grammar=r.answer_grammar())
-            if r.echo and r.logprobs is not None and params.prompt_logprobs is None:
-                params = replace(params, prompt_logprobs=r.logprobs)
-            for p in expand(params, self._n):
-                index = len(choices)
-                stream = text.output_stream(
-                    p, parse=False, prompt_ids=token_ids,
-                    include_stop=bool(r.include_stop_str_in_output), skip_special=r.skip_special_tokens is not False,
-                )  # fmt: skip
-                request = make_request(
-                    f"{self._id}-{index}", token_ids, p, priority=r.priority or 0,
-                    cache_salt=self._caller.salt(r.cache_salt), adapter=self._backend.adapter(r.model),
-                )  # fmt: skip
-                choices.append(Choice(index, request, stream))
-        return Generation(self._backend.client, choices, self._backend.metrics, r.resume)
+    def __init__(self, request: CompletionRequest, served: Served) -> None:
+        super().__init__(ask_of(request, served))
+        self._request, self._tokenizer = request, served.tokenizer
+        self._model = request.model or served.names[0]
+        self._created = int(time.time())
+        self.streamed = bool(request.stream)
+        self._with_usage = bool(request.stream_options and request.stream_options.include_usage)
+        self._head, self._tail = chunk_frame(self.id, "text_completion", self._created, self._model, self._with_usage)
+        self._begun: set[int] = set()
 
     # -- whole
 
-    async def whole(self, generation: Generation) -> bytes:
-        collected: list[list[OutputEvent]] = [[] for _ in generation.choices]
-        async with generation:
-            async for choice, events in generation.events():
-                collected[choice.index] += events
-                raise_error(events, self._request.answer_field)
-        return await generation.shaped(self._whole, generation, collected)
+    def whole(self, turns: Sequence[Turn]) -> bytes:
+        bodies = [self._choice(turn) for turn in turns]
+        usage = self._usage(turns)
+        return _encode(CompletionBody(self.id, "text_completion", self._created, self._model, bodies, usage))
 
-    def _whole(self, generation: Generation, collected: list[list[OutputEvent]]) -> bytes:
-        bodies = [self._choice(c, events) for c, events in zip(generation.choices, collected, strict=True)]
-        return _encode(
-            CompletionBody(self._id, "text_completion", self._created, self._model, bodies, self._usage(generation))
-        )
-
-    def _usage(self, generation: Generation) -> UsageBody:
-        usages = [c.stream.usage for c in generation.choices]
+    def _usage(self, turns: Sequence[Turn]) -> UsageBody:
+        usages = [turn.stream.usage for turn in turns]
         if self._request.max_tokens == 0:
             for usage in usages:
                 usage.completion_tokens = 0
-        return usage_of(usages, self._n)
+        return usage_of(usages, self._request.n or 1)
 
-    def _choice(self, choice: Choice, events: list[OutputEvent]) -> ChoiceBody:
-        r = self._request
-        prompt, prompt_ids = self._prompts[choice.index // self._n]
-        finish = events[-1]
-        assert isinstance(finish, Finish)
-        text = "".join(e.text for e in events if isinstance(e, Text))
+    def _choice(self, turn: Turn) -> ChoiceBody:
+        r, message, finish = self._request, turn.message, turn.message.finish
+        prompt, prompt_ids = turn.prompt or "", turn.request.token_ids
+        assert finish is not None
+        text, token_ids = message.content, turn.stream.token_ids
         logprobs = None
         if r.logprobs is not None:
             logprobs = LogprobsBody([], [], [], [])
-            for e in events:
-                if isinstance(e, Logprobs):
-                    self._add(logprobs, e.entries, e.offsets)
-        token_ids = choice.stream.token_ids
+            self._add(logprobs, message.logprobs, message.offsets)
         if r.max_tokens == 0:
             text, token_ids, logprobs = "", [], logprobs and LogprobsBody([], [], [], [])
         if r.echo:
             text = prompt + text
             if logprobs is not None:
-                logprobs = self._echo(logprobs, prompt, prompt_ids, choice.stream.prompt_logprobs)
-        body = ChoiceBody(choice.index, text, logprobs, "length" if r.max_tokens == 0 else finish.reason, finish.stop)
+                logprobs = self._echo(logprobs, prompt, prompt_ids, turn.stream.prompt_logprobs)
+        body = ChoiceBody(turn.index, text, logprobs, "length" if r.max_tokens == 0 else finish.reason, finish.stop)
         if r.return_token_ids:
             body.token_ids, body.prompt_token_ids = token_ids, prompt_ids
         if r.prompt_logprobs is not None:
-            body.prompt_logprobs = prompt_logprobs(choice.stream.prompt_logprobs, self._backend.text.tokenizer)
+            body.prompt_logprobs = prompt_logprobs(turn.stream.prompt_logprobs, self._tokenizer)
         return body
 
     def _add(self, body: LogprobsBody, entries: list[TokenLogprob], offsets: list[int], shift: int = 0) -> None:
-        piece, num_top = self._backend.text.tokenizer.piece, self._request.logprobs or 0
+        piece, num_top = self._tokenizer.piece, self._request.logprobs or 0
         for e, at in zip(entries, offsets, strict=True):
             token = piece(e.token).decode(errors="replace")
             body.tokens.append(token)
@@ -167,7 +115,7 @@ class Completions:
     ) -> LogprobsBody:
         """The prompt's tokens in front; the first has no logprob. Offsets follow the pieces."""
         body = LogprobsBody([], [], [], [])
-        pieces = [self._backend.text.tokenizer.piece(t) for t in prompt_ids]
+        pieces = [self._tokenizer.piece(t) for t in prompt_ids]
         body.tokens.append(pieces[0].decode(errors="replace"))
         body.token_logprobs.append(None)
         body.text_offset.append(0)
@@ -183,49 +131,70 @@ class Completions:
 
     # -- streamed
 
-    async def stream(self, generation: Generation) -> AsyncIterator[bytes]:
-        r = self._request
-        with_usage = bool(r.stream_options and r.stream_options.include_usage)
-        head, tail = chunk_frame(self._id, "text_completion", self._created, self._model, with_usage)
-        begun = [False] * len(generation.choices)
-        async for choice, events in generation.events():
-            out = []
-            if not begun[choice.index]:
-                raise_error(events, self._request.answer_field)
-                begun[choice.index] = True
-                if r.echo:
-                    out.append(self._echo_chunk(choice))
-            out += self._chunks(choice, events)
-            if out:
-                yield b"".join([head + _encode(c) + tail for c in out])
-            raise_error(events, self._request.answer_field)
-        if with_usage:
-            yield head + b'],"usage":' + _encode(self._usage(generation)) + b"}\n\n"
+    def chunk(self, turn: Turn, change: Change) -> bytes:
+        index, out = turn.index, []
+        if self._request.echo and index not in self._begun:
+            self._begun.add(index)
+            out.append(self._echo_chunk(turn))
+        out += self._chunks(turn, change)
+        head, tail = self._head, self._tail
+        return b"".join([head + _encode(choice) + tail for choice in out])
 
-    def _echo_chunk(self, choice: Choice) -> ChoiceBody:
-        prompt, prompt_ids = self._prompts[choice.index // self._n]
+    def _echo_chunk(self, turn: Turn) -> ChoiceBody:
+        prompt, prompt_ids = turn.prompt or "", turn.request.token_ids
         logprobs = None
         if self._request.logprobs is not None:
-            logprobs = self._echo(LogprobsBody([], [], [], []), prompt, prompt_ids, choice.stream.prompt_logprobs)
-        return ChoiceBody(choice.index, prompt, logprobs, None)
+            logprobs = self._echo(LogprobsBody([], [], [], []), prompt, prompt_ids, turn.stream.prompt_logprobs)
+        return ChoiceBody(turn.index, prompt, logprobs, None)
 
-    def _chunks(self, choice: Choice, events: list[OutputEvent]) -> list[ChoiceBody]:
-        r = self._request
-        text, logprobs, out = "", None, []
-        for e in events:
-            if isinstance(e, Text):
-                text += e.text
-            elif isinstance(e, Logprobs) and r.logprobs is not None:
-                logprobs = logprobs or LogprobsBody([], [], [], [])
-                shift = len(self._prompts[choice.index // self._n][0]) if r.echo else 0
-                self._add(logprobs, e.entries, e.offsets, shift)
-            elif isinstance(e, Finish) and e.reason != "error":
-                out.append(ChoiceBody(choice.index, "", None, e.reason, e.stop))
+    def _chunks(self, turn: Turn, change: Change) -> list[ChoiceBody]:
+        r, finish = self._request, change.finish
+        out = []
+        if finish is not None and finish.reason != "error":
+            out.append(ChoiceBody(turn.index, "", None, finish.reason, finish.stop))
         if r.max_tokens == 0:
-            return [ChoiceBody(choice.index, "", None, "length")] if out else []
-        if text or logprobs:
-            out.insert(0, ChoiceBody(choice.index, text, logprobs, None))
+            return [ChoiceBody(turn.index, "", None, "length")] if out else []
+        logprobs = None
+        if change.logprobs and r.logprobs is not None:
+            logprobs = LogprobsBody([], [], [], [])
+            self._add(logprobs, change.logprobs, change.offsets, len(turn.prompt or "") if r.echo else 0)
+        if change.content or logprobs:
+            out.insert(0, ChoiceBody(turn.index, change.content, logprobs, None))
         return out
+
+    def end(self, turns: Sequence[Turn]) -> bytes:
+        if not self._with_usage:
+            return b""
+        return self._head + b'],"usage":' + _encode(self._usage(turns)) + b"}\n\n"
+
+
+def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
+    """Raises RequestError."""
+    r, prompts, n = request, request.prompts(), request.n or 1
+    if len(prompts) * n > served.max_choices:
+        raise UnsupportedField("n", f"{len(prompts)} prompts x n={n} are more than {served.max_choices} choices")
+    if r.max_tokens == 0 and not r.echo:
+        raise UnsupportedField("max_tokens", "max_tokens=0 is only allowed with echo=true")
+    params = r.params(served.default_params, 1 if r.max_tokens == 0 else r.max_tokens, r.logprobs)
+    params = replace(params, grammar=r.answer_grammar())
+    if r.echo and r.logprobs is not None and params.prompt_logprobs is None:
+        params = replace(params, prompt_logprobs=r.logprobs)
+    return TextAsk(
+        prompts=prompts,
+        add_special=r.add_special_tokens is not False,
+        shows_prompts=bool(r.echo),
+        scores_each=True,
+        default_tokens=_DEFAULT_TOKENS,
+        params=params,
+        n=n,
+        adapter=served.adapter(r.model),
+        priority=r.priority or 0,
+        salt=r.cache_salt,
+        resume=r.resume,
+        include_stop=bool(r.include_stop_str_in_output),
+        skip_special=r.skip_special_tokens is not False,
+        grammar_field=r.answer_field,
+    )
 
 
 def _char_offsets(data: bytes, offsets: list[int]) -> list[int]:

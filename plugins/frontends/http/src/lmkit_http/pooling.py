@@ -5,20 +5,17 @@ Embeddings as in the OpenAI API; rerank as in those of Jina and Cohere.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from base64 import b64encode
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
-from lmkit.api import ErrorInfo, PoolingParams
-from lmkit.pooled import pool
-from lmkit.text.pooling import Call, PoolingOutput, Vector, encode_call, score_call
+from lmkit.api import PoolingParams
+from lmkit.front.ask import PoolAsk, ScoreAsk
+from lmkit.front.dialect import Dialect, Exchange, Served
+from lmkit.text.pooling import PoolingOutput
 
-from lmkit_http.access import Caller
-from lmkit_http.generate import GenerationFailed, new_id
-from lmkit_http.limits import check_texts
 from lmkit_http.pooling_schema import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -28,108 +25,55 @@ from lmkit_http.pooling_schema import (
     RerankRequest,
     ScoreRequest,
 )
-
-if TYPE_CHECKING:
-    from lmkit_http.app import Backend
+from lmkit_http.strict import parse
 
 _encode = msgspec.json.Encoder().encode
 Request = TypeVar("Request", bound=PoolingBase)
 Answer = TypeVar("Answer")
 
 
-class PoolingRun:
-    """A call being answered; `fail` ends it from this side."""
+class _Answer(Exchange, Generic[Request, Answer]):
+    """One request: `make_ask` says what is asked, `body` shapes its answer."""
 
-    backlog = 0  # its answer is one
+    id_kind = "pool"
 
-    def __init__(self, backend: Backend, call: Call[Any], id: str, request: PoolingBase, salt: str | None) -> None:
-        self._backend, self.call, self._id = backend, call, id
-        self._how: dict[str, Any] = {
-            "priority": request.priority or 0, "adapter": backend.adapter(request.model), "salt": salt
+    def __init__(self, request: Request, served: Served) -> None:
+        self.request, self.served = request, served
+        limit = request.truncate_prompt_tokens  # None: longer texts are refused
+        self.shared: dict[str, Any] = {
+            "limit": served.max_length if limit == -1 else limit, "adapter": served.adapter(request.model),
+            "priority": request.priority or 0,
         }  # fmt: skip
-        self._error: ErrorInfo | None = None
-        self._task: asyncio.Task[list[Vector]] | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(r.token_ids) for r in self.call.requests)
-
-    async def vectors(self) -> list[Vector]:
-        """Raises what the engine says, or what `fail` was told."""
-        began = time.monotonic()
-        work = pool(self._backend.client, self.call, id=self._id, **self._how)
-        self._task = asyncio.ensure_future(work)
-        try:
-            found = await self._task
-        except asyncio.CancelledError:
-            self._task.cancel()
-            if self._error is None:
-                raise
-            raise GenerationFailed(self._error) from None
-        self._backend.metrics.pooled(len(found), self.num_tokens, time.monotonic() - began)
-        return found
-
-    def fail(self, error: ErrorInfo) -> None:
-        self._error = error
-        if self._task is not None:
-            self._task.cancel()
-
-
-class _Dialect(ABC, Generic[Request, Answer]):
-    """One request: `prepare` makes the call, `body` shapes its answer. Both are CPU work and run in a thread."""
-
-    kind = "pool"
-
-    def __init__(self, backend: Backend, request: Request, caller: Caller) -> None:
-        self.backend, self.request, self._caller = backend, request, caller
-        self._id = new_id(self.kind)
+        super().__init__(self.make_ask())
         self._created = int(time.time())
 
-    def prepare(self) -> PoolingRun:
-        if self.limit is None:  # else they are cut
-            for text in self.request.contents():
-                check_texts(self.backend.text.tokenizer, [text], self.backend.facts)
-        return PoolingRun(self.backend, self.call(), self._id, self.request, self._caller.salt(None))
-
-    async def whole(self, run: PoolingRun) -> bytes:
-        vectors = await run.vectors()
-        return await asyncio.to_thread(lambda: _encode(self._whole(run.call.finish(vectors), run.num_tokens)))
-
-    def _whole(self, answer: Answer, num_tokens: int) -> dict[str, Any]:
+    def pooled(self, answer: Any, num_tokens: int) -> bytes:
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        head = {"id": self._id, "created": self._created, "model": self.request.model or self.backend.model}
-        return {**head, **self.body(answer), "usage": usage}
-
-    @property
-    def limit(self) -> int | None:
-        """Tokens to which longer texts are cut; None: they are refused."""
-        limit = self.request.truncate_prompt_tokens
-        return self.backend.facts.max_length if limit == -1 else limit
+        head = {"id": self.id, "created": self._created, "model": self.request.model or self.served.names[0]}
+        return _encode({**head, **self.body(answer), "usage": usage})
 
     @abstractmethod
-    def call(self) -> Call[Answer]: ...
+    def make_ask(self) -> PoolAsk | ScoreAsk: ...
 
     @abstractmethod
     def body(self, answer: Answer) -> dict[str, Any]: ...
 
 
-class _Inputs(_Dialect[Request, list[PoolingOutput]]):
+class _Inputs(_Answer[Request, list[PoolingOutput]]):
     """What answers each input by itself."""
 
     @abstractmethod
-    def params(self) -> PoolingParams: ...
+    def params(self) -> PoolingParams | None: ...
 
-    def call(self) -> Call[list[PoolingOutput]]:
+    def make_ask(self) -> PoolAsk:
         request = self.request
         assert isinstance(request, InputRequest)
-        return encode_call(
-            self.backend.text, self.backend.facts.pooler, request.prompts(), self.params(),
-            add_special=request.add_special_tokens is not False, limit=self.limit,
-        )  # fmt: skip
+        special = request.add_special_tokens is not False
+        return PoolAsk(prompts=request.prompts(), params=self.params(), add_special=special, **self.shared)
 
 
 class Embeddings(_Inputs[EmbeddingRequest]):
-    kind = "embd"
+    id_kind = "embd"
 
     def params(self) -> PoolingParams:
         return PoolingParams("embed", self.request.dimensions)
@@ -142,7 +86,7 @@ class Embeddings(_Inputs[EmbeddingRequest]):
 
 class Pooling(_Inputs[PoolingRequest]):
     def params(self) -> PoolingParams:
-        pooler, r = self.backend.facts.pooler, self.request
+        pooler, r = self.served.pooler, self.request
         task = r.task or (pooler.task if pooler is not None else "embed")
         return PoolingParams(task, r.dimensions, r.activation)
 
@@ -153,13 +97,13 @@ class Pooling(_Inputs[PoolingRequest]):
 
 
 class Classify(_Inputs[ClassifyRequest]):
-    kind = "classify"
+    id_kind = "classify"
 
     def params(self) -> PoolingParams:
         return PoolingParams("classify", activation=self.request.activation)
 
     def body(self, answer: list[PoolingOutput]) -> dict[str, Any]:
-        pooler = self.backend.facts.pooler
+        pooler = self.served.pooler
         labels = pooler.labels if pooler is not None else ()
         data = []
         for i, a in enumerate(answer):
@@ -169,30 +113,24 @@ class Classify(_Inputs[ClassifyRequest]):
         return {"object": "list", "data": data}
 
 
-class Score(_Dialect[ScoreRequest, list[float]]):
-    kind = "score"
+class Score(_Answer[ScoreRequest, list[float]]):
+    id_kind = "score"
 
-    def call(self) -> Call[list[float]]:
+    def make_ask(self) -> ScoreAsk:
         queries, documents = self.request.sides()
-        return score_call(
-            self.backend.text, self.backend.facts.pooler, queries, documents,
-            activation=self.request.activation, limit=self.limit,
-        )  # fmt: skip
+        return ScoreAsk(queries=queries, documents=documents, activation=self.request.activation, **self.shared)
 
     def body(self, answer: list[float]) -> dict[str, Any]:
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(answer)]
         return {"object": "list", "data": data}
 
 
-class Rerank(_Dialect[RerankRequest, list[float]]):
-    kind = "rerank"
+class Rerank(_Answer[RerankRequest, list[float]]):
+    id_kind = "rerank"
 
-    def call(self) -> Call[list[float]]:
+    def make_ask(self) -> ScoreAsk:
         r = self.request
-        return score_call(
-            self.backend.text, self.backend.facts.pooler, [r.query], r.texts(),
-            activation=r.activation, limit=self.limit,
-        )  # fmt: skip
+        return ScoreAsk(queries=[r.query], documents=r.texts(), activation=r.activation, **self.shared)
 
     def body(self, answer: list[float]) -> dict[str, Any]:
         """Best first; documents of equal score keep their order."""
@@ -205,14 +143,25 @@ class Rerank(_Dialect[RerankRequest, list[float]]):
         return {"results": results}
 
 
-# path -> request, dialect
-ROUTES: dict[str, tuple[type[PoolingBase], type[_Dialect[Any, Any]]]] = {
+# path -> request, how it is answered
+ANSWERS: dict[str, tuple[type[PoolingBase], type[_Answer[Any, Any]]]] = {
     "/v1/embeddings": (EmbeddingRequest, Embeddings),
     "/pooling": (PoolingRequest, Pooling),
     "/classify": (ClassifyRequest, Classify),
     **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, Score)),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, Rerank)),
 }
+
+
+class PoolingDialect(Dialect):
+    routes: ClassVar[tuple[str, ...]] = tuple(ANSWERS)
+
+    def parse(self, route: str, body: bytes | bytearray, served: Served) -> Exchange:
+        kind, answer = ANSWERS[route]
+        request = parse(kind, body, served.max_values)
+        served.check_model(request.model)
+        request.check()
+        return answer(request, served)
 
 
 def _shown(output: PoolingOutput, form: str | None) -> str | list[Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Annotated, ClassVar, Literal
 
 from lmkit.api.params import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
+from lmkit.front.ask import UnsupportedField
 from pydantic import Field
 
-from lmkit_http.errors import UnsupportedField
-from lmkit_http.schema import MAX_IDS, Content, Ids, Label, Strict
+from lmkit_http.strict import MAX_IDS, Content, Ids, Label, Strict
 
 MAX_INPUTS = 2048  # as in the OpenAI API
 Texts = Annotated[list[Content], Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS)]
@@ -22,15 +21,10 @@ Input = Annotated[
 class PoolingBase(Strict):
     """Fields of every pooling route. `truncate_prompt_tokens`: -1 cuts to what the model reads."""
 
-    stream: ClassVar[bool] = False
     model: Annotated[str, Field(max_length=512)] | None = None
     user: Label | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31)] | None = None
-
-    @abstractmethod
-    def contents(self) -> list[str]:
-        """All texts that are to be read."""
 
     def check(self) -> None:
         """What the types cannot say. Raises RequestError."""
@@ -47,9 +41,6 @@ class InputRequest(PoolingBase):
         if isinstance(self.input, str):
             return [self.input]
         return [self.input] if isinstance(self.input[0], int) else self.input
-
-    def contents(self) -> list[str]:
-        return [prompt for prompt in self.prompts() if isinstance(prompt, str)]
 
 
 class EmbeddingRequest(InputRequest):
@@ -85,9 +76,6 @@ class ScoreRequest(PoolingBase):
         assert second is not None
         return _listed(first), _listed(second)
 
-    def contents(self) -> list[str]:
-        return [text for side in self.sides() for text in side]
-
     def check(self) -> None:
         super().check()
         for old, new in (("text_1", "queries"), ("text_2", "documents")):
@@ -105,9 +93,6 @@ class RerankRequest(PoolingBase):
     top_n: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = None
     return_documents: bool | None = None
     activation: bool | None = None
-
-    def contents(self) -> list[str]:
-        return [self.query, *self.texts()]
 
     def texts(self) -> list[str]:
         return [d if isinstance(d, str) else d.text for d in self.documents]

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from lmkit.config.engine import EngineConfig
 
-    from lmkit_http.app import Backend, Served
+    from lmkit_http.backend import Backend, ServedModel
 
-    OnReady = Callable[[Served, str], Iterable[tuple[str, float]] | None]
+    OnReady = Callable[[ServedModel, str], Iterable[tuple[str, float]] | None]
 
 log = logging.getLogger("lmkit.server")
 
@@ -123,7 +123,7 @@ async def _serve(
 
 
 async def run_app(
-    llm: Served,
+    llm: ServedModel,
     settings: ServerSettings,
     sock: socket.socket,
     on_ready: OnReady | None = None,

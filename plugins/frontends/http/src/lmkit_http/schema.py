@@ -1,90 +1,38 @@
-"""Requests of the OpenAI dialects: strict, closed, bounded. What is accepted is honoured, the rest refused."""
+"""Requests of the OpenAI dialect: strict, closed, bounded. What is accepted is honoured, the rest refused."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
-from lmkit.api import Grammar, InvalidParam, RequestError, SamplingParams, ToolChoice, ToolDef, nearest
+from lmkit.api import Grammar, InvalidParam, SamplingParams, ToolChoice
 from lmkit.api.params import MAX_BIAS, MAX_LOGPROBS, MAX_STOP, MAX_STOP_IDS, MAX_TOKENS, MIN_REPETITION
-from lmkit.text.constrain import TOOL_NAME
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from lmkit.front.ask import UnsupportedField
+from pydantic import Field
 
-from lmkit_http.errors import UnsupportedField
-from lmkit_http.shape import check_shape
+from lmkit_http.strict import (
+    MAX_IDS,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Content,
+    Ids,
+    InvalidBody,
+    Json,
+    Label,
+    Message,
+    Name,
+    Strict,
+    TokenId,
+    Tool,
+    check_calls,
+)
 
 MAX_N = 64
 MAX_PROMPTS = 256
-MAX_MESSAGES = 8192
-MAX_TOOLS = 512
-MAX_TEXT = 32 << 20  # characters; the body limit is usually lower
-MAX_VALUES = 1 << 17  # of all lists and objects of a body together
-MAX_IDS = 5 << 18  # the same, where token ids may be given
-_SHOWN = 1 << 18  # bytes of a body, the wrong values of which are shown
-_MAX_ERRORS = 64  # wrong fields that are looked at, to name the first
 
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-Label = Annotated[str, Field(max_length=512)]
-Content = Annotated[str, Field(max_length=MAX_TEXT)]
-TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
-Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_TOKENS)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 ChoiceText = Annotated[str, Field(min_length=1, max_length=4096)]
-Json = Annotated[dict[str, JsonValue], Field(max_length=1024)]
-
-
-class Strict(BaseModel):
-    max_values: ClassVar[int] = MAX_VALUES
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # aliases are names that pydantic has
-
-
-class Part(Strict):
-    type: Literal["text", "refusal"]
-    text: Content | None = None
-    refusal: Content | None = None
-
-
-class FunctionCall(Strict):
-    name: Name
-    arguments: Content
-
-
-class ToolCall(Strict):
-    id: Label | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
-    index: Annotated[int, Field(ge=0, le=4096)] | None = None
-
-
-class Message(Strict):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=4096)] | None = None
-    name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=1024)] | None = None
-    tool_call_id: Label | None = None
-    reasoning_content: Content | None = None
-    reasoning: Content | None = None
-    refusal: Content | None = None
-    # what official clients send back from an answer; nothing to honour in it
-    annotations: Annotated[list[JsonValue], Field(fail_fast=True, max_length=1024)] | None = None
-    audio: None = None
-    function_call: None = None
-
-
-class Function(Strict):
-    name: Annotated[str, Field(min_length=1, max_length=128)]
-    description: Content | None = None
-    parameters: Json | None = None
-    strict: bool | None = None
-
-
-class Tool(Strict):
-    type: Literal["function"]
-    function: Function
 
 
 class NamedFunction(Strict):
@@ -268,33 +216,18 @@ class ChatRequest(Sampling):
         for i, message in enumerate(self.messages):
             _check_message(message, f"messages.{i}")
         self._check_tools()
-        if self.continue_final_message:
-            if self.add_generation_prompt:
-                raise UnsupportedField(
-                    "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
-                )
-            if self.messages[-1].role != "assistant" or not self.messages[-1].content:
-                raise UnsupportedField(
-                    "continue_final_message", "continue_final_message needs a final assistant message with content"
-                )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise UnsupportedField(
+                "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
+            )
 
     def _check_tools(self) -> None:
-        names = [t.function.name for t in self.tools or ()]
-        if len(set(names)) != len(names):
-            raise UnsupportedField("tools", "two tools have the same name")
-        for i, name in enumerate(names):
-            if not TOOL_NAME.fullmatch(name):
-                field = f"tools.{i}.function.name"
-                raise InvalidParam(field, name, "letters, digits and any of _ . : / @ $ -, at most 128")
-        choice = self.tool_choice
-        if choice in (None, "none"):
+        """Beside what an ask checks."""
+        if self.tool_choice in (None, "none"):
             return
         if not self.tools:
             raise UnsupportedField("tool_choice", "tool_choice needs tools")
-        if isinstance(choice, NamedTool) and choice.function.name not in names:
-            shown = ", ".join(names[:20])
-            raise UnsupportedField("tool_choice", f"there is no tool {choice.function.name!r} (there is: {shown})")
-        if choice != "auto" and self.structured_outputs is not None:
+        if self.tool_choice != "auto" and self.structured_outputs is not None:
             raise UnsupportedField(
                 "structured_outputs", "structured_outputs and a tool_choice that demands a call exclude each other"
             )
@@ -304,35 +237,6 @@ class ChatRequest(Sampling):
         if isinstance(self.tool_choice, NamedTool):
             return ToolChoice("named", self.tool_choice.function.name)
         return ToolChoice(self.tool_choice or "auto")
-
-    def tool_defs(self) -> list[ToolDef]:
-        """The tools the model may call; none with tool_choice "none"."""
-        if self.tool_choice == "none":
-            return []
-        return [
-            ToolDef(t.function.name, t.function.description or "", t.function.parameters or {}, bool(t.function.strict))
-            for t in self.tools or ()
-        ]
-
-    def final_text(self) -> str:
-        """The text of the last message."""
-        content = self.messages[-1].content
-        return content if isinstance(content, str) else "\n".join(p.text or "" for p in content or ())
-
-    def template_messages(self) -> list[dict[str, Any]]:
-        """For the chat template: both names of reasoning, and only fields that were sent."""
-        shaped = []
-        for message in self.messages:
-            m = message.model_dump(exclude_none=True, exclude={"annotations", "refusal"})
-            reasoning = m.pop("reasoning", None) or m.get("reasoning_content")
-            if reasoning:
-                m["reasoning_content"] = m["reasoning"] = reasoning
-            if message.role == "developer":
-                m["role"] = "system"
-            if isinstance(m.get("content"), list):
-                m["content"] = [{"type": "text", "text": p.get("text") or p.get("refusal") or ""} for p in m["content"]]
-            shaped.append(m)
-        return shaped
 
 
 class CompletionRequest(Sampling):
@@ -357,134 +261,6 @@ class CompletionRequest(Sampling):
         return list(prompt)
 
 
-class LoadAdapterRequest(Strict):
-    lora_name: Annotated[str, Field(min_length=1, max_length=128)]
-    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
-    load_inplace: bool = False
-
-
-class UnloadAdapterRequest(Strict):
-    lora_name: Annotated[str, Field(min_length=1, max_length=128)]
-
-
-class TokenizeRequest(Strict):
-    """Of text (`prompt`) or of messages."""
-
-    model: Annotated[str, Field(max_length=512)] | None = None
-    prompt: Content | None = None
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeRequest(Strict):
-    max_values: ClassVar[int] = MAX_IDS
-    model: Annotated[str, Field(max_length=512)] | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_TOKENS)]
-
-
-_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-Model = TypeVar("Model", bound=Strict)
-
-
-def parse(kind: type[Model], body: bytes | bytearray, most: int = MAX_IDS) -> Model:
-    """A request from its JSON body; `most`: values that it can be of use to have. Raises RequestError that names the
-    first wrong field."""
-    check_shape(body, min(most, kind.max_values))
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as e:
-        raise _explain(kind, e, body) from None
-
-
-def _explain(kind: type[BaseModel], error: ValidationError, body: bytes | bytearray) -> RequestError:
-    if error.error_count() > _MAX_ERRORS:  # a description of each would take longer than reading the body
-        unknown = next((name for name in _names(body) if name not in _known(kind)), None)
-        if unknown is not None:
-            return _unknown(kind, [unknown])
-        return InvalidBody(f"{error.error_count()} fields of the body are wrong or unknown")
-    problems = error.errors(include_url=False, include_context=True, include_input=len(body) <= _SHOWN)
-    surplus = next((p for p in problems if p["type"] == "extra_forbidden"), None)
-    problem = surplus or _most_specific(problems)
-    path = [str(p) for p in problem["loc"] if not _is_branch(str(p))]
-    field = _field(path)
-    if problem["type"] == "json_invalid":
-        return InvalidBody(f"the body is not valid JSON: {problem['msg'].split(': ', 1)[-1]}"[:300])
-    if surplus is not None:
-        return _unknown(kind, path)
-    if problem["type"] == "missing":
-        return InvalidBody(f"{field} is required", field)
-    return InvalidParam(field, _short(problem.get("input", "...")), _needs(problem))
-
-
-def _known(kind: type[BaseModel]) -> dict[str, None]:
-    return {field.alias or name: None for name, field in kind.model_fields.items()}
-
-
-def _names(body: bytes | bytearray) -> list[str]:
-    """The names of the members of the body, which is an object."""
-    try:
-        return list(msgspec.json.decode(body, type=dict[str, msgspec.Raw]))
-    except msgspec.DecodeError:
-        return []
-
-
-def _unknown(kind: type[BaseModel], path: list[str]) -> RequestError:
-    field = _field(path)
-    like = nearest(path[-1][:100], _known(kind) if len(path) == 1 else ())
-    fix = f"did you mean {like!r}?" if like else "leave it out"
-    return UnsupportedField(field, f"unknown or unsupported field {field!r}", fix=fix)
-
-
-def _field(path: list[str]) -> str:
-    """Names in a path may be a client's, and as long as the body."""
-    return ".".join(path)[:200] or "body"
-
-
-def _short(value: Any, num: int = 20, levels: int = 3) -> Any:
-    """The beginning of a value: enough to recognize it by."""
-    if isinstance(value, str):
-        return value[:200]
-    if isinstance(value, dict):
-        return {k[:200]: _short(v, 4, levels - 1) for k, v in islice(value.items(), num * (levels > 0))}
-    if isinstance(value, list):
-        return [_short(v, 4, levels - 1) for v in value[: num * (levels > 0)]]
-    return value
-
-
-class InvalidBody(RequestError):
-    def __init__(self, message: str, field: str | None = None) -> None:
-        self.field = field
-        super().__init__(message)
-
-
-def _most_specific(problems: list[Any]) -> Any:
-    """Of the branches of a union, the one that got furthest, and whose type was right."""
-    return max(problems, key=lambda p: (not p["type"].endswith("_type"), len(p["loc"])))
-
-
-def _is_branch(name: str) -> bool:
-    """Names that pydantic adds to the path for the branches of a union."""
-    return name in ("str", "Part", "NamedTool") or "[" in name or "constrained" in name
-
-
-def _needs(problem: Any) -> str:
-    limits = problem.get("ctx", {})
-    for name, words in (("min_length", "at least"), ("max_length", "at most")):
-        if name in limits:
-            unit = "character" if problem["type"].startswith("string") else "entry"
-            many = {"character": "characters", "entry": "entries"}[unit]
-            return f"{words} {limits[name]} {unit if limits[name] == 1 else many}"
-    text: str = problem["msg"]
-    for start in ("Input should be a valid ", "Input should be ", "Value error, "):
-        text = text.removeprefix(start)
-    return text[:200]
-
-
 def _check_message(message: Message, field: str) -> None:
     if message.tool_calls and message.role != "assistant":
         raise UnsupportedField(f"{field}.tool_calls", "only assistant messages have tool_calls")
@@ -493,28 +269,6 @@ def _check_message(message: Message, field: str) -> None:
     for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if (part.text if part.type == "text" else part.refusal) is None:
             raise InvalidBody(f"{field}.content.{j}.{part.type} is required", f"{field}.content.{j}.{part.type}")
-
-
-def check_calls(messages: Sequence[Message]) -> None:
-    """Raises RequestError."""
-    for i, message in enumerate(messages):
-        for j, call in enumerate(message.tool_calls or ()):
-            _check_arguments(call.function.arguments, f"messages.{i}.tool_calls.{j}.function.arguments")
-
-
-def _check_arguments(text: str, field: str) -> None:
-    """A template gets the value that the text stands for, so it is bounded like the body around it.
-
-    A text that is not JSON is shown as it is. Raises RequestError.
-    """
-    check_shape(text.encode(), MAX_VALUES, field)
-    if _HALF_PAIR.search(text):
-        try:
-            json.dumps(json.loads(text), ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise InvalidParam(field, text[:200], "text without halves of surrogate pairs") from None
-        except ValueError:
-            pass
 
 
 def _dumps(value: object) -> str:
@@ -528,6 +282,3 @@ def _bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
             raise InvalidParam("logit_bias", key, "token ids as keys")
         pairs.append((int(key), value))
     return tuple(pairs)
-
-
-encode_json = msgspec.json.Encoder().encode
