@@ -36,7 +36,7 @@ def users() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("kind", [DecoderConfig, MoEConfig, LatentConfig, MixerConfig], ids=lambda kind: kind.__name__)
 def test_a_field_has_two_users(kind: type) -> None:
-    """What one family needs is a class of that family. Fields that the library fills for everybody are all families'."""
+    """What one family needs is a class of that family. What the library gives for everybody has enough users."""
     by = users()
     shared = {name for name, families in by.items() if LIBRARY in families and len(families) == 1}
     public = {f.name for f in fields(Routing)}
