@@ -13,7 +13,8 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
-KIT = ["-e", "./core", "-e", "./plugins/models/decoders", "-e", "./plugins/frontends/bench", "-e", "./tests/kit"]
+OURS = ["core", "plugins/models/decoders", *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
+KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
 SIDE_BY_SIDE = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadscope"]  # what shares a fixture stays together
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -130,7 +131,7 @@ def chaos(session: nox.Session) -> None:
 def plugin(session: nox.Session, path: str) -> None:
     """One plugin with core and its declared dependencies only: proves that they are complete."""
     args = ["--no-deps"] if path in GPU_PLUGINS else []
-    session.install("-q", *KIT, "-e", "./core[serve]", "pytest-asyncio", "-c", "constraints.txt")
+    session.install("-q", *KIT, "pytest-asyncio", "-c", "constraints.txt")
     local = ["-e", "plugins/models/llama"] if path == "plugins/models/demo" else []  # it needs a dist of this tree
     session.install("-q", *args, *local, "-e", path, "-c", "constraints.txt")
     session.run("pytest", "-q", f"{path}/tests")

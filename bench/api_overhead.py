@@ -19,11 +19,11 @@ import uvloop
 from lmkit.api import SamplingParams, TokenEvent
 from lmkit.engine.client import BaseClient
 from lmkit.engine.messages import Command, EngineFacts, Events, Report, Submit, decode_report, encode
-from lmkit.server.app import build_app
-from lmkit.server.chat import Chat
-from lmkit.server.generate import Choice, Generation, make_request
-from lmkit.server.schema import ChatRequest, parse
-from lmkit.server.settings import ServerSettings
+from lmkit_http.app import build_app
+from lmkit_http.chat import Chat
+from lmkit_http.generate import Choice, Generation, make_request
+from lmkit_http.schema import ChatRequest, parse
+from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import ServedLLM, text_side
 
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "ignore_eos": True}
@@ -84,7 +84,7 @@ def readers(port: int, num_streams: int, num_tokens: int) -> None:
 async def whole_server(num_streams: int, num_tokens: int, step: float) -> float:
     """CPU microseconds per token of this process."""
     import uvicorn
-    from lmkit.server.run import bind
+    from lmkit_http.run import bind
 
     client, side = TimerClient(num_tokens), text_side()
     script = side.tokenizer.encode(TEXT)

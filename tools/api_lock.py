@@ -20,8 +20,8 @@ from typing import Any
 
 import lmkit.api
 import msgspec
-from lmkit.api import INTERFACES
-from lmkit.hookspecs import LmkitSpecs
+from lmkit.hookspecs import hooks
+from lmkit.kinds import KINDS
 
 LOCK = Path(__file__).resolve().parents[1] / "core" / "api.lock.json"
 DEFAULT = " = ..."
@@ -35,8 +35,9 @@ def surface() -> Surface:
         value = getattr(lmkit.api, name)
         if not inspect.ismodule(value):
             names[name] = describe(value)
-    hooks = {n: signature(f) for n, f in sorted(vars(LmkitSpecs).items()) if n.startswith("lmkit_")}
-    return {"interfaces": dict(sorted(INTERFACES.items())), "names": names, "hooks": hooks}
+    interfaces = {kind.name: kind.interface for kind in KINDS}
+    signatures = {name: signature(function) for name, function in sorted(hooks().items())}
+    return {"interfaces": dict(sorted(interfaces.items())), "names": names, "hooks": signatures}
 
 
 def describe(value: Any) -> Surface:
@@ -174,7 +175,7 @@ def main(arguments: list[str]) -> int:
     raised = any(number > old["interfaces"].get(kind, 0) for kind, number in new["interfaces"].items())
     if "--write" in arguments:
         if breaking and not raised:
-            print("not written: raise the interface number of the kinds concerned, in lmkit.api.INTERFACES")
+            print("not written: raise the interface number of the kinds concerned, in lmkit.kinds")
             return 2
         LOCK.write_text(render(new) + "\n")
         return 0

@@ -30,12 +30,20 @@ def catalog(root: Path = ROOT) -> str:
 
 def hooks_page() -> str:
     """The hooks with their signatures and examples, from their docstrings."""
-    from lmkit.hookspecs import LmkitSpecs
+    from lmkit.hookspecs import hooks
+    from lmkit.kinds import KINDS
 
-    parts = ["# Hooks\n", "Made by `tools/sync.py` from `lmkit.hookspecs`. The tests run every example.\n"]
-    for name, function in vars(LmkitSpecs).items():
-        if not name.startswith("lmkit_"):
-            continue
+    parts = [
+        "# Hooks\n",
+        "Made by `tools/sync.py` from `lmkit.kinds` and `lmkit.hookspecs`. The tests run every example.\n",
+    ]
+    parts.append("| kind | entry-point group | hook | registers | interface |\n|---|---|---|---|---|")
+    for kind in KINDS:
+        about = " ".join((inspect.getdoc(kind.spec) or "").partition("\n\n")[0].split())
+        row = (kind.name, f"`{kind.group}`", f"`{kind.hook}`", f"`{kind.spec.__name__}`; {about}", str(kind.interface))
+        parts[-1] += "\n| " + " | ".join(row) + " |"
+    parts[-1] += "\n"
+    for name, function in hooks().items():
         signature = inspect.signature(function)
         parameters = ", ".join(f"{p.name}: {p.annotation}" for p in list(signature.parameters.values())[1:])
         text, _, example = (inspect.getdoc(function) or "").partition("::\n")

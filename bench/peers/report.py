@@ -23,7 +23,7 @@ TARGETS = {
     ("lmkit w8a8", "prefill"): (1.5, 0.55), ("lmkit int4", "decode"): (1.5, 0.65),
 }  # fmt: skip
 LIMITS = ("read", "bfloat16", "int8")
-README_MARKS = ("<!-- peers: made by bench/peers/run.py --readme -->", "<!-- end of peers -->")
+PAGE_MARKS = ("<!-- peers: made by bench/peers/run.py --page -->", "<!-- end of peers -->")
 SERVERS = ("lmkit server", "vllm server")
 SERVE_ROWS = (("output", "tok/s"), ("ttft mean", "s"), ("ttft p99", "s"), ("tpot mean", "s"), ("errors", ""))
 
@@ -57,18 +57,18 @@ def write(records: Records, out: Path, name: str) -> str:
     return text
 
 
-def into_readme(records: Records, name: str, readme: Path) -> None:
-    """Puts the tables between the two marks of the README."""
-    before, _, rest = readme.read_text().partition(README_MARKS[0])
-    _, found, after = rest.partition(README_MARKS[1])
+def into_page(records: Records, name: str, page: Path) -> None:
+    """Puts the tables between the two marks of docs/bench.md."""
+    before, _, rest = page.read_text().partition(PAGE_MARKS[0])
+    _, found, after = rest.partition(PAGE_MARKS[1])
     if not found:
-        sys.exit(f"{readme} has no marks {README_MARKS[0]} and {README_MARKS[1]}")
+        sys.exit(f"{page} has no marks {PAGE_MARKS[0]} and {PAGE_MARKS[1]}")
     m, created = records.runs[0].machine, records.runs[0].created[:10]
     head = f"{records.runs[0].shape}, {m.processor}, {m.cores} cores ({', '.join(m.features)}), {created}; "
-    head += f"medians, in brackets smallest and largest ([all of it](bench/results/{name}.md)):\n"
-    lines = [README_MARKS[0], head, *_main_table(records), *_ratio_table(records), *_serve_table(records)]
+    head += f"medians, in brackets smallest and largest ([all of it](../bench/results/{name}.md)):\n"
+    lines = [PAGE_MARKS[0], head, *_main_table(records), *_ratio_table(records), *_serve_table(records)]
     lines = [line.replace("## ", "### ", 1) for line in lines]
-    readme.write_text(before + "\n".join(lines) + "\n\n" + README_MARKS[1] + after)
+    page.write_text(before + "\n".join(lines) + "\n\n" + PAGE_MARKS[1] + after)
 
 
 def _page(records: Records, name: str) -> Iterator[str]:

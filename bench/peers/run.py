@@ -148,7 +148,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results")
     parser.add_argument("--root", type=Path, default=environments.ROOT, help="environments and models of the peers")
     parser.add_argument("--report", action="store_true", help="measure nothing, write tables and plots again")
-    parser.add_argument("--readme", action="store_true", help="put the tables into README.md, too")
+    parser.add_argument("--page", action="store_true", help="put the tables into docs/bench.md, too")
     args = parser.parse_args()
     parts, peers, weights = (set(text.split(",")) for text in (args.only, args.peers, args.weights))
     if unknown := parts - set(PARTS) or peers - {"lmkit", *environments.PEERS} or weights - {"bf16", "int8", "int4"}:
@@ -168,8 +168,8 @@ def main() -> int:
         if "serve" in parts or "start" in parts:
             servers.measure(args, peers, parts, records)
     print(report.write(records, args.out, name))
-    if args.readme:
-        report.into_readme(records, name, Path(__file__).parents[2] / "README.md")
+    if args.page:
+        report.into_page(records, name, Path(__file__).parents[2] / "docs" / "bench.md")
     return 0
 
 

@@ -149,12 +149,12 @@ def test_rounds_resume_and_report(peers: dict[str, ModuleType], arena: Namespace
     assert "vllm bf16, main: no environment" in text
     assert (tmp_path / "r.md").read_text() == text
 
-    readme = tmp_path / "README.md"
-    first, last = peers["report"].README_MARKS
-    readme.write_text(f"before\n{first}\nold\n{last}\nafter\n")
+    page = tmp_path / "bench.md"
+    first, last = peers["report"].PAGE_MARKS
+    page.write_text(f"before\n{first}\nold\n{last}\nafter\n")
     for _ in range(2):  # the second time it finds its own table
-        peers["report"].into_readme(again, "r", readme)
-        text = readme.read_text()
+        peers["report"].into_page(again, "r", page)
+        text = page.read_text()
         assert text.startswith(f"before\n{first}\ntiny, ")
         assert text.endswith(f"\n\n{last}\nafter\n")
         assert text.count("| prefill 2048 |") == 1

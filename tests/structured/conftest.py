@@ -12,7 +12,6 @@ import pytest
 from lmkit import AsyncLLM
 from lmkit.api import Choice, SchedLimits
 from lmkit.config import from_options
-from lmkit.engine.client import InprocClient
 from lmkit.engine.compiler import Compiler
 from lmkit.engine.core import EngineCore
 from lmkit.engine.grammars import ConstrainedOutput
@@ -24,6 +23,7 @@ from lmkit.text.render import Renderer
 from lmkit.text.side import TextSide, vocabulary
 from lmkit_testing.engines import Fcfs
 from lmkit_testing.hash_model import HashExecutor, hash_kv
+from lmkit_testing.inproc import InprocClient
 from lmkit_testing.serving import END, ServedLLM, byte_tokenizer, listening, text_side
 
 LLGUIDANCE = Choice(

@@ -23,7 +23,7 @@ from typing import Any
 
 MAX_PAYLOAD = 256 << 20  # bytes
 _HEADER = struct.Struct(">QdQ")  # bytes of the payload, seconds of CPU time, bytes of memory; 0: no limit
-_OUT_OF_MEMORY = 77  # exit status
+OUT_OF_MEMORY = 77  # exit status
 _KEPT = 256 << 20  # bytes by which a process may have grown when it takes the next payload
 
 
@@ -122,7 +122,7 @@ class Killable:
             self._end()
             if process.returncode == 0:
                 raise _Retired from None
-            raise _unfinished(process.returncode, limits) from None
+            raise unfinished(process.returncode, limits) from None
 
 
 class _Retired(Unfinished):
@@ -172,11 +172,11 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
             stream.close()
 
 
-def _unfinished(status: int | None, limits: Limits) -> Unfinished:
+def unfinished(status: int | None, limits: Limits) -> Unfinished:
     """From the exit status of the process."""
     if status == -signal.SIGPROF:
         return Unfinished(f"it takes more than {limits.cpu_seconds:.3g} s of CPU time", lasting=True)
-    if status in (_OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV):
+    if status in (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV):
         return Unfinished(f"it takes more than {limits.nbytes >> 20} MiB of memory", lasting=True)
     return Unfinished(f"the process ended with status {status}", lasting=False, died=True)
 
@@ -202,10 +202,10 @@ def serve(handle: Callable[[bytes], bytes], *, quiet: bool = False) -> int:
             with limited(cpu_seconds, nbytes):
                 answer = handle(payload)
         except MemoryError:
-            return _OUT_OF_MEMORY
+            return OUT_OF_MEMORY
         del payload
         if len(answer) > MAX_PAYLOAD:
-            return _OUT_OF_MEMORY
+            return OUT_OF_MEMORY
         sink.write(_HEADER.pack(len(answer), 0, 0))
         sink.write(answer)
         sink.flush()
@@ -248,4 +248,4 @@ def _memory(field: int) -> int:
         return 0
 
 
-__all__ = ["MAX_PAYLOAD", "Killable", "Limits", "Unfinished", "limited", "serve"]
+__all__ = ["MAX_PAYLOAD", "OUT_OF_MEMORY", "Killable", "Limits", "Unfinished", "limited", "serve", "unfinished"]

@@ -522,7 +522,10 @@ def _bar(num_prompts: int, wanted: bool | None) -> Iterator[Any]:
     if not (sys.stderr.isatty() and num_prompts > 1 if wanted is None else wanted):
         yield lambda num_tokens, finished: None
         return
-    from lmkit.progress import prompt_bar
-
+    try:
+        from lmkit.progress import prompt_bar
+    except ModuleNotFoundError:  # rich, of the extra lmkit-core[progress]
+        yield lambda num_tokens, finished: None
+        return
     with prompt_bar(num_prompts) as advance:
         yield advance

@@ -56,7 +56,7 @@ def test_dict_round_trip_is_identity(config: EngineConfig) -> None:
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # busy machines are no fault
 @given(configs())
 def test_command_line_and_python_give_equal_configurations(config: EngineConfig) -> None:
-    from lmkit.cli.options import name_of
+    from lmkit_cli.options import name_of
 
     flat = flatten(to_dict(config))
     by_text, by_name = {}, {}

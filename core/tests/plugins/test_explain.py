@@ -10,7 +10,8 @@ import pytest
 from lmkit.api import UnknownName
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.codes import CODES, STAGES
-from lmkit.plugins.explain import Explanation, explain, render
+from lmkit.plugins.explain import Explanation, explain
+from lmkit_cli.explanation import render
 from lmkit_testing.world import World
 from rich.console import Console
 

@@ -7,11 +7,8 @@ import sys
 from types import ModuleType
 
 import pytest
-from lmkit.api import INTERFACES, ConfigError, PluginError, SchedulerSpec, hookimpl
-from lmkit.compat import ADAPTERS
+from lmkit.api import ConfigError, PluginError, SchedulerSpec, hookimpl
 from lmkit.plugins.host import PluginHost
-from lmkit.plugins.refs import load_target
-from lmkit.plugins.select import select
 from lmkit.plugins.switches import Pattern, Switches
 from lmkit_testing.world import World
 
@@ -159,20 +156,6 @@ def test_interface_number(world: World) -> None:
     host = world.host()
     assert state(host, "old") == ("incompatible", "interface-unsupported")
     assert state(host, "new") == ("incompatible", "interface-unsupported")
-
-
-def test_previous_interface_is_adapted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an adapter for N-1, a plugin of N-1 is usable, and its target arrives adapted."""
-    monkeypatch.setitem(INTERFACES, "scheduler", 2)  # type: ignore[arg-type]
-    monkeypatch.setitem(ADAPTERS, ("scheduler", 1), lambda target: ("adapted", target))
-    scheduler(world, "old", extra=", interface=1")
-    host = world.host()
-    from lmkit.api import SelectRequest
-
-    choice = select(host, SelectRequest(kind="scheduler"), "old")
-    adapted, original = load_target(choice)
-    assert adapted == "adapted"
-    assert original.__name__ == "lmkit_schedulers"
 
 
 def test_duplicate_names_are_ambiguous_only_themselves(world: World) -> None:

@@ -363,11 +363,6 @@ def test_ranks(whole: World) -> None:
         resolve(replace(TOY, parallel=ParallelConfig(tp=2)), whole.host())
 
 
-def test_proposer_that_is_not_installed(whole: World) -> None:
-    with pytest.raises(SelectionError, match="proposer 'ngram' cannot be used"):
-        resolve(replace(TOY, spec=SpecConfig(proposer="ngram")), whole.host())
-
-
 PARSER = """
 from lmkit.api import ToolParserSpec, hookimpl
 
@@ -530,7 +525,7 @@ def test_a_described_device_needs_no_torch(whole: World, tmp_path: Path) -> None
 
 
 MORE = """
-from lmkit.api import GrammarBackendSpec, ProposerSpec, Tier, hookimpl
+from lmkit.api import GrammarBackendSpec, Tier, hookimpl
 
 @hookimpl
 def lmkit_grammars():
@@ -538,21 +533,20 @@ def lmkit_grammars():
         yield GrammarBackendSpec(
             name=name, summary=name, target="toy_more.hooks:x", kinds=frozenset({"regex"}), tier=tier
         )
-
-@hookimpl
-def lmkit_proposers():
-    yield ProposerSpec(name="ngram", summary="Repeats", target="toy_more.hooks:x")
 """
 
 
-def test_grammars_in_order_and_a_proposer(whole: World) -> None:
+def test_grammars_in_order(whole: World) -> None:
     module = "toy_more.hooks"
-    points = {"grammar": {"fast_grammar": module, "plain_grammar": module}, "proposer": {"ngram": module}}
+    points = {"grammar": {"fast_grammar": module, "plain_grammar": module}}
     whole.add("toy-more", points, {module: MORE})
-    plan, _, _ = resolve(replace(TOY, spec=SpecConfig(proposer="ngram")), whole.host())
+    plan, _, _ = resolve(TOY, whole.host())
     assert [c.name for c in plan.choices if c.kind == "grammar"] == ["fast_grammar", "plain_grammar"]
-    assert plan.choice("proposer").name == "ngram"  # type: ignore[union-attr]
-    assert resolve(TOY, whole.host())[0].choice("proposer") is None
+
+
+def test_a_proposer_is_refused_by_name(whole: World) -> None:
+    with pytest.raises(ConfigError, match="'ngram'"):
+        resolve(replace(TOY, spec=SpecConfig(proposer="ngram")), whole.host())
 
 
 def test_a_described_device_is_not_run(whole: World) -> None:

@@ -36,7 +36,7 @@ from lmkit.api import (
     multiple_of,
     one_of,
 )
-from lmkit.hookspecs import REGISTRATION
+from lmkit.kinds import KINDS
 from lmkit.plugins.codes import CODES
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.select import Outcome, consider, parse_selection, select, wanted_for
@@ -53,8 +53,8 @@ def host_of(*specs: Spec, dists: tuple[str, ...] = ()) -> PluginHost:
     host = PluginHost(path=[], switches=Switches())
     for i, spec in enumerate(specs):
         module = ModuleType(f"made_{i}.hooks")
-        kind = next(k for k in REGISTRATION if spec.__class__.__name__.lower().startswith(k.replace("_", "")))
-        setattr(module, REGISTRATION[kind], hookimpl(lambda spec=spec: [spec], specname=REGISTRATION[kind]))
+        hook = next(kind.hook for kind in KINDS if kind.spec is type(spec))
+        setattr(module, hook, hookimpl(lambda spec=spec: [spec], specname=hook))
         host.add(module, dist=dists[i] if dists else f"dist-{i}")
     return host
 

@@ -98,16 +98,6 @@ from lmkit.api.operators import (
 )
 from lmkit.api.params import Grammar, PoolingParams, PoolingTask, SamplingParams, Thinking
 from lmkit.api.refusal import Refusal, Refused
-from lmkit.api.requests import (
-    AttentionRequest,
-    ExecutorRequest,
-    LoaderRequest,
-    ModelRequest,
-    OpRequest,
-    ParserRequest,
-    QuantizationRequest,
-    SelectRequest,
-)
 from lmkit.api.resolved import Choice, Derived, ResolvedPlan
 from lmkit.api.scheduling import (
     CompiledGrammar,
@@ -127,32 +117,18 @@ from lmkit.api.scheduling import (
 )
 from lmkit.api.specs import (
     ANY,
-    INTERFACES,
-    KIND_OF,
-    AttentionSpec,
     BenchmarkCase,
     BenchmarkSpec,
     CommandSpec,
     ConfigProposal,
     Dims,
     DoctorCheck,
-    ExecutorSpec,
-    GrammarBackendSpec,
-    KVConnectorSpec,
-    LoaderSpec,
-    ModelSpec,
-    OpSpec,
     Origin,
-    PlatformSpec,
-    ProposerSpec,
-    QuantizationSpec,
     Range,
-    ReasoningParserSpec,
     Ref,
-    SchedulerSpec,
+    SelectRequest,
     Spec,
     Tier,
-    ToolParserSpec,
     multiple_of,
     one_of,
 )
@@ -195,5 +171,17 @@ from lmkit.api.wire import (
     TokenEvent,
     TokenLogprob,
 )
+from lmkit.kinds.attention import AttentionRequest, AttentionSpec
+from lmkit.kinds.executor import ExecutorRequest, ExecutorSpec
+from lmkit.kinds.grammar import GrammarBackendSpec
+from lmkit.kinds.loader import LoaderRequest, LoaderSpec
+from lmkit.kinds.model import ModelRequest, ModelSpec
+from lmkit.kinds.op import OpRequest, OpSpec
+from lmkit.kinds.parsers import ParserRequest, ParserSpec
+from lmkit.kinds.platform import PlatformSpec
+from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec
+from lmkit.kinds.reasoning_parser import ReasoningParserSpec
+from lmkit.kinds.scheduler import SchedulerSpec
+from lmkit.kinds.tool_parser import ToolParserSpec
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -24,10 +24,10 @@ import msgspec
 import numpy as np
 
 from lmkit.api import Choice, CompiledGrammar, Grammar, GrammarBackend, GrammarError, LmkitError, Vocabulary
+from lmkit.killable import OUT_OF_MEMORY, Limits, limited, unfinished
 from lmkit.plugins import load_target
 
 HEADER = 4  # bytes of a frame's length, big-endian
-OUT_OF_MEMORY = 77  # exit status
 MAX_RUNNING = 2  # children at a time, of which one may be slow
 WALK = 32  # tokens
 
@@ -195,7 +195,7 @@ class Compiling:
         try:
             before = resident()
             result = Result(job.id)
-            with limits(self._setup.cpu_seconds, self._setup.nbytes):
+            with limited(self._setup.cpu_seconds, self._setup.nbytes):
                 for name in job.backends:
                     backend = self._backends[name]
                     try:
@@ -229,8 +229,9 @@ class Compiling:
             self._sink.write(child.data)
             self._sink.flush()
         else:
-            reason, lasting = _reason(status, self._setup)
-            write(self._sink, Result(child.job.id, unfinished=reason, lasting=lasting))
+            limits = Limits(self._setup.cpu_seconds, self._setup.nbytes, self._setup.seconds)
+            why = unfinished(status, limits)
+            write(self._sink, Result(child.job.id, unfinished=str(why), lasting=why.lasting))
 
     def _end(self, child: Child, *, kill: bool = True) -> int:
         """The child's status, negative for a signal."""
@@ -243,15 +244,6 @@ class Compiling:
 
 def _too_large(nbytes: int, limit: int) -> str:
     return f"it would keep {nbytes >> 20} MiB of memory, and {limit >> 20} MiB are possible"
-
-
-def _reason(status: int, setup: Setup) -> tuple[str, bool]:
-    """From the exit status of a child: what it says, and whether it would be so next time."""
-    if status == -signal.SIGXCPU:
-        return f"it takes more than {setup.cpu_seconds} s of CPU time", True
-    if status in (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV):
-        return f"it takes more than {setup.nbytes >> 20} MiB of memory", True
-    return f"the compiling process ended with status {status}", False
 
 
 def try_out(grammar: CompiledGrammar, size: int, ends: tuple[int, ...], mask_seconds: float, steps: int = WALK) -> None:
@@ -297,27 +289,6 @@ def give_back() -> None:
     """Hands free memory back to the system, where the C library can."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-@contextlib.contextmanager
-def limits(seconds: int, nbytes: int) -> Any:
-    """CPU time and address space from here on; the process dies of more."""
-    try:
-        import resource
-    except ImportError:  # the parent's clock is then the only limit
-        yield
-        return
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds, hard))
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/self/statm") as file:
-            size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (size + nbytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def main() -> int:

@@ -79,7 +79,7 @@ class Constraint:
         return self._forced
 
     def _forced_masks(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
-        """Of forced drafts: each mask but the last has one token, and need not be asked for."""
+        """Masks for drafts that were forced: each but the last has one token, and need not be asked for."""
         assert self._matcher is not None
         found: list[np.ndarray | None] = [bit_mask(32 * len(self._ends), [draft]) for draft in drafts]
         if self._matcher.accept(drafts) < len(drafts):

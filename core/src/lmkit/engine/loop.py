@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
-from time import monotonic, perf_counter
 from typing import Any, Protocol
 
 from lmkit.api import (
@@ -97,8 +96,6 @@ class EngineLoop:
         self._emit = emit
         self._inbox: SimpleQueue[Any] = inbox or SimpleQueue()  # of Command and Prepared
         self._reader: SimpleQueue[tuple[int, str, str]] | None = None  # adapters to read; None: nobody asked yet
-        self._ready = monotonic()
-        self._busy = 0.0
         self._running = True
 
     def post(self, command: Command) -> None:
@@ -113,10 +110,7 @@ class EngineLoop:
                 self._apply_commands(None if not core.has_work() else GATE_POLL if core.blocked else 0.0)
                 if not self._running or not core.has_work():
                     continue
-                started = perf_counter()
-                events = core.step()
-                self._busy += perf_counter() - started
-                for part in _portions(events):
+                for part in _portions(core.step()):
                     emit(Events(part))
         except Exception as error:  # crash-only: nothing is known about the state any more
             _log_crash(error)
@@ -184,7 +178,7 @@ class EngineLoop:
         return None
 
     def stats(self) -> EngineStats:
-        return EngineStats(self._core.stats(), uptime=monotonic() - self._ready, busy=self._busy)
+        return EngineStats(self._core.stats())
 
 
 def _portions(events: list[TokenEvent]) -> Iterator[list[TokenEvent]]:

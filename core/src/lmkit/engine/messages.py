@@ -59,8 +59,6 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Gauges and counters of a running engine."""
 
     sched: SchedStats
-    uptime: float = 0.0  # seconds since ready
-    busy: float = 0.0  # seconds of that spent in steps
 
 
 class Start(msgspec.Struct, tag="start"):

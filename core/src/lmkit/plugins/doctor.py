@@ -15,8 +15,8 @@ from typing import Literal
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 
-from lmkit.api import INTERFACES, DoctorCheck, PluginError
-from lmkit.hookspecs import REGISTRATION
+from lmkit.api import DoctorCheck, PluginError
+from lmkit.kinds import BY_NAME, KINDS
 from lmkit.plugins.catalog import CORE_DIST
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type
@@ -82,9 +82,6 @@ def _loaded(entry: Entry, host: PluginHost, imports: bool) -> Iterator[Finding]:
     spec = entry.spec
     if spec is None:
         return
-    if spec.interface < INTERFACES[entry.kind]:
-        text = f"written for {entry.kind} interface {spec.interface}, current is {INTERFACES[entry.kind]}"
-        yield Finding("info", "old-interface", entry.key, text, f"pip install -U {entry.dist}")
     for refusal in requirements(spec, host.installed_version):
         text = f"needs {refusal.needed}, has {refusal.offered}"
         yield Finding("info", refusal.code, entry.key, text, refusal.fix)
@@ -121,7 +118,7 @@ def _budget(entry: Entry, budgets: dict[str, tuple[list[str] | None, float]]) ->
 def _unlisted_specs(host: PluginHost) -> Iterator[Finding]:
     listed = {(e.kind, e.module, e.name) for e in host.entries()}
     for entry in host.entries():
-        for spec in host.specs_of(entry) if entry.kind in REGISTRATION else ():
+        for spec in host.specs_of(entry) if entry.kind in BY_NAME else ():
             for name in getattr(spec, "architectures", (spec.name,)):
                 if (entry.kind, entry.module, name) not in listed:
                     text = f"{entry.module} returns {name!r}, which has no entry point"
@@ -239,7 +236,7 @@ def import_budgets(modules: Sequence[str], limit: float | None = None) -> dict[s
     if not modules:
         return {}
     environment = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
-    arguments = [",".join(HEAVY), ",".join(REGISTRATION.values()), str(limit), *modules]
+    arguments = [",".join(HEAVY), ",".join(kind.hook for kind in KINDS), str(limit), *modules]
     with subprocess.Popen(
         [sys.executable, "-c", MEASURE, *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,

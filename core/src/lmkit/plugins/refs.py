@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from lmkit.api import Choice, LmkitError, PluginError, ResolvedPlan
-from lmkit.compat import adapt
 
 
 def load_ref(ref: str, owner: str = "") -> Any:
@@ -50,11 +49,11 @@ def missing_module(ref: str) -> str | None:
 
 
 def load_target(choice: Choice | str) -> Any:
-    """The implementation a choice names, adapted if it was written for the previous interface of its kind."""
+    """The implementation a choice names. Raises PluginError."""
     if isinstance(choice, str):
         return load_ref(choice)
     owner = f"{choice.kind} {choice.name!r} ({choice.dist} {choice.version})"
-    return adapt(choice.kind, choice.interface, load_ref(choice.target, owner))
+    return load_ref(choice.target, owner)
 
 
 def verify(plan: ResolvedPlan) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -73,6 +74,7 @@ log = logging.getLogger("lmkit.plugins")
 FALLBACK = "transformers"  # the model plugin that runs architectures without a family of their own
 END_TOKENS = "lmkit.text.ends:find_ends"  # it renders, which this layer cannot
 TOKENIZER_PLUGINS = "tokenizer_plugins"  # modules, for processes that must not look for any
+PARSERS = ("tool_parser", "reasoning_parser")
 MAX_STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
 
 
@@ -110,7 +112,9 @@ class Resolver:
         self._platform: PlatformSpec | None = None
         self._choices: list[Choice] = []
         self._specs: list[Spec] = []
+        self._formats = ["plain"]  # of weights
         self._used_ops: set[Wanted] = set()
+        self._parsers: ParserChooser | None = None
         self._derived: list[Derived] = []
         self._warnings: list[str] = []
 
@@ -122,16 +126,19 @@ class Resolver:
         self._step("dtype", self._settle_dtypes, needs=("model", "platform"))
         self._step("attention", self._choose_attention, needs=("dtype",))
         self._step("quantization", self._choose_quantization, needs=("dtype",))
+        self._step("op", self._choose_ops, needs=("quantization",))
         self._step("loader", self._choose_loader, needs=("checkpoint",))
         for topic, choose in (
             ("scheduler", self._choose_scheduler),
             ("executor", self._choose_executor),
             ("grammar", self._choose_grammars),
-            ("proposer", self._choose_proposer),
+            ("proposer", self._refuse_proposer),
         ):
             self._step(topic, choose)
-        self._step("parsers", self._choose_parsers, needs=("checkpoint",))
-        self._step("ends", self._find_ends, needs=("model", "platform", "parsers"))
+        self._step("template", self._find_template, needs=("checkpoint",))
+        for kind in PARSERS:
+            self._step(kind, partial(self._choose_parser, kind), needs=("template",))
+        self._step("ends", self._find_ends, needs=("model", "platform", *PARSERS))
         self._step("options", self._check_options)
         self._step("values", self._settle_values, needs=("model", "platform", "attention"))
         for choice in self._choices:
@@ -270,7 +277,6 @@ class Resolver:
         checkpoint, user = self.found_checkpoint, self.config.model.quantization
         quantization = checkpoint.config.get("quantization_config")
         method = str(quantization.get("quant_method", "")) if isinstance(quantization, Mapping) else ""
-        formats = ["plain"]
         if method and user == "none":
             raise ConfigError(f"the checkpoint's weights are stored as {method!r}", fix="--quantization auto")
         if not method and user not in ("auto", "none", *self.host.names("quantization")):
@@ -280,11 +286,14 @@ class Resolver:
             choice = self._pick(request, user, why=f"checkpoint says quant_method={method}" if method else "explicit")
             spec = self._specs[-1]
             assert isinstance(spec, QuantizationSpec)
-            formats += spec.weight_formats
+            self._formats += spec.weight_formats
             model = next(s for s in self._specs if isinstance(s, ModelSpec))
             if model.quantization is not None and choice.name not in model.quantization:
                 raise ConfigError(f"model {model.name!r} does not support quantization {choice.name!r}")
-        for fmt in formats:
+
+    def _choose_ops(self) -> None:
+        """Kernels for each format that the weights may be in."""
+        for fmt in self._formats:
             self._choose_op("linear", f"linear:{fmt}", fmt)
             if any(linear.experts for linear in self.described_model.linears):
                 self._choose_experts(fmt)
@@ -355,33 +364,35 @@ class Resolver:
             for candidate in outcome.survivors:
                 self._keep(outcome, outcome.choice(candidate), candidate)
 
-    def _choose_proposer(self) -> None:
-        if self.config.spec is not None:
-            self._pick(SelectRequest(kind="proposer", device=self.device), self.config.spec.proposer)
+    def _refuse_proposer(self) -> None:
+        if (spec := self.config.spec) is not None:
+            raise ConfigError(f"proposer {spec.proposer!r}: nothing runs proposers yet", fix="leave --proposer out")
 
-    def _choose_parsers(self) -> None:
-        """A parser that `auto` does not find is absent, and text stays text."""
+    def _find_template(self) -> None:
+        """What tells the formats of the model."""
         checkpoint = self.found_checkpoint
-        templates = self._chat_templates(checkpoint)
-        template = "\n".join(templates.values())
-        chooser = ParserChooser(self.host, templates, checkpoint.path, imports=self.imports)
-        for kind, user in (
-            ("tool_parser", self.config.tool_parser),
-            ("reasoning_parser", self.config.reasoning_parser),
-        ):
-            if user == "none" or (user == "auto" and not self.host.names(kind)):
-                continue
-            request = ParserRequest(
-                kind=kind, model=checkpoint.name, architecture=checkpoint.architecture, chat_template=template
-            )
-            if user != "auto":
-                self._pick(request, user)
-                continue
-            outcome = chooser.choose(request)
-            self.outcomes.append(outcome)
-            if outcome.chosen is not None:
-                claim = claim_of(outcome.chosen.spec, outcome.request)
-                self._keep(outcome, outcome.choice(why=f"auto: {claim.why}" if claim else ""))
+        self._parsers = ParserChooser(
+            self.host, self._chat_templates(checkpoint), checkpoint.path, imports=self.imports
+        )
+
+    def _choose_parser(self, kind: str) -> None:
+        """A parser that `auto` does not find is absent, and text stays text."""
+        checkpoint, chooser, user = self.found_checkpoint, self._parsers, getattr(self.config, kind)
+        assert chooser is not None
+        if user == "none" or (user == "auto" and not self.host.names(kind)):
+            return
+        template = "\n".join(chooser.templates.values())
+        request = ParserRequest(
+            kind=kind, model=checkpoint.name, architecture=checkpoint.architecture, chat_template=template
+        )
+        if user != "auto":
+            self._pick(request, user)
+            return
+        outcome = chooser.choose(request)
+        self.outcomes.append(outcome)
+        if outcome.chosen is not None:
+            claim = claim_of(outcome.chosen.spec, outcome.request)
+            self._keep(outcome, outcome.choice(why=f"auto: {claim.why}" if claim else ""))
 
     def _chat_templates(self, checkpoint: Checkpoint) -> dict[str, str]:
         """What tells the formats of the model: the user's template, the checkpoint's own, or one that a plugin has."""

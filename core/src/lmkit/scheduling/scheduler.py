@@ -37,7 +37,7 @@ from lmkit.api import (
 )
 from lmkit.scheduling.groups import NEVER, hit_length, make_groups
 from lmkit.scheduling.hashes import extend_hashes
-from lmkit.scheduling.invariants import check_scheduler
+from lmkit.scheduling.invariants import check_books
 from lmkit.scheduling.queue import OrderedQueue
 from lmkit.scheduling.request import Request
 from lmkit.scheduling.stops import finish_reason
@@ -522,7 +522,7 @@ class Scheduler:
 
     def check(self) -> None:
         """All invariants; AssertionError naming the broken one."""
-        check_scheduler(self)
+        check_books(self.requests, self.waiting, self.running, self.groups, self._gone, self.limits.max_rows)
 
 
 def _is_number(part: object) -> bool:

@@ -28,18 +28,19 @@ from lmkit.api import (
     ToolFormat,
 )
 from lmkit.config import EngineConfig, from_options
-from lmkit.engine.client import BaseClient, EngineClient, InprocClient, ProcessClient
+from lmkit.engine.client import BaseClient, EngineClient, ProcessClient
 from lmkit.engine.messages import Abort, AskStats, Command, EngineFacts, EngineStats, Events, Stats, Submit
 from lmkit.engine.supervisor import Supervised
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
-from lmkit.server.settings import ServerSettings
 from lmkit.text.render import Renderer
 from lmkit.text.side import TextSide
 from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_http.settings import ServerSettings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmkit_testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
+from lmkit_testing.inproc import InprocClient
 
 CALLS = ToolFormat("calls", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",))
 THINK = ReasoningFormat("think", ("<think>",), ("</think>",))
@@ -208,8 +209,8 @@ async def listening(
 ) -> AsyncIterator[str]:
     """The server on a free port of 127.0.0.1; yields its address."""
     import uvicorn
-    from lmkit.server.app import build_app
-    from lmkit.server.run import bind, transport
+    from lmkit_http.app import build_app
+    from lmkit_http.run import bind, transport
 
     settings = settings or ServerSettings(port=0)
     app = build_app(llm, settings)
