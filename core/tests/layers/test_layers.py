@@ -17,7 +17,8 @@ from lmkit.layers import Builder, RMSNorm, Rotary, TorchRowOps, activation
 from lmkit.layers.attention import Attention
 from lmkit.layers.rotary import frequencies
 from lmkit_decoders import ConfigReader, DecoderConfig
-from lmkit_decoders.describe import decoder_config, decoder_info, decoder_weights, rope_length
+from lmkit_decoders.describe import decoder_config, decoder_info, rope_length
+from lmkit_decoders.weights import decoder_weights
 
 ROWS = TorchRowOps()
 PLAIN = {"rope_type": "default", "theta": 100.0, "partial": 1.0}
