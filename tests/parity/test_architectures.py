@@ -26,7 +26,7 @@ from .classes import conformance_classes
 
 EXPECTED = Path(__file__).with_name("greedy.json")
 VOCAB = 259
-NEW = int(os.environ.get("LMKIT_GREEDY_TOKENS", "24"))
+NEW = int(os.environ.get("GREEDY_TOKENS", "24"))
 PARAMS = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
 # pinned: the reference has to give the same as what is chosen, over blocks that no other backend has
 REFERENCE: dict[str, Any] = {"attention": "torch", "op": "linear_reference,rowwise_torch", "block_size": 4}
@@ -78,7 +78,7 @@ def expected_tokens(architecture: str, directory: Path) -> list[list[int]]:
     of = fingerprint(directory)
     if known.get(architecture, {}).get("of") != of:
         known[architecture] = {"of": of, "tokens": greedy(directory, CLASSES[architecture].first_position)}
-        if os.environ.get("LMKIT_EXPECTED") == "write":
+        if os.environ.get("EXPECTED") == "write":
             lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in sorted(known.items())]
             EXPECTED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     tokens: list[list[int]] = known[architecture]["tokens"]

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from .classes import conformance_classes
 
-ROUNDS = int(os.environ.get("LMKIT_CONFIGURATIONS", "0"))  # of all families; 0: a few of some
+ROUNDS = int(os.environ.get("CONFIGURATIONS", "0"))  # of all families; 0: a few of some
 LENGTH = 29
 LARGEST = 3_000_000  # parameters
 ACTS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "relu2")

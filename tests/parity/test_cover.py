@@ -66,7 +66,7 @@ def as_file(known: Collection[Configuration], chosen: Sequence[Configuration], e
 @pytest.mark.full
 def test_the_chosen_have_whatever_any_declares(tmp_path: Path) -> None:
     found = dict(declared(tmp_path))
-    if os.environ.get("LMKIT_EXPECTED") == "write":
+    if os.environ.get("EXPECTED") == "write":
         FILE.write_text(as_file(found, covering(found), covering(in_engines(found))))
     known = json.loads(FILE.read_text())
     taken = {(name, variant) for name, row in known["configurations"].items() for variant in row if row[variant]}
