@@ -89,8 +89,9 @@ def _disk() -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    from lmkit.plugins.doctor import examine
     from lmkit.plugins.host import PluginHost
+
+    from lmkit_cli.health import examine
 
     levels: dict[str, Level] = {"error": "fail", "warning": "warn", "info": "ok"}
     host = PluginHost()

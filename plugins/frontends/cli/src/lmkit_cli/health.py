@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from packaging.requirements import InvalidRequirement, Requirement
-
 from lmkit.api import DoctorCheck, PluginError
 from lmkit.kinds import BY_NAME, KINDS
 from lmkit.plugins.catalog import CORE_DIST
@@ -22,6 +20,7 @@ from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.stages import requirements
+from packaging.requirements import InvalidRequirement, Requirement
 
 Level = Literal["info", "warning", "error"]
 HEAVY = ("torch", "numpy", "triton", "transformers", "tokenizers", "pydantic", "fastapi")  # not in a hooks module
