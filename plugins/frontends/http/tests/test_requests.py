@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import RequestError
 from lmkit.front.dialect import Served
-from lmkit_http import extensions
-from lmkit_http.chat import ask_of
+from lmkit_dialect_openai import extensions
+from lmkit_dialect_openai.chat import ask_of
+from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest
 from lmkit_http.info_schema import DetokenizeRequest, TokenizeRequest
-from lmkit_http.schema import ChatRequest, CompletionRequest
 from lmkit_http.strict import Strict, parse
 from lmkit_testing.serving import byte_tokenizer, scripted
 from pydantic import BaseModel
@@ -160,7 +160,7 @@ def test_everything_is_bounded(kind: type[BaseModel]) -> None:
 
 
 def test_extensions_are_listed_in_one_place() -> None:
-    """Fields that the OpenAI API does not have are in lmkit_http.extensions, and nothing else is."""
+    """Fields that the OpenAI API does not have are in lmkit_dialect_openai.extensions, and nothing else is."""
     openai_chat = {
         "messages", "model", "temperature", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "n", "seed",
         "stop", "stream", "stream_options", "logit_bias", "user", "max_completion_tokens", "logprobs", "top_logprobs",
