@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -173,6 +175,22 @@ def test_extensions_are_listed_in_one_place() -> None:
         "stop", "stream", "stream_options", "logit_bias", "user", "echo", "logprobs", "suffix", "best_of",
     }  # fmt: skip
     assert set(CompletionRequest.model_fields) == openai_completion | extensions.COMPLETION_REQUEST
+
+
+async def test_what_is_ignored_changes_nothing_and_is_named(connect: Any) -> None:
+    values = {"user": "u", "metadata": {"a": "b"}, "service_tier": "default", "prompt_cache_key": "k",
+              "safety_identifier": "s"}  # fmt: skip
+    assert set(values) == extensions.IGNORED
+    text = (Path(__file__).parents[4] / "docs" / "server.md").read_text()
+    paragraph = text.split("## Accepted and ignored\n")[1].split("##")[0]
+    assert all(f"`{name}`" in paragraph for name in values)
+    requests = []
+    for extra in ({}, values):
+        llm = scripted("ok")
+        assert (await connect(llm).post("/v1/chat/completions", json=HELLO | extra)).status_code == 200
+        (request,) = llm.client.requests  # type: ignore[attr-defined]
+        requests.append(msgspec.structs.replace(request, id="", arrival=0.0))
+    assert requests[0] == requests[1]
 
 
 JSON = st.recursive(
