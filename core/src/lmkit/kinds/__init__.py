@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import lmkit.api  # it re-exports from the kinds' files, and must be first at them  # noqa: F401
 from lmkit.kinds import (
     attention,
+    dialect,
     executor,
     grammar,
     loader,
@@ -41,6 +42,7 @@ KINDS: tuple[Kind, ...] = (
     executor.KIND,
     grammar.KIND,
     structured_output.KIND,
+    dialect.KIND,
 )
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
 EXTENSION = "extension"  # the group of modules that implement behaviour hooks only, and register nothing

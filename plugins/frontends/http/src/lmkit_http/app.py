@@ -11,6 +11,7 @@ from typing import Any
 from lmkit.api import EngineBusy, EngineDead, LmkitError
 from lmkit.front.ask import PoolAsk, ScoreAsk
 from lmkit.front.dialect import Dialect, Exchange
+from lmkit.front.dialects import installed_dialects
 from lmkit.front.prepare import Turn, prepare, prepare_pooling
 from lmkit.front.run import Generation, check_finish
 from starlette.applications import Starlette
@@ -27,8 +28,6 @@ from lmkit_http.errors import HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate
 from lmkit_http.limits import body_limit
 from lmkit_http.metrics import Metrics
-from lmkit_http.openai import OpenAI
-from lmkit_http.pooling import PoolingDialect
 from lmkit_http.pooling_run import PoolingRun
 from lmkit_http.settings import ServerSettings
 from lmkit_http.sse import ClientGone, EventResponse, while_connected
@@ -47,7 +46,7 @@ def build_app(
     model = next(iter(settings.served_names), llm.facts.model)
     backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
     backend.adapters.update(llm.facts.adapters)
-    dialects = [OpenAI(), PoolingDialect()] if dialects is None else dialects
+    dialects = installed_dialects() if dialects is None else dialects
     spoken = {route: dialect for dialect in dialects for route in dialect.routes}
     backend.routes = frozenset(spoken)
     app = Starlette(routes=[
