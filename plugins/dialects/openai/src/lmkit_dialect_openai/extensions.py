@@ -1,4 +1,7 @@
-"""Every field beyond the OpenAI API, and those that change nothing, in one place. Names are the ones that other servers use for the same thing."""
+"""Every field beyond the OpenAI API, and those that change nothing, in one place.
+
+Names are the ones that other servers use for the same thing.
+"""
 
 # requests of /v1/completions and /v1/chat/completions
 REQUEST = frozenset({
