@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from lmkit.api.params import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
+from lmkit.contracts.params import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
 from lmkit.front.ask import UnsupportedField
 from pydantic import Field
 
