@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import lmkit.api  # it re-exports from the kinds' files, and must be first at them  # noqa: F401
 from lmkit.kinds import (
     attention,
     dialect,

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.model import AttnNeed
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import ANY, Dims, SelectRequest, Spec
+from lmkit.contracts.model import AttnNeed
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import ANY, Dims, SelectRequest, Spec
 from lmkit.kinds.base import Kind, Refusals, listed
 
 

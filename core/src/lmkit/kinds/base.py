@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
 
 Refusals = Iterator[Refusal]
 

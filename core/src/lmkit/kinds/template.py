@@ -21,8 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Refusals, listed
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from lmkit.api import Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, SelectRequest
-from lmkit.api.errors import UnknownName
 from lmkit.config import EngineConfig
+from lmkit.contracts.errors import UnknownName
 from lmkit.kinds import BY_NAME
 from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import PluginHost

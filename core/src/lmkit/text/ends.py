@@ -24,7 +24,7 @@ from lmkit.text.tokenizer import content_of
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
-    from lmkit.config.engine import EngineConfig
+    from lmkit.contracts.config import EngineConfig
 
 log = logging.getLogger("lmkit.text")
 

@@ -41,7 +41,7 @@ from lmkit.text.tokenizer import JsonTokenizer
 
 if TYPE_CHECKING:
     from lmkit.api import Tokenizer
-    from lmkit.config.engine import EngineConfig, ModelConfig
+    from lmkit.contracts.config import EngineConfig, ModelConfig
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")

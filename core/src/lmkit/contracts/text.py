@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from lmkit.api.params import Grammar
+from lmkit.contracts.params import Grammar
 
 
 class ChatWriter(Protocol):
