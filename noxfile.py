@@ -18,8 +18,14 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
+OURS = [
+    "core",
+    "plugins/models/decoders",
+    "plugins/structured_output/masks",
+    *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench")),
+]
+KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling
-KIT = ["-e", "./core", "-e", "./plugins/frontends/bench", "-e", "./tests/kit"]
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
 TYPES = ["mypy>=1.13", "types-PyYAML"]
 SIDE_BY_SIDE = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
@@ -85,6 +91,13 @@ def lint(session: nox.Session) -> None:
     session.install("-q", "ruff==0.17.5")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("python", "tools/house.py", success_codes=[0, 1])  # to be seen; tests/rules bound the figures
+
+
+@nox.session(venv_backend="none")
+def house(session: nox.Session) -> None:
+    """Lines of the core, dependencies, circles, sizes and names, and how many commits of families touched the core."""
+    session.run("python", "tools/house.py")
 
 
 MYPY = ["mypy", "core/src/lmkit", "tests/kit/src", *(f"{path}/src" for path in PLUGINS)]
@@ -199,7 +212,7 @@ def chaos(session: nox.Session) -> None:
 def plugin(session: nox.Session, path: str) -> None:
     """One plugin with core and its declared dependencies only: proves that they are complete."""
     args = ["--no-deps"] if path in GPU_PLUGINS else []
-    session.install("-q", *KIT, "-e", "./core[serve]", "pytest-asyncio", "-c", "constraints.txt")
+    session.install("-q", *KIT, "pytest-asyncio", "-c", "constraints.txt")
     local = ["-e", "plugins/models/llama"] if path == "plugins/models/demo" else []  # it needs a dist of this tree
     session.install("-q", *args, *local, "-e", path, "-c", "constraints.txt")
     session.run("pytest", "-q", f"{path}/tests")
@@ -228,7 +241,7 @@ def peers(session: nox.Session) -> None:
 @nox.session
 def api(session: nox.Session) -> None:
     """Compare the public surface with core/api.lock.json (`nox -s api -- --write` renews it)."""
-    session.install("-q", "-e", "./core", "-c", "constraints.txt")
+    session.install("-q", "-e", "./core", "-e", "./plugins/models/decoders", "-c", "constraints.txt")
     session.run("python", "tools/api_lock.py", *session.posargs)
 
 

@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -143,6 +144,28 @@ def by_package(graph: dict[str, set[str]]) -> dict[str, set[str]]:
             targets = {other.split(".")[1] for other in others if "." in other} - {parts[1]}
             found.setdefault(parts[1], set()).update(targets)
     return {node: targets & found.keys() for node, targets in found.items()}
+
+
+def tree() -> str:
+    """The house as a list: parts of the core with the first sentence of their docstrings, plugins by kind."""
+    parts = [*(path.parent for path in CORE.glob("*/__init__.py")), *CORE.glob("[!_]*.py")]
+    rows = []
+    for part in sorted(parts, key=lambda part: (part.suffix, part.name)):
+        name = part.name if part.suffix else f"{part.name}/"
+        rows.append(f"    {name:<16} {_first_sentence(part if part.suffix else part / '__init__.py')}")
+    kinds: dict[str, list[str]] = {}
+    for pyproject in sorted(ROOT.glob("plugins/*/*/pyproject.toml")):
+        kinds.setdefault(pyproject.parts[-3], []).append(pyproject.parts[-2])
+    lists = [
+        textwrap.fill(f"  {kind + '/':<18} {'  '.join(names)}", 110, subsequent_indent=" " * 21)
+        for kind, names in kinds.items()
+    ]
+    return "\n".join(["core/                  dist lmkit-core", "  src/lmkit/", *rows, "plugins/", *lists])
+
+
+def _first_sentence(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return re.split(r"(?<=\.)\s", text.replace("\n", " "), maxsplit=1)[0].rstrip(".")
 
 
 def commits(since: str = "") -> tuple[int, int]:

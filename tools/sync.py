@@ -17,25 +17,37 @@ CATALOG = ROOT / "core" / "src" / "lmkit" / "plugins" / "catalog.json"
 
 
 def catalog(root: Path = ROOT) -> str:
-    """{kind: {name: dist}} over all plugins of the repository, as JSON text."""
+    """Plugins by kind and name with their dists, and folders of all dists of the repository, as JSON text."""
     kinds: dict[str, dict[str, str]] = {}
-    for path in sorted(root.glob("plugins/*/*/pyproject.toml")):
+    folders = {}
+    for path in sorted(
+        p for pattern in ("core", "tests/kit", "plugins/*/*") for p in root.glob(f"{pattern}/pyproject.toml")
+    ):
         project = tomllib.loads(path.read_text())["project"]
+        folders[project["name"]] = path.parent.relative_to(root).as_posix()
         for group, names in project.get("entry-points", {}).items():
-            if group.startswith("lmkit."):
+            if group.startswith("lmkit.") and path.parent.parent.parent.name == "plugins":
                 kinds.setdefault(group.removeprefix("lmkit."), {}).update(dict.fromkeys(names, project["name"]))
     ordered = {kind: dict(sorted(names.items())) for kind, names in sorted(kinds.items())}
-    return json.dumps(ordered, indent=2) + "\n"
+    return json.dumps({"kinds": ordered, "folders": folders}, indent=2) + "\n"
 
 
 def hooks_page() -> str:
     """The hooks with their signatures and examples, from their docstrings."""
-    from lmkit.hookspecs import LmkitSpecs
+    from lmkit.hookspecs import hooks
+    from lmkit.kinds import KINDS
 
-    parts = ["# Hooks\n", "Made by `tools/sync.py` from `lmkit.hookspecs`. The tests run every example.\n"]
-    for name, function in vars(LmkitSpecs).items():
-        if not name.startswith("lmkit_"):
-            continue
+    parts = [
+        "# Hooks\n",
+        "Made by `tools/sync.py` from `lmkit.kinds` and `lmkit.hookspecs`. The tests run every example.\n",
+    ]
+    parts.append("| kind | entry-point group | hook | registers | interface |\n|---|---|---|---|---|")
+    for kind in KINDS:
+        about = " ".join((inspect.getdoc(kind.spec) or "").partition("\n\n")[0].split())
+        row = (kind.name, f"`{kind.group}`", f"`{kind.hook}`", f"`{kind.spec.__name__}`; {about}", str(kind.interface))
+        parts[-1] += "\n| " + " | ".join(row) + " |"
+    parts[-1] += "\n"
+    for name, function in hooks().items():
         signature = inspect.signature(function)
         parameters = ", ".join(f"{p.name}: {p.annotation}" for p in list(signature.parameters.values())[1:])
         text, _, example = (inspect.getdoc(function) or "").partition("::\n")
@@ -102,6 +114,17 @@ def models_page(report: dict[str, dict], introduction: str) -> str:
     )
 
 
+HOUSE = ("<!-- house: made by tools/sync.py -->\n", "<!-- end of house -->")
+
+
+def architecture_page(page: str) -> str:
+    """The page with the list of what stands in the house made anew."""
+    import house
+
+    before, _, rest = page.partition(HOUSE[0])
+    return f"{before}{HOUSE[0]}```\n{house.tree()}\n```\n{HOUSE[1]}{rest.partition(HOUSE[1])[2]}"
+
+
 def outputs() -> dict[Path, str]:
     """Every generated file with its content."""
     sys.path.insert(0, str(ROOT / "core" / "src"))
@@ -114,6 +137,7 @@ def outputs() -> dict[Path, str]:
         pages / "hooks.md": hooks_page(),
         pages / "refusal-codes.md": codes_page(),
         docs / "models.md": models_page(report, introduction),
+        docs / "architecture.md": architecture_page((docs / "architecture.md").read_text()),
     }
 
 

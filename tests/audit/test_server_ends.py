@@ -7,8 +7,8 @@ import asyncio
 import httpx
 import pytest
 from lmkit.api import EngineDead
-from lmkit.server import run
-from lmkit.server.settings import ServerSettings
+from lmkit_http import run
+from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import scripted
 
 

@@ -12,8 +12,8 @@ from lmkit.config import from_options
 from lmkit.plugins.explain import explain
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
-from lmkit.server.settings import ServerSettings
 from lmkit.text.side import TextSide
+from lmkit_http.settings import ServerSettings
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
 

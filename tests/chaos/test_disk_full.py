@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from lmkit import LLM, SamplingParams
 from lmkit.api import ConfigError
-from lmkit.cli.generate import _open
 from lmkit_bench.result import make_result, write
+from lmkit_cli.generate import _open
 
 
 @contextmanager

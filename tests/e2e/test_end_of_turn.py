@@ -11,7 +11,7 @@ from typing import Any
 import lmkit_model_demo
 import pytest
 from lmkit import LLM, SamplingParams
-from lmkit.cli import run
+from lmkit_cli import run
 from lmkit_testing.serving import real
 
 DEMO = Path(lmkit_model_demo.__file__).parent / "checkpoint"

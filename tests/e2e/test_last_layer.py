@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from lmkit import LLM, SamplingParams
-from lmkit.layers import Decoder
+from lmkit_decoders import Decoder
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
 LENGTHS = (50, 3, 29, 41, 17)  # in steps of 16 tokens: chunks beside rows that decode

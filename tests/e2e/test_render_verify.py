@@ -7,7 +7,7 @@ from pathlib import Path
 
 import lmkit_model_demo
 import pytest
-from lmkit.cli import run
+from lmkit_cli import run
 
 DEMO = Path(lmkit_model_demo.__file__).parent / "checkpoint"
 MESSAGES = [{"role": "user", "content": "Say <|im_end|>"}]

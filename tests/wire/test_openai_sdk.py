@@ -7,7 +7,7 @@ import json
 
 import openai
 import pytest
-from lmkit.server.settings import ServerSettings
+from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import hashed, listening, scripted
 
 TOOLS = [

@@ -1,5 +1,5 @@
 """`python -m lmkit` is `lmkit`."""
 
-from lmkit.cli import main
+from lmkit.command import main
 
 main()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lmkit.api import EngineDead, EngineRequest, InvalidParam, SamplingParams
-from lmkit.engine.shared import Call, SharedCore
+from lmkit.engine.shared import Caller, SharedCore
 from lmkit_testing.engines import hash_config, hash_engine, no_checkpoint, no_plan
 
 SECONDS = 60  # until a test says that a thread hangs
@@ -26,7 +26,7 @@ def core() -> Any:
     engine.close()
 
 
-def collect(call: Call) -> dict[str, list[int]]:
+def collect(call: Caller) -> dict[str, list[int]]:
     """The tokens of every request of a call, until all have finished."""
     tokens: dict[str, list[int]] = {}
     while call.open:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from lmkit.api import CheckpointError, ConfigError, ModelInfo
 from lmkit.engine.adapters import Adapters, check_adapter
-from lmkit.layers import DecoderConfig
-from lmkit.layers.describe import ConfigReader, decoder_info
 from lmkit.loading.adapter import open_adapter
 from lmkit.loading.adapter_files import CONFIG, WEIGHTS
+from lmkit_decoders import DecoderConfig
+from lmkit_decoders.describe import ConfigReader, decoder_info
 from safetensors.torch import save_file
 
 CFG = DecoderConfig(

@@ -19,7 +19,7 @@ from lmkit.api import (
     UnknownKey,
     UnknownName,
 )
-from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig, SpecConfig
+from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig
 from lmkit.plugins.proposals import merge
 from lmkit.plugins.refs import load_ref, load_target, verify
 from lmkit.plugins.resolve import describe, resolve
@@ -45,6 +45,7 @@ def test_everything_is_chosen(whole: World) -> None:
         ("op", "linear:plain"): "matmul",
         ("op", "rowwise"): "rows",
         ("loader", ""): "files",
+        ("template", ""): "toy",
         ("scheduler", ""): "order",
         ("executor", ""): "one",
     }
@@ -252,19 +253,6 @@ def test_groups_of_layers_need_one_backend(whole: World) -> None:
     assert plan.choice("attention").name == "ref"  # type: ignore[union-attr]
 
 
-def test_phases(whole: World) -> None:
-    whole.attention("other")
-    plan, _, _ = resolve(replace(TOY, attention="prefill=ref,decode=ref"), whole.host())
-    assert plan.choice("attention", "text").name == "ref"  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="would share a KV cache"):
-        resolve(replace(TOY, attention="prefill=ref,decode=other"), whole.host())
-
-
-def test_unknown_component(whole: World) -> None:
-    with pytest.raises(ConfigError, match="no component 'vision'"):
-        resolve(replace(TOY, attention="vision:ref"), whole.host())
-
-
 def test_reference_on_an_accelerator_is_a_warning(world: World) -> None:
     world.basics()
     world.platform("chip", cc=(8, 0))
@@ -361,11 +349,6 @@ def test_kernels_by_name(whole: World) -> None:
 def test_ranks(whole: World) -> None:
     with pytest.raises(SelectionError, match=r"ranks \(needs at most 1, has 2\)"):
         resolve(replace(TOY, parallel=ParallelConfig(tp=2)), whole.host())
-
-
-def test_proposer_that_is_not_installed(whole: World) -> None:
-    with pytest.raises(SelectionError, match="proposer 'ngram' cannot be used"):
-        resolve(replace(TOY, spec=SpecConfig(proposer="ngram")), whole.host())
 
 
 PARSER = """
@@ -530,7 +513,7 @@ def test_a_described_device_needs_no_torch(whole: World, tmp_path: Path) -> None
 
 
 MORE = """
-from lmkit.api import GrammarBackendSpec, ProposerSpec, Tier, hookimpl
+from lmkit.api import GrammarBackendSpec, Tier, hookimpl
 
 @hookimpl
 def lmkit_grammars():
@@ -538,21 +521,15 @@ def lmkit_grammars():
         yield GrammarBackendSpec(
             name=name, summary=name, target="toy_more.hooks:x", kinds=frozenset({"regex"}), tier=tier
         )
-
-@hookimpl
-def lmkit_proposers():
-    yield ProposerSpec(name="ngram", summary="Repeats", target="toy_more.hooks:x")
 """
 
 
-def test_grammars_in_order_and_a_proposer(whole: World) -> None:
+def test_grammars_in_order(whole: World) -> None:
     module = "toy_more.hooks"
-    points = {"grammar": {"fast_grammar": module, "plain_grammar": module}, "proposer": {"ngram": module}}
+    points = {"grammar": {"fast_grammar": module, "plain_grammar": module}}
     whole.add("toy-more", points, {module: MORE})
-    plan, _, _ = resolve(replace(TOY, spec=SpecConfig(proposer="ngram")), whole.host())
+    plan, _, _ = resolve(TOY, whole.host())
     assert [c.name for c in plan.choices if c.kind == "grammar"] == ["fast_grammar", "plain_grammar"]
-    assert plan.choice("proposer").name == "ngram"  # type: ignore[union-attr]
-    assert resolve(TOY, whole.host())[0].choice("proposer") is None
 
 
 def test_a_described_device_is_not_run(whole: World) -> None:

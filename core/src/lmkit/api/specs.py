@@ -7,21 +7,17 @@ it is imported only when the implementation is chosen.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Literal
 
+from lmkit.api.device import DeviceInfo
 from lmkit.api.errors import PluginError
 
 Ref = str  # "package.module:Attr"
 REF = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")
 NAME = re.compile(r"^[a-z0-9][a-z0-9_-]*$")
-
-INTERFACES: Mapping[str, int] = {
-    "platform": 1, "attention": 1, "quantization": 1, "model": 1, "tool_parser": 1, "reasoning_parser": 1,
-    "scheduler": 1, "loader": 1, "op": 1, "executor": 1, "grammar": 1, "proposer": 1, "kv_connector": 1, "extension": 1,
-}  # fmt: skip
 
 
 class Tier(IntEnum):
@@ -120,134 +116,24 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlatformSpec(Spec):
-    """target: a Platform class; its module imports torch in the worker's methods only, for the resolver asks it for
-    `defaults` and the parent for `worker_env`.
+class SelectRequest:
+    """Base of what is asked of the resolver: choose an implementation of `kind`."""
 
-    `probe` is torch-free: () -> list[DeviceInfo] | Unavailable, no device context."""
+    kind: str
+    component: str = ""  # "text", "draft"; "" where there is only one
+    device: DeviceInfo | None = None
+    dtype: str | None = None
+    features: frozenset[str] = frozenset()  # what must be declared, by name
 
-    probe: Ref
-    device_type: str  # torch device type
-    prefers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> names, best first (measured)
-    graph_capture: bool = False
-    communicator: Ref | None = None
-    describe: Ref | None = None  # (capability | None, total_memory) -> DeviceInfo for "name:9.0:80GB"; torch-free
-    fallback: bool = False  # True: runs anywhere, chosen when no accelerator is available
+    def needed(self) -> frozenset[str]:
+        """All features that a spec must declare."""
+        return self.features
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec(Spec):
-    """target: an AttentionBackend class."""
-
-    dtypes: frozenset[str]
-    kv_dtypes: frozenset[str] = frozenset({"auto"})  # "auto" = the model's dtype
-    head_dims: Dims = ANY
-    v_head_dims: Dims | None = None  # None = equal to head_dim
-    block_sizes: Dims = ANY
-    preferred_block_size: int = 16  # used when neither user nor platform says otherwise
-    gqa_ratios: Dims = ANY
-    features: frozenset[str] = frozenset({"causal"})
-    phases: frozenset[str] = frozenset({"prefill", "decode"})
-    kv_layouts: tuple[str, ...] = ("NHD",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizationSpec(Spec):
-    """target: a QuantScheme class. `checkpoint_methods`: values of quantization_config.quant_method it claims.
-
-    `online`: it quantizes a checkpoint that is not quantized, while it is loaded, when the user names it. `parse` then
-    gets the plugin's options, and the formats store a plain weight.
-    """
-
-    checkpoint_methods: tuple[str, ...] = ()
-    weight_formats: tuple[str, ...] = ()
-    activation_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
-    group_sizes: Dims = ANY
-    moe: bool = False
-    tensors: tuple[str, ...] = ()  # suffixes it consumes
-    online: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec(Spec):
-    """target: an Architecture class (its module is torch-free; `build` imports torch)."""
-
-    architectures: tuple[str, ...]
-    features: frozenset[str] = frozenset({"causal"})  # attention features it may need, for lists
-    supports_tp: bool = True
-    supports_pp: bool = False
-    quantization: frozenset[str] | None = None  # None = any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolParserSpec(Spec):
-    """target: a ToolFormat, or a ParserFormat instance or class.
-
-    `models` are globs matched against architecture and model name.
-    """
-
-    models: tuple[str, ...] = ()
-    streaming: bool = True
-    markers: tuple[str, ...] = ()  # texts in a chat template that give the format away
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningParserSpec(Spec):
-    """target: a ReasoningFormat, or a ParserFormat instance or class."""
-
-    models: tuple[str, ...] = ()
-    streaming: bool = True
-    markers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSpec(Spec):
-    """target: an OrderPolicy class (provides="policy") or a Scheduler class (provides="scheduler")."""
-
-    provides: Literal["policy", "scheduler"] = "policy"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderSpec(Spec):
-    """target: a Loader class."""
-
-    formats: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpSpec(Spec):
-    """target: a kernel class for `op` ("linear", "moe", ...)."""
-
-    op: str
-    formats: frozenset[str] = frozenset()  # weight formats it runs; empty = any that can be dequantized
-    dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
-    bits: float | None = None  # of a packed weight, for plans, where it takes fewer than its type has
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorSpec(Spec):
-    """target: an Executor class."""
-
-    max_ranks: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrammarBackendSpec(Spec):
-    """target: a GrammarBackend class."""
-
-    kinds: frozenset[str]  # Grammar.kind values it compiles
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposerSpec(Spec):
-    """target: a Proposer class."""
-
-    needs: frozenset[str] = frozenset({"tokens"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVConnectorSpec(Spec):
-    """target: a class with `sched(config)` and `worker(config)`, the two halves."""
+    def facts(self) -> dict[str, object]:
+        """What `explain` shows of the request beside its device: what its kind added, as plain data."""
+        common = {f.name for f in fields(SelectRequest)}
+        added = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in common}
+        return {name: value for name, value in added.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,11 +184,3 @@ class ConfigProposal:
     value: object
     reason: str
     strength: Literal["prefer", "require"] = "prefer"
-
-
-KIND_OF: Mapping[type, str] = {
-    PlatformSpec: "platform", AttentionSpec: "attention", QuantizationSpec: "quantization", ModelSpec: "model",
-    ToolParserSpec: "tool_parser", ReasoningParserSpec: "reasoning_parser", SchedulerSpec: "scheduler",
-    LoaderSpec: "loader", OpSpec: "op", ExecutorSpec: "executor", GrammarBackendSpec: "grammar",
-    ProposerSpec: "proposer", KVConnectorSpec: "kv_connector",
-}  # fmt: skip

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lmkit.api import INTERFACES, UnknownKey
+from lmkit.api import UnknownKey
 from lmkit.config.schema import leaves
+from lmkit.kinds import GROUPS
 
 # Kubernetes sets these in every pod beside a service named "lmkit"; they are not meant for us.
 FOREIGN = re.compile(r"^LMKIT_(SERVICE_(HOST|PORT)|PORT$|PORT_\d+_(TCP|UDP))")
@@ -57,7 +58,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         elif name in by_env:
             key = by_env[name].key
             values[key], names[key] = by_env[name].parse(text, f"environment variable {name}"), name
-        elif (parts := name.removeprefix("LMKIT_").lower().split("__"))[0] in INTERFACES and len(parts) == 3:
+        elif (parts := name.removeprefix("LMKIT_").lower().split("__"))[0] in GROUPS and len(parts) == 3:
             key = "plugins." + ".".join(parts)  # LMKIT_ATTENTION__FLASHINFER__WORKSPACE_MB
             values[key], names[key] = parse_scalar(text), name
         else:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmkit.api import INTERFACES, ConfigError, UnknownKey
+from lmkit.api import ConfigError, UnknownKey
 from lmkit.config.codec import from_flat, to_dict
 from lmkit.config.engine import EngineConfig
 from lmkit.config.environment import Environment, parse_scalar, read_environment
 from lmkit.config.files import FileConfig, read_file
 from lmkit.config.schema import leaves
+from lmkit.kinds import GROUPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +116,10 @@ def parse_dotted(args: Sequence[tuple[str, str]]) -> tuple[dict[str, object], di
 def plugin_key(name: str) -> str:
     """The dotted key of option KIND.NAME.OPTION: "plugins.KIND.NAME.OPTION". Raises UnknownKey."""
     parts = name.split(".")
-    if len(parts) == 3 and parts[0] in INTERFACES and all(parts):
+    if len(parts) == 3 and parts[0] in GROUPS and all(parts):
         return "plugins." + name
     if len(parts) == 3:
-        raise UnknownKey(parts[0], INTERFACES, f"plugin option --{name}")
+        raise UnknownKey(parts[0], GROUPS, f"plugin option --{name}")
     if len(parts) == 2:
         raise UnknownKey(name, leaves(), "the command line")
     raise ConfigError(f"--{name} is not an option", fix="plugin options are written --KIND.NAME.OPTION VALUE")

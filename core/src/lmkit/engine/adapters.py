@@ -123,7 +123,7 @@ def check_adapter(name: str, path: str | None = None) -> None:
 
 
 def _home(path: str) -> Path:
-    """Of whoever runs the engine. Raises ConfigError."""
+    """The path that whoever runs the engine has named, which may begin with ~. Raises ConfigError."""
     try:
         return Path(path).expanduser()
     except RuntimeError as e:

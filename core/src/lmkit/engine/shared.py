@@ -1,8 +1,8 @@
 """SharedCore: one EngineCore for the threads of a process. Whoever waits for events steps it, for everybody.
 
-    with shared.open() as call:
-        call.add(request)
-        for id, event in call.wait(): ...
+    with shared.open() as caller:
+        caller.add(request)
+        for id, event in caller.wait(): ...
 
 No thread of its own is needed, and none holds the engine while it does something else: requests of several threads run
 in the same steps, and a stream that nobody reads on stops nobody.
@@ -27,8 +27,8 @@ _BLOCKED = 0.001  # seconds between looks at requests that wait for something be
 Item = tuple[str, TokenEvent | Exception]  # id of a request, and an event of it or why it was not taken
 
 
-class Call:
-    """The requests of one caller. Made by SharedCore.open."""
+class Caller:
+    """One who asks, with the requests that have not finished. Made by SharedCore.open."""
 
     def __init__(self, shared: SharedCore) -> None:
         self._shared = shared
@@ -73,19 +73,19 @@ class SharedCore:
         self._stepping = False  # a thread is inside the engine
         self._closed = False
         self._posted: deque[Callable[[], None]] = deque()  # done before the next step, by whoever makes it
-        self._waiting: deque[tuple[EngineRequest, Call]] = deque()
-        self._calls: dict[str, Call] = {}  # of requests inside the engine
+        self._waiting: deque[tuple[EngineRequest, Caller]] = deque()
+        self._callers: dict[str, Caller] = {}  # of requests inside the engine
 
     @contextmanager
-    def open(self) -> Iterator[Call]:
+    def open(self) -> Iterator[Caller]:
         """Whatever is unfinished at the end is aborted."""
         self.require_open()
-        call = Call(self)
+        caller = Caller(self)
         try:
-            yield call
+            yield caller
         finally:
-            for id in list(call.open):
-                call.abort(id)
+            for id in list(caller.open):
+                caller.abort(id)
             if not self._closed:
                 self._try_posted()
 
@@ -93,13 +93,13 @@ class SharedCore:
         """`work` is done inside the engine, before the next step."""
         self._posted.append(work)
 
-    def take(self, request: EngineRequest, call: Call) -> None:
+    def take(self, request: EngineRequest, caller: Caller) -> None:
         """Inside the engine: the request waits for its turn."""
-        self._waiting.append((request, call))
+        self._waiting.append((request, caller))
 
     def drop(self, id: str) -> None:
         """Inside the engine: the request is forgotten, wherever it is."""
-        if self._calls.pop(id, None) is not None:
+        if self._callers.pop(id, None) is not None:
             self._core.abort([id])
         else:
             self._waiting = deque(pair for pair in self._waiting if pair[0].id != id)
@@ -117,7 +117,7 @@ class SharedCore:
             try:
                 items = self._step()
             except Exception as error:
-                items = [(id, error) for id in self._calls]
+                items = [(id, error) for id in self._callers]
                 if not items:
                     raise
             finally:
@@ -165,11 +165,11 @@ class SharedCore:
         """Hands out what a step brought before another begins, so that events stay in order."""
         with self._changed:
             for id, what in items:
-                if (call := self._calls.get(id)) is None:
+                if (caller := self._callers.get(id)) is None:
                     continue
-                call.deliver(id, what)
+                caller.deliver(id, what)
                 if isinstance(what, Exception) or what.finish is not None:
-                    del self._calls[id]
+                    del self._callers[id]
             self._stepping = False
             self._changed.notify_all()
 
@@ -177,9 +177,9 @@ class SharedCore:
         while self._posted:
             self._posted.popleft()()
         refused: list[Item] = []
-        while self._waiting and len(self._calls) < self._room:
-            request, call = self._waiting.popleft()
-            self._calls[request.id] = call
+        while self._waiting and len(self._callers) < self._room:
+            request, caller = self._waiting.popleft()
+            self._callers[request.id] = caller
             try:
                 self._core.add(request)
             except Exception as error:

@@ -142,7 +142,7 @@ class Supervised:
 
     @property
     def facts(self) -> EngineFacts:
-        """Of the first engine: its successors are built from the same plan."""
+        """Those of the first engine: its successors are built from the same plan."""
         return self._first_facts or self._client.facts
 
     @property

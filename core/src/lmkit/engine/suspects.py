@@ -42,7 +42,7 @@ class Quarantined(RequestError):
 
 
 def content_hash(request: EngineRequest) -> str:
-    """Of all that may matter to the engine: not of names, times, priorities and seeds."""
+    """Hashes all that may matter to the engine: not names, times, priorities and seeds."""
     params = replace(request.params, seed=None)
     asked = [request.token_ids, params, request.adapter, request.pooling, request.media]
     return sha256(_encode(asked)).hexdigest()[:16]

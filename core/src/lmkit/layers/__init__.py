@@ -1,7 +1,7 @@
-"""Building blocks that model plugins compose. Public for plugins.
+"""Modules that the core makes for models: linears, experts, norms, rotary positions, attention, embeddings. Public.
 
-`lmkit.layers.describe` is torch-free (for an architecture's module); the blocks import torch. Names are imported on
-first use, so that importing this package costs nothing.
+A model plugin gets them from its BuildContext. Names are imported on first use, so that importing this package costs
+nothing; the modules import torch. What decoders are composed of is a library of its own, `lmkit_decoders`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,7 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "ConfigReader": "reader",
-    "rope_length": "reader",
-    "DecoderConfig": "describe",
-    "decoder_config": "describe",
-    "decoder_info": "describe",
-    "decoder_weights": "describe",
     "class_pooler": "poolers",
-    "tensor_names": "describe",
-    "usual_config": "describe",
-    "DecoderArchitecture": "family",
-    "EXPERTS": "family",
-    "corrected_moe": "family",
-    "split_per_group": "family",
-    "split_per_head": "family",
-    "stacked": "family",
-    "transposed": "family",
     "Builder": "build",
     "PLAIN": "linear",
     "Linear": "linear",
@@ -39,39 +24,10 @@ _HOME = {
     "Rotary": "rotary",
     "TorchRowOps": "rowwise",
     "activation": "activations",
-    "Decoder": "decoder",
-    "DecoderLayer": "decoder",
-    "GatedMLP": "mlp",
-    "MLP": "mlp",
-    "MoE": "moe",
-    "Router": "moe",
-    "LinearExperts": "moe",
-    "MoEConfig": "describe",
-    "LatentConfig": "describe",
-    "LatentAttention": "mla",
-    "latent_config": "family",
-    "LATENT": "family",
-    "MixerConfig": "describe",
-    "delta_mixer": "family",
-    "DELTA": "family",
-    "GatedDeltaNet": "delta",
-    "Conv1d": "delta",
-    "mamba_mixer": "mixers",
-    "mamba2_mixer": "mixers",
-    "hybrid_mamba2": "mixers",
-    "time_step_limits": "mixers",
-    "mamba_names": "mixers",
-    "negative_exp": "mixers",
-    "MAMBA": "mixers",
-    "Mamba": "mamba",
-    "Mamba2": "mamba",
-    "selective_scan": "selective",
-    "ssd": "selective",
-    "causal_conv1d": "linear_attention",
-    "gated_delta_rule": "linear_attention",
-    "lightning_attention": "linear_attention",
-    "rg_lru": "linear_attention",
-    "SelfAttention": "decoder",
+    "Router": "experts",
+    "LinearExperts": "experts",
+    "Experts": "experts",
+    "Mixture": "experts",
 }
 
 __all__ = sorted(_HOME)

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from lmkit.api import EngineError, Model
 from lmkit.layers.embedding import Embedding
+from lmkit.layers.experts import Experts, LinearExperts, Mixture, PackedExperts, Router
 from lmkit.layers.linear import Linear
-from lmkit.layers.moe import Experts, LinearExperts, MoE, PackedExperts, Router
 
 HEAD = "lm_head"  # runs on the rows that are sampled, after the other modules
 
@@ -102,7 +102,7 @@ class AdapterBank:
                     for whole, part in zip(out, routed(module, x, adapter.deltas.get(name, ())), strict=True):
                         whole[tokens] = part
                     continue
-                if isinstance(module, MoE):
+                if isinstance(module, Mixture):
                     out[tokens] += self._regated(module, x, adapter, adapter.deltas.get(name, ()))
                     continue
                 if isinstance(module, Experts):
@@ -124,7 +124,7 @@ class AdapterBank:
 
         return add
 
-    def _regated(self, module: MoE, x: Tensor, adapter: Adapter, deltas: Sequence[Delta]) -> Tensor | float:
+    def _regated(self, module: Mixture, x: Tensor, adapter: Adapter, deltas: Sequence[Delta]) -> Tensor | float:
         """What more, or less, the shared expert says of `x` with `deltas` added to its gate."""
         if not deltas or module.shared is None or module.shared_gate is None:
             return 0.0
@@ -206,7 +206,7 @@ def _changeable(model: nn.Module) -> dict[str, nn.Module]:
     for path, module in model.named_modules():
         if isinstance(module, Embedding | Router):
             found[path] = module
-        elif isinstance(module, MoE) and module.shared_gate is not None:
+        elif isinstance(module, Mixture) and module.shared_gate is not None:
             found[f"{path}.shared_gate"] = module
         elif isinstance(module, Experts):
             found |= {module.up.spec.name: module, module.down.spec.name: module}

@@ -24,8 +24,8 @@ from lmkit.api import (
 )
 from lmkit.layers.attention import Attention
 from lmkit.layers.embedding import Embedding
+from lmkit.layers.experts import Experts, LinearExperts, one_expert
 from lmkit.layers.linear import PLAIN, Linear
-from lmkit.layers.moe import Experts, LinearExperts, one_expert
 from lmkit.layers.norm import Norm, make_norm
 from lmkit.layers.rotary import Rotary
 from lmkit.layers.rowwise import TorchRowOps

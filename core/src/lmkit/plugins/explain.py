@@ -1,31 +1,21 @@
-"""Why something was chosen: the resolver's story as data, and as text for a terminal."""
+"""Why something was chosen: the resolver's story as data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
-from rich.table import Table
 
-from lmkit.api import AttentionRequest, Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, SelectRequest
+from lmkit.api import Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, SelectRequest
 from lmkit.api.errors import UnknownName
 from lmkit.config import EngineConfig
-from lmkit.hookspecs import REGISTRATION
-from lmkit.plugins.catalog import catalog
+from lmkit.kinds import BY_NAME
+from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
 from lmkit.plugins.select import Candidate, Outcome
 
-TOPICS = tuple(REGISTRATION)
-STEP_OF = {
-    "op": "quantization",
-    "tool_parser": "parsers",
-    "reasoning_parser": "parsers",
-}  # kind -> step of the resolver
+TOPICS = tuple(BY_NAME)
 
 
 class CandidateReport(msgspec.Struct, frozen=True):
@@ -79,11 +69,15 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
     topics = []
     for kind in TOPICS if topic is None else (topic,):
         reports = [_topic(o, host) for o in resolver.outcomes if o.request.kind == kind]
-        step = STEP_OF.get(kind, kind)
-        error, root = resolver.errors.get(step), resolver.roots.get(step, "")
+        error, root = resolver.errors.get(kind), resolver.roots.get(kind, "")
         if not reports and (error is not None or topic is not None):
             reports = [_undecided(kind, host, error, root)]
+        elif error is not None:
+            reports = _refused(reports, error)
         topics += reports
+    if topic is None:  # steps that choose no plugin, and that nothing which follows has told of
+        told = set(resolver.roots.values()) | set(resolver.roots) | set(TOPICS)
+        topics += [TopicReport(kind=s, error=e.info()) for s, e in resolver.errors.items() if s not in told]
     if why is not None:
         known = {name for r in topics for c in r.candidates for name in (c.name, f"{c.dist}/{c.name}")}
         known |= {name for r in topics for name in r.not_installed}
@@ -105,6 +99,19 @@ def _topic(outcome: Outcome, host: PluginHost) -> TopicReport:
         candidates=tuple(_candidate(c, outcome) for c in outcome.candidates),
         not_installed=_not_installed(outcome.request.kind, host),
     )
+
+
+def _refused(reports: list[TopicReport], error: LmkitError) -> list[TopicReport]:
+    """Nothing is selected of a kind whose step failed after the selection: the last report says why."""
+    shown = []
+    for report in reports:
+        rows = tuple(
+            msgspec.structs.replace(c, verdict="usable") if c.verdict == "selected" else c for c in report.candidates
+        )
+        shown.append(msgspec.structs.replace(report, candidates=rows))
+    if shown[-1] != reports[-1]:  # else its candidates say it
+        shown[-1] = msgspec.structs.replace(shown[-1], error=error.info())
+    return shown
 
 
 def _undecided(kind: str, host: PluginHost, error: LmkitError | None, root: str) -> TopicReport:
@@ -132,7 +139,7 @@ def _candidate(c: Candidate, outcome: Outcome) -> CandidateReport:
 
 def _not_installed(kind: str, host: PluginHost) -> dict[str, str]:
     known = {e.name for e in host.entries(kind)}
-    return {name: f"pip install {dist}" for name, dist in catalog().get(kind, {}).items() if name not in known}
+    return {name: install(dist) for name, dist in catalog().get(kind, {}).items() if name not in known}
 
 
 def _narrow(report: TopicReport, why: str) -> TopicReport:
@@ -145,19 +152,7 @@ def _narrow(report: TopicReport, why: str) -> TopicReport:
 def _request(request: SelectRequest) -> dict[str, Any]:
     """The fields of a request that say something, as plain data."""
     device = request.device
-    shown: dict[str, Any] = {}
-    if isinstance(request, AttentionRequest):
-        need = request.need
-        shown |= {
-            "head_dim": need.head_dim,
-            "q/kv heads": f"{need.num_q_heads}/{need.num_kv_heads}",
-            "dtype": request.dtype or need.dtype,
-            "kv_dtype": need.kv_dtype,
-            "features": sorted(need.features | request.features),
-        }
-    for name in ("architecture", "method", "op", "format", "num_ranks"):
-        if hasattr(request, name):
-            shown[name] = getattr(request, name)
+    shown: dict[str, Any] = request.facts()
     if device is not None:
         shown["device"] = device_text(device)
     return shown
@@ -168,61 +163,3 @@ def device_text(device: DeviceInfo) -> str:
     capability = f" cc {device.capability[0]}.{device.capability[1]}" if device.capability else ""
     name = f" ({device.name})" if device.name else ""
     return f"{device.platform}{capability}{name}{', described' if device.described else ''}"
-
-
-# ------------------------------------------------------------------------------------------------------ rendering
-
-STYLE = {"selected": "bold green", "usable": "cyan", "refused": "red"}
-
-
-def render(explanation: Explanation, console: Console) -> None:
-    """Print an explanation: per selection the request, then each candidate with its verdict and reasons."""
-    for report in explanation.topics:
-        _render_topic(report, console)
-    if explanation.derived:
-        console.print("[bold]values[/]")
-        table = Table.grid(padding=(0, 2))
-        for d in explanation.derived:
-            table.add_row(d.key, escape(str(d.value)), f"[dim]<- {escape(d.source)}[/]")
-        console.print(Padding(table, (0, 0, 1, 2)))
-    for warning in explanation.warnings:
-        console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
-
-
-def _render_topic(report: TopicReport, console: Console) -> None:
-    facts = "  ".join(f"{key}={_value(value)}" for key, value in report.request.items())
-    title = f"{report.kind} {report.component}".strip()
-    wanted = f"  asked for: {', '.join(report.wanted)}" if report.wanted and report.kind != "model" else ""
-    console.print(f"[bold]{escape(title)}[/]  [dim]{escape(facts + wanted)}[/]", soft_wrap=True)
-    rows = list(report.candidates)
-    if rows or report.not_installed:
-        _render_rows(report, rows, console)
-    if report.error is not None:
-        prefix = f"not decided, because of {report.after}: " if report.after else ""
-        console.print(f"  [red]{escape(prefix + report.error.message)}[/]", soft_wrap=True)
-        if report.error.fix:
-            console.print(f"    -> {escape(report.error.fix)}", soft_wrap=True)
-    if not rows and not report.not_installed and report.error is None:
-        console.print("  none installed")
-    console.print()
-
-
-def _render_rows(report: TopicReport, rows: Iterable[CandidateReport], console: Console) -> None:
-    names = [c.name for c in rows] + list(report.not_installed)
-    width = max(map(len, names)) + 2
-    for c in rows:
-        tier = f" ({c.tier})" if c.verdict != "refused" and c.tier else ""
-        source = f"{c.version} ({c.dist})" if c.dist else ""
-        console.print(
-            f"  [bold]{escape(c.name):<{width}}[/]{source:<42} [{STYLE[c.verdict]}]{c.verdict.upper()}{tier}[/]",
-            soft_wrap=True,
-        )
-        for r in c.reasons:
-            fix = f"  -> {r.fix}" if r.fix else ""
-            console.print(f"      {escape(f'{r.code:<20} needs {r.needed}, has {r.offered}{fix}')}", soft_wrap=True)
-    for name, command in report.not_installed.items():
-        console.print(f"  {escape(name):<{width}}{'not installed':<42} [dim]{escape(command)}[/]", soft_wrap=True)
-
-
-def _value(value: object) -> str:
-    return "{" + ",".join(map(str, value)) + "}" if isinstance(value, list) else str(value)

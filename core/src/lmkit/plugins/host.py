@@ -31,10 +31,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import lmkit
-from lmkit.api import INTERFACES, KIND_OF, ConfigError, LmkitError, Origin, PluginError, Refusal, Spec, nearest
-from lmkit.compat import supported
+from lmkit.api import ConfigError, LmkitError, Origin, PluginError, Refusal, Spec, nearest
 from lmkit.config import read_environment
-from lmkit.hookspecs import KINDS, REGISTRATION, LmkitSpecs
+from lmkit.hookspecs import LmkitSpecs, hooks
+from lmkit.kinds import BY_NAME, EXTENSION, GROUPS
 from lmkit.plugins.catalog import CORE_DIST, install_command, official_dists
 from lmkit.plugins.switches import Switches
 
@@ -42,7 +42,6 @@ log = logging.getLogger("lmkit.plugins")
 SLOW_SECONDS = 5.0  # after which a plugin that is being imported or asked is named
 
 State = Literal["ok", "disabled", "incompatible", "broken", "ambiguous", "shadowed"]
-SPEC_TYPE: Mapping[str, type[Spec]] = {kind: cls for cls, kind in KIND_OF.items()}
 PREFIX = "lmkit."
 
 
@@ -103,7 +102,7 @@ class PluginHost(pluggy.PluginManager):
         """Read entry points of all installed dists, once; apply the switches. Imports no plugin."""
         if self._entries is not None:
             return self._entries
-        entries = sorted(self._read(), key=lambda e: (KINDS.index(e.kind), e.name, e.dist))
+        entries = sorted(self._read(), key=lambda e: (GROUPS.index(e.kind), e.name, e.dist))
         self._apply_switches(entries)
         for entry in entries:
             if entry.state == "ok" and (refusal := _core_refusal(entry)):
@@ -129,7 +128,7 @@ class PluginHost(pluggy.PluginManager):
         added = []
         self._modules[module.__name__] = module
         self._register(module)
-        for kind in REGISTRATION:
+        for kind in BY_NAME:
             specs = self._call_registration(module, kind)
             for spec in specs or ():
                 for name in getattr(spec, "architectures", (spec.name,)):
@@ -137,7 +136,7 @@ class PluginHost(pluggy.PluginManager):
                     added.append(entry)
         if not added:
             name = module.__name__.rsplit(".", 1)[-1]
-            added.append(Entry("extension", name, module.__name__, dist, version, "", None))
+            added.append(Entry(EXTENSION, name, module.__name__, dist, version, "", None))
             self.activate(module.__name__)
         entries.extend(added)
         for entry in added:
@@ -186,12 +185,6 @@ class PluginHost(pluggy.PluginManager):
             yield from metadata.distributions(name=name, path=self._path)
         yield from metadata.distributions(name=name)
 
-    def resolve_ref(self, ref: str) -> Any:
-        """Import "package.module:Attr"; raises a named, chained PluginError."""
-        from lmkit.plugins.refs import load_ref
-
-        return load_ref(ref)
-
     # ----------------------------------------------------------------------------------------------- loading
 
     def open(self, entry: Entry) -> Refusal | None:
@@ -215,11 +208,11 @@ class PluginHost(pluggy.PluginManager):
             module = self._modules.get(entry.module) or import_module(entry.module)
         self._register(module)
         entry.warnings.extend(self._pending(module))
-        if entry.kind == "extension":
+        if entry.kind == EXTENSION:
             return
         specs = self._call_registration(module, entry.kind)
         if specs is None:
-            raise PluginError(f"{entry.module} does not implement {REGISTRATION[entry.kind]}")
+            raise PluginError(f"{entry.module} does not implement {BY_NAME[entry.kind].hook}")
         for spec in specs:
             if entry.name in getattr(spec, "architectures", (spec.name,)):
                 break
@@ -227,10 +220,9 @@ class PluginHost(pluggy.PluginManager):
             names = ", ".join(n for s in specs for n in getattr(s, "architectures", (s.name,))) or "nothing"
             raise PluginError(f"the entry point is named {entry.name!r}, but {entry.module} returns {names}")
         entry.spec = replace(spec, origin=Origin(entry.dist, entry.version, entry.module))
-        if spec.interface not in supported(entry.kind):
-            known = " or ".join(map(str, supported(entry.kind)))
-            fix = "upgrade the plugin" if spec.interface < INTERFACES[entry.kind] else f"upgrade {CORE_DIST}"
-            refusal = Refusal("interface-unsupported", f"{entry.kind} interface {known}", str(spec.interface), fix)
+        if spec.interface != (current := BY_NAME[entry.kind].interface):
+            fix = "upgrade the plugin" if spec.interface < current else f"upgrade {CORE_DIST}"
+            refusal = Refusal("interface-unsupported", f"{entry.kind} interface {current}", str(spec.interface), fix)
             self._set(entry, "incompatible", 3, refusal)
 
     def _register(self, module: ModuleType) -> None:
@@ -248,15 +240,13 @@ class PluginHost(pluggy.PluginManager):
         """What the registration hook of `module` returns, checked; None when it does not implement the hook."""
         key = (module.__name__, kind)
         if key not in self._specs:
-            hook = REGISTRATION[kind]
+            hook, spec_type = BY_NAME[kind].hook, BY_NAME[kind].spec
             if not any(impl.plugin is module for impl in getattr(self.hook, hook).get_hookimpls()):
                 return None
             specs = [spec for result in self._call_alone(hook, module, {}) for spec in result]
             for spec in specs:
-                if type(spec) is not SPEC_TYPE[kind]:
-                    raise PluginError(
-                        f"{hook} of {module.__name__} returned {spec!r}, not a {SPEC_TYPE[kind].__name__}"
-                    )
+                if type(spec) is not spec_type:
+                    raise PluginError(f"{hook} of {module.__name__} returned {spec!r}, not a {spec_type.__name__}")
             self._specs[key] = specs
         return self._specs[key]
 
@@ -275,7 +265,7 @@ class PluginHost(pluggy.PluginManager):
         """Import the extensions (the only eager kind), at the first behaviour hook that is called."""
         if not self._extensions_loaded:
             self._extensions_loaded = True
-            for entry in reversed(self.entries("extension")):  # pluggy calls the last one first: now in order of names
+            for entry in reversed(self.entries(EXTENSION)):  # pluggy calls the last one first: now in order of names
                 if entry.state != "ok":
                     continue
                 if refusal := self.open(entry):
@@ -286,27 +276,6 @@ class PluginHost(pluggy.PluginManager):
     def activate(self, module: str) -> None:
         """Let the behaviour hooks of a module take part: extensions, and the modules of what was selected."""
         self._active.add(module)
-
-    @classmethod
-    def of(cls, modules: Iterable[str]) -> PluginHost:
-        """For a process that is told what was found elsewhere: just these modules, and no look at what is installed.
-
-        Raises PluginError.
-        """
-        host = cls(path=(), switches=Switches())
-        host._entries, host._extensions_loaded = [], True
-        for name in modules:
-            try:
-                host._register(import_module(name))
-            except Exception as e:
-                raise PluginError(f"{name} cannot be imported: {type(e).__name__}: {e}") from e
-            host.activate(name)
-        return host
-
-    def implementers(self, hook: str) -> list[str]:
-        """Names of the active modules that implement a behaviour hook, in call order; `of` takes them."""
-        self.load_extensions()
-        return [module.__name__ for module in self._implementers(hook) if module.__name__ != "lmkit.builtin"]
 
     def first(self, hook: str, **kwargs: Any) -> Any:
         """The first result of a `firstresult` behaviour hook that is not None.
@@ -398,7 +367,7 @@ class PluginHost(pluggy.PluginManager):
         unknown = [h.name for h in self.get_hookcallers(module) or () if not h.has_spec()]
         return [
             f"implements {name}, unknown to {CORE_DIST} {lmkit.__version__} (newer plugin? typo?)"
-            + (f"; did you mean {like}?" if (like := nearest(name, _hook_names())) else "")
+            + (f"; did you mean {like}?" if (like := nearest(name, hooks())) else "")
             for name in unknown
         ]
 
@@ -437,7 +406,7 @@ class PluginHost(pluggy.PluginManager):
         location, core_range = str(dist.locate_file("")), _core_range(about.get_all("Requires-Dist"))
         for point in points:
             kind = point.group.removeprefix(PREFIX)
-            if kind not in KINDS:
+            if kind not in GROUPS:
                 self.warnings.append(f"{name}: unknown entry-point group {point.group} (newer plugin? typo?)")
                 continue
             yield Entry(kind, point.name, point.value, name, version, location, core_range)
@@ -473,10 +442,6 @@ class PluginHost(pluggy.PluginManager):
         return Refusal("not-installed", f"{dist}/{name}" if dist else name, offered, fix)
 
 
-def _hook_names() -> Iterable[str]:
-    return [name for name in vars(LmkitSpecs) if name.startswith("lmkit_")]
-
-
 def _core_range(requires: Iterable[str] | None) -> str | None:
     """The specifier of a dist's requirement on the core, or None when it states none."""
     for text in requires or ():
@@ -501,7 +466,7 @@ def _core_refusal(entry: Entry) -> Refusal | None:
         return None
     lower = {">=", ">", "~=", "=="}
     too_old = any(s.operator in lower and core < Version(s.version.removesuffix(".*")) for s in failed)
-    fix = f"pip install -U {CORE_DIST}" if too_old else f"pip install -U {entry.dist}"
+    fix = f"upgrade {CORE_DIST if too_old else entry.dist}"
     return Refusal(
         "core-too-old" if too_old else "core-too-new", f"{CORE_DIST}{entry.core_range}", lmkit.__version__, fix
     )

@@ -21,7 +21,7 @@ class ParserChooser:
 
     def __init__(self, host: PluginHost, templates: Mapping[str, str], path: Path, *, imports: bool = False) -> None:
         self._host, self._imports = host, imports
-        self._templates, self._path = templates, path
+        self.templates, self._path = templates, path
         self._readback: Any = None
 
     def choose(self, request: ParserRequest) -> Outcome:
@@ -33,10 +33,10 @@ class ParserChooser:
         return consider(self._host, replace(request, readers=readers), imports=self._imports)
 
     def _readers(self, kind: str, outcome: Outcome) -> tuple[str, ...] | None:
-        if not self._templates:
+        if not self.templates:
             return None
         if self._readback is None:
-            self._readback = load_ref(_READBACK)(self._templates, special_tokens(self._path))
+            self._readback = load_ref(_READBACK)(self.templates, special_tokens(self._path))
         refused = {c.name for c in outcome.candidates if any(r.code != "model" for r in c.reasons)}
         names = [name for name in self._host.names(kind) if name not in refused]
         found = self._readback.readers(kind, outcome.chosen and outcome.chosen.name, names, self._load(kind))

@@ -11,7 +11,7 @@ import msgspec
 from lmkit.api import Checkpoint, Choice, ConfigError, DenseInfo, ModelInfo, PoolerInfo, PoolingTask, UnsupportedModel
 
 CAUSAL = "ForCausalLM"
-CONVERTED = "lmkit.layers.convert:ConvertedArchitecture"
+CONVERTED = "lmkit.loading.convert:ConvertedArchitecture"
 # Endings of architecture names that mean "a decoder with another head", and what that head is for.
 HEADS: Mapping[str, PoolingTask] = {
     "ForSequenceClassification": "classify",

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from lmkit.api import BenchmarkCase, ConfigError
-from lmkit.cli import run
 from lmkit_bench.compare import compare, differences
 from lmkit_bench.kernels import run_cases
 from lmkit_bench.limits import Limits
 from lmkit_bench.plot import plot
 from lmkit_bench.result import Metric, Result, make_result, read, write
+from lmkit_cli import run
 
 LOW = [1.0, 1.1, 0.9, 1.0, 1.05]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from lmkit.api import UnsupportedModel
-from lmkit.layers import ConfigReader
+from lmkit_decoders import ConfigReader
 from lmkit_model_mamba.arch import bamba
 from lmkit_testing import ModelConformance, heads
 

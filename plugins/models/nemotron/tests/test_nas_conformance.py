@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lmkit.api import LoadedModel, UnsupportedModel
-from lmkit.layers import ConfigReader
+from lmkit_decoders import ConfigReader
 from lmkit_model_nemotron.nas import nemotron_nas
 from lmkit_testing import ModelConformance
 from lmkit_testing.checkpoints import rename, tiny_checkpoint

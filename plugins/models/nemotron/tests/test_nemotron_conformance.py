@@ -2,7 +2,7 @@
 
 import pytest
 from lmkit.api import UnsupportedModel
-from lmkit.layers import ConfigReader
+from lmkit_decoders import ConfigReader
 from lmkit_model_nemotron.hybrid import layer_kinds
 from lmkit_testing import ModelConformance, heads
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from lmkit.api import UnsupportedModel
-from lmkit.layers import ConfigReader
+from lmkit_decoders import ConfigReader
 from lmkit_model_step.arch import Step, limits, rope, sparse
 from lmkit_testing import ModelConformance
 from lmkit_testing.checkpoints import rename

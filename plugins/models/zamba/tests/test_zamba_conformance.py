@@ -2,7 +2,7 @@
 
 import pytest
 from lmkit.api import UnsupportedModel
-from lmkit.layers import ConfigReader
+from lmkit_decoders import ConfigReader
 from lmkit_model_zamba.arch import blocks, zamba2
 from lmkit_testing import ModelConformance
 

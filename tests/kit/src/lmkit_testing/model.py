@@ -27,12 +27,12 @@ from lmkit.api import (
     WeightMismatch,
 )
 from lmkit.config import EngineConfig, ModelConfig
-from lmkit.layers import multimodal
 from lmkit.loading import load_model, open_checkpoint
 from lmkit.loading.load import make
 from lmkit.plugins import load_target
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
+from lmkit_decoders import multimodal
 from torch import Tensor
 
 from lmkit_testing.checkpoints import tiny_checkpoint

@@ -10,18 +10,14 @@ import pytest
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
 
+import lmkit_testing
 from lmkit_testing.specs import loaded_entry
 
-KITS = {
-    "attention": "AttentionConformance",
-    "executor": "ExecutorConformance",
-    "extension": "ExtensionConformance",
-    "platform": "PlatformConformance",
-    "quantization": "QuantizationConformance",
-    "reasoning_parser": "ReasoningParserConformance",
-    "scheduler": "SchedulerConformance",
-    "tool_parser": "ToolParserConformance",
-}  # a model's kit needs to know the family, so it is run from the plugin's own tests
+
+def kit_of(kind: str) -> str:
+    """The kit named after a kind, or the one common to all. A model's needs to know the family: its tests name it."""
+    kit = kind.title().replace("_", "") + "Conformance"
+    return kit if kind != "model" and kit in lmkit_testing.__all__ else "PluginConformance"
 
 
 def run_conformance(kind: str, name: str, arguments: Sequence[str] = ()) -> int:
@@ -30,7 +26,7 @@ def run_conformance(kind: str, name: str, arguments: Sequence[str] = ()) -> int:
     Raises PluginError when the plugin cannot be used at all.
     """
     loaded_entry(PluginHost(switches=Switches()), f"{kind}:{name}")
-    kit = KITS.get(kind, "PluginConformance")
+    kit = kit_of(kind)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"test_{kind}_{name}.py"
         file.write_text(f"from lmkit_testing import {kit}\n\n\nclass Test({kit}):\n    plugin = {f'{kind}:{name}'!r}\n")

@@ -33,10 +33,10 @@ from lmkit.engine.messages import Abort, AskStats, Command, EngineFacts, EngineS
 from lmkit.engine.supervisor import Supervised
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
-from lmkit.server.settings import ServerSettings
 from lmkit.text.render import Renderer
 from lmkit.text.side import TextSide
 from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_http.settings import ServerSettings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmkit_testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
@@ -198,7 +198,7 @@ async def real(model: str, **options: object) -> AsyncIterator[ServedLLM]:
     client = InprocClient(lambda progress: build_engine(config, resolved, checkpoint, progress))
     await client.start()
     try:
-        yield ServedLLM(client, TextSide.open(checkpoint, resolved, config, host), resolved)
+        yield ServedLLM(client, TextSide.open(checkpoint, resolved, config), resolved)
     finally:
         await client.close()
 
@@ -209,8 +209,8 @@ async def listening(
 ) -> AsyncIterator[str]:
     """The server on a free port of 127.0.0.1; yields its address."""
     import uvicorn
-    from lmkit.server.app import build_app
-    from lmkit.server.run import bind, transport
+    from lmkit_http.app import build_app
+    from lmkit_http.run import bind, transport
 
     settings = settings or ServerSettings(port=0)
     app = build_app(llm, settings)

@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 
 import pytest
 from lmkit.api import ModelSpec, PluginError, Spec
-from lmkit.hookspecs import REGISTRATION
-from lmkit.plugins.doctor import IMPORT_SECONDS, import_budgets, private_imports
+from lmkit.kinds import BY_NAME
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type, parse_options
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.stages import requirements
 from lmkit.plugins.switches import Switches
+from lmkit_cli.health import IMPORT_SECONDS, import_budgets, private_imports
 
 from lmkit_testing.clock import least
 
@@ -202,7 +202,7 @@ class PluginConformance(ExtensionConformance):
 
     def test_registration_is_pure(self, host: PluginHost, entry: Entry) -> None:
         """Calling the hook twice gives equal specs."""
-        hook = REGISTRATION[entry.kind]
+        hook = BY_NAME[entry.kind].hook
         first, second = (list(getattr(host.get_plugin(entry.module), hook)()) for _ in range(2))
         assert first == second
 
@@ -215,7 +215,7 @@ class PluginConformance(ExtensionConformance):
 
     def test_refs_resolve(self, spec: Spec, target: Any) -> None:
         assert target is not None
-        for name in ("options", "check", "probe", "describe", "communicator"):
+        for name in ("options", "check", "probe", "describe"):
             if ref := getattr(spec, name, None):
                 assert load_ref(ref, spec.name) is not None
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from lmkit.api import ConfigError, UnknownName
-from lmkit.cli.options import plugin_host, with_config
 from lmkit.config import Sourced
+from lmkit_cli.options import plugin_host, with_config
 from rich.console import Console
 from rich.table import Table
 

@@ -34,8 +34,8 @@ from lmkit.config import EngineConfig
 from lmkit.config.environment import adopt_environment
 from lmkit.engine.platform import platform_environment
 from lmkit.layers.build import Builder
+from lmkit.layers.experts import Experts
 from lmkit.layers.linear import PLAIN
-from lmkit.layers.moe import Experts
 from lmkit.loading.load import make_builder
 from lmkit.plugins import load_ref, load_target
 from lmkit.plugins.host import PluginHost

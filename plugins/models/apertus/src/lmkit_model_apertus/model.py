@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lmkit.layers import MLP, Decoder
+from lmkit_decoders import MLP, Decoder
 from torch import Tensor, nn
 from torch.nn import functional as F
 

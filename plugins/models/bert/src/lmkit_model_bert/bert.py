@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lmkit.api import Architecture, LinearSpec, ModelInfo, PoolerInfo, WeightRule
-from lmkit.layers.describe import ConfigReader
 from lmkit.layers.poolers import class_pooler
+from lmkit_decoders.describe import ConfigReader
 
 from lmkit_model_bert.describe import EncoderConfig, encoder_info
 
@@ -105,9 +105,9 @@ def _head(name: str, r: ConfigReader, d: int, roberta: bool) -> tuple[PoolerInfo
         size = r.integer("dim", 128)
         return PoolerInfo("token_embed", size, normalize=True), (LinearSpec("head.0", d, (size,)),)
     if name.endswith("ForSequenceClassification"):
-        pooler = class_pooler(r, "classify", "cls")
+        pooler = class_pooler(r.config, "classify", "cls")
         return pooler, (LinearSpec("head.0", d, (d,), True), LinearSpec("head.1", d, (pooler.size,), True))
     if name.endswith("ForTokenClassification"):
-        pooler = class_pooler(r, "token_classify")
+        pooler = class_pooler(r.config, "token_classify")
         return pooler, (LinearSpec("head.0", d, (pooler.size,), True),)
     return PoolerInfo("embed", d, "mean"), ()

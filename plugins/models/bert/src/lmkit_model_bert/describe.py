@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmkit.api import AttnNeed, LayerInfo, LinearSpec, ModelInfo, PoolerInfo, UnsupportedModel
-from lmkit.layers.describe import ConfigReader
+from lmkit_decoders.describe import ConfigReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

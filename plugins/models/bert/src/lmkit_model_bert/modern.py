@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmkit.api import Architecture, LinearSpec, ModelInfo, PoolerInfo, UnsupportedModel, WeightRule
-from lmkit.layers.describe import ConfigReader
 from lmkit.layers.poolers import class_pooler
+from lmkit_decoders.describe import ConfigReader
 
 from lmkit_model_bert.describe import EncoderConfig, encoder_info
 
@@ -87,9 +87,9 @@ class ModernBertArchitecture(Architecture):
 def _head(name: str, r: ConfigReader, d: int) -> tuple[PoolerInfo, tuple[LinearSpec, ...]]:
     bias = r.flag("classifier_bias", False)
     if name.endswith("ForSequenceClassification"):
-        pooler = class_pooler(r, "classify", r.one_of("classifier_pooling", ("cls", "mean"), "cls"))
+        pooler = class_pooler(r.config, "classify", r.one_of("classifier_pooling", ("cls", "mean"), "cls"))
     elif name.endswith("ForTokenClassification"):
-        pooler = class_pooler(r, "token_classify")
+        pooler = class_pooler(r.config, "token_classify")
     else:
         return PoolerInfo("embed", d, "mean"), ()
     return pooler, (LinearSpec("head.0", d, (d,), bias), LinearSpec("head.1", d, (pooler.size,), True))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmkit.api import Architecture, LinearSpec, ModelInfo, PoolerInfo, WeightRule
-from lmkit.layers.describe import ConfigReader, rope_length
 from lmkit.layers.poolers import class_pooler
+from lmkit_decoders.describe import ConfigReader, rope_length
 
 from lmkit_model_bert.describe import EncoderConfig, encoder_info
 
@@ -48,7 +48,7 @@ class RotaryArchitecture(Architecture):
         pooler, head = PoolerInfo("embed", d, "cls" if gte else "mean"), ()
         if not name.endswith("Model"):
             task = "classify" if name.endswith("ForSequenceClassification") else "token_classify"
-            pooler = class_pooler(r, task)  # type: ignore[arg-type]
+            pooler = class_pooler(r.config, task)  # type: ignore[arg-type]
             last = LinearSpec("head.1" if task == "classify" else "head.0", d, (pooler.size,), True)
             head = (LinearSpec("head.0", d, (d,), True), last) if task == "classify" else (last,)  # type: ignore[assignment]
         cfg = EncoderConfig(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
 
 
 def bitnet(r: ConfigReader) -> DecoderConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.layers import Decoder, GatedMLP, SelfAttention
+from lmkit_decoders import Decoder, GatedMLP, SelfAttention
 from torch import Tensor
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, split_per_head, tensor_names, usual_config
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, split_per_head, tensor_names, usual_config
 
 
 def bloom(r: ConfigReader) -> DecoderConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.layers import Decoder, MoE
+from lmkit_decoders import Decoder, MoE
 from torch import Tensor
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, MoEConfig, tensor_names
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, MoEConfig, tensor_names
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmkit.api import LinearSpec, ModelInfo, WeightRule
-from lmkit.layers import (
+from lmkit_decoders import (
     EXPERTS,
     LATENT,
     ConfigReader,

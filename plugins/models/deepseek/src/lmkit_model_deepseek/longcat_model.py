@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from lmkit.api import ModelInfo, StepInputs
-from lmkit.layers import Decoder, DecoderLayer, LatentAttention, Router
+from lmkit.layers import Router
+from lmkit_decoders import Decoder, DecoderLayer, LatentAttention
 from torch import Tensor, nn
 
 
@@ -29,8 +29,8 @@ class Mixture(nn.Module):
     def __init__(self, cfg: Any, path: str, specs: Any, ctx: Any) -> None:
         super().__init__()
         idle, self.num = ctx.info.config["options"]["idle"], cfg.moe.num_experts
-        routing = replace(cfg.moe, num_experts=self.num + idle)
-        self.router = Router(routing, cfg.hidden_size, ctx.dtype, ctx.rows)
+        corrected, sizes = cfg.moe.correction, (self.num + idle, cfg.hidden_size)
+        self.router = Router(cfg.moe, *sizes, ctx.dtype, ctx.rows, correction=corrected)
         self.experts = ctx.experts(specs[f"{path}.experts.up"], specs[f"{path}.experts.down"], cfg.activation)
 
     def forward(self, h: Tensor) -> Tensor:

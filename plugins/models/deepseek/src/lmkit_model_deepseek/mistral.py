@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lmkit.layers import (
+from lmkit_decoders import (
     ConfigReader,
     DecoderArchitecture,
     DecoderConfig,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmkit.layers import (
+from lmkit_decoders import (
     EXPERTS,
     ConfigReader,
     DecoderArchitecture,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmkit.layers import (
+from lmkit_decoders import (
     EXPERTS,
     ConfigReader,
     DecoderArchitecture,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.layers import Decoder, MoE, Router
+from lmkit.layers import Router
+from lmkit_decoders import Decoder, MoE
 from torch import Tensor
 
 from lmkit_model_ernie.arch import NEGLIGIBLE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.layers import (
+from lmkit_decoders import (
     EXPERTS,
     ConfigReader,
     DecoderArchitecture,

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from lmkit.api import StepInputs
-from lmkit.layers import Decoder, GatedMLP, Mamba2, SelfAttention
-from lmkit.layers.decoder import Angles
+from lmkit_decoders import Decoder, GatedMLP, Mamba2, SelfAttention
+from lmkit_decoders.decoder import Angles
 from torch import Tensor
+
+from lmkit_model_falcon.h1 import FalconH1Config
 
 
 class ScaledMamba(Mamba2):
@@ -48,5 +50,6 @@ class ScaledMLP(GatedMLP):
 
 
 class FalconH1Model(Decoder):
+    config = FalconH1Config
     attention = ParallelAttention
     gated_mlp = ScaledMLP

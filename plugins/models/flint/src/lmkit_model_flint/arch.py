@@ -5,7 +5,7 @@ Torch-free.
 
 from __future__ import annotations
 
-from lmkit.layers import (
+from lmkit_decoders import (
     EXPERTS,
     ConfigReader,
     DecoderArchitecture,

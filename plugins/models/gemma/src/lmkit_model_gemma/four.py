@@ -6,20 +6,24 @@ from typing import Any
 
 import torch
 from lmkit.api import RowOps, StepInputs
-from lmkit.layers import Decoder, MoE, Router
-from lmkit.layers.decoder import SandwichLayer
+from lmkit.layers import Router
+from lmkit_decoders import Decoder, MoE
+from lmkit_decoders.decoder import SandwichLayer
 from torch import Tensor, nn
 
 from lmkit_model_gemma.per_layer import PerLayerBlock, PerLayerInputs, ValueNormAttention
+from lmkit_model_gemma.small_config import SmallGemmaConfig
 
 
 class GemmaRouter(Router):
     """Scales of its input and of each expert's weight."""
 
-    def __init__(self, moe: Any, hidden_size: int, dtype: torch.dtype, rows: RowOps) -> None:
-        super().__init__(moe, hidden_size, dtype, rows)
+    def __init__(
+        self, routing: Any, num_experts: int, hidden_size: int, dtype: torch.dtype, rows: RowOps, **parts: bool
+    ) -> None:
+        super().__init__(routing, num_experts, hidden_size, dtype, rows, **parts)
         self.scale = nn.Parameter(torch.empty(hidden_size, dtype=dtype), requires_grad=False)
-        self.per_expert_scale = nn.Parameter(torch.empty(moe.num_experts, dtype=dtype), requires_grad=False)
+        self.per_expert_scale = nn.Parameter(torch.empty(num_experts, dtype=dtype), requires_grad=False)
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
         ids, weights = super().forward(h * self.scale * h.shape[1] ** -0.5)
@@ -62,6 +66,7 @@ class Gemma4Layer(SandwichLayer):
 
 
 class Gemma4(Decoder):
+    config = SmallGemmaConfig
     attention = ValueNormAttention
     moe = GemmaExperts
 

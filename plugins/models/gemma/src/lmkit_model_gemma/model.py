@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from lmkit.api import StepInputs
-from lmkit.layers import Conv1d, Decoder, rg_lru
-from lmkit.layers.decoder import Angles
+from lmkit_decoders import Conv1d, Decoder, rg_lru
+from lmkit_decoders.decoder import Angles
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from lmkit.api import PluginError, StepInputs
-from lmkit.layers import Decoder, GatedMLP
-from lmkit.layers.decoder import Angles, DecoderLayer, SandwichLayer
+from lmkit_decoders import Decoder, GatedMLP
+from lmkit_decoders.decoder import Angles, DecoderLayer, SandwichLayer
 from torch import Tensor, nn
 
 from lmkit_model_gemma.per_layer import PerLayerBlock, PerLayerInputs, ValueNormAttention
+from lmkit_model_gemma.small_config import SmallGemmaConfig
 
 
 class SparseMLP(GatedMLP):
@@ -92,6 +93,7 @@ class Gemma3nLayer(SandwichLayer):
 
 
 class Gemma3n(Decoder):
+    config = SmallGemmaConfig
     attention = ValueNormAttention
 
     def __init__(self, info: Any, ctx: Any) -> None:

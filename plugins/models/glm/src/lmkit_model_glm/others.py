@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.layers import EXPERTS, ConfigReader, DecoderConfig, corrected_moe, tensor_names, usual_config
+from lmkit_decoders import EXPERTS, ConfigReader, DecoderConfig, corrected_moe, tensor_names, usual_config
 
 BAILING = EXPERTS | {
     "embed": "model.word_embeddings",

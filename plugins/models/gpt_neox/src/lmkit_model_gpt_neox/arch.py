@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, split_per_head, tensor_names, usual_config
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, split_per_head, tensor_names, usual_config
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from lmkit.api import UnsupportedModel
-from lmkit.layers import (
+from lmkit_decoders import (
     MAMBA,
     ConfigReader,
     DecoderArchitecture,

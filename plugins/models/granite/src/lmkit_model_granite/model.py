@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmkit.layers import Decoder, Mamba2
+from lmkit_decoders import Decoder, Mamba2
 
 
 class Hybrid(Decoder):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lmkit.api import LinearSpec, StateTensor, UnsupportedModel
-from lmkit.layers import (
+from lmkit_decoders import (
     LATENT,
     ConfigReader,
     DecoderArchitecture,

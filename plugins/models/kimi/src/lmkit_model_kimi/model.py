@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import torch
 from lmkit.api import StepInputs
-from lmkit.layers import Conv1d, Decoder, Norm, gated_delta_rule
+from lmkit.layers import Norm
+from lmkit_decoders import Conv1d, Decoder, gated_delta_rule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,7 +17,7 @@ class DeltaAttention(nn.Module):
 
     def __init__(self, cfg: Any, layer: int, specs: Any, ctx: Any) -> None:
         super().__init__()
-        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer.path(layer)
+        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer_path(layer)
         self.heads, self.head_dim = given["heads"], given["head_dim"]
         size = self.heads * self.head_dim
         self.qkv, self.low, self.f, self.g, self.o = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lmkit.api import LinearSpec, StateTensor
-from lmkit.layers import (
+from lmkit_decoders import (
     ConfigReader,
     DecoderArchitecture,
     DecoderConfig,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmkit.api import BuildContext, LinearSpec, StepInputs
-from lmkit.layers import Conv1d, Decoder, DecoderConfig
+from lmkit_decoders import Conv1d, Decoder, DecoderConfig
 from torch import Tensor, nn
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmkit.api import UnsupportedModel
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, usual_config
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, usual_config
 
 from lmkit_model_llama.defaults import DEFAULTS, GROWING, STRETCHED
 

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from lmkit.layers import (
-    ConfigReader,
-    DecoderArchitecture,
-    DecoderConfig,
-    split_per_group,
-    tensor_names,
-    usual_config,
-)
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, split_per_group, tensor_names, usual_config
 
 
 def internlm2(r: ConfigReader) -> DecoderConfig:

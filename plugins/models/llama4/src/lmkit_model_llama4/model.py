@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from lmkit.api import StepInputs
-from lmkit.layers import Decoder, MoE, SelfAttention
-from lmkit.layers.decoder import Angles
+from lmkit_decoders import Decoder, MoE, SelfAttention
+from lmkit_decoders.decoder import Angles
 from torch import Tensor
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmkit.layers import Decoder, Mamba, Mamba2
+from lmkit_decoders import Decoder, Mamba, Mamba2
 
 
 class MambaModel(Decoder):

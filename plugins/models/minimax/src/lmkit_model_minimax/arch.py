@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lmkit.api import LinearSpec, StateTensor
-from lmkit.layers import (
+from lmkit_decoders import (
     ConfigReader,
     DecoderArchitecture,
     DecoderConfig,

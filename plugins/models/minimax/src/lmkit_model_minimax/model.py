@@ -6,8 +6,9 @@ from typing import Any, cast
 
 import torch
 from lmkit.api import StepInputs
-from lmkit.layers import Decoder, DecoderLayer, Norm, lightning_attention
-from lmkit.layers.decoder import Angles
+from lmkit.layers import Norm
+from lmkit_decoders import Decoder, DecoderLayer, lightning_attention
+from lmkit_decoders.decoder import Angles
 from torch import Tensor, nn
 
 

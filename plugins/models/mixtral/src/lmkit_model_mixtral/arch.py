@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, MoEConfig, tensor_names, usual_config
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, MoEConfig, tensor_names, usual_config
 
 EXPERTS = {"expert_gate": "w1", "expert_down": "w2", "expert_up": "w3"}
 NAMES = tensor_names(

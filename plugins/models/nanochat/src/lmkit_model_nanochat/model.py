@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lmkit.layers import Decoder, SelfAttention
-from lmkit.layers.decoder import Angles
+from lmkit_decoders import Decoder, SelfAttention
+from lmkit_decoders.decoder import Angles
 from torch import Tensor
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmkit.layers import ConfigReader, DecoderArchitecture, DecoderConfig, usual_config
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, usual_config
 
 
 def nemotron(r: ConfigReader) -> DecoderConfig:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.layers import Decoder, DecoderLayer, GatedDeltaNet, Norm
-from lmkit.layers.decoder import PostNormLayer
+from lmkit.layers import Norm
+from lmkit_decoders import Decoder, DecoderLayer, GatedDeltaNet
+from lmkit_decoders.decoder import PostNormLayer
 
 
 class AttentionLayer(PostNormLayer):

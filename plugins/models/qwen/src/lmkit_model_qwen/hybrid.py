@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lmkit.layers import ConfigReader, DecoderConfig, MoEConfig, delta_mixer, tensor_names, usual_config
+from lmkit_decoders import ConfigReader, DecoderConfig, MoEConfig, delta_mixer, tensor_names, usual_config
 
 from lmkit_model_qwen.mixture import SHARED, experts, shared_expert
 
@@ -17,6 +17,14 @@ DELTA_NAMES = {
     "delta_conv": ".linear_attn.conv1d",
     "delta": ".linear_attn",
 }
+
+
+class HybridConfig(DecoderConfig):
+    """The projection of queries brings a gate for each head."""
+
+    def head_sizes(self) -> dict[str, int]:
+        sizes = super().head_sizes()
+        return {**sizes, "q": 2 * sizes["q"]}
 
 
 def qwen3_next(r: ConfigReader) -> DecoderConfig:
@@ -74,7 +82,7 @@ def hybrid(r: ConfigReader, parts: tuple[str, ...], **given: Any) -> DecoderConf
         norm_eps=eps,
         head_dim=r.integer("head_dim", 256),
         qk_norm="head",
-        query_gate=True,
+        kind=HybridConfig,
         qkv_bias=bias,
         o_bias=bias,
         mixer=mixer,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmkit.api import LinearSpec, UnsupportedModel
-from lmkit.layers import (
+from lmkit_decoders import (
     ConfigReader,
     DecoderArchitecture,
     DecoderConfig,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch.nn.functional as F
-from lmkit.layers import Decoder, MoE, SelfAttention
+from lmkit_decoders import Decoder, MoE, SelfAttention
 from torch import Tensor, nn
 
 LIMITED = "silu_limited"  # a name that only these rows know: no kernel for experts takes it for another

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lmkit.api import Architecture, ModelInfo, WeightRule
-from lmkit.layers.describe import ConfigReader
+from lmkit_decoders.describe import ConfigReader
 
 if TYPE_CHECKING:
     from lmkit.api import BuildContext, Model

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from lmkit.api import LinearSpec, ModelInfo, UnsupportedModel, WeightRule
-from lmkit.layers import (
+from lmkit_decoders import (
     MAMBA,
     ConfigReader,
     DecoderArchitecture,

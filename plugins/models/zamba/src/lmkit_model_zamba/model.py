@@ -6,8 +6,9 @@ from typing import Any, cast
 
 import torch
 from lmkit.api import ModelInfo, StepInputs
-from lmkit.layers import Decoder, Mamba2, Norm
-from lmkit.layers.decoder import Angles
+from lmkit.layers import Norm
+from lmkit_decoders import Decoder, Mamba2
+from lmkit_decoders.decoder import Angles
 from torch import Tensor, nn
 
 

@@ -1,0 +1,113 @@
+"""`lmkit doctor`: does this installation work, and if not, what to do."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Annotated, Literal
+
+import typer
+from lmkit import __version__
+from lmkit.api import LmkitError
+from lmkit.config import EngineConfig, format_size, read_environment
+from lmkit.plugins.catalog import install
+from rich.console import Console
+from rich.table import Table
+
+Level = Literal["ok", "warn", "fail"]
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "starlette", "uvicorn", "uvloop")
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    area: str
+    level: Level
+    text: str
+    fix: str = ""
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="the same as data")] = False,
+) -> None:
+    """Check this installation: versions, environment, devices, memory, plugins. Exit status 1 when something fails."""
+    findings = list(examine())
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        for finding in findings:
+            style = STYLES[finding.level]
+            text = f"{finding.text}\n[dim]{finding.fix}[/]" if finding.fix and finding.level != "ok" else finding.text
+            table.add_row(f"[{style}]{finding.level}[/]", finding.area, text)
+        Console(highlight=False).print(table)
+    if any(finding.level == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine() -> Iterator[Finding]:
+    """All checks, in order. A check that breaks is a finding, not a crash."""
+    yield Finding("lmkit", "ok", f"lmkit {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    for check in (_packages, _environment, _disk, _plugins, _demo):
+        try:
+            yield from check()
+        except LmkitError as error:
+            yield Finding(check.__name__.strip("_"), "fail", str(error), error.fix)
+        except Exception as error:
+            yield Finding(check.__name__.strip("_"), "fail", f"{type(error).__name__}: {error}")
+
+
+def _packages() -> Iterator[Finding]:
+    for name in PACKAGES:
+        try:
+            yield Finding("package", "ok", f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            serving = name in ("starlette", "uvicorn", "uvloop")
+            fix = install("lmkit-http" if serving else "lmkit-core")
+            yield Finding("package", "warn" if serving else "fail", f"{name} is not installed", fix)
+
+
+def _environment() -> Iterator[Finding]:
+    environment = read_environment()
+    named = [*environment.switches, *environment.names.values()]
+    yield Finding("environment", "ok", ", ".join(named) if named else "no LMKIT_ variable is set")
+    if sys.platform not in ("linux", "darwin"):
+        yield Finding("environment", "warn", f"{sys.platform} is not tested", "use Linux or macOS")
+
+
+def _disk() -> Iterator[Finding]:
+    free = shutil.disk_usage(".").free
+    level: Level = "ok" if free > 1 << 30 else "warn"
+    yield Finding("disk", level, f"{format_size(free)} free here", "free some space for checkpoints")
+
+
+def _plugins() -> Iterator[Finding]:
+    from lmkit.plugins.host import PluginHost
+
+    from lmkit_cli.health import examine
+
+    levels: dict[str, Level] = {"error": "fail", "warning": "warn", "info": "ok"}
+    host = PluginHost()
+    yield Finding("plugins", "ok", f"{len(host.entries())} installed")
+    for found in examine(host):
+        text = f"{found.subject} {found.code}: {found.message}"
+        yield Finding("plugins", levels[found.level], text, found.fix)
+
+
+def _demo() -> Iterator[Finding]:
+    """The whole way to a plan for the default model, on this machine."""
+    from lmkit.plugins.resolve import resolve
+
+    resolved, checkpoint, _ = resolve(EngineConfig())
+    device = resolved.device
+    memory = f", {format_size(device.free_memory)} free of {format_size(device.total_memory)}"
+    yield Finding("device", "ok", f"{device.platform}: {device.name}, {device.num_cores} cores{memory}")
+    chosen = ", ".join(f"{c.kind} {c.name}" for c in resolved.choices if c.kind != "op")
+    yield Finding("model", "ok", f"{checkpoint.ref}: {chosen}")

@@ -1,0 +1,109 @@
+"""Who may ask for what: keys of clients, keys of administrators, and pages of other sites.
+
+A client's key opens every route but those that change the server. Those take an administrator's key, wherever there
+are keys at all. Two keys are two tenants: neither may see by the clock what the other's prompts begin with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from lmkit_http.errors import HttpError
+from lmkit_http.settings import ServerSettings
+
+OPEN_PATHS = frozenset({"/live", "/ready"})  # probes of orchestrators; everything else needs a key when there is one
+_READS = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What a request's key allows. The Gate puts it into the request's scope, the handlers read it there."""
+
+    admin: bool = True  # may change the server
+    sooner: bool = True  # may ask to be served before others (a priority below 0)
+    tenant: str = ""  # whose prefix cache it is; empty: the one that all share
+
+    def salt(self, own: str | None) -> str | None:
+        """The salt of the prefix cache for a request that asked for `own`."""
+        return f"{self.tenant}/{own or ''}" if self.tenant else own
+
+    def need_admin(self, what: str) -> None:
+        """Raises HttpError."""
+        if not self.admin:
+            raise HttpError(
+                403, "admin-key", f"{what} needs an administrator's key", fix="start the server with --admin-key KEY"
+            )
+
+    def check_priority(self, priority: int | None) -> None:
+        """Raises HttpError for a priority that only others may ask for."""
+        if priority is not None and priority < 0 and not self.sooner:
+            raise HttpError(
+                403, "priority", f"priority {priority} would be served before everybody else's requests",
+                fix="send 0 or more, or use an administrator's key (--admin-key), or start with --open-priority",
+                field="priority",
+            )  # fmt: skip
+
+
+def caller_of(scope: Scope) -> Caller:
+    """What the Gate found out about the sender of a request."""
+    return scope["state"]["caller"]
+
+
+class Access:
+    """Keys and origins of one server. `check` raises HttpError before anything of a request is looked at."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._keys = [_digest(key.encode()) for key in settings.api_keys]
+        self._admins = [_digest(key.encode()) for key in settings.admin_keys]
+        self._open = OPEN_PATHS | set(settings.open_paths)
+        self._origins = frozenset(settings.cors_origins)
+        self._open_priority = settings.open_priority
+        self._anyone = Caller(admin=not self._admins, sooner=self._open_priority)
+        # several keys are several tenants; one key, or none, is one
+        self._tenants = [d.hex()[:16] if len(self._keys) > 1 else "" for d in self._keys]
+
+    def check(self, scope: Scope, authorization: list[bytes], origin: bytes | None, host: bytes) -> Caller:
+        """Who sent it. Raises HttpError: 401 without a key that is needed, 403 for a page of another site."""
+        if self._keys:
+            caller = self._of_key(authorization)
+            if caller is None and not (scope["path"] in self._open and scope["method"] in _READS):
+                raise HttpError(
+                    401, "invalid_api_key", "a valid API key is required", fix="send it as 'Authorization: Bearer KEY'"
+                )
+            return caller or Caller(False, False)
+        # a browser sends what any page tells it to, but names the page's origin; a key would be a proof of intent
+        if origin is not None and not self._is_ours(origin, host):
+            raise HttpError(403, "origin", "this server does not answer pages of other sites", fix="see --cors-origin")
+        return (self._of_key(authorization) if self._admins else None) or self._anyone
+
+    def _of_key(self, authorization: list[bytes]) -> Caller | None:
+        scheme, _, key = (authorization[0] if len(authorization) == 1 else b"").partition(b" ")
+        digest = _digest(key.strip())
+        found = [hmac.compare_digest(digest, k) for k in self._keys]  # all of them: time says nothing
+        admin = [hmac.compare_digest(digest, k) for k in self._admins]
+        if scheme.lower() != b"bearer":
+            return None
+        if any(admin):
+            return Caller()
+        if any(found):
+            return Caller(False, self._open_priority, self._tenants[found.index(True)])
+        return None
+
+    def _is_ours(self, origin: bytes, host: bytes) -> bool:
+        text = origin.decode("latin-1")
+        if text in self._origins or "*" in self._origins:
+            return True
+        try:
+            parts = urlsplit(text)
+        except ValueError:
+            return False
+        return parts.scheme in ("http", "https") and parts.netloc.lower() == host.decode("latin-1").lower()
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,213 @@
+"""build_app: routes, and how each answers. Handlers read raw bodies, so that one parser decides what is accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lmkit.api import EngineBusy, EngineDead, LmkitError
+from lmkit.front.ask import PoolAsk, ScoreAsk
+from lmkit.front.dialect import Dialect, Exchange
+from lmkit.front.dialects import installed_dialects
+from lmkit.front.prepare import Turn, prepare, prepare_pooling
+from lmkit.front.run import Generation, check_finish
+from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lmkit_http import info_routes
+from lmkit_http.access import Caller, caller_of
+from lmkit_http.access_log import AccessLog
+from lmkit_http.backend import Backend, ServedModel
+from lmkit_http.errors import HttpError, error_response, info_of, is_inside
+from lmkit_http.gate import Gate
+from lmkit_http.limits import body_limit
+from lmkit_http.metrics import Metrics
+from lmkit_http.pooling_run import PoolingRun
+from lmkit_http.settings import ServerSettings
+from lmkit_http.sse import ClientGone, EventResponse, while_connected
+
+_AT_ONCE = 4000  # tokens that an answer may show to be made on the event loop
+
+log = logging.getLogger("lmkit.server")
+
+
+def build_app(
+    llm: ServedModel, settings: ServerSettings | None = None, dialects: Sequence[Dialect] | None = None
+) -> Starlette:
+    """The application. `app.state.backend` is the Backend; draining is its business and `server.run`'s."""
+    settings = settings or ServerSettings()
+    settings = replace(settings, max_body=body_limit(llm.facts, settings))
+    model = next(iter(settings.served_names), llm.facts.model)
+    backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
+    backend.adapters.update(llm.facts.adapters)
+    dialects = installed_dialects() if dialects is None else dialects
+    spoken = {route: dialect for dialect in dialects for route in dialect.routes}
+    backend.routes = frozenset(spoken)
+    app = Starlette(routes=[
+        *(Route(path, _answering(backend, path, dialect), methods=["POST"]) for path, dialect in spoken.items()),
+        *(Route(path, _guarded(backend, path, handler), methods=methods)
+          for path, methods, handler in info_routes.routes(backend)),
+    ])  # fmt: skip
+    app.router.redirect_slashes = False
+    app.state.backend = backend
+    app.add_middleware(Gate, settings=settings, admit=backend.admit)
+    if settings.cors_origins:  # outside of the gate: a browser asks beforehand, without the key
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )  # fmt: skip
+    app.add_middleware(AccessLog)
+    for status in (404, 405):
+        app.add_exception_handler(status, _no_route)
+    return app
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    message = "there is no such route" if status == 404 else f"{request.method} is not allowed here"
+    return error_response(HttpError(status, "not-found" if status == 404 else "method", message).info())
+
+
+def _guarded(
+    backend: Backend, route: str, handler: Callable[[Request], Awaitable[Response]]
+) -> Callable[..., Awaitable[Response]]:
+    """Errors become JSON; untyped ones are logged here and hidden there."""
+
+    async def run(request: Request) -> Response:
+        try:
+            response = await handler(request)
+        except Exception as error:
+            _log(error)
+            response = error_response(info_of(error))
+        backend.metrics.http(route, response.status_code)
+        return response
+
+    return run
+
+
+def _log(error: BaseException) -> None:
+    """The server's faults in full, but not states that were reported where they began; of refusals the code alone."""
+    if not isinstance(error, LmkitError):
+        log.error("a request failed", exc_info=error)
+    elif is_inside(info := error.info()) and info.code != EngineDead.code:
+        log.error("a request failed: %s: %s", info.code, info.message)
+    elif not isinstance(error, (EngineBusy, EngineDead)):
+        log.info("refused: %s%s", info.code, f" ({info.field})" if info.field else "")
+
+
+def _answering(backend: Backend, route: str, dialect: Dialect) -> Callable[..., Awaitable[Any]]:
+    """The handler of a route of a dialect."""
+
+    async def handle(request: Request) -> Any:
+        backend.num_preparing += 1
+        try:
+            async with backend.bodies.read(request) as body:
+                # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
+                work = backend.workers.run(len(body), _prepare, backend, route, dialect, body, caller_of(request.scope))
+                exchange, running = await while_connected(request.receive, work)
+            backend.running.add(running)
+            backend.backlogs.watch()
+        finally:
+            backend.num_preparing -= 1
+        if exchange.streamed and isinstance(running, Generation):
+            return _event_response(backend, route, dialect, exchange, running)
+        try:
+            answer = _pooled(exchange, running) if isinstance(running, PoolingRun) else _whole(exchange, running)
+            content = await while_connected(request.receive, answer)
+        finally:
+            backend.running.discard(running)
+        return Response(content, media_type=exchange.media_type)
+
+    async def run(request: Request) -> Any:
+        try:
+            response = await handle(request)
+        except (ClientGone, ClientDisconnect):
+            response = Response(status_code=499)
+        except Exception as error:
+            _log(error)
+            response = error_response(info_of(error), dialect.error)
+        if not isinstance(response, EventResponse):
+            backend.metrics.http(route, response.status_code)
+        return response
+
+    return run
+
+
+def _prepare(
+    backend: Backend, route: str, dialect: Dialect, body: bytearray, caller: Caller
+) -> tuple[Exchange, Generation | PoolingRun]:
+    exchange = dialect.parse(route, body, backend.served)
+    ask = exchange.ask
+    caller.check_priority(ask.priority)
+    if isinstance(ask, (PoolAsk, ScoreAsk)):
+        call = prepare_pooling(backend.text, backend.facts, ask)
+        return exchange, PoolingRun(backend, call, exchange.id, ask, caller.salt(ask.salt))
+    turns = prepare(backend.text, backend.facts, ask, exchange.id)
+    for turn in turns:
+        turn.request.cache_salt = caller.salt(ask.salt)
+    return exchange, Generation(backend.client, turns, backend.metrics)
+
+
+async def _whole(exchange: Exchange, generation: Generation) -> bytes:
+    """The whole answer: what the changes of its messages add up to. A long one is written in a thread."""
+    async with generation:
+        async for turn, events in generation.events():
+            turn.message.feed(events)
+            check_finish(turn)
+    if _num_shown(generation.turns) <= _AT_ONCE:
+        return exchange.whole(generation.turns)
+    return await asyncio.to_thread(exchange.whole, generation.turns)
+
+
+def _num_shown(turns: Sequence[Turn]) -> int:
+    """Tokens of the answer, with all those whose log-probabilities it shows."""
+    num = 0
+    for turn in turns:
+        params, stream = turn.request.params, turn.stream
+        num += stream.usage.completion_tokens * (1 + (params.logprobs or 0))
+        num += len(stream.prompt_logprobs) * (1 + (params.prompt_logprobs or 0))
+    return num
+
+
+async def _pooled(exchange: Exchange, run: PoolingRun) -> bytes:
+    vectors = await run.vectors()
+    return await asyncio.to_thread(lambda: exchange.pooled(run.call.finish(vectors), run.num_tokens))
+
+
+async def _chunks(exchange: Exchange, generation: Generation) -> AsyncIterator[bytes]:
+    """A chunk for each change. Of a turn that fails before its first change nothing is sent but the error."""
+    begun = set()
+    chunk = exchange.chunk
+    async for turn, events in generation.events():
+        change = turn.message.feed(events)
+        failed = change.finish is not None and change.finish.error is not None
+        if failed and turn.index not in begun:
+            check_finish(turn)
+        begun.add(turn.index)
+        if data := chunk(turn, change):
+            yield data
+        if failed:
+            check_finish(turn)
+    if data := exchange.end(generation.turns):
+        yield data
+
+
+def _event_response(
+    backend: Backend, route: str, dialect: Dialect, exchange: Exchange, generation: Generation
+) -> EventResponse:
+    def close() -> None:
+        backend.running.discard(generation)
+        generation.close()
+        backend.metrics.http(route, response.status_code)
+
+    response = EventResponse(_chunks(exchange, generation), close, _log, dialect)
+    return response
+
+
+__all__ = ["Backend", "build_app"]

@@ -1,0 +1,209 @@
+"""`lmkit serve`: a model over HTTP."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from lmkit.config import Sourced, read_environment
+from lmkit.engine.spawn import EngineProcess
+from lmkit_cli.options import plugin_host, with_config
+from rich.console import Console
+
+from lmkit_http.settings import OPENABLE, ServerSettings
+
+if TYPE_CHECKING:
+    from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
+    from lmkit.engine.messages import EngineFacts
+
+PANEL = "Server"
+
+
+@with_config
+def command(
+    ctx: typer.Context,  # its object: an engine process that was started ahead, or None
+    settings: Sourced,
+    host: Annotated[str, typer.Option(help="address to listen on", rich_help_panel=PANEL)] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on", min=0, max=65535, rich_help_panel=PANEL)] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="key that clients must send; repeatable; also LMKIT_API_KEY", rich_help_panel=PANEL),
+    ] = None,
+    admin_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="key that may also change the server (adapters, priority); also LMKIT_ADMIN_KEY", rich_help_panel=PANEL
+        ),
+    ] = None,
+    open_path: Annotated[
+        list[str] | None,
+        typer.Option(help=f"path that needs no key, of {', '.join(OPENABLE)}; repeatable", rich_help_panel=PANEL),
+    ] = None,
+    open_priority: Annotated[
+        bool,
+        typer.Option(
+            "--open-priority",
+            help="every client may ask to be served before others (priority < 0)",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="site whose pages may ask, such as http://localhost:3000, or '*'; repeatable", rich_help_panel=PANEL
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="allow a public address without a key", rich_help_panel=PANEL)
+    ] = False,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="accepted Host headers; repeatable", rich_help_panel=PANEL)
+    ] = None,
+    drain_timeout: Annotated[
+        float, typer.Option(help="seconds that running requests get after SIGTERM", min=0, rich_help_panel=PANEL)
+    ] = 30.0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="show why each part would be chosen, and do not serve")
+    ] = False,
+) -> None:
+    """Serve a model over HTTP with the OpenAI API. Without MODEL it serves the built-in demo."""
+    if explain:
+        _explain(settings)
+        return
+    python = _process_age()
+    began = perf_counter() - python
+    environment = read_environment()
+    key, admin = environment.switch("LMKIT_API_KEY"), environment.switch("LMKIT_ADMIN_KEY")
+    server = ServerSettings(
+        host=host,
+        port=port,
+        api_keys=tuple(api_key or ([key] if key else ())),
+        admin_keys=tuple(admin_key or ([admin] if admin else ())),
+        open_paths=tuple(open_path or ()),
+        open_priority=open_priority,
+        cors_origins=tuple(cors_origin or ()),
+        insecure=insecure,
+        allowed_hosts=tuple(allowed_host or ()),
+        drain_timeout=drain_timeout,
+        served_names=settings.config.model.names,
+    )
+    with ctx.obj or EngineProcess() as process:
+        _serve(settings, server, process, began, python)
+
+
+command.examples = """[bold]Examples[/]
+
+lmkit serve
+
+lmkit serve Qwen/Qwen2.5-0.5B-Instruct --port 9000 --api-key secret --kv-memory 2GiB
+
+lmkit serve ./my-model --attention flashinfer --attention.flashinfer.workspace_mb 256
+
+lmkit serve ./my-model --explain
+"""
+
+
+def _explain(settings: Sourced) -> None:
+    from lmkit.plugins.explain import explain
+    from lmkit_cli.explanation import render
+
+    render(explain(settings.config, plugin_host(settings)), Console(highlight=False))
+
+
+def _serve(settings: Sourced, server: ServerSettings, process: EngineProcess, began: float, python: float) -> None:
+    """Resolve; let the engine process build the engine; import the web framework beside it."""
+    gc.disable()  # until the server is ready: what is made until then stays
+    from lmkit.plugins.resolve import resolve
+
+    host = plugin_host(settings)
+    host.scan()
+    scanned_at = perf_counter()
+    resolution = resolve(settings.config, host)
+    resolved_at = perf_counter()
+    process.order(settings.config, *resolution[:2])
+    from lmkit.progress import StartBar
+
+    from lmkit_http.run import serve
+
+    console = Console(highlight=False, stderr=True)
+    bar = StartBar()
+
+    def ready(llm: Any, url: str) -> list[tuple[str, float]]:  # an AsyncLLM
+        from lmkit.text.probe import warnings
+        from lmkit_cli import screen
+
+        gc.enable()
+        gc.freeze()
+        bar.__exit__()
+        seconds = perf_counter() - began
+        phases = [
+            ("python", python),
+            ("plugins", scanned_at - began - python),
+            ("resolve", resolved_at - scanned_at),
+            *llm.facts.phases,
+        ]
+        phases.append(("http server", max(0.0, seconds - sum(value for _, value in phases))))
+        first_screen(console, resolution, llm.facts, server, url, phases, llm.text.renderer is not None)
+        if llm.text.renderer is not None:
+            screen.warnings(console, warnings(llm.text.renderer.findings))
+        return phases
+
+    start: dict[str, Any] = {"resolution": resolution, "host": host, "progress": bar, "process": process}
+    with bar:
+        serve(settings.config, server, on_ready=ready, **start)
+
+
+def _process_age() -> float:
+    """Seconds since this process was started, so that the interpreter's own start-up is counted; 0 if unknown."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
+
+
+def first_screen(
+    console: Console,
+    resolution: tuple[ResolvedPlan, Checkpoint, ModelInfo],
+    facts: EngineFacts,
+    server: ServerSettings,
+    url: str,
+    phases: list[tuple[str, float]],
+    has_template: bool = True,
+) -> None:
+    """What was chosen and why, the memory budget, the address, and one line to try."""
+    from lmkit_cli import screen
+
+    resolved, checkpoint, info = resolution
+    screen.heading(console, f"lmkit serves {facts.model}")
+    console.print(screen.choices(resolved, checkpoint, info))
+    console.print(screen.budget(facts))
+    screen.warnings(console, (*getattr(resolved, "warnings", ()), *facts.warnings))
+    console.print(screen.phases(phases), soft_wrap=True)
+    console.print(f"[bold]{url}/v1[/]  in a browser: [bold]{url}/[/]  from a shell:")
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_keys else ""
+    path, fields = example(facts, has_template)
+    body = json.dumps({"model": facts.model, **fields})
+    console.print(
+        f"curl {url}{path} -H 'Content-Type: application/json'{key} -d '{body}'",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def example(facts: EngineFacts, has_template: bool) -> tuple[str, dict[str, Any]]:
+    """A request that this model answers: path, and the body without the model's name."""
+    task = facts.pooler.task if facts.pooler is not None else "chat" if has_template else "complete"
+    requests: dict[str, tuple[str, dict[str, Any]]] = {
+        "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is 2 + 3?"}]}),
+        "complete": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}),
+        "embed": ("/v1/embeddings", {"input": "What is 2 + 3?"}),
+        "classify": ("/classify", {"input": "What is 2 + 3?"}),
+    }
+    return requests.get(task, ("/pooling", {"input": "What is 2 + 3?", "task": task}))

@@ -1,0 +1,133 @@
+"""Prometheus metrics in a registry of their own. The names are a contract, see docs; a test lists them.
+
+Counters and gauges of the engine are read when /metrics is asked; nothing is sampled in the background. The aliases
+(`vllm:...`) carry the same values under the names that existing dashboards and autoscalers read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lmkit.api import TokenEvent
+from lmkit.text.stream import Finish, OutputEvent
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from lmkit.engine.messages import EngineStats
+    from lmkit.front.prepare import Turn
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
+
+# alias -> our name
+ALIASES = {
+    "vllm:num_requests_waiting": "lmkit_requests_waiting",
+    "vllm:num_requests_running": "lmkit_requests_running",
+    "vllm:kv_cache_usage_perc": "lmkit_kv_usage_ratio",
+    "vllm:gpu_cache_usage_perc": "lmkit_kv_usage_ratio",
+}
+
+
+class _EngineCollector:
+    """Turns the latest EngineStats into metrics."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.stats: EngineStats | None = None
+        self.up = False
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("lmkit_engine_up", "1 while the engine takes requests", labels=["model_name"])
+        up.add_metric([self.model], float(self.up))
+        yield up
+        if self.stats is None:
+            return
+        s = self.stats.sched
+        usage = 1 - s.num_free_blocks / s.num_blocks if s.num_blocks else 0.0
+        gauges = {
+            "lmkit_requests_waiting": ("requests in the queue", s.num_waiting),
+            "lmkit_requests_running": ("requests being computed", s.num_running),
+            "lmkit_kv_usage_ratio": ("share of KV blocks that requests hold", usage),
+            "lmkit_kv_blocks": ("usable KV blocks", s.num_blocks),
+        }
+        counters = {
+            "lmkit_steps": ("engine steps", s.num_steps),
+            "lmkit_preemptions": ("requests put back to the queue", s.num_preempted),
+            "lmkit_engine_prompt_tokens": ("prompt tokens admitted", s.num_prompt_tokens),
+            "lmkit_engine_output_tokens": ("tokens generated", s.num_output_tokens),
+            "lmkit_prefix_cache_queries": ("prompt tokens looked up in the prefix cache", s.num_cache_queries),
+            "lmkit_prefix_cache_hits": ("prompt tokens found in the prefix cache", s.num_cached_tokens),
+        }
+        names = dict.fromkeys(gauges) | ALIASES
+        for name, source in names.items():
+            text, value = gauges[source or name]
+            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
+            gauge.add_metric([self.model], float(value))
+            yield gauge
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(name, text, labels=["model_name"])
+            counter.add_metric([self.model], float(value))
+            yield counter
+
+
+class Metrics:
+    """Of one server. Called from the event loop only."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._engine = _EngineCollector(model)
+        self.registry.register(self._engine)
+
+        def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
+            made = Histogram(name, text, ["model_name"], registry=self.registry, buckets=tuple(buckets))
+            return made.labels(model)
+
+        self._ttft = histogram("lmkit_time_to_first_token_seconds", "from submission to the first token", _SECONDS)
+        self._itl = histogram("lmkit_inter_token_latency_seconds", "between tokens of a request", _STEP_SECONDS)
+        self._e2e = histogram("lmkit_request_seconds", "from submission to the last token", _SECONDS)
+        self._finished = Counter(
+            "lmkit_requests_finished", "finished choices", ["model_name", "reason"], registry=self.registry
+        )
+        self._tokens = Counter("lmkit_output_tokens", "tokens received", ["model_name"], registry=self.registry).labels(
+            model
+        )
+        self._prompt = Counter(
+            "lmkit_prompt_tokens", "prompt tokens of finished choices", ["model_name"], registry=self.registry
+        ).labels(model)
+        self._http = Counter("lmkit_http_requests", "HTTP answers", ["route", "status"], registry=self.registry)
+        self._model = model
+
+    def token(self, turn: Turn, event: TokenEvent, events: Sequence[OutputEvent]) -> None:
+        """News of a turn."""
+        now = time.monotonic()
+        num = len(event.tokens)
+        if num:
+            self._tokens.inc(num)
+            if turn.last:
+                self._itl.observe((now - turn.last) / num)
+            else:
+                self._ttft.observe(now - turn.submitted)
+            turn.last = now
+        if events and isinstance(last := events[-1], Finish):
+            self._e2e.observe(now - turn.submitted)
+            self._finished.labels(self._model, last.reason).inc()
+            self._prompt.inc(last.usage.prompt_tokens)
+
+    def pooled(self, num: int, num_tokens: int, seconds: float) -> None:
+        """An answered pooling request with `num` prompts."""
+        self._e2e.observe(seconds)
+        self._finished.labels(self._model, "stop").inc(num)
+        self._prompt.inc(num_tokens)
+
+    def aborted(self) -> None:
+        self._finished.labels(self._model, "abort").inc()
+
+    def http(self, route: str, status: int) -> None:
+        self._http.labels(route, str(status)).inc()
+
+    def render(self, stats: EngineStats | None, up: bool) -> bytes:
+        self._engine.stats, self._engine.up = stats, up
+        return generate_latest(self.registry)

@@ -1,0 +1,245 @@
+"""serve: from a configuration to a listening server, and back down again in order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import signal
+import socket
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from lmkit.api import ConfigError, EngineDead
+from lmkit.logs import TIMED, written_logs
+
+from lmkit_http.access_log import figures
+from lmkit_http.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from lmkit.config.engine import EngineConfig
+    from lmkit.front.dialect import Dialect
+    from lmkit.plugins.host import PluginHost
+
+    from lmkit_http.backend import Backend, ServedModel
+
+    OnReady = Callable[[ServedModel, str], Iterable[tuple[str, float]] | None]
+
+log = logging.getLogger("lmkit.server")
+
+
+_WATCH = 0.25  # seconds between looks at the engine's state
+_LAST_WORDS = 5.0  # seconds that a server without an engine says so
+_LINGER = 0.25  # seconds
+
+
+class PortInUse(ConfigError):
+    code = "port-in-use"
+
+
+def check_address(settings: ServerSettings) -> None:
+    """Raises ConfigError for a public address without a key."""
+    if not (settings.api_keys or settings.insecure or is_loopback(settings.host)):
+        raise ConfigError(
+            f"{settings.host} can be reached by others, and there is no API key",
+            fix="set --api-key KEY, bind to 127.0.0.1, or say --insecure",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def bind(settings: ServerSettings) -> socket.socket:
+    """The listening socket, bound before anything slow is started. Raises PortInUse, ConfigError."""
+    check_address(settings)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((settings.host.strip("[]"), settings.port))
+        sock.set_inheritable(False)
+    except OSError as e:
+        sock.close()
+        if e.errno == errno.EADDRINUSE:
+            raise PortInUse(f"port {settings.port} is in use", fix="stop the other server or choose --port") from e
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {e.strerror}", fix="check --host") from e
+    return sock
+
+
+def serve(
+    config: EngineConfig,
+    settings: ServerSettings,
+    on_ready: OnReady | None = None,
+    **start: Any,
+) -> None:
+    """Blocks until the server has drained after SIGTERM or SIGINT. Raises typed errors of start-up.
+
+    `on_ready(llm, url)` is called when the first request would be answered, and may return the phases of the start-up
+    for /debug/startup. `start`: options of AsyncLLM.start.
+    """
+    sock = bind(settings)
+    try:
+        level = logging.getLevelNamesMapping()[(config.log_level or "info").upper()]
+        with written_logs(TIMED, level), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(config, settings, sock, on_ready, start))
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
+    finally:
+        sock.close()
+
+
+async def _serve(
+    config: EngineConfig,
+    settings: ServerSettings,
+    sock: socket.socket,
+    on_ready: OnReady | None,
+    start: Mapping[str, Any],
+) -> None:
+    from lmkit.llm import AsyncLLM
+
+    serving = asyncio.current_task()
+    assert serving is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)  # until the server is ready
+    starting = asyncio.ensure_future(AsyncLLM.start(config, **start))
+    try:
+        dialects = await asyncio.to_thread(_dialects, start.get("host"))  # here it would delay the engine's process
+        llm = await starting
+    except BaseException:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
+    try:
+        await run_app(llm, settings, sock, on_ready, dialects)
+    finally:
+        await llm.close()
+
+
+def _dialects(host: PluginHost | None) -> Sequence[Dialect]:
+    """Those of the host, or of this environment; the application's modules are imported on the way."""
+    import_module("lmkit_http.app")
+    from lmkit.front.dialects import installed_dialects, load_dialects
+
+    return load_dialects(host) if host is not None else installed_dialects()
+
+
+async def run_app(
+    llm: ServedModel,
+    settings: ServerSettings,
+    sock: socket.socket,
+    on_ready: OnReady | None = None,
+    dialects: Sequence[Dialect] | None = None,
+) -> None:
+    """Serves on a bound socket until a signal; then drains. `dialects`: None = those of this environment."""
+    from lmkit_http.app import build_app
+
+    if not (settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host)):
+        # without a key a web page must not reach us through a name that resolves to this machine
+        settings = _with_hosts(settings)
+    app = build_app(llm, settings, dialects)
+    server = _Server(transport(app, settings, timeout_graceful_shutdown=5, backlog=2048), app.state.backend)
+    host, port = sock.getsockname()[:2]
+    url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+
+    def ready() -> None:
+        if on_ready is not None:
+            app.state.backend.startup = tuple(on_ready(llm, url) or ())
+
+    await server.run_until_signal(sock, ready)
+
+
+def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Config:
+    """How the application is served on a socket."""
+    from lmkit_http.protocol import BoundedProtocol
+
+    return uvicorn.Config(
+        app, http=BoundedProtocol, log_config=None, log_level="warning", access_log=False, server_header=False,
+        lifespan="off", ws="none", h11_max_incomplete_event_size=settings.max_headers, **options,
+    )  # fmt: skip
+
+
+def _with_hosts(settings: ServerSettings) -> ServerSettings:
+    from dataclasses import replace
+
+    from lmkit_http.gate import LOCAL_HOSTS
+
+    return replace(settings, allowed_hosts=tuple(sorted(LOCAL_HOSTS | {settings.host.lower()})))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with our own signals: drain first, then stop. A second signal stops at once."""
+
+    def __init__(self, config: uvicorn.Config, backend: Backend) -> None:
+        super().__init__(config)
+        self._backend = backend
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def run_until_signal(self, sock: socket.socket, ready: Callable[[], None]) -> None:
+        """Raises what the engine died of, when no signal came first."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for s in signals:
+            loop.add_signal_handler(s, self._on_signal)
+        try:
+            serving = asyncio.ensure_future(self._serve([sock]))
+            while not (self.started or serving.done()):
+                await asyncio.sleep(0.005)
+            if not serving.done():
+                ready()
+            beside = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(figures(self._backend))]
+            await serving
+            for task in beside:
+                task.cancel()
+        finally:
+            for s in signals:
+                loop.remove_signal_handler(s)
+        if self._stopping is None and (failure := self._backend.client.failure) is not None:
+            raise EngineDead(failure.message, fix=failure.fix)
+
+    async def _watch(self) -> None:
+        """Without an engine there is nothing to serve: after a while in which clients learn it, the server ends.
+
+        Whoever started the server sees its exit status, and may know better what to do.
+        """
+        while not self._backend.client.ended:
+            await asyncio.sleep(_WATCH)
+        log.error("there is no engine any more; the server ends in %g s", _LAST_WORDS)
+        await asyncio.sleep(_LAST_WORDS)
+        if self._stopping is None:
+            self.should_exit = True
+
+    def _on_signal(self) -> None:
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._drain())
+        else:
+            self.force_exit = self.should_exit = True
+
+    async def _drain(self) -> None:
+        """Not ready and 503 at once; accepted requests get their time; then they end with a typed abort."""
+        backend = self._backend
+        backend.draining = True
+        log.warning("draining: %d requests are running", backend.num_active)
+        if not await backend.idle(backend.settings.drain_timeout):
+            log.warning("draining took too long: %d requests are aborted", backend.num_active)
+            backend.abort_all()
+            await backend.idle(2.0)
+        await asyncio.sleep(_LINGER)  # requests that were on their way get their 503, not a closed connection
+        backend.client.drain()
+        self.should_exit = True
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not available on every system; asyncio's own loop does
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,153 @@
+"""Keys, hosts and sizes: nothing gets past the gate (S5)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from lmkit.api import ConfigError
+from lmkit_http.app import build_app
+from lmkit_http.run import PortInUse, bind, check_address, is_loopback
+from lmkit_http.settings import ServerSettings
+from lmkit_testing.serving import listening, scripted
+
+KEYS = ServerSettings(port=0, api_keys=("secret", "other"))
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+PATHS = [
+    "/", "/v1/models", "/v1/models/x", "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health",
+    "/version", "/metrics", "/debug/plan", "/nope", "/docs", "/openapi.json", "//v1/models", "/live/",
+    "/v1/embeddings", "/debug/startup", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank",
+    "/v2/rerank", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load", "/tokenizer_info",
+    "/live/x", "/ready/../metrics", "/LIVE", "/%2e/live", "/live%2f..%2fmetrics", "/live;x", "/v1/models/",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])
+async def test_everything_needs_the_key(connect: Any, path: str, method: str) -> None:
+    client = connect(scripted("a"), KEYS)
+    response = await client.request(method, httpx.URL("http://localhost", raw_path=path.encode()))
+    assert response.status_code == 401, response.text
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_the_paths_above_cover_the_routes() -> None:
+    routes = {getattr(r, "path", "").replace("{name:path}", "x") for r in build_app(scripted("a"), KEYS).routes}
+    assert routes - {"/live", "/ready"} <= set(PATHS)
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Bearer secret", 200), ("bearer other", 200), ("Bearer  secret ", 200), ("Bearer wrong", 401), ("secret", 401),
+        ("Basic secret", 401), ("Bearer", 401), ("Bearer ", 401), ("Bearer secret other", 401), ("Bearer sécret", 401),
+    ],
+)  # fmt: skip
+async def test_keys(connect: Any, header: str, status: int) -> None:
+    client = connect(scripted("a"), KEYS)
+    response = await client.get("/v1/models", headers={"Authorization": header.encode()})
+    assert response.status_code == status
+
+
+async def test_probes_are_open(connect: Any) -> None:
+    client = connect(scripted("a"), KEYS)
+    for path in ("/live", "/ready"):
+        assert (await client.get(path)).status_code == 200
+        assert (await client.post(path)).status_code == 401
+
+
+async def test_two_keys_at_once_are_refused(connect: Any) -> None:
+    client = connect(scripted("a"), KEYS)
+    headers = [("Authorization", "Bearer wrong"), ("Authorization", "Bearer secret")]
+    assert (await client.get("/v1/models", headers=headers)).status_code == 401
+
+
+async def test_hosts(connect: Any) -> None:
+    client = connect(scripted("a"), ServerSettings(allowed_hosts=("localhost", "[::1]", "127.0.0.1")))
+    for host, status in [
+        ("localhost", 200),
+        ("127.0.0.1:80", 200),
+        ("[::1]:9", 200),
+        ("evil.com", 421),
+        ("localhost.evil", 421),
+    ]:
+        response = await client.get("/v1/models", headers={"Host": host})
+        assert response.status_code == status, host
+
+
+async def test_sizes(connect: Any) -> None:
+    client = connect(scripted("a"), ServerSettings(max_body=1000, max_headers=2000))
+    big = {"messages": [{"role": "user", "content": "x" * 2000}]}
+    assert (await client.post("/v1/chat/completions", json=big)).status_code == 413
+
+    async def endless() -> Any:
+        while True:
+            yield b"x" * 100
+
+    response = await client.post("/v1/chat/completions", content=endless())
+    assert response.status_code == 413
+    assert (await client.get("/live", headers={"X-Big": "y" * 3000})).status_code == 431
+    response = await client.post("/v1/chat/completions", json=HELLO, headers={"Content-Encoding": "gzip"})
+    assert response.status_code == 415
+    response = await client.post("/v1/chat/completions", content=b"{}", headers={"Content-Length": "1e3"})
+    assert response.status_code == 413
+
+
+async def test_bodies_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmkit_http.body.BODY_SECONDS", 0.1)
+    async with listening(scripted("a")) as url:
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == b"408"
+        writer.close()
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.close()  # in the middle of the body
+        async with httpx.AsyncClient(base_url=url) as client:
+            assert (await client.get("/live")).status_code == 200
+
+
+async def test_on_a_real_socket() -> None:
+    """Request lines that clients would clean up first."""
+    async with listening(scripted("a"), KEYS) as url, httpx.AsyncClient(base_url=url) as client:
+        host, port = url.removeprefix("http://").split(":")
+        for target in (b"//v1/models", b"/v1/../live", b"/live/../metrics", b"http://x/metrics", b"/live\\", b"*"):
+            for method in (b"GET", b"OPTIONS", b"HEAD"):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(method + b" " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                status = (await reader.read()).split(b" ", 2)[1]
+                writer.close()
+                assert status in (b"401", b"400"), (method, target, status)
+        headers = {"Authorization": "Bearer secret", "X-Forwarded-Prefix": "/live"}
+        assert (await client.get("/v1/models", headers=headers)).status_code == 200
+        assert (await client.get("/metrics", headers={"X-Original-URL": "/live", "Host": "live"})).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "ok"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("example.com", False)],
+)
+def test_public_addresses_need_a_key(host: str, ok: bool) -> None:
+    assert is_loopback(host) == ok
+    if ok:
+        check_address(ServerSettings(host=host))
+    else:
+        with pytest.raises(ConfigError, match="no API key"):
+            check_address(ServerSettings(host=host))
+        check_address(ServerSettings(host=host, insecure=True))
+        check_address(ServerSettings(host=host, api_keys=("k",)))
+
+
+def test_port_in_use() -> None:
+    with bind(ServerSettings(port=0)) as sock:
+        sock.listen()
+        port = sock.getsockname()[1]
+        with pytest.raises(PortInUse, match=str(port)):
+            bind(ServerSettings(port=port))
+
+
+def test_keys_are_not_shown() -> None:
+    assert "secret" not in repr(KEYS)
