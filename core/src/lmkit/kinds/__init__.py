@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import lmkit.api  # it re-exports from the kinds' files, and must be first at them  # noqa: F401
 from lmkit.kinds import (
     attention,
+    dialect,
     executor,
     grammar,
     loader,
@@ -19,6 +20,9 @@ from lmkit.kinds import (
     quantization,
     reasoning_parser,
     scheduler,
+    structured_output,
+    template,
+    tokenizer,
     tool_parser,
 )
 from lmkit.kinds.base import Claim, Kind, Refusals, listed
@@ -28,6 +32,8 @@ KINDS: tuple[Kind, ...] = (
     attention.KIND,
     quantization.KIND,
     model.KIND,
+    tokenizer.KIND,
+    template.KIND,
     tool_parser.KIND,
     reasoning_parser.KIND,
     scheduler.KIND,
@@ -35,6 +41,8 @@ KINDS: tuple[Kind, ...] = (
     op.KIND,
     executor.KIND,
     grammar.KIND,
+    structured_output.KIND,
+    dialect.KIND,
 )
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
 EXTENSION = "extension"  # the group of modules that implement behaviour hooks only, and register nothing

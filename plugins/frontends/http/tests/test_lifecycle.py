@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from lmkit.text.render import Renderer
-from lmkit_http.app import Backend
+from lmkit_http.backend import Backend
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import hashed, listening, scripted
 
