@@ -123,7 +123,7 @@ def main() -> None:
     clock.wrap(runner.rows, "apply", "rows")
     clock.wrap(runner.inputs, "build", "inputs")
     clock.wrap(runner.graphs, "run", "forward")
-    clock.wrap(runner.sampler, "sample", "sampling")
+    clock.wrap(runner.head.sampler, "sample", "sampling")
     clock.wrap(runner.model, "logits", "logits")
     plans = decode_plans(args)
     totals = []

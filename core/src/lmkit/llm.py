@@ -72,7 +72,7 @@ class LLM(PoolingCalls):
         if own_process:
             adopt_environment(platform_environment(self.config, self.resolved))
         with ThreadPoolExecutor(1) as beside:
-            opening = beside.submit(TextSide.open, self.checkpoint, self.resolved, self.config, host)
+            opening = beside.submit(TextSide.open, self.checkpoint, self.resolved, self.config)
             from lmkit.engine.build import build_engine  # imports torch, which takes as long
         self.text = opening.result()
         self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress, self.text.tokenizer)
@@ -262,7 +262,7 @@ class AsyncLLM(PoolingCalls):
         starting = asyncio.ensure_future(client.start())
         await asyncio.sleep(0)  # the process is spawned before this one gets busy
         try:
-            text = await asyncio.to_thread(TextSide.open, checkpoint, resolved, config, host)
+            text = await asyncio.to_thread(TextSide.open, checkpoint, resolved, config)
             await starting
         except BaseException:
             starting.cancel()

@@ -1,7 +1,7 @@
 """The only public surface for plugins: specs to register, requests to answer, protocols to implement.
 
-Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.layers` (for models) and
-`lmkit_testing`, is free to move.
+Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.layers` (for models),
+`lmkit.killable` (for work on what strangers wrote) and the libraries, is free to move.
 """
 
 from lmkit.api.checkpoint import Checkpoint, CheckpointOptions
@@ -29,6 +29,7 @@ from lmkit.api.errors import (
     UnsupportedModel,
     UnsupportedTask,
     WeightMismatch,
+    info_of,
     nearest,
 )
 from lmkit.api.execution import (
@@ -54,9 +55,7 @@ from lmkit.api.execution import (
     LogitsProcessor,
     Model,
     Platform,
-    Profile,
     Progress,
-    Proposer,
     Reply,
     ResetCache,
     RotatingAttention,
@@ -97,17 +96,13 @@ from lmkit.api.operators import (
     RowOps,
 )
 from lmkit.api.params import Grammar, PoolingParams, PoolingTask, SamplingParams, Thinking
+from lmkit.api.refs import load_target
 from lmkit.api.refusal import Refusal, Refused
 from lmkit.api.resolved import Choice, Derived, ResolvedPlan
 from lmkit.api.scheduling import (
     CompiledGrammar,
     Gate,
     GrammarBackend,
-    Hold,
-    KVConnectorSched,
-    KVConnectorWorker,
-    KVEvent,
-    Match,
     Matcher,
     OrderPolicy,
     RequestView,
@@ -183,6 +178,9 @@ from lmkit.kinds.platform import PlatformSpec
 from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec
 from lmkit.kinds.reasoning_parser import ReasoningParserSpec
 from lmkit.kinds.scheduler import SchedulerSpec
+from lmkit.kinds.structured_output import StructuredOutput, StructuredOutputSpec
+from lmkit.kinds.template import TemplateRequest, TemplateSpec
+from lmkit.kinds.tokenizer import TokenizerRequest, TokenizerSpec
 from lmkit.kinds.tool_parser import ToolParserSpec
 
 __all__ = [name for name in dir() if not name.startswith("_")]

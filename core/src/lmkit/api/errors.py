@@ -218,3 +218,14 @@ class EngineBusy(EngineError):
     code = "engine-busy"
     status = 503
     retryable = True
+
+
+def info_of(error: BaseException) -> ErrorInfo:
+    """An error as data, typed or not. An untyped one is a bug of ours: its type and message are kept."""
+    if isinstance(error, LmkitError):
+        return error.info()
+    if isinstance(error, MemoryError):
+        return ErrorInfo("no-memory", "out of memory", "use a smaller model, --max-length or --kv-memory", status=507)
+    return ErrorInfo(
+        "engine", f"{type(error).__name__}: {error}", "set LMKIT_DEBUG=1 for the stack trace, and report this"
+    )

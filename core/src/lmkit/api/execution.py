@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from lmkit.api.model import AttnNeed, KVSpec, LinearSpec, ModelInfo, NormKind, WeightRule
     from lmkit.api.operators import RowOps
     from lmkit.api.params import SamplingParams
-    from lmkit.api.resolved import ResolvedPlan
     from lmkit.api.wire import GrammarMasks, StepPlan, StepResult
     from lmkit.config import EngineConfig
 
@@ -335,22 +334,6 @@ class LogitsProcessor(Protocol):
         ...
 
 
-class Drafts(msgspec.Struct):
-    ids: list[list[int]]
-
-
-class Proposer(Protocol):
-    """Proposes draft tokens; runs in the worker right after verification."""
-
-    max_drafts: int  # the scheduler reserves this many extra slots per row
-    needs: frozenset[str]
-
-    def propose(self, slots: Sequence[int], tokens: Callable[[int], Sequence[int]]) -> list[list[int]]: ...
-    def add(self, slot: int) -> None: ...
-    def remove(self, slot: int) -> None: ...
-    def close(self) -> None: ...
-
-
 # -------------------------------------------------------------------------------------------------- executors
 
 
@@ -413,10 +396,6 @@ class ResetCache(Control):
     """Forget all rows and all steps in flight; no KV content is valid any more. Sent when ForgetRows was refused."""
 
 
-class Profile(Control):
-    start: bool
-
-
 class Reply(msgspec.Struct):
     ok: bool
     message: str = ""
@@ -449,18 +428,6 @@ class Executor(Protocol):
     def close(self) -> None:
         """Idempotent, also after a failure."""
         ...
-
-
-class ExecutorFactory(Protocol):
-    """An ExecutorSpec's target: called with what a worker needs to load."""
-
-    def __call__(
-        self,
-        config: EngineConfig,
-        resolved: ResolvedPlan,
-        checkpoint: Checkpoint,
-        progress: Progress | None = None,
-    ) -> Executor: ...
 
 
 class Progress(Protocol):

@@ -10,7 +10,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
     Codes of the core: not-installed, name-conflict, disabled, core-too-old, core-too-new, interface-unsupported,
     broken, requirement-missing, requirement-version, platform, capability, dtype, kv-dtype, head-dim, block-size,
-    gqa-ratio, phase, format, feature, experimental, target-import. Codes of a plugin's own check carry the plugin's
+    gqa-ratio, format, feature, experimental, target-import. Codes of a plugin's own check carry the plugin's
     name: "flashinfer.cuda-driver".
     """
 

@@ -1,10 +1,10 @@
-"""Seams of the engine thread: scheduling, gates, KV connectors, grammars. Plain Python, no torch."""
+"""Seams of the engine thread: scheduling, gates, grammars. Plain Python, no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lmkit.api.params import Grammar
 from lmkit.api.wire import SchedStats, StepPlan, StepResult, TokenEvent
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from lmkit.api.errors import ErrorInfo
-    from lmkit.api.model import KVSpec
     from lmkit.scheduling.request import Request
 
 
@@ -119,50 +118,6 @@ class Scheduler(Protocol):
     def check(self) -> None:
         """All invariants; AssertionError naming the broken one."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """KV found elsewhere: `num_tokens` = 0 means nothing."""
-
-    num_tokens: int = 0
-    mode: Literal["sync", "async"] = "sync"
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Whether a finished request's blocks stay owned by the connector."""
-
-    keep_blocks: bool = False
-    info: dict | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KVEvent:
-    kind: Literal["sent", "received", "failed"]
-    id: str
-    blocks: tuple[int, ...] = ()
-
-
-class KVConnectorSched(Protocol):
-    """The half of a KV connector that lives beside the scheduler."""
-
-    def match(self, r: Request, num_local: int) -> Match: ...
-    def on_alloc(self, r: Request, blocks: list[list[int]], num_external: int) -> Gate | None: ...
-    def meta(self, plan: StepPlan) -> bytes | None: ...
-    def on_finish(self, r: Request) -> Hold: ...
-    def on_report(self, report: bytes) -> list[KVEvent]: ...
-
-
-class KVConnectorWorker(Protocol):
-    """The half of a KV connector that lives in the worker."""
-
-    def register(self, kv: list, specs: list[KVSpec]) -> None: ...
-    def begin(self, meta: bytes) -> None: ...
-    def before_layer(self, i: int) -> None: ...
-    def after_layer(self, i: int) -> None: ...
-    def end(self) -> bytes | None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,6 @@ class EngineRequest(msgspec.Struct):
     cache_salt: str | None = None
     media: list[MediaItem] = []
     transfer: dict | None = None  # opaque to the core, read by the KV connector
-    trace: dict | None = None
     pooling: PoolingParams | None = None  # then nothing is sampled: the answer is `TokenEvent.pooled`
     resume: bool = False  # after a death of the engine another one goes on with it
     num_output: int = 0  # how many of `token_ids`, at their end, an engine before this one has generated
@@ -78,7 +77,6 @@ class StepPlan(msgspec.Struct):
     copies: list[tuple[int, int, int]] = []  # group, source block, destination block
     zero: list[tuple[int, int]] = []  # group, block
     rows: list[RowWork] = []  # batch order, the same on every rank
-    kv_meta: bytes | None = None
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):
@@ -114,7 +112,6 @@ class StepResult(msgspec.Struct):
     drafts: list[list[int]] = []  # proposals for the next step; [] when there is no proposer
     logprobs: list[RowLogprobs] = []  # only rows that asked
     pooled: list[tuple[int, Pooled]] = []  # row index, answer; of rows whose last prompt position was computed
-    kv_report: bytes | None = None
     faults: list[tuple[int, str]] = []  # row index, reason; that request fails, the engine lives
     undrawn: list[tuple[int, str]] = []  # the same for rows that fail by their own parameters: the model was right
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 from lmkit.config.marks import Budget, Flag, Limits, OneOf, Several
 
+STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -130,14 +132,6 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SpecConfig:
-    """Speculative decoding."""
-
-    proposer: Annotated[str, "a proposer plugin's name"]
-    num_drafts: Annotated[int, "tokens proposed per step", Limits(1, 64)] = 3
-
-
-@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine is built from. Identity under dict round trip; unknown keys are errors."""
 
@@ -146,9 +140,8 @@ class EngineConfig:
     sched: SchedConfig = field(default_factory=SchedConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    spec: SpecConfig | None = None
     platform: Annotated[str, "auto or a platform plugin's name"] = "auto"
-    attention: Annotated[str, "auto, NAME, 'a,b' (explicit fallback), 'prefill=a,decode=b', 'text:NAME'"] = "auto"
+    attention: Annotated[str, "auto, NAME, or 'a,b' (explicit fallback)"] = "auto"
     op: Annotated[str, "auto, or names of kernels ('a,b'): what one of them can be for runs on no others"] = "auto"
     tool_parser: Annotated[str, "auto, none or a tool parser's name"] = "auto"
     reasoning_parser: Annotated[str, "auto, none or a reasoning parser's name"] = "auto"

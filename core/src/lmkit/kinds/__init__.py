@@ -20,6 +20,9 @@ from lmkit.kinds import (
     quantization,
     reasoning_parser,
     scheduler,
+    structured_output,
+    template,
+    tokenizer,
     tool_parser,
 )
 from lmkit.kinds.base import Claim, Kind, Refusals, listed
@@ -29,6 +32,8 @@ KINDS: tuple[Kind, ...] = (
     attention.KIND,
     quantization.KIND,
     model.KIND,
+    tokenizer.KIND,
+    template.KIND,
     tool_parser.KIND,
     reasoning_parser.KIND,
     scheduler.KIND,
@@ -36,6 +41,7 @@ KINDS: tuple[Kind, ...] = (
     op.KIND,
     executor.KIND,
     grammar.KIND,
+    structured_output.KIND,
     dialect.KIND,
 )
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}

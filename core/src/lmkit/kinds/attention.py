@@ -36,7 +36,6 @@ class AttentionSpec(Spec):
     preferred_block_size: int = 16  # used when neither user nor platform says otherwise
     gqa_ratios: Dims = ANY
     features: frozenset[str] = frozenset({"causal"})
-    phases: frozenset[str] = frozenset({"prefill", "decode"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,6 @@ class AttentionRequest(SelectRequest):
     kind: str = "attention"
     component: str = "text"
     need: AttnNeed
-    phase: str | None = None  # None = both
 
     def needed(self) -> frozenset[str]:
         return self.features | self.need.features
@@ -83,9 +81,6 @@ def refusals(spec: AttentionSpec, request: AttentionRequest) -> Refusals:
     ratio, rest = divmod(need.num_q_heads, need.num_kv_heads)
     if rest or ratio not in spec.gqa_ratios:
         yield Refusal("gqa-ratio", str(spec.gqa_ratios), f"{need.num_q_heads}/{need.num_kv_heads}")
-    phases = {"prefill", "decode"} if request.phase is None else {request.phase}
-    if not phases <= spec.phases:
-        yield Refusal("phase", listed(spec.phases), listed(phases))
 
 
 KIND = Kind(

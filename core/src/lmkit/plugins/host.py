@@ -277,27 +277,6 @@ class PluginHost(pluggy.PluginManager):
         """Let the behaviour hooks of a module take part: extensions, and the modules of what was selected."""
         self._active.add(module)
 
-    @classmethod
-    def of(cls, modules: Iterable[str]) -> PluginHost:
-        """For a process that is told what was found elsewhere: just these modules, and no look at what is installed.
-
-        Raises PluginError.
-        """
-        host = cls(path=(), switches=Switches())
-        host._entries, host._extensions_loaded = [], True
-        for name in modules:
-            try:
-                host._register(import_module(name))
-            except Exception as e:
-                raise PluginError(f"{name} cannot be imported: {type(e).__name__}: {e}") from e
-            host.activate(name)
-        return host
-
-    def implementers(self, hook: str) -> list[str]:
-        """Names of the active modules that implement a behaviour hook, in call order; `of` takes them."""
-        self.load_extensions()
-        return [module.__name__ for module in self._implementers(hook) if module.__name__ != "lmkit.builtin"]
-
     def first(self, hook: str, **kwargs: Any) -> Any:
         """The first result of a `firstresult` behaviour hook that is not None.
 
@@ -487,7 +466,7 @@ def _core_refusal(entry: Entry) -> Refusal | None:
         return None
     lower = {">=", ">", "~=", "=="}
     too_old = any(s.operator in lower and core < Version(s.version.removesuffix(".*")) for s in failed)
-    fix = f"pip install -U {CORE_DIST}" if too_old else f"pip install -U {entry.dist}"
+    fix = f"upgrade {CORE_DIST if too_old else entry.dist}"
     return Refusal(
         "core-too-old" if too_old else "core-too-new", f"{CORE_DIST}{entry.core_range}", lmkit.__version__, fix
     )

@@ -7,9 +7,10 @@ the values that follow. `Resolver` keeps the story of every selection for `expla
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +19,6 @@ from lmkit.api import (
     Architecture,
     AttentionRequest,
     AttentionSpec,
-    AttnNeed,
     Checkpoint,
     CheckpointError,
     CheckpointOptions,
@@ -48,16 +48,18 @@ from lmkit.api import (
     SelectionError,
     SelectRequest,
     Spec,
+    TemplateRequest,
     Tier,
+    TokenizerRequest,
     UnknownArchitecture,
     UnknownKey,
     UnknownName,
     canonical,
     nearest,
 )
-from lmkit.config import EngineConfig
+from lmkit.config import STEP_TOKENS, EngineConfig
 from lmkit.plugins.catalog import install_command
-from lmkit.plugins.chat_templates import chat_templates, read_template
+from lmkit.plugins.chat_templates import chat_templates, chosen_template
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
@@ -73,9 +75,8 @@ log = logging.getLogger("lmkit.plugins")
 
 FALLBACK = "transformers"  # the model plugin that runs architectures without a family of their own
 END_TOKENS = "lmkit.text.ends:find_ends"  # it renders, which this layer cannot
-TOKENIZER_PLUGINS = "tokenizer_plugins"  # modules, for processes that must not look for any
+TOKENIZER_FOLDER = "lmkit.text.side:tokenizer_directory"  # it may be downloaded
 PARSERS = ("tool_parser", "reasoning_parser")
-MAX_STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
 
 
 def resolve(
@@ -132,13 +133,13 @@ class Resolver:
             ("scheduler", self._choose_scheduler),
             ("executor", self._choose_executor),
             ("grammar", self._choose_grammars),
-            ("proposer", self._refuse_proposer),
         ):
             self._step(topic, choose)
-        self._step("template", self._find_template, needs=("checkpoint",))
+        self._step("tokenizer", self._choose_tokenizer, needs=("checkpoint",))
+        self._step("template", self._choose_template, needs=("checkpoint",))
         for kind in PARSERS:
             self._step(kind, partial(self._choose_parser, kind), needs=("template",))
-        self._step("ends", self._find_ends, needs=("model", "platform", *PARSERS))
+        self._step("ends", self._find_ends, needs=("model", "platform", "tokenizer", *PARSERS))
         self._step("options", self._check_options)
         self._step("values", self._settle_values, needs=("model", "platform", "attention"))
         for choice in self._choices:
@@ -148,11 +149,8 @@ class Resolver:
     def plan(self) -> ResolvedPlan:
         """What has been chosen. Needs a device."""
         assert self.device is not None
-        derived = list(self._derived)
-        if not self.config.model.tokenizer and (names := self.host.implementers("lmkit_load_tokenizer")):
-            derived.append(Derived(TOKENIZER_PLUGINS, names, "plugins that may bring the tokenizer"))
         warnings = dict.fromkeys((*self.host.warnings, *self._warnings))
-        return ResolvedPlan(self.device, tuple(self._choices), tuple(derived), tuple(warnings))
+        return ResolvedPlan(self.device, tuple(self._choices), tuple(self._derived), tuple(warnings))
 
     # ------------------------------------------------------------------------------------------------- the steps
 
@@ -245,9 +243,6 @@ class Resolver:
         self._derive("kv_dtype", self.kv_dtype, "the model's dtype" if asked == "auto" else "user")
 
     def _choose_attention(self) -> None:
-        items = parse_selection(self.config.attention)
-        for component in sorted({w.component for w in items if w.component} - {"text"}):
-            raise ConfigError(f"attention: the model has no component {component!r}", fix="components: text")
         needs = [
             replace(need, dtype=self.dtype, kv_dtype=self.kv_dtype, block_size=self.config.cache.block_size or 0)
             for need, _ in self.described_model.kv_groups()
@@ -256,22 +251,10 @@ class Resolver:
             if self.config.attention != "auto":
                 raise ConfigError(f"attention: {self.config.attention!r}: the model has none", fix="--attention auto")
             return
-        phases = ("prefill", "decode") if any(w.phase for w in items) else (None,)
-        choices = [self._choose_attention_phase(needs, phase) for phase in phases]
-        if len({(c.dist, c.name) for c, _ in choices}) > 1:
-            raise ConfigError(
-                f"attention: prefill={choices[0][0].name} and decode={choices[1][0].name} would share a KV cache, "
-                "which no executor here supports",
-                fix=f"--attention {choices[0][0].name}",
-            )
-        choice, outcome = choices[0]
-        self._keep(outcome, choice)
-        self._warn_reference(outcome)
-
-    def _choose_attention_phase(self, needs: Sequence[AttnNeed], phase: str | None) -> tuple[Choice, Outcome]:
-        requests = [AttentionRequest(need=need, phase=phase, device=self.device, dtype=self.dtype) for need in needs]
+        requests = [AttentionRequest(need=need, device=self.device, dtype=self.dtype) for need in needs]
         outcome = self._consider(requests, self.config.attention)
-        return outcome.choice(), outcome
+        self._keep(outcome)
+        self._warn_reference(outcome)
 
     def _choose_quantization(self) -> None:
         checkpoint, user = self.found_checkpoint, self.config.model.quantization
@@ -305,7 +288,7 @@ class Resolver:
             )
 
     def _wanted_ops(self) -> tuple[Wanted, ...]:
-        return () if self.config.op == "auto" else parse_selection(self.config.op)
+        return parse_selection(self.config.op)
 
     def _asked_op(self, op: str, fmt: str) -> str:
         """Of the kernels that the user named, those for `op` and `fmt`; without one, auto."""
@@ -357,23 +340,31 @@ class Resolver:
         self._pick(request, parallel.executor)
 
     def _choose_grammars(self) -> None:
-        """Every usable backend, in order: which one compiles a constraint is decided per request."""
-        if self.host.names("grammar"):
-            outcome = consider(self.host, SelectRequest(kind="grammar"), imports=self.imports)
-            self.outcomes.append(outcome)
+        """Every usable backend, in order: which one compiles a constraint is decided per request. And who runs them."""
+        for outcome in self._offered(SelectRequest(kind="structured_output")):
+            self._keep(outcome)
+        for outcome in self._offered(SelectRequest(kind="grammar")):
             for candidate in outcome.survivors:
                 self._keep(outcome, outcome.choice(candidate), candidate)
 
-    def _refuse_proposer(self) -> None:
-        if (spec := self.config.spec) is not None:
-            raise ConfigError(f"proposer {spec.proposer!r}: nothing runs proposers yet", fix="leave --proposer out")
+    def _choose_tokenizer(self) -> None:
+        """By the files that are there. Without one, whoever needs a tokenizer says what is missing."""
+        folder = load_target(TOKENIZER_FOLDER)(self.found_checkpoint, self.config.model)
+        files = frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset[str]()
+        for outcome in self._offered(TokenizerRequest(files=files)):
+            self._keep(outcome)
 
-    def _find_template(self) -> None:
-        """What tells the formats of the model."""
-        checkpoint = self.found_checkpoint
-        self._parsers = ParserChooser(
-            self.host, self._chat_templates(checkpoint), checkpoint.path, imports=self.imports
-        )
+    def _choose_template(self) -> None:
+        """A plugin's, for the file that the user names or for the checkpoint; without one, files are read as text."""
+        checkpoint, model = self.found_checkpoint, self.config.model
+        suffix = Path(model.chat_template).suffix if model.chat_template else None
+        request = TemplateRequest(suffix=suffix, architecture=checkpoint.architecture, model=checkpoint.name)
+        if suffix is not None or not model.tokenizer:
+            for outcome in self._offered(request):
+                self._keep(outcome)
+        found = chosen_template(self._choices, model.chat_template, checkpoint)
+        templates = {"default": found} if found is not None else chat_templates(checkpoint.path)
+        self._parsers = ParserChooser(self.host, templates, checkpoint.path, imports=self.imports)
 
     def _choose_parser(self, kind: str) -> None:
         """A parser that `auto` does not find is absent, and text stays text."""
@@ -394,15 +385,6 @@ class Resolver:
             claim = claim_of(outcome.chosen.spec, outcome.request)
             self._keep(outcome, outcome.choice(why=f"auto: {claim.why}" if claim else ""))
 
-    def _chat_templates(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """What tells the formats of the model: the user's template, the checkpoint's own, or one that a plugin has."""
-        if file := self.config.model.chat_template:
-            return {"default": read_template(file, self.host)}
-        if own := chat_templates(checkpoint.path):
-            return own
-        found = self.host.first("lmkit_chat_template", checkpoint=checkpoint)
-        return {"default": found} if found else {}
-
     def _find_ends(self) -> None:
         """What the files name, and what the chat template ends a turn with."""
         checkpoint, info = self.found_checkpoint, self.described_model
@@ -410,7 +392,7 @@ class Resolver:
             "config": info.eos_token_ids,
             "generation_config": _ints(checkpoint.generation_config.get("eos_token_id")),
         }
-        self.ends = load_target(END_TOKENS)(checkpoint, self.plan(), self.config, self.host, info, ids)
+        self.ends = load_target(END_TOKENS)(checkpoint, self.plan(), self.config, info, ids)
         self._derive("eos_token_ids", [end.id for end in self.ends], "; ".join(map(str, self.ends)) or "none is named")
 
     def _check_options(self) -> None:
@@ -444,7 +426,7 @@ class Resolver:
             (module, p) for module, p in proposals
             if p.key != "cache.block_size" or p.strength == "require" or p.value in dims
         ]  # fmt: skip
-        fallback = [Derived("max_step_tokens", MAX_STEP_TOKENS, "the core's default (user: auto)")]
+        fallback = [Derived("max_step_tokens", STEP_TOKENS, "the core's default (user: auto)")]
         if attention:
             spec = attention[0]
             size = spec.preferred_block_size if spec.preferred_block_size in dims else _smallest(dims)
@@ -471,8 +453,6 @@ class Resolver:
         info, asked = self.described_model, self.config.cache.prefix_cache
         reason = "" if info.causal else "the model's tokens see those that follow"
         state = f"{len(info.recurrent)} layers keep recurrent state, which is that of the last token only"
-        if info.recurrent and self.config.spec is not None:
-            raise ConfigError(f"proposer {self.config.spec.proposer!r}: drafts cannot be taken back: {state}")
         if info.recurrent and not info.kv_groups():
             reason = "no layer has attention, so there are no blocks to find"
         if reason and asked:
@@ -536,6 +516,14 @@ class Resolver:
         if outcome.chosen is None:
             raise failure(self.host, outcome, lambda names: consider(self.host, request, "auto", **how))
         return outcome
+
+    def _offered(self, request: SelectRequest) -> Iterator[Outcome]:
+        """The selection among what is installed, if anything of it can serve: a kind that the plan can be without."""
+        if self.host.names(request.kind):
+            outcome = consider(self.host, request, imports=self.imports)
+            self.outcomes.append(outcome)
+            if outcome.chosen is not None:
+                yield outcome
 
     def _pick(self, request: SelectRequest, user: str, why: str = "") -> Choice:
         outcome = self._consider(request, user)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import Choice, EngineBusy, EngineRequest, Grammar, GrammarError, SamplingParams, SchedLimits, Thinking
-from lmkit.engine.channel import Channel, MarkerTable
-from lmkit.engine.compiler import CompileLimits, Compiler, Wanted
-from lmkit.engine.constraint import Constraint
 from lmkit.engine.core import EngineCore
-from lmkit.engine.grammars import ConstrainedOutput
 from lmkit.engine.intake import Intake
 from lmkit.scheduling.request import Request
 from lmkit.scheduling.scheduler import Scheduler
+from lmkit_structured_output_masks.channel import Channel, MarkerTable
+from lmkit_structured_output_masks.compiler import CompileLimits, Compiler, Wanted
+from lmkit_structured_output_masks.constraint import Constraint
+from lmkit_structured_output_masks.output import ConstrainedOutput
 from lmkit_testing.grammars import Stairs, StairsCompiler, StairsMatcher, byte_vocabulary
 from lmkit_testing.hash_model import HashExecutor, hash_kv
 from lmkit_testing.stepper import ArrivalOrder
@@ -436,7 +437,7 @@ class Other(Scripted):
 
 def scripted_compiler(**limits) -> Compiler:
     choices = [
-        Choice("grammar", "grammar", name, f"{__name__}:{target}", "x", "1", "x")
+        Choice("grammar", "grammar", name, f"{Path(__file__).stem}:{target}", "x", "1", "x")
         for name, target in (("first", "Scripted"), ("second", "Other"))
     ]
     return Compiler(choices, vocabulary, CompileLimits(**{"cpu_seconds": 1, "nbytes": 1 << 28, **limits}))
@@ -451,18 +452,21 @@ def wait(compiler: Compiler, *grammars: Grammar) -> list:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def findable():
+    """This module can be imported by name, here and in the process that compiles."""
+    folder, before = os.path.dirname(__file__), os.environ.get("PYTHONPATH")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", folder + (os.pathsep + before if before else ""))
+        patch.syspath_prepend(folder)
+        yield
+
+
 @pytest.fixture(scope="module")
-def compiler(request):
-    folder = os.path.dirname(__file__)
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = folder + (os.pathsep + before if before else "")
+def compiler(findable):
     made = scripted_compiler()
     yield made
     made.close()
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
 
 
 def test_the_process_is_killed_when_it_takes_too_much(compiler):

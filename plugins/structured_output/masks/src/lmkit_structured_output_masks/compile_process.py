@@ -1,4 +1,4 @@
-"""The process in which grammars are compiled: `python -m lmkit.engine.compile_process`, frames on stdin and stdout.
+"""The process in which grammars are compiled: `python -m` this module, frames on stdin and stdout.
 
 A grammar comes from a stranger and may take any time or memory, so each is compiled by a child, forked once the
 backends are loaded, under limits of the kernel. New grammars come first: one that takes longer than a moment is
@@ -22,10 +22,17 @@ from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 import numpy as np
-
-from lmkit.api import Choice, CompiledGrammar, Grammar, GrammarBackend, GrammarError, LmkitError, Vocabulary
+from lmkit.api import (
+    Choice,
+    CompiledGrammar,
+    Grammar,
+    GrammarBackend,
+    GrammarError,
+    LmkitError,
+    Vocabulary,
+    load_target,
+)
 from lmkit.killable import OUT_OF_MEMORY, Limits, limited, unfinished
-from lmkit.plugins import load_target
 
 HEADER = 4  # bytes of a frame's length, big-endian
 MAX_RUNNING = 2  # children at a time, of which one may be slow

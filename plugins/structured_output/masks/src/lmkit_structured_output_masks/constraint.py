@@ -7,19 +7,19 @@ late need nothing here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-
 from lmkit.api import GrammarError, Matcher
-from lmkit.engine.channel import Channel, State, bit_mask
-from lmkit.scheduling.request import Request
+
+from lmkit_structured_output_masks.channel import Channel, State, bit_mask
 
 
 class Constraint:
     """Follows `request.tokens`. `masks` says what may come next."""
 
     def __init__(
-        self, request: Request, matcher: Matcher | None, channel: Channel | None, ends: Sequence[int], size: int
+        self, request: Any, matcher: Matcher | None, channel: Channel | None, ends: Sequence[int], size: int
     ) -> None:
         """`ends`: ids that end the output, allowed where the grammar is complete. `size`: columns of the logits."""
         self.request = request

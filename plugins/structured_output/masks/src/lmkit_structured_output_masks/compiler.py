@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from threading import Lock, Thread
 from typing import BinaryIO, cast
 
 import msgspec
-
 from lmkit.api import (
     Choice,
     CompiledGrammar,
@@ -31,12 +29,13 @@ from lmkit.api import (
     GrammarError,
     Thinking,
     Vocabulary,
+    info_of,
+    load_target,
 )
-from lmkit.config.environment import child_environment
-from lmkit.engine.channel import MarkerTable
-from lmkit.engine.compile_process import Cancel, Job, Result, Setup, give_back, read, try_out, write
-from lmkit.engine.messages import info_of
-from lmkit.plugins import load_target
+from lmkit.killable import spawn
+
+from lmkit_structured_output_masks.channel import MarkerTable
+from lmkit_structured_output_masks.compile_process import Cancel, Job, Result, Setup, give_back, read, try_out, write
 
 log = logging.getLogger("lmkit.engine")
 WARM_UP = 4  # tokens of the walk with which a grammar comes into the engine: its first masks are the dear ones
@@ -226,11 +225,8 @@ class Compiler:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             # the libraries that it loads must not start threads, which a fork would lose
-            environment = child_environment({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
-            process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "lmkit.engine.compile_process"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0,
-            )  # fmt: skip
+            environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            process = self._process = spawn("lmkit_structured_output_masks.compile_process", environment)
             assert self._vocabulary is not None
             vocab, limits = self._vocabulary, self.limits
             setup = Setup(

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
-
 from lmkit.api import GrammarError, Thinking, Vocabulary
 
 Phase = Literal["start", "thinking", "body"]

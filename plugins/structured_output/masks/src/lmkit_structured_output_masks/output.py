@@ -6,16 +6,27 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from time import thread_time
-from typing import TypeVar
+from time import monotonic, sleep, thread_time
+from typing import Any, TypeVar
 
 import numpy as np
+from lmkit.api import (
+    Choice,
+    CompiledGrammar,
+    ErrorInfo,
+    Grammar,
+    GrammarError,
+    GrammarMasks,
+    LmkitError,
+    PluginError,
+    StepPlan,
+    StepResult,
+    Vocabulary,
+)
 
-from lmkit.api import ErrorInfo, GrammarError, GrammarMasks, LmkitError, PluginError, StepPlan, StepResult
-from lmkit.engine.channel import Channel
-from lmkit.engine.compiler import Compilation, Compiler, Wanted
-from lmkit.engine.constraint import Constraint
-from lmkit.scheduling.request import Request
+from lmkit_structured_output_masks.channel import Channel
+from lmkit_structured_output_masks.compiler import Compilation, Compiler, Wanted
+from lmkit_structured_output_masks.constraint import Constraint
 
 log = logging.getLogger("lmkit.engine")
 T = TypeVar("T")
@@ -26,7 +37,7 @@ class GrammarGate:
 
     name = "grammar"
 
-    def __init__(self, request: Request, compilation: Compilation, output: ConstrainedOutput) -> None:
+    def __init__(self, request: Any, compilation: Compilation, output: ConstrainedOutput) -> None:
         self._request, self._compilation, self._output = request, compilation, output
 
     def ready(self) -> bool:
@@ -37,7 +48,7 @@ class GrammarGate:
 
 
 class ConstrainedOutput:
-    """Implements engine.intake.Grammars."""
+    """Implements StructuredOutput."""
 
     def __init__(self, compiler: Compiler, max_rows: int = 0) -> None:
         """`max_rows`: rows of logits that a step may make; 0: no tokens are proposed."""
@@ -47,14 +58,14 @@ class ConstrainedOutput:
         self._live: dict[str, Constraint] = {}
         self.broken: Sequence[tuple[str, ErrorInfo]] = ()
 
-    def gate(self, request: Request) -> GrammarGate:
+    def gate(self, request: Any) -> GrammarGate:
         params = request.params
         thinking = params.thinking and replace(params.thinking, inside=False, budget=None)
         wanted = Wanted(params.grammar, thinking, params.stop_token_ids)
         compilation = self._waiting[request.id] = self._compiler.submit(wanted)
         return GrammarGate(request, compilation, self)
 
-    def start(self, request: Request, found: Compilation) -> bool:
+    def start(self, request: Any, found: Compilation) -> bool:
         """Whether the request may start; then its constraint is followed."""
         if not found.done or found.error is not None or not self._has_room(found):
             return False
@@ -151,6 +162,18 @@ class ConstrainedOutput:
         self.broken = [*self.broken, (id, error.info())]
         del self._live[id]
 
+    def compile(self, grammar: Grammar, seconds: float) -> CompiledGrammar:
+        """Waits for it. Raises GrammarError."""
+        found = self._compiler.submit(Wanted(grammar, None, ()))
+        end = monotonic() + seconds
+        while not found.done:
+            if monotonic() > end:
+                raise GrammarError(f"it was not compiled in {seconds:g} s", fix="make it simpler")
+            sleep(0.002)
+        if found.compiled is None:
+            raise GrammarError(found.error.message if found.error else "nothing was compiled")
+        return found.compiled
+
     def close(self) -> None:
         """Idempotent."""
         self._compiler.close()
@@ -162,3 +185,10 @@ def _typed(id: str, error: BaseException) -> LmkitError:
         return error
     log.error("request %s: the grammar backend failed", id, exc_info=error)
     return PluginError(f"the grammar backend failed ({type(error).__name__})")
+
+
+def constrained_output(
+    backends: Sequence[Choice], open_vocabulary: Callable[[], Vocabulary], max_rows: int = 0
+) -> ConstrainedOutput:
+    """The plugin's target. `backends`: best first. Nothing is loaded before the first constraint comes."""
+    return ConstrainedOutput(Compiler(backends, open_vocabulary), max_rows)
