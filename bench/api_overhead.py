@@ -21,8 +21,8 @@ from lmkit.engine.client import BaseClient
 from lmkit.engine.messages import Command, EngineFacts, Events, Report, Submit, decode_report, encode
 from lmkit.front.prepare import Turn
 from lmkit.front.run import Generation
+from lmkit_dialect_openai.dialect import CHAT, OpenAI
 from lmkit_http.app import _chunks, build_app
-from lmkit_http.openai import CHAT, OpenAI
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import ServedLLM, text_side
 

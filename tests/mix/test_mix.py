@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from lmkit.hookspecs import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT = [
@@ -46,7 +47,8 @@ def listed(stdout: str) -> set[str]:
 def with_plugins(paths: Iterable[str]) -> set[str]:
     """Names of those dists that bring plugins: a library or a front end brings none."""
     projects = [tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"] for path in paths]
-    return {p["name"] for p in projects if any(group.startswith("lmkit.") for group in p.get("entry-points", ()))}
+    groups = {f"lmkit.{kind}" for kind in KINDS}
+    return {project["name"] for project in projects if groups & project.get("entry-points", {}).keys()}
 
 
 def test_core_alone_lists_and_explains(make_env) -> None:

@@ -169,6 +169,7 @@ from lmkit.contracts.wire import (
     TokenLogprob,
 )
 from lmkit.kinds.attention import AttentionRequest, AttentionSpec
+from lmkit.kinds.dialect import DialectSpec
 from lmkit.kinds.executor import ExecutorRequest, ExecutorSpec
 from lmkit.kinds.grammar import GrammarBackendSpec
 from lmkit.kinds.loader import LoaderRequest, LoaderSpec

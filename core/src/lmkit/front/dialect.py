@@ -11,7 +11,8 @@
             return turns[0].message.content.encode()
 
 A dialect parses a body into an exchange: the ask, and how its answer is written. Whoever serves it prepares the ask,
-plays its turns and sends what the exchange writes: the whole answer, or a chunk for each change.
+plays its turns and sends what the exchange writes: the whole answer, or a chunk for each change. This module is all
+that a dialect imports of the front.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from uuid import uuid4
 import msgspec
 
 from lmkit.api import ErrorInfo, PoolerInfo, RequestError, Tokenizer
-from lmkit.front.ask import Ask, PoolAsk, ScoreAsk
-from lmkit.front.message import Change
+from lmkit.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
+from lmkit.front.message import CallChange, Change, Message, ToolCall
 from lmkit.front.prepare import Turn
+from lmkit.text.pooling import PoolingOutput
+from lmkit.text.stream import Finish, Usage
 
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
           413: "invalid_request_error", 431: "invalid_request_error", 503: "service_unavailable"}  # fmt: skip
@@ -123,3 +126,26 @@ def error_json(info: ErrorInfo) -> bytes:
     message = f"{info.message}. {info.fix[:1].upper()}{info.fix[1:]}" if info.fix else info.message
     kind = _KINDS.get(info.status, "invalid_request_error" if info.status < 500 else "server_error")
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": info.field, "code": info.code}})
+
+
+__all__ = [
+    "Ask",
+    "CallChange",
+    "Change",
+    "ChatAsk",
+    "Dialect",
+    "Exchange",
+    "Finish",
+    "Message",
+    "PoolAsk",
+    "PoolingOutput",
+    "ScoreAsk",
+    "Served",
+    "TextAsk",
+    "ToolCall",
+    "Turn",
+    "UnknownModel",
+    "UnsupportedField",
+    "Usage",
+    "error_json",
+]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from lmkit.kinds import (
     attention,
+    dialect,
     executor,
     grammar,
     loader,
@@ -40,6 +41,7 @@ KINDS: tuple[Kind, ...] = (
     executor.KIND,
     grammar.KIND,
     structured_output.KIND,
+    dialect.KIND,
 )
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
 EXTENSION = "extension"  # the group of modules that implement behaviour hooks only, and register nothing

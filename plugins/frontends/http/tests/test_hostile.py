@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 from lmkit.api import PoolerInfo
-from lmkit_http import pooling
+from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest
+from lmkit_dialect_pooling import dialect as pooling
 from lmkit_http.info_schema import DetokenizeRequest, LoadAdapterRequest, TokenizeRequest, UnloadAdapterRequest
-from lmkit_http.schema import ChatRequest, CompletionRequest
 from lmkit_testing.serving import ServedLLM, scripted
 from pydantic import BaseModel
 

@@ -183,7 +183,7 @@ async def test_a_slow_reader_delays_nobody() -> None:
         begin = time.monotonic()
         response = await client.post("/v1/chat/completions", json=HELLO | {"max_completion_tokens": 50, "stream": True})
         assert response.status_code == 200
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 30  # it takes a fraction of one; with that client waited for, no end
         writer.close()
         await until(lambda: not llm.client._streams)  # type: ignore[attr-defined]
 

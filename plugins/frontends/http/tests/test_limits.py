@@ -12,12 +12,12 @@ import pytest
 from lmkit.api import PoolerInfo, RequestError
 from lmkit.text.measure import PIECE, beginning, longer_than
 from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_dialect_openai.chat import Chat
+from lmkit_dialect_openai.completions import Completions
+from lmkit_dialect_openai.dialect import OpenAI
+from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest
 from lmkit_http.backend import Backend
-from lmkit_http.chat import Chat
-from lmkit_http.completions import Completions
 from lmkit_http.info_schema import DetokenizeRequest
-from lmkit_http.openai import OpenAI
-from lmkit_http.schema import ChatRequest, CompletionRequest
 from lmkit_http.settings import ServerSettings
 from lmkit_http.shape import MAX_CONTAINERS, MAX_DEPTH, MAX_MEMBERS, shape_of
 from lmkit_http.strict import parse

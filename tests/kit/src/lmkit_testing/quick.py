@@ -6,7 +6,7 @@ Three things are left out, and none of a plugin that a change can have broken:
 - configurations of models (an architecture and a variant of its kit) and greedy tokens of architectures, but for a set
   that covers whatever any of them declares (`cover.json`, see `lmkit_testing.cover`). Of each architecture its first
   configuration remains, compared with `transformers` in float32;
-- tests with the marker `full`.
+- tests with the marker `full`, and what tests that ask `shortened` leave out themselves.
 
 What a change can have broken: the dists whose files differ from the merge base with main, committed or not, and those
 that depend on them, the core apart, on which all depend. Where git or main is missing that is nothing.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "full: left out of a quick run; a test beside it covers most of what it says")
+    what = "left out of a quick run, unless a change can have broken one of the dists that it names"
+    config.addinivalue_line("markers", f"full(*dists): {what}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("quick"):
+    choice = choice_of(config)
+    if choice is None:
         return
-    choice = Choice(config.rootpath)
     left_out = [item for item in items if not choice.takes(item)]
     if left_out:
         gone = set(map(id, left_out))
         items[:] = [item for item in items if id(item) not in gone]
         config.hook.pytest_deselected(items=left_out)
+
+
+CHOICE: pytest.StashKey[Choice | None] = pytest.StashKey()
+
+
+def choice_of(config: pytest.Config) -> Choice | None:
+    """None: everything runs."""
+    if CHOICE not in config.stash:
+        config.stash[CHOICE] = Choice(config.rootpath) if config.getoption("quick") else None
+    return config.stash[CHOICE]
+
+
+@pytest.fixture(scope="session")
+def shortened(pytestconfig: pytest.Config) -> Callable[[str], bool]:
+    """shortened("tool_parser:hermes"): whether a test of that plugin may do with a part of its cases."""
+    choice = choice_of(pytestconfig)
+    return lambda plugin: choice is not None and choice.dists.get(plugin) not in choice.changed
 
 
 class Choice:
@@ -76,8 +95,8 @@ class Choice:
         plugin = str(parameters.get("plugin") or getattr(getattr(item, "cls", None), "plugin", ""))
         if self.dists.get(plugin) in self.changed or self._lies_in_changed(item):
             return True
-        if item.get_closest_marker("full"):
-            return False
+        if marker := item.get_closest_marker("full"):
+            return bool(self.changed.keys() & set(marker.args))
         if name in ONCE_PER_DIST:
             return self._first((name, self.dists.get(plugin, plugin)))
         if name in ONCE_PER_MODULE:

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 import pytest
 from lmkit.api import ModelSpec, PluginError, Spec
 from lmkit.kinds import BY_NAME
-from lmkit.plugins.doctor import IMPORT_SECONDS, import_budgets, private_imports
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type, parse_options
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.stages import requirements
 from lmkit.plugins.switches import Switches
+from lmkit_cli.health import IMPORT_SECONDS, import_budgets, private_imports
 
 from lmkit_testing.clock import least
 

@@ -137,6 +137,13 @@ class World(DistDir):
         source = ATTENTION.format(name=name, target=target or f"{module}:lmkit_attention_backends", extra=extra)
         self.add(dist, {"attention": {name: module}}, {module: source}, **kwargs)
 
+    def everything(self) -> World:
+        """A world in which everything resolves."""
+        self.basics()
+        self.platform("plain", fallback=True)
+        self.attention("ref", "tier=Tier.REFERENCE, features=frozenset({'causal', 'sliding_window'})")
+        return self
+
     def basics(self) -> None:
         """All that a plan needs but platform and attention."""
         self.add("toy-model", {"model": {"ToyForCausalLM": "toy_model.hooks"}}, {"toy_model.hooks": MODEL})

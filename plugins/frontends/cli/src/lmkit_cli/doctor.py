@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 Level = Literal["ok", "warn", "fail"]
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "starlette", "uvicorn", "uvloop")
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "fastapi", "uvicorn", "uvloop")
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -69,7 +69,7 @@ def _packages() -> Iterator[Finding]:
         try:
             yield Finding("package", "ok", f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            serving = name in ("starlette", "uvicorn", "uvloop")
+            serving = name in ("fastapi", "uvicorn", "uvloop")
             fix = install("lmkit-http" if serving else "lmkit-core")
             yield Finding("package", "warn" if serving else "fail", f"{name} is not installed", fix)
 
@@ -89,8 +89,9 @@ def _disk() -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    from lmkit.plugins.doctor import examine
     from lmkit.plugins.host import PluginHost
+
+    from lmkit_cli.health import examine
 
     levels: dict[str, Level] = {"error": "fail", "warning": "warn", "info": "ok"}
     host = PluginHost()

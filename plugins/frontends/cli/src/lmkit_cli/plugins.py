@@ -150,7 +150,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check every installed plugin; exit 1 if one is in trouble."""
-    from lmkit.plugins.doctor import count, examine
+    from lmkit_cli.health import count, examine
 
     host = _host()
     findings = examine(host, imports=imports)

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import lmkit
+from fastapi import FastAPI
 from lmkit.api import EngineBusy, EngineDead, LmkitError
 from lmkit.front.ask import PoolAsk, ScoreAsk
 from lmkit.front.dialect import Dialect, Exchange
+from lmkit.front.dialects import installed_dialects
 from lmkit.front.prepare import Turn, prepare, prepare_pooling
 from lmkit.front.run import Generation, check_finish
-from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -27,8 +29,6 @@ from lmkit_http.errors import HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate
 from lmkit_http.limits import body_limit
 from lmkit_http.metrics import Metrics
-from lmkit_http.openai import OpenAI
-from lmkit_http.pooling import PoolingDialect
 from lmkit_http.pooling_run import PoolingRun
 from lmkit_http.settings import ServerSettings
 from lmkit_http.sse import ClientGone, EventResponse, while_connected
@@ -40,17 +40,17 @@ log = logging.getLogger("lmkit.server")
 
 def build_app(
     llm: ServedModel, settings: ServerSettings | None = None, dialects: Sequence[Dialect] | None = None
-) -> Starlette:
+) -> FastAPI:
     """The application. `app.state.backend` is the Backend; draining is its business and `server.run`'s."""
     settings = settings or ServerSettings()
     settings = replace(settings, max_body=body_limit(llm.facts, settings))
     model = next(iter(settings.served_names), llm.facts.model)
     backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
     backend.adapters.update(llm.facts.adapters)
-    dialects = [OpenAI(), PoolingDialect()] if dialects is None else dialects
+    dialects = installed_dialects() if dialects is None else dialects
     spoken = {route: dialect for dialect in dialects for route in dialect.routes}
     backend.routes = frozenset(spoken)
-    app = Starlette(routes=[
+    app = FastAPI(title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None, routes=[
         *(Route(path, _answering(backend, path, dialect), methods=["POST"]) for path, dialect in spoken.items()),
         *(Route(path, _guarded(backend, path, handler), methods=methods)
           for path, methods, handler in info_routes.routes(backend)),

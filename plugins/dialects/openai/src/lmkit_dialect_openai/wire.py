@@ -8,7 +8,7 @@ import msgspec
 from lmkit.api import Tokenizer, TokenLogprob
 
 if TYPE_CHECKING:
-    from lmkit.text.stream import Usage
+    from lmkit.front.dialect import Usage
 
 
 class PromptDetails(msgspec.Struct):

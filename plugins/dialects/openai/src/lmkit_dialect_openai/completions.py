@@ -10,13 +10,10 @@ from typing import Any
 
 import msgspec
 from lmkit.api import TokenLogprob
-from lmkit.front.ask import TextAsk, UnsupportedField
-from lmkit.front.dialect import Exchange, Served
-from lmkit.front.message import Change
-from lmkit.front.prepare import Turn
+from lmkit.front.dialect import Change, Exchange, Served, TextAsk, Turn, UnsupportedField
 
-from lmkit_http.schema import CompletionRequest
-from lmkit_http.wire import UsageBody, chunk_frame, finite, prompt_logprobs, usage_of
+from lmkit_dialect_openai.schema import CompletionRequest
+from lmkit_dialect_openai.wire import UsageBody, chunk_frame, finite, prompt_logprobs, usage_of
 
 _encode = msgspec.json.Encoder().encode
 _DEFAULT_TOKENS = 16  # of the OpenAI API

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TypeVar
 
 from lmkit.front.dialect import Dialect, Exchange, Served
-
-from lmkit_http.chat import Chat
-from lmkit_http.completions import Completions
-from lmkit_http.schema import ChatRequest, CompletionRequest, Sampling
 from lmkit_http.strict import parse
+
+from lmkit_dialect_openai.chat import Chat
+from lmkit_dialect_openai.completions import Completions
+from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest, Sampling
 
 Request = TypeVar("Request", bound=Sampling)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

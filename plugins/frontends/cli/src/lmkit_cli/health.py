@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from packaging.requirements import InvalidRequirement, Requirement
-
 from lmkit.api import DoctorCheck, PluginError
 from lmkit.kinds import BY_NAME, KINDS
 from lmkit.plugins.catalog import CORE_DIST
@@ -22,12 +20,13 @@ from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.stages import requirements
+from packaging.requirements import InvalidRequirement, Requirement
 
 Level = Literal["info", "warning", "error"]
 HEAVY = ("torch", "numpy", "triton", "transformers", "tokenizers", "pydantic", "fastapi")  # not in a hooks module
 IMPORT_SECONDS = 0.5  # for a hooks module, beyond lmkit.api
 ENDLESS_SECONDS = 10.0  # after which it is taken for one that never ends
-PUBLIC = ("lmkit.api", "lmkit.killable", "lmkit.layers", "lmkit_testing")
+PUBLIC = ("lmkit.api", "lmkit.front.dialect", "lmkit.killable", "lmkit.layers", "lmkit_testing")
 PINNED = {"torch", "triton", "transformers", "numpy"}  # a pin on one of these can break a working environment
 
 

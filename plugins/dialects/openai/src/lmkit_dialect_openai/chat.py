@@ -8,14 +8,17 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
-from lmkit.front.ask import ChatAsk
-from lmkit.front.dialect import Exchange, Served
-from lmkit.front.message import CallChange, Change
-from lmkit.front.prepare import Turn
-from lmkit.text.stream import Finish
+from lmkit.front.dialect import CallChange, Change, ChatAsk, Exchange, Finish, Served, Turn
 
-from lmkit_http.schema import ChatRequest
-from lmkit_http.wire import ContentLogprob, UsageBody, chunk_frame, content_logprobs, prompt_logprobs, usage_of
+from lmkit_dialect_openai.schema import ChatRequest
+from lmkit_dialect_openai.wire import (
+    ContentLogprob,
+    UsageBody,
+    chunk_frame,
+    content_logprobs,
+    prompt_logprobs,
+    usage_of,
+)
 
 _encode = msgspec.json.Encoder().encode
 

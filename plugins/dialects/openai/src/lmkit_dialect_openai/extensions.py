@@ -1,4 +1,7 @@
-"""Every field beyond the OpenAI API, in one place. Names are the ones that other servers use for the same thing."""
+"""Every field beyond the OpenAI API, and those that change nothing, in one place.
+
+Names are the ones that other servers use for the same thing.
+"""
 
 # requests of /v1/completions and /v1/chat/completions
 REQUEST = frozenset({
@@ -24,3 +27,6 @@ RESPONSE = {
     "response": frozenset({"prompt_token_ids", "prompt_logprobs"}),
     "model": frozenset({"max_model_len", "root", "capabilities"}),
 }  # fmt: skip
+
+# fields of requests that are accepted and change nothing: labels for whoever runs a service
+IGNORED = frozenset({"user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier"})

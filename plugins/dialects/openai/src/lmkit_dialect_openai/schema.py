@@ -6,11 +6,19 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from lmkit.api import Grammar, InvalidParam, SamplingParams, ToolChoice
-from lmkit.contracts.params import MAX_BIAS, MAX_LOGPROBS, MAX_STOP, MAX_STOP_IDS, MAX_TOKENS, MIN_REPETITION
-from lmkit.front.ask import UnsupportedField
-from pydantic import Field
-
+from lmkit.api import (
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP,
+    MAX_STOP_IDS,
+    MAX_TOKENS,
+    MIN_REPETITION,
+    Grammar,
+    InvalidParam,
+    SamplingParams,
+    ToolChoice,
+)
+from lmkit.front.dialect import UnsupportedField
 from lmkit_http.strict import (
     MAX_IDS,
     MAX_MESSAGES,
@@ -27,6 +35,7 @@ from lmkit_http.strict import (
     Tool,
     check_calls,
 )
+from pydantic import Field
 
 MAX_N = 64
 MAX_PROMPTS = 256
@@ -127,7 +136,7 @@ class Sampling(Strict):
                   Field(max_length=MAX_BIAS)] | None
     ) = None  # fmt: skip
     user: Label | None = None
-    # extensions, see lmkit_http.extensions
+    # extensions, see lmkit_dialect_openai.extensions
     top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=100)] | None = None

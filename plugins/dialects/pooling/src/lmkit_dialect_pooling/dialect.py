@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from lmkit.api import PoolingParams
-from lmkit.front.ask import PoolAsk, ScoreAsk
-from lmkit.front.dialect import Dialect, Exchange, Served
-from lmkit.text.pooling import PoolingOutput
+from lmkit.front.dialect import Dialect, Exchange, PoolAsk, PoolingOutput, ScoreAsk, Served
+from lmkit_http.strict import parse
 
-from lmkit_http.pooling_schema import (
+from lmkit_dialect_pooling.schema import (
     ClassifyRequest,
     EmbeddingRequest,
     InputRequest,
@@ -25,7 +24,6 @@ from lmkit_http.pooling_schema import (
     RerankRequest,
     ScoreRequest,
 )
-from lmkit_http.strict import parse
 
 _encode = msgspec.json.Encoder().encode
 Request = TypeVar("Request", bound=PoolingBase)

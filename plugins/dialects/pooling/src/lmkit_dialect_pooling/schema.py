@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from lmkit.contracts.params import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
-from lmkit.front.ask import UnsupportedField
-from pydantic import Field
-
+from lmkit.api import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
+from lmkit.front.dialect import UnsupportedField
 from lmkit_http.strict import MAX_IDS, Content, Ids, Label, Strict
+from pydantic import Field
 
 MAX_INPUTS = 2048  # as in the OpenAI API
 Texts = Annotated[list[Content], Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS)]

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from lmkit.plugins import doctor
 from lmkit.plugins import host as host_module
-from lmkit.plugins.doctor import examine, import_budgets
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Pattern
+from lmkit_cli import health
+from lmkit_cli.health import examine, import_budgets
 from lmkit_testing.world import World
 
 
@@ -119,7 +119,7 @@ def test_budget_is_measured_in_a_fresh_process() -> None:
 def test_a_module_that_never_ends_is_named_and_ended(
     world: World, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "ENDLESS_SECONDS", 1.0)
+    monkeypatch.setattr(health, "ENDLESS_SECONDS", 1.0)
     world.attention("fine")
     world.add("it-dist", {"attention": {"it": "it_x.hooks"}}, {"it_x.hooks": source})
     found = {f.subject: f for f in examine(world.host())}
@@ -134,7 +134,7 @@ def test_what_the_doctor_started_does_not_outlive_it(tmp_path: Path) -> None:
         f"Path({str(tmp_path / 'new')!r}).write_text(str(os.getpid()))\n"
         f"os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pid')!r})\nwhile True: pass\n"
     )
-    code = "from lmkit.plugins.doctor import import_budgets; import_budgets(['endless'], 600)"
+    code = "from lmkit_cli.health import import_budgets; import_budgets(['endless'], 600)"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
         try:
