@@ -47,5 +47,8 @@ KIND = Kind(
     used_by="lmkit.loading.load",
     request=LoaderRequest,
     refusals=refusals,
+    needs=("checkpoint",),
+    ask=lambda known: [LoaderRequest(format=known.checkpoint.format)],
+    setting="model.loader",
     doc=__doc__,
 )

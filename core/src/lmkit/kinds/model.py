@@ -58,5 +58,6 @@ KIND = Kind(
     used_by="lmkit.loading.load",
     request=ModelRequest,
     refusals=refusals,
+    needs=("checkpoint",),
     doc=__doc__,
 )

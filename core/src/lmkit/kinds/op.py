@@ -57,5 +57,6 @@ KIND = Kind(
     used_by="lmkit.loading.load",
     request=OpRequest,
     refusals=refusals,
+    needs=("quantization",),
     doc=__doc__,
 )

@@ -61,5 +61,6 @@ KIND = Kind(
     used_by="lmkit.loading.load",
     request=QuantizationRequest,
     refusals=refusals,
+    needs=("dtype",),
     doc=__doc__,
 )

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmkit.contracts.specs import Spec
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind
 
 if TYPE_CHECKING:
@@ -76,5 +76,7 @@ KIND = Kind(
     spec=StructuredOutputSpec,
     hook="lmkit_structured_outputs",
     used_by="lmkit.engine.build",
+    ask=lambda known: [SelectRequest(kind="structured_output")],
+    takes="offered",
     doc=__doc__,
 )

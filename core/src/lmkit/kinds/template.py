@@ -62,5 +62,6 @@ KIND = Kind(
     used_by="lmkit.plugins.chat_templates",
     request=TemplateRequest,
     refusals=refusals,
+    needs=("checkpoint",),
     doc=__doc__,
 )

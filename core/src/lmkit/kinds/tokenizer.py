@@ -50,5 +50,8 @@ KIND = Kind(
     used_by="lmkit.text.side",
     request=TokenizerRequest,
     refusals=refusals,
+    needs=("files",),
+    ask=lambda known: [TokenizerRequest(files=known.files)],
+    takes="offered",
     doc=__doc__,
 )
