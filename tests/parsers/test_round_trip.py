@@ -12,7 +12,6 @@ import pytest
 from lmkit.api import ToolDef
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.text.derive import render
 from lmkit.text.formats import load_format
 from lmkit.text.render import Renderer
 from lmkit_testing.parsers import Message, parse
@@ -61,7 +60,7 @@ def values(message: Message) -> list[tuple[str, Any]]:
 def test_calls_as_the_family_writes_them(name: str, count: Callable[..., None]) -> None:
     fmt = load_format(HOST, "tool_parser", name)
     for i, question in enumerate(QUESTIONS):
-        text = render(fmt, question.calls, question.tools)
+        text = fmt.write(question.calls, question.tools)
         step = i % 13 + 1
         for pieces in ([text], [text[at : at + step] for at in range(0, len(text), step)]):
             got = parse(fmt, pieces, None, question.tools)

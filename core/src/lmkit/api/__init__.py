@@ -133,19 +133,12 @@ from lmkit.api.specs import (
     one_of,
 )
 from lmkit.api.text import (
-    CallBody,
-    ChannelFormat,
     ChatWriter,
-    JsonCalls,
-    LooseObject,
-    NamedJson,
-    Params,
+    DeclaredFormat,
     ParseEvent,
     ParserFormat,
     ParseWarning,
-    PyCalls,
     Reasoning,
-    ReasoningFormat,
     StreamParser,
     Text,
     Tokenizer,
@@ -153,7 +146,6 @@ from lmkit.api.text import (
     ToolChoice,
     ToolDef,
     ToolEnd,
-    ToolFormat,
     ToolStart,
 )
 from lmkit.api.wire import (
