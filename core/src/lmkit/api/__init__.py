@@ -31,6 +31,7 @@ from lmkit.contracts.errors import (
     UnsupportedModel,
     UnsupportedTask,
     WeightMismatch,
+    error_of,
     info_of,
     nearest,
 )
