@@ -297,7 +297,7 @@ class Resolver:
         return parse_selection(self.config.op)
 
     def _asked_op(self, op: str, fmt: str) -> str:
-        """Of the kernels that the user named, those for `op` and `fmt`; without one, auto."""
+        """Picks among the kernels that the user named those for `op` and `fmt`; without one, auto."""
         asked = []
         for wanted in self._wanted_ops():
             entry, _ = self.host.find("op", wanted.name, wanted.dist)
