@@ -339,7 +339,7 @@ def _names(module: str, place: Place) -> tuple[str, ...]:
 
 
 def _most_bytes(info: ModelInfo, max_rank: int) -> int:
-    """The most bytes that an adapter which fits can have: all linears in float32, at the largest rank and with lengths; embedding, head whole."""
+    """What an adapter that fits has at most: all linears in float32 at the largest rank, embedding and head whole."""
     rows = [spec.total_out + (spec.experts or 1) * spec.in_features for spec in info.linears]
     largest = info.vocab_size * info.hidden_size
     routers = sum((spec.experts + spec.in_features) * max_rank for spec in info.linears if spec.experts)

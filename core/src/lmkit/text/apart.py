@@ -49,7 +49,7 @@ def _open_limits(file_bytes: int) -> Limits:
 
 
 def _render_limits(nbytes: int) -> Limits:
-    """The limits of one prompt from a request of so many bytes. The sandbox's own budget (lmkit.text.budget) is smaller."""
+    """Limits of a prompt from a request of so many bytes. The sandbox's own budget (lmkit.text.budget) is smaller."""
     return Limits(1.0 + nbytes * 5e-7, 512 * _MIB + 32 * nbytes, 30.0 + nbytes * 2e-6)
 
 

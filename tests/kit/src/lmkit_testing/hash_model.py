@@ -381,7 +381,7 @@ class HashExecutor:
         return tokens
 
     def _logprobs(self, i: int, row: _Row, work: RowWork, tokens: list[int]) -> RowLogprobs:
-        """The log-probabilities of the sampled tokens, and of the prompt tokens that follow the positions of this step."""
+        """Log-probabilities of the sampled tokens, and of prompt tokens that follow the positions of the step."""
         found = RowLogprobs(i)
         if row.params.logprobs is not None:
             for j, token in enumerate(tokens):
