@@ -96,7 +96,20 @@ from lmkit.contracts.operators import (
     Routing,
     RowOps,
 )
-from lmkit.contracts.params import Grammar, PoolingParams, PoolingTask, SamplingParams, Thinking
+from lmkit.contracts.params import (
+    MAX_BIAS,
+    MAX_DIMENSIONS,
+    MAX_LOGPROBS,
+    MAX_STOP,
+    MAX_STOP_IDS,
+    MAX_TOKENS,
+    MIN_REPETITION,
+    Grammar,
+    PoolingParams,
+    PoolingTask,
+    SamplingParams,
+    Thinking,
+)
 from lmkit.contracts.refs import load_target
 from lmkit.contracts.refusal import Refusal, Refused
 from lmkit.contracts.resolved import Choice, Derived, ResolvedPlan

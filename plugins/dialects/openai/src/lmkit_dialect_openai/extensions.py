@@ -1,7 +1,4 @@
-"""Every field beyond the OpenAI API, and those that change nothing, in one place.
-
-Names are the ones that other servers use for the same thing.
-"""
+"""Fields beyond the OpenAI API, named as other servers name the same thing, and fields that change nothing."""
 
 # requests of /v1/completions and /v1/chat/completions
 REQUEST = frozenset({
