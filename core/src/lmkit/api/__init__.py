@@ -114,7 +114,6 @@ from lmkit.api.specs import (
     ANY,
     BenchmarkCase,
     BenchmarkSpec,
-    CommandSpec,
     ConfigProposal,
     Dims,
     DoctorCheck,
