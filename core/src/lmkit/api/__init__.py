@@ -130,7 +130,6 @@ from lmkit.contracts.specs import (
     ANY,
     BenchmarkCase,
     BenchmarkSpec,
-    CommandSpec,
     ConfigProposal,
     Dims,
     DoctorCheck,
