@@ -1,23 +1,30 @@
-"""Test sessions. `nox` runs the default ones; `nox --list` shows all."""
+"""Test sessions. `nox` runs the default ones, in eight minutes on two cores; `nox -s full` runs everything that they
+leave out too; `nox --list` shows all. What a test needs and how long it takes: tests/README.md."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "tests", "trials", "mix"]
+nox.options.sessions = ["lint", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
-LIBRARIES = ["plugins/models/decoders", "plugins/tool_parsers/formats"]
+LIBRARIES = ["plugins/models/decoders", "plugins/tool_parsers/formats", "plugins/structured_output/masks"]
 OURS = ["core", *LIBRARIES, *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
 KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
+NATIVE = "plugins/platforms/cpu"  # minutes of compiling
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
-SIDE_BY_SIDE = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadscope"]  # what shares a fixture stays together
+TYPES = ["mypy>=1.13", "types-PyYAML"]
+SIDE_BY_SIDE = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -28,32 +35,97 @@ def install(session: nox.Session) -> None:
     session.install("-q", "--no-build-isolation", "--no-deps", *(arg for path in GPU_PLUGINS for arg in ("-e", path)))
 
 
+def requirements(file: str) -> list[str]:
+    """Lines of a requirements file and of those that it names."""
+    found = []
+    for line in (ROOT / file).read_text(encoding="utf-8").splitlines():
+        if line.startswith("-r "):
+            found += requirements(line[3:])
+        elif line and not line.startswith(("#", "-c ")):
+            found.append(line)
+    return found
+
+
+def quick_install(session: nox.Session) -> None:
+    """The same as `install`: what others have written comes from the index while our native library compiles."""
+    lines = requirements("requirements-test.txt")
+    ours = [line.removeprefix("-e ./") for line in lines if line.startswith("-e ")] + GPU_PLUGINS
+    theirs = {line for line in lines if not line.startswith("-e ")}
+    for path in ours:
+        folder, _, extra = path.removesuffix("]").partition("[")
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        needed = project.get("dependencies", []) if folder not in GPU_PLUGINS else []
+        needed = needed + project.get("optional-dependencies", {}).get(extra, [])
+        theirs |= {requirement for requirement in needed if not requirement.startswith("lmkit-")}
+    session.install("-q", *BUILD)
+    with beside(session, "python", "setup.py", "-q", "build_ext", "--inplace", cwd=NATIVE):
+        session.install("-q", "--no-compile", "-c", "constraints.txt", *TYPES, *sorted(theirs))
+    session.install("-q", "--no-build-isolation", "--no-deps", *(arg for path in ours for arg in ("-e", f"./{path}")))
+
+
+@contextmanager
+def beside(session: nox.Session, *command: str, cwd: str = ".") -> Iterator[None]:
+    """Runs a command of the session's environment while the body runs; then shows what it said, and fails as it did."""
+    program = str(Path(session.bin).resolve() / command[0])
+    process = subprocess.Popen(
+        [program, *command[1:]], cwd=ROOT / cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield
+        said, _ = process.communicate()
+    finally:
+        process.kill()
+        process.wait()
+    session.log(f"{' '.join(command)}\n{said}")
+    if process.returncode:
+        session.error(f"{command[0]} failed")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style and formatting."""
     session.install("-q", "ruff==0.17.5")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("python", "tools/house.py", success_codes=[0, 1])  # to be seen; tests/rules bound the figures
 
 
-def check_types(session: nox.Session) -> None:
-    session.install("-q", "mypy>=1.13", "types-PyYAML")
-    session.run("mypy", "core/src/lmkit", "tests/kit/src", *(f"{path}/src" for path in PLUGINS))
+@nox.session(venv_backend="none")
+def house(session: nox.Session) -> None:
+    """Lines of the core, dependencies, circles, sizes and names, and how many commits of families touched the core."""
+    session.run("python", "tools/house.py")
+
+
+MYPY = ["mypy", "core/src/lmkit", "tests/kit/src", *(f"{path}/src" for path in PLUGINS)]
 
 
 @nox.session
 def types(session: nox.Session) -> None:
     """Static types of the core and the plugins."""
     install(session)
-    check_types(session)
+    session.install("-q", *TYPES)
+    session.run(*MYPY)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Static types, then all quick tests: unit, server, wire, end to end, house rules, parity with transformers."""
+    """Static types, and the quick tests: all but what another test of the same run covers (`pytest --quick`), unless
+    it is of a plugin that is not as on main."""
+    quick_install(session)
+    with beside(session, *MYPY):
+        session.run("pytest", "-q", "--quick", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
+def full(session: nox.Session) -> None:
+    """Static types and all tests, those that a quick run leaves out too: every configuration of every model, longer
+    answers, every template of a plugin, mixes of plugins, 5,000 trials of the engine core. Half an hour."""
     install(session)
-    check_types(session)
-    session.run("pytest", "-q", "-m", "not slow", "--ignore=tests/mix", *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD)
+    session.install("-q", *TYPES)
+    session.run(*MYPY)
+    env = ONE_THREAD | {"GREEDY_TOKENS": "64"}
+    session.run("pytest", "-q", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=env)
+    session.run("python", "-m", "lmkit_testing.trials", "5000")
 
 
 @nox.session
@@ -84,16 +156,20 @@ def trials(session: nox.Session) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """Models against transformers: logits and greedy tokens, and logits of 6 random configurations of each family."""
+    """Models against transformers: logits and 64 greedy tokens, and logits of 6 random configurations of each
+    family."""
     install(session)
-    session.run("pytest", "-q", "tests/parity", *session.posargs, env={"LMKIT_CONFIGURATIONS": "6"})
+    env = {"CONFIGURATIONS": "6", "GREEDY_TOKENS": "64"}
+    session.run("pytest", "-q", "tests/parity", *session.posargs, env=env)
 
 
 @nox.session
-def greedy_tokens(session: nox.Session) -> None:
-    """What transformers says to the prompts of the parity tests, into tests/parity/greedy.json."""
+def expected(session: nox.Session) -> None:
+    """What transformers says to the prompts of the parity tests, into tests/parity/greedy.json, and which
+    configurations cover all others, into tests/parity/cover.json."""
     install(session)
-    session.run("pytest", "-q", "tests/parity/test_architectures.py", *session.posargs, env={"GREEDY_TOKENS": "write"})
+    tests = ["tests/parity/test_architectures.py", "tests/parity/test_cover.py"]
+    session.run("pytest", "-q", *tests, *session.posargs, env={"EXPECTED": "write"})
 
 
 @nox.session
@@ -161,7 +237,7 @@ def peers(session: nox.Session) -> None:
 @nox.session
 def api(session: nox.Session) -> None:
     """Compare the public surface with core/api.lock.json (`nox -s api -- --write` renews it)."""
-    session.install("-q", "-e", "./core", "-c", "constraints.txt")
+    session.install("-q", "-e", "./core", "-e", "./plugins/models/decoders", "-c", "constraints.txt")
     session.run("python", "tools/api_lock.py", *session.posargs)
 
 

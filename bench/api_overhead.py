@@ -16,13 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 import uvloop
-from lmkit.api import SamplingParams, TokenEvent
+from lmkit.api import EngineRequest, SamplingParams, TokenEvent, ToolDef
 from lmkit.engine.client import BaseClient
 from lmkit.engine.messages import Command, EngineFacts, Events, Report, Submit, decode_report, encode
-from lmkit_http.app import build_app
-from lmkit_http.chat import Chat
-from lmkit_http.generate import Choice, Generation, make_request
-from lmkit_http.schema import ChatRequest, parse
+from lmkit.front.prepare import Turn
+from lmkit.front.run import Generation
+from lmkit_dialect_openai.dialect import CHAT, OpenAI
+from lmkit_http.app import _chunks, build_app
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import ServedLLM, text_side
 
@@ -137,7 +137,7 @@ def phases(num_streams: int, num: int = 20_000) -> None:
     phase("OutputStream, text only", num, lambda: [plain.feed(e) for e in events])
     stopped = side.output_stream(SamplingParams(stop=("\n\n", "User:", "</s>")), parse=False)
     phase("OutputStream, three stop strings", num, lambda: [stopped.feed(e) for e in events])
-    parsed = side.output_stream(params, tools=[ChatRequest])  # type: ignore[list-item]
+    parsed = side.output_stream(params, tools=[ToolDef("f")])
     phase("OutputStream, reasoning and tool parsers", num, lambda: [parsed.feed(e) for e in events])
     frame = encode(Events([TokenEvent(f"chatcmpl-{i:032x}-0", [7]) for i in range(num_streams)]))[4:]
     rounds = num // num_streams
@@ -153,14 +153,12 @@ def phases(num_streams: int, num: int = 20_000) -> None:
         def abort(self, ids: Any) -> None: ...
 
     backend = build_app(ServedLLM(TimerClient(1), side)).state.backend
-    chat = Chat(backend, parse(ChatRequest, json.dumps(BODY).encode()))
-    chat.prepare()
 
     async def drive(metrics: Any) -> int:
-        request = make_request("r", [1], params)
-        choice = Choice(0, request, side.output_stream(params))
-        generation = Generation(Script(), [choice], metrics)  # type: ignore[arg-type]
-        return sum([len(chunk) async for chunk in _until(chat.stream(generation), num - 8)])
+        exchange = OpenAI().parse(CHAT, json.dumps(BODY).encode(), backend.served)
+        turn = Turn(0, "", EngineRequest("r", [1], params), side.output_stream(params), "")
+        generation = Generation(Script(), [turn], metrics)  # type: ignore[arg-type]
+        return sum([len(chunk) async for chunk in _until(_chunks(exchange, generation), num - 8)])
 
     phase("stream to chunks, encoded", num, lambda: asyncio.run(drive(None)))
     phase("  with metrics", num, lambda: asyncio.run(drive(backend.metrics)))

@@ -40,6 +40,8 @@ BLOCK = 16
 class NoAttention(ToyAttention):
     """Plans nothing."""
 
+    capture = "none"
+
     def planner(self, need: AttnNeed, limits: StepLimits, platform: Any) -> Any:
         return self
 
@@ -123,7 +125,7 @@ def main() -> None:
     clock.wrap(runner.rows, "apply", "rows")
     clock.wrap(runner.inputs, "build", "inputs")
     clock.wrap(runner.graphs, "run", "forward")
-    clock.wrap(runner.sampler, "sample", "sampling")
+    clock.wrap(runner.head.sampler, "sample", "sampling")
     clock.wrap(runner.model, "logits", "logits")
     plans = decode_plans(args)
     totals = []

@@ -1,7 +1,8 @@
-"""The public surface as text: names, fields, signatures of lmkit.api and the hooks, in core/api.lock.json.
+"""The public surface as text: names, fields and signatures of lmkit.api, hooks and libraries, in core/api.lock.json.
 
     python tools/api_lock.py            compare: 0 equal, 1 additions, 2 breaking changes
     python tools/api_lock.py --write    renew; refuses breaking changes unless the interface number of a kind was raised
+                                        (those of libraries it takes: a plugin states which versions it works with)
 
 The difference of two versions of the file is what changed for plugin authors. Before the first release, delete the file
 to start over.
@@ -15,7 +16,9 @@ import json
 import sys
 from collections.abc import Mapping
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import lmkit.api
@@ -24,20 +27,27 @@ from lmkit.hookspecs import hooks
 from lmkit.kinds import KINDS
 
 LOCK = Path(__file__).resolve().parents[1] / "core" / "api.lock.json"
+LIBRARIES = ("lmkit.layers", "lmkit_decoders")  # what plugins of one kind are written with
 DEFAULT = " = ..."
 Surface = dict[str, Any]
 
 
 def surface() -> Surface:
-    """{"interfaces": ..., "names": {name: description}, "hooks": {hook: signature}}"""
-    names = {}
-    for name in sorted(lmkit.api.__all__):
-        value = getattr(lmkit.api, name)
-        if not inspect.ismodule(value):
-            names[name] = describe(value)
+    """{"interfaces": ..., "names": {name: description}, "hooks": {hook: signature}, "libraries": {module: names}}"""
     interfaces = {kind.name: kind.interface for kind in KINDS}
     signatures = {name: signature(function) for name, function in sorted(hooks().items())}
-    return {"interfaces": dict(sorted(interfaces.items())), "names": names, "hooks": signatures}
+    return {
+        "interfaces": dict(sorted(interfaces.items())),
+        "names": names_of(lmkit.api),
+        "hooks": signatures,
+        "libraries": {name: names_of(import_module(name)) for name in LIBRARIES},
+    }
+
+
+def names_of(module: ModuleType) -> Surface:
+    """{name: description} of what a module offers."""
+    values = {name: getattr(module, name) for name in sorted(module.__all__)}
+    return {name: describe(value) for name, value in values.items() if not inspect.ismodule(value)}
 
 
 def describe(value: Any) -> Surface:
@@ -88,8 +98,8 @@ def compare(old: Surface, new: Surface) -> tuple[list[str], list[str]]:
     """(breaking changes, additions), each as one line."""
     breaking: list[str] = []
     added: list[str] = []
-    for section in ("names", "hooks"):
-        _compare_maps(section, old[section], new[section], breaking, added)
+    for section in ("names", "hooks", "libraries"):
+        _compare_maps(section, old.get(section, {}), new.get(section, {}), breaking, added)
     for kind, number in old["interfaces"].items():
         if new["interfaces"].get(kind, 0) < number:
             breaking.append(f"interface of {kind}: {number} -> {new['interfaces'].get(kind)}")
@@ -174,7 +184,7 @@ def main(arguments: list[str]) -> int:
         print(f"added: {line}")
     raised = any(number > old["interfaces"].get(kind, 0) for kind, number in new["interfaces"].items())
     if "--write" in arguments:
-        if breaking and not raised:
+        if any(not line.startswith("libraries.") for line in breaking) and not raised:
             print("not written: raise the interface number of the kinds concerned, in lmkit.kinds")
             return 2
         LOCK.write_text(render(new) + "\n")

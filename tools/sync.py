@@ -17,15 +17,19 @@ CATALOG = ROOT / "core" / "src" / "lmkit" / "plugins" / "catalog.json"
 
 
 def catalog(root: Path = ROOT) -> str:
-    """{kind: {name: dist}} over all plugins of the repository, as JSON text."""
+    """Plugins by kind and name with their dists, and folders of all dists of the repository, as JSON text."""
     kinds: dict[str, dict[str, str]] = {}
-    for path in sorted(root.glob("plugins/*/*/pyproject.toml")):
+    folders = {}
+    for path in sorted(
+        p for pattern in ("core", "tests/kit", "plugins/*/*") for p in root.glob(f"{pattern}/pyproject.toml")
+    ):
         project = tomllib.loads(path.read_text())["project"]
+        folders[project["name"]] = path.parent.relative_to(root).as_posix()
         for group, names in project.get("entry-points", {}).items():
-            if group.startswith("lmkit."):
+            if group.startswith("lmkit.") and path.parent.parent.parent.name == "plugins":
                 kinds.setdefault(group.removeprefix("lmkit."), {}).update(dict.fromkeys(names, project["name"]))
     ordered = {kind: dict(sorted(names.items())) for kind, names in sorted(kinds.items())}
-    return json.dumps(ordered, indent=2) + "\n"
+    return json.dumps({"kinds": ordered, "folders": folders}, indent=2) + "\n"
 
 
 def hooks_page() -> str:
@@ -110,6 +114,17 @@ def models_page(report: dict[str, dict], introduction: str) -> str:
     )
 
 
+HOUSE = ("<!-- house: made by tools/sync.py -->\n", "<!-- end of house -->")
+
+
+def architecture_page(page: str) -> str:
+    """The page with the list of what stands in the house made anew."""
+    import house
+
+    before, _, rest = page.partition(HOUSE[0])
+    return f"{before}{HOUSE[0]}```\n{house.tree()}\n```\n{HOUSE[1]}{rest.partition(HOUSE[1])[2]}"
+
+
 def outputs() -> dict[Path, str]:
     """Every generated file with its content."""
     sys.path.insert(0, str(ROOT / "core" / "src"))
@@ -122,6 +137,7 @@ def outputs() -> dict[Path, str]:
         pages / "hooks.md": hooks_page(),
         pages / "refusal-codes.md": codes_page(),
         docs / "models.md": models_page(report, introduction),
+        docs / "architecture.md": architecture_page((docs / "architecture.md").read_text()),
     }
 
 

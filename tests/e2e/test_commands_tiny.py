@@ -1,27 +1,34 @@
-"""The other commands as processes, on a tiny random checkpoint."""
+"""The other commands on a tiny random checkpoint: one process of each that runs a model, the rest in this one."""
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
-from .conftest import lmkit
+import lmkit.cli
+import pytest
+
+from . import conftest
 
 
 def test_chat_through_a_pipe(tiny: Path) -> None:
     lines = "hello\n/system be brief\nagain\n/nonsense\n/quit\nnever read\n"
-    done = lmkit("chat", str(tiny), "--max-tokens", "5", "--temperature", "0", stdin=lines)
+    done = conftest.lmkit("chat", str(tiny), "--max-tokens", "5", "--temperature", "0", stdin=lines)
     assert done.returncode == 0, done.stderr
     assert "unknown command /nonsense" in done.stdout
 
 
-def test_complete(tiny: Path) -> None:
+def test_complete(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     args = ("--model", str(tiny), "--max-tokens", "6", "--temperature", "0")
-    first = lmkit("complete", "hello", *args)
-    piped = lmkit("complete", "-", *args, stdin="hello")
+    first = conftest.lmkit("complete", "hello", *args)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello"))
+    assert lmkit.cli.run(("complete", "-", *args)) == 0
+    piped, _ = capsys.readouterr()
     assert first.returncode == 0, first.stderr
     assert first.stdout
-    assert first.stdout == piped.stdout
+    assert first.stdout == piped
     assert first.stderr == ""
 
 
@@ -34,7 +41,7 @@ def test_generate_and_resume(tiny: Path, tmp_path: Path) -> None:
     ]
     prompts.write_text("".join(json.dumps(item) + "\n" for item in items))
     args = (str(prompts), "-o", str(out), "--model", str(tiny), "--max-tokens", "4", "--temperature", "0")
-    done = lmkit("generate", *args)
+    done = conftest.lmkit("generate", *args)
     assert done.returncode == 0, done.stderr
     whole = out.read_text()
     rows = [json.loads(line) for line in whole.splitlines()]
@@ -42,25 +49,26 @@ def test_generate_and_resume(tiny: Path, tmp_path: Path) -> None:
     assert len(rows[1]["outputs"][0]["token_ids"]) <= 2
 
     out.write_text("\n".join(whole.splitlines()[:1]) + '\n{"id": "torn')
-    assert lmkit("generate", *args, "--resume").returncode == 0
+    assert lmkit.cli.run(("generate", *args, "--resume")) == 0
     assert out.read_text() == whole
 
 
-def test_generate_reports_bad_lines_before_loading(tiny: Path, tmp_path: Path) -> None:
+def test_generate_reports_bad_lines_before_loading(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompts = tmp_path / "in.jsonl"
     prompts.write_text('{"prompt": "a"}\n{"promt": "b"}\n')
-    done = lmkit("generate", str(prompts), "--model", str(tiny))
-    assert done.returncode == 2
-    assert "line 2" in done.stderr
-    assert "'prompt'" in done.stderr
+    assert lmkit.cli.run(("generate", str(prompts), "--model", str(tiny))) == 2
+    shown = capsys.readouterr().err
+    assert "line 2" in shown
+    assert "'prompt'" in shown
 
 
-def test_plan_agrees_with_what_is_loaded(tiny: Path) -> None:
+def test_plan_agrees_with_what_is_loaded(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from lmkit import LLM
 
-    done = lmkit("plan", str(tiny), "--json", "--max-rows", "8")
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
+    assert lmkit.cli.run(("plan", str(tiny), "--json", "--max-rows", "8")) == 0
+    plan = json.loads(capsys.readouterr().out)
     with LLM(str(tiny), max_rows=8) as llm:
         facts = llm.facts
     assert abs(plan["weight_bytes"] - facts.weight_bytes) <= 0.05 * facts.weight_bytes
@@ -69,14 +77,13 @@ def test_plan_agrees_with_what_is_loaded(tiny: Path) -> None:
     assert plan["max_length"] == facts.max_length
 
 
-def test_explain_of_serve_serves_nothing(tiny: Path) -> None:
-    done = lmkit("serve", str(tiny), "--explain")
-    assert done.returncode == 0, done.stderr
-    assert "attention" in done.stdout
+def test_explain_of_serve_serves_nothing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lmkit.cli.run(("serve", str(tiny), "--explain")) == 0
+    assert "attention" in capsys.readouterr().out
 
 
-def test_doctor_as_data() -> None:
-    done = lmkit("doctor", "--json")
-    findings = json.loads(done.stdout)
+def test_doctor_as_data(capsys: pytest.CaptureFixture[str]) -> None:
+    lmkit.cli.run(("doctor", "--json"))
+    findings = json.loads(capsys.readouterr().out)
     assert {"area", "level", "text", "fix"} == set(findings[0])
     assert any(f["area"] == "device" or f["level"] == "fail" for f in findings)

@@ -3,16 +3,14 @@
 the plugins' conformance tests, with heads as in released checkpoints.
 
 What transformers says is kept in `greedy.json`, under a hash of all that it depends on; what is not there is computed.
-`nox -s greedy_tokens` renews the file.
+`nox -s expected` renews the file, and `cover.json`: which architectures a quick run takes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +19,19 @@ import torch
 from lmkit import LLM, SamplingParams
 from lmkit.api import ConfigError
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
-from lmkit_testing import ArchitectureConformance
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from lmkit_testing.model import installed, prompt, reference
 
-PLUGINS = Path(__file__).parents[2] / "plugins" / "models"
+from .classes import conformance_classes
+
 EXPECTED = Path(__file__).with_name("greedy.json")
-VOCAB, NEW = 259, 24
+VOCAB = 259
+NEW = int(os.environ.get("GREEDY_TOKENS", "24"))
 PARAMS = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
 # pinned: the reference has to give the same as what is chosen, over blocks that no other backend has
 REFERENCE: dict[str, Any] = {"attention": "torch", "op": "linear_reference,rowwise_torch", "block_size": 4}
 # Heads of which a released checkpoint has none with a size that the optimized attention runs, with the reason.
 ON_THE_REFERENCE: dict[str, str] = {}
-
-
-def conformance_classes() -> Iterator[type[ArchitectureConformance]]:
-    """The classes that the conformance tests of model plugins consist of."""
-    for path in sorted(PLUGINS.glob("*/tests/test_*_conformance.py")):
-        spec = importlib.util.spec_from_file_location(f"{path.stem}_of_{path.parts[-3]}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        tests = [value for name, value in vars(module).items() if name.startswith("Test") and isinstance(value, type)]
-        yield from (kit for kit in tests if issubclass(kit, ArchitectureConformance))
 
 
 CLASSES = {kit.name(): kit for kit in conformance_classes()}
@@ -91,7 +78,7 @@ def expected_tokens(architecture: str, directory: Path) -> list[list[int]]:
     of = fingerprint(directory)
     if known.get(architecture, {}).get("of") != of:
         known[architecture] = {"of": of, "tokens": greedy(directory, CLASSES[architecture].first_position)}
-        if os.environ.get("GREEDY_TOKENS") == "write":
+        if os.environ.get("EXPECTED") == "write":
             lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in sorted(known.items())]
             EXPECTED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     tokens: list[list[int]] = known[architecture]["tokens"]

@@ -4,7 +4,6 @@ defaults count, in old and new spellings. One prompt's logits of each."""
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import os
 import random
@@ -21,8 +20,9 @@ from lmkit_testing.specs import find_plugin
 from lmkit_testing.steps import ModelDriver
 from safetensors.torch import load_file, save_file
 
-PLUGINS = Path(__file__).parents[2] / "plugins" / "models"
-ROUNDS = int(os.environ.get("LMKIT_CONFIGURATIONS", "0"))  # of all families; 0: a few of some
+from .classes import conformance_classes
+
+ROUNDS = int(os.environ.get("CONFIGURATIONS", "0"))  # of all families; 0: a few of some
 LENGTH = 29
 LARGEST = 3_000_000  # parameters
 ACTS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "relu2")
@@ -240,15 +240,7 @@ def made(case: Case) -> tuple[dict[str, Any], Any]:
 
 def families() -> list[Any]:
     """The conformance classes of native architectures, but not of multimodal ones: their text part has another name."""
-    found = {}
-    for path in sorted(PLUGINS.glob("*/tests/test_*_conformance.py")):
-        spec = importlib.util.spec_from_file_location(f"{path.stem}_drawn_from", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        tests = [value for name, value in vars(module).items() if name.startswith("Test") and isinstance(value, type)]
-        found |= {kit.name(): kit for kit in tests if issubclass(kit, ModelConformance)}
+    found = {kit.name(): kit for kit in conformance_classes() if issubclass(kit, ModelConformance)}
     return [kit for name, kit in sorted(found.items()) if not name.endswith("ForConditionalGeneration") and own(kit)]
 
 

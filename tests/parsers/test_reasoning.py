@@ -7,12 +7,12 @@ import time
 
 import pytest
 from lmkit.api import Thinking, Vocabulary
-from lmkit.engine.channel import Channel, MarkerTable
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
 from lmkit.text.constrain import thinking_of
 from lmkit.text.formats import load_format, start_parser
 from lmkit_formats import ReasoningFormat
+from lmkit_structured_output_masks.channel import Channel, MarkerTable
 from lmkit_testing import outputs
 from lmkit_testing.clock import least
 from lmkit_testing.parsers import Message, check_splits, parse

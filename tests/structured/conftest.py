@@ -12,15 +12,15 @@ import pytest
 from lmkit import AsyncLLM
 from lmkit.api import Choice, SchedLimits
 from lmkit.config import from_options
-from lmkit.engine.compiler import Compiler
 from lmkit.engine.core import EngineCore
-from lmkit.engine.grammars import ConstrainedOutput
 from lmkit.engine.intake import Intake
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit.text.render import Renderer
 from lmkit.text.side import TextSide, vocabulary
+from lmkit_structured_output_masks.compiler import Compiler
+from lmkit_structured_output_masks.output import ConstrainedOutput
 from lmkit_testing.engines import Fcfs
 from lmkit_testing.hash_model import HashExecutor, hash_kv
 from lmkit_testing.inproc import InprocClient

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
+from lmkit_dialect_openai.extensions import RESPONSE
 from lmkit_http.app import build_app
-from lmkit_http.extensions import RESPONSE
 from lmkit_testing.serving import ServedLLM, scripted
 
 _spec = importlib.util.spec_from_file_location("wire_openapi", Path(__file__).with_name("openapi.py"))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-
-CHECKOUT = Path(__file__).parents[3] / "plugins" / "frontends" / "cli"
 
 
 def main() -> None:
@@ -15,10 +12,10 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "lmkit_cli":
             raise
-        from lmkit.api.errors import PluginError
+        from lmkit.contracts.errors import PluginError
+        from lmkit.plugins.catalog import install
 
-        wanted = f"-e {CHECKOUT}" if CHECKOUT.is_dir() else "lmkit-cli"
-        missing = PluginError("the command line is not installed", fix=f"pip install {wanted}")
+        missing = PluginError("the command line is not installed", fix=install("lmkit-cli"))
         print(f"error: {missing}\n  fix:  {missing.fix}\n  code: {missing.code}", file=sys.stderr)
         sys.exit(missing.exit_code)
     run()

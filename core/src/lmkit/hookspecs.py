@@ -16,8 +16,6 @@ from pluggy import HookspecMarker
 from lmkit.kinds import KINDS, Kind
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from lmkit.api import (
         BenchmarkSpec,
         Checkpoint,
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
         DoctorCheck,
         ModelInfo,
         ResolvedPlan,
-        Tokenizer,
     )
     from lmkit.config import EngineConfig
 
@@ -97,56 +94,6 @@ class LmkitSpecs(Protocol):
                     return None
                 config = {"architectures": ["ToyForCausalLM"]}
                 return Checkpoint(ref=ref, path=Path(), format="toy", config=config)
-        """
-
-    @hookspec(firstresult=True)
-    def lmkit_load_tokenizer(self, checkpoint: Checkpoint) -> Tokenizer | None:
-        """A tokenizer for a checkpoint whose files the core does not know; None = not mine.
-
-        Example, entry point `[project.entry-points."lmkit.extension"] toy_tokens = "toy_tokens.hooks"`::
-
-            from lmkit.api import hookimpl
-
-
-            @hookimpl
-            def lmkit_load_tokenizer(checkpoint):
-                if checkpoint.format != "toy":
-                    return None
-                from toy_tokens.tokenizer import ToyTokenizer
-
-                return ToyTokenizer(checkpoint.path)
-        """
-
-    @hookspec(firstresult=True)
-    def lmkit_chat_template(self, checkpoint: Checkpoint) -> str | None:
-        """The Jinja chat template of a checkpoint that carries none, or a better one; None = not mine.
-
-        Example, entry point `[project.entry-points."lmkit.extension"] toy_chat = "toy_chat.hooks"`::
-
-            from lmkit.api import hookimpl
-
-
-            @hookimpl
-            def lmkit_chat_template(checkpoint):
-                if checkpoint.architecture != "ToyForCausalLM":
-                    return None
-                return "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\\n{% endfor %}"
-        """
-
-    @hookspec(firstresult=True)
-    def lmkit_read_template(self, file: Path) -> str | None:
-        """The Jinja chat template in a file that is not a template itself (--chat-template FILE); None = not mine.
-
-        Example, entry point `[project.entry-points."lmkit.extension"] toy_file = "toy_file.hooks"`::
-
-            from lmkit.api import hookimpl
-
-
-            @hookimpl
-            def lmkit_read_template(file):
-                if file.suffix != ".toy":
-                    return None
-                return file.read_bytes()[4:].decode()
         """
 
     @hookspec

@@ -91,13 +91,8 @@ class Killable:
     def _spawn(self) -> None:
         if self._closed:
             raise Unfinished("it was closed", lasting=False, died=True)
-        from lmkit.config.environment import child_environment  # not in the child
-
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self._module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                env=child_environment(self._extra), process_group=0, bufsize=0,
-            )  # fmt: skip
+            self._process = spawn(self._module, self._extra, bufsize=0)
         except OSError as e:
             raise Unfinished(f"no process could be started: {e.strerror}", lasting=False, died=True) from e
         self._end = weakref.finalize(self, _end, self._process, os.getpid())
@@ -123,6 +118,16 @@ class Killable:
             if process.returncode == 0:
                 raise _Retired from None
             raise unfinished(process.returncode, limits) from None
+
+
+def spawn(module: str, extra: Mapping[str, str], bufsize: int = -1) -> subprocess.Popen[bytes]:
+    """`python -m MODULE` in a process group of its own, with pipes as stdin and stdout. `extra`: of its environment."""
+    from lmkit.config.environment import child_environment  # not in the child
+
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env=child_environment(extra), process_group=0, bufsize=bufsize,
+    )  # fmt: skip
 
 
 class _Retired(Unfinished):
@@ -248,4 +253,14 @@ def _memory(field: int) -> int:
         return 0
 
 
-__all__ = ["MAX_PAYLOAD", "OUT_OF_MEMORY", "Killable", "Limits", "Unfinished", "limited", "serve", "unfinished"]
+__all__ = [
+    "MAX_PAYLOAD",
+    "OUT_OF_MEMORY",
+    "Killable",
+    "Limits",
+    "Unfinished",
+    "limited",
+    "serve",
+    "spawn",
+    "unfinished",
+]

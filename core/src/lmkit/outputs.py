@@ -1,19 +1,16 @@
-"""What `LLM` gives back for a prompt."""
+"""What `LLM` and `AsyncLLM` give back for a prompt."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lmkit.api import ErrorInfo, FinishReason, TokenLogprob
+from lmkit.front.message import ToolCall
 
-
-@dataclass(slots=True)
-class ToolCall:
-    """`arguments` is the JSON text that the model wrote."""
-
-    id: str
-    name: str
-    arguments: str = ""
+if TYPE_CHECKING:
+    from lmkit.front.prepare import Turn
 
 
 @dataclass(slots=True)
@@ -64,3 +61,37 @@ class RequestOutput:
     @property
     def reasoning(self) -> str:
         return self.outputs[0].reasoning
+
+
+def output_of(turns: Sequence[Turn]) -> RequestOutput:
+    """The answers to one prompt, all of which have finished."""
+    first = turns[0]
+    prompt_logprobs = first.stream.prompt_logprobs if first.request.params.prompt_logprobs is not None else None
+    return RequestOutput(
+        first.prompt,
+        first.request.token_ids,
+        [_completion(turn) for turn in turns],
+        prompt_logprobs,
+        max(turn.stream.usage.cached_tokens for turn in turns),
+    )
+
+
+def _completion(turn: Turn) -> Completion:
+    message, stream = turn.message, turn.stream
+    finish = message.finish
+    assert finish is not None
+    logprobs = stream.logprobs[: len(stream.token_ids)] if turn.request.params.logprobs is not None else None
+    return Completion(
+        turn.index,
+        message.content,
+        stream.token_ids,
+        finish.reason,
+        finish.stop,
+        logprobs,
+        message.reasoning,
+        message.calls,
+        finish.error,
+    )
+
+
+__all__ = ["Completion", "RequestOutput", "ToolCall", "output_of"]

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from time import monotonic
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
-from lmkit.api import (
-    EngineBusy,
-    EngineRequest,
-    InvalidParam,
-    PoolerInfo,
-    PoolingParams,
-    PoolingTask,
-    SamplingParams,
-    TokenEvent,
-    UnsupportedTask,
-)
-from lmkit.engine.messages import error_of
-from lmkit.text.pooling import Call, PoolingOutput, Prompt, Vector, encode_call, score_call, vector_of
+from lmkit.api import PoolerInfo, PoolingParams, PoolingTask, UnsupportedTask
+from lmkit.front.ask import PoolAsk, Prompt, ScoreAsk, as_prompts
 
 if TYPE_CHECKING:
-    from lmkit.engine.client import EngineClient
     from lmkit.engine.messages import EngineFacts
-    from lmkit.text.side import TextSide
 
 
 class PoolingCalls:
-    """`_pooled` runs a Call: in LLM at once, in AsyncLLM as a coroutine, so each method answers as its owner does.
+    """`_pooled` answers an ask: in LLM at once, in AsyncLLM as a coroutine, so each method answers as its owner does.
 
     All raise UnsupportedTask when the model does something else, and RequestError for a prompt it cannot take.
     `truncate`: cut longer prompts to so many tokens (default: refuse what the model cannot read whole).
     """
 
     if TYPE_CHECKING:
-        text: TextSide
 
         @property
         def facts(self) -> EngineFacts: ...
 
-        def _pooled(self, call: Call[Any]) -> Any: ...
+        def _pooled(self, ask: PoolAsk | ScoreAsk) -> Any: ...
 
     @property
     def _pooler(self) -> PoolerInfo | None:
@@ -51,9 +34,7 @@ class PoolingCalls:
         self, prompts: Prompt | Sequence[Prompt], params: PoolingParams | None = None, *, truncate: int | None = None
     ) -> Any:
         """A PoolingOutput per prompt for any task; default: the model's own."""
-        pooler = self._pooler
-        params = params or PoolingParams(pooler.task if pooler is not None else "embed")
-        return self._pooled(encode_call(self.text, pooler, as_prompts(prompts), params, limit=truncate))
+        return self._pooled(PoolAsk(prompts=as_prompts(prompts), params=params, limit=truncate))
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, truncate: int | None = None
@@ -85,68 +66,5 @@ class PoolingCalls:
     ) -> Any:
         """How well each document answers its query (or the only one): a list of floats."""
         several = [[t] if isinstance(t, str) else list(t) for t in (queries, documents)]
-        return self._pooled(
-            score_call(self.text, self._pooler, several[0], several[1], activation=activation, limit=truncate)
-        )
-
-
-async def pool(
-    client: EngineClient,
-    call: Call[Any],
-    *,
-    id: str = "",
-    priority: int = 0,
-    adapter: str | None = None,
-    salt: str | None = None,
-) -> list[Vector]:
-    """Runs a call's requests, as many at a time as the engine runs. The first that fails ends the others."""
-    id = id or f"pool-{uuid4().hex}"
-    vectors: list[Vector] = []
-    running: deque[tuple[str, AsyncIterator[TokenEvent]]] = deque()
-    waiting = deque(enumerate(call.requests))
-    try:
-        while waiting or running:
-            while waiting and len(running) < max(16, 2 * client.facts.max_rows):
-                number, one = waiting.popleft()
-                name, params = f"{id}-{number}", SamplingParams()
-                request = EngineRequest(
-                    name, one.token_ids, params, priority, monotonic(), adapter, salt, pooling=one.params
-                )  # fmt: skip
-                running.append((name, client.submit(request)))
-            vectors.append(answer_of(await anext(running[0][1])))
-            running.popleft()
-    finally:
-        client.abort([name for name, _ in running])
-    return vectors
-
-
-def answer_of(event: TokenEvent) -> Vector:
-    """The vector of the only event of a pooling request. Raises what ended it."""
-    if event.pooled is None:
-        raise error_of(event.error) if event.error is not None else EngineBusy("the request was aborted")
-    return vector_of(event.pooled)
-
-
-def is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
-
-
-PROMPT = "a text or a list of token ids"
-
-
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single text or list of ids is one prompt. Raises InvalidParam."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not is_list(prompts):
-        raise InvalidParam("prompts", prompts, f"{PROMPT}, or several of them")
-    several: list[Any] = list(prompts)
-    if several and all(isinstance(p, int) for p in several):
-        return [several]
-    for i, prompt in enumerate(several):
-        if not isinstance(prompt, str) and not (is_list(prompt) and all(isinstance(t, int) for t in prompt)):
-            raise InvalidParam(f"prompts[{i}]", prompt, PROMPT)
-    return several
-
-
-__all__ = ["PROMPT", "PoolingCalls", "PoolingOutput", "answer_of", "as_prompts", "is_list", "pool"]
+        ask = ScoreAsk(queries=several[0], documents=several[1], activation=activation, limit=truncate)
+        return self._pooled(ask)

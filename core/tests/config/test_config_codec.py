@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from lmkit.api import ConfigError, UnknownKey
 from lmkit.config import EngineConfig, from_dict, from_options, to_dict
 from lmkit.config.codec import flatten, from_flat
-from lmkit.config.marks import Budget, Limits, OneOf
 from lmkit.config.schema import Leaf, leaves, sections
+from lmkit.contracts.marks import Budget, Limits, OneOf
 
 NAMES = st.text(st.characters(whitelist_categories=("Ll",), max_codepoint=127), min_size=1, max_size=8).filter(
     lambda name: name != "none"  # on the command line: not set
@@ -36,11 +36,8 @@ def value_of(leaf: Leaf) -> st.SearchStrategy:
 
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
-    keys = draw(st.sets(st.sampled_from([k for k in leaves() if not k.startswith("spec.")])))
+    keys = draw(st.sets(st.sampled_from(list(leaves()))))
     flat = {key: draw(value_of(leaves()[key])) for key in keys}
-    if draw(st.booleans()):
-        flat["spec.proposer"] = draw(NAMES)
-        flat["spec.num_drafts"] = draw(value_of(leaves()["spec.num_drafts"]))
     for name, option in draw(st.sets(st.tuples(NAMES, NAMES), max_size=3)):
         flat[f"plugins.attention.{name}.{option}"] = draw(st.integers() | NAMES)
     return from_flat(flat)
@@ -114,7 +111,7 @@ def test_unknown_key_names_the_nearest(data: dict, like: str) -> None:
         ({"model": "demo"}, "model"),
         ({"parallel": {"depth": 3}}, "parallel.depth"),
         ({"sched": {"max_rows": 0}}, "sched.max_rows"),
-        ({"spec": {"num_drafts": 2}}, "spec.proposer"),
+        ({"spec": {"proposer": "ngram"}}, "spec"),
         ({"plugins": {"attention": 3}}, "plugins"),
     ],
 )

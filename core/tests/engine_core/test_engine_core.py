@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lmkit.api import EngineDead, EngineRequest, ForgetRows, PluginError, Reply, SamplingParams, SchedLimits, TokenEvent
 from lmkit.engine.core import EngineCore
-from lmkit.engine.intake import Intake, NoGrammars
+from lmkit.engine.intake import Intake, NoStructuredOutput
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit_testing.hash_model import HashExecutor, expected_tokens, hash_kv
 from lmkit_testing.stepper import ArrivalOrder
@@ -216,7 +216,7 @@ def test_the_pipe_is_kept_full():
 def test_masks_are_filled_between_forward_and_sample():
     log = []
 
-    class Grammars(NoGrammars):
+    class Grammars(NoStructuredOutput):
         def fill(self, plan):
             log.append("fill")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from lmkit.api import EngineRequest, Grammar, InvalidParam, MediaItem, RequestTooLarge, SamplingParams, Thinking
-from lmkit.engine.intake import Intake, NoGrammars
+from lmkit.engine.intake import Intake, NoStructuredOutput
 from lmkit.scheduling.request import Request
 from lmkit_testing.strategies import engine_requests
 
@@ -128,7 +128,7 @@ def test_media_that_the_model_reads():
 def test_a_grammar_backend_gives_the_gate():
     gate = Open()
 
-    class Grammars(NoGrammars):
+    class Grammars(NoStructuredOutput):
         def gate(self, r: Request) -> Open:
             return gate
 

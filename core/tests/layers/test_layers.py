@@ -1,4 +1,4 @@
-"""Blocks that models share: rotary angles, norms, activations, configuration reading."""
+"""Modules that the core makes for models: rotary angles, norms, activations, linears, attention."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lmkit.api import AttnNeed, DeviceInfo, LinearSpec, ModelInfo, SelectionError, UnsupportedModel
+from lmkit.api import AttnNeed, DeviceInfo, LayerInfo, LinearSpec, ModelInfo, SelectionError, UnsupportedModel
 from lmkit.layers import Builder, RMSNorm, Rotary, TorchRowOps, activation
 from lmkit.layers.attention import Attention
 from lmkit.layers.rotary import frequencies
-from lmkit_decoders import ConfigReader, DecoderConfig
-from lmkit_decoders.describe import decoder_config, decoder_info, decoder_weights, rope_length
 
 ROWS = TorchRowOps()
 PLAIN = {"rope_type": "default", "theta": 100.0, "partial": 1.0}
@@ -60,39 +58,6 @@ def test_scaled_frequencies() -> None:
         frequencies(8, {**PLAIN, "rope_type": "spiral"})
 
 
-def test_rope_of_both_kinds_of_files() -> None:
-    new = ConfigReader({"rope_parameters": {"rope_type": "linear", "rope_theta": 5.0, "factor": 2.0}}).rope()
-    old = ConfigReader({"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2.0}}).rope()
-    assert new == old == {"rope_type": "linear", "theta": 5.0, "partial": 1.0, "factor": 2.0}
-    assert ConfigReader({"rope_scaling": None}).rope(default_theta=7.0)["theta"] == 7.0
-
-
-def test_rope_of_models_that_see() -> None:
-    """In a text the three positions of a token are equal: the sections do not matter."""
-    sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
-    for kind in ({"type": "mrope"}, {"rope_type": "default"}):
-        assert ConfigReader({"rope_theta": 5.0, "rope_scaling": kind | sections}).rope() == {**PLAIN, "theta": 5.0}
-    with pytest.raises(UnsupportedModel):
-        ConfigReader({"rope_scaling": {"type": ["mrope"]}}).rope()
-
-
-def test_yarn_extends_the_length() -> None:
-    config = {"max_position_embeddings": 100, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}
-    rope = ConfigReader(config).rope()
-    assert rope["original_max_position_embeddings"] == 100
-    assert rope_length(100, rope) == 400
-    assert rope_length(100, PLAIN) == 100
-
-
-def test_dual_chunk_attention_is_full_attention_in_the_first_chunk() -> None:
-    chunks = {"dual_chunk_attention_config": {"chunk_size": 100, "local_size": 20}}
-    assert [ConfigReader(chunks).length(n) for n in (50, 1000)] == [50, 80]
-    assert ConfigReader({}).length(1000) == 1000
-    for wrong in ({"chunk_size": 20, "local_size": 20}, {"chunk_size": 100}, 5):
-        with pytest.raises(UnsupportedModel):
-            ConfigReader({"dual_chunk_attention_config": wrong}).length(1000)
-
-
 def test_norm_is_computed_in_float32() -> None:
     norm = RMSNorm(64, 1e-5, torch.bfloat16, ROWS)
     norm.weight.data = torch.rand(64).bfloat16()
@@ -130,54 +95,9 @@ def test_unknown_activation() -> None:
         activation("swoosh")
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [(None, ()), (5, (5,)), ([5, 6], (5, 6)), ([], ()), (-1, None), (True, None), ("5", None)]
-)
-def test_token_ids(value: Any, expected: tuple[int, ...] | None) -> None:
-    reader = ConfigReader({"eos_token_id": value})
-    if expected is None:
-        with pytest.raises(UnsupportedModel):
-            reader.token_ids("eos_token_id")
-    else:
-        assert reader.token_ids("eos_token_id") == expected
-
-
-def test_one_of_takes_none_when_it_is_listed() -> None:
-    assert ConfigReader({}).one_of("x", (None, 1)) is None
-    with pytest.raises(UnsupportedModel):
-        ConfigReader({}).one_of("x", (1, 2))
-
-
-def config(**change: Any) -> DecoderConfig:
-    values: dict[str, Any] = {
-        "vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_q_heads": 4, "num_kv_heads": 2, "head_dim": 2,
-        "windows": (None, 4, None), "max_length": 32, "norm_eps": 1e-6, "activation": "silu", "rope": PLAIN,
-    }  # fmt: skip
-    return DecoderConfig(**{**values, **change})
-
-
-def toy_info(**change: Any) -> ModelInfo:
-    return decoder_info("Toy", ConfigReader({}), config(**change))
-
-
-def test_description_of_a_decoder() -> None:
-    info = toy_info()
-    assert decoder_config(info) == config()
-    assert [group for _, group in info.kv_groups()] == [(0, 2), (1,)]
-    assert {spec.name.rpartition(".")[2] for spec in info.linears} == {"qkv", "o", "gate_up", "down", "lm_head"}
-    assert sum(s.total_out * s.in_features for s in info.linears) + 11 * 8 + 7 * 8 == info.num_parameters
-    assert not any(spec.name == "lm_head" for spec in toy_info(tie=True).linears)
-    assert any(rule.source == "lm_head.weight" and rule.ignore for rule in decoder_weights(toy_info(tie=True)))
-
-
-@pytest.mark.parametrize("change", [{"num_kv_heads": 3}, {"head_dim": 3}])
-def test_shapes_that_cannot_be(change: dict[str, int]) -> None:
-    with pytest.raises(UnsupportedModel):
-        config(**change)
-
-
 def test_a_format_without_kernel_is_named() -> None:
-    builder = Builder(toy_info(), torch.float32, DeviceInfo("cpu", "cpu"), object(), {})  # type: ignore[arg-type]
+    info = ModelInfo("Toy", 11, 8, (LayerInfo(0, AttnNeed(2, 4, 2)),), 32, "float32", 0)
+    builder = Builder(info, torch.float32, DeviceInfo("cpu", "cpu"), object(), {})  # type: ignore[arg-type]
     with pytest.raises(SelectionError, match="plain"):
         builder.linear(LinearSpec("some.layer", 4, (4,)))
 

@@ -27,7 +27,8 @@ from lmkit.loading import open_checkpoint
 from lmkit.loading.load import places
 from lmkit.loading.safetensors import SafetensorsLoader
 from lmkit_decoders import DecoderConfig
-from lmkit_decoders.describe import ConfigReader, decoder_info, decoder_weights
+from lmkit_decoders.describe import ConfigReader, decoder_info
+from lmkit_decoders.weights import decoder_weights
 from lmkit_testing.model import choice, load_tiny
 from lmkit_testing.steps import ModelDriver, Ranks
 from safetensors.torch import save_file

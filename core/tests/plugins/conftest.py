@@ -17,7 +17,4 @@ def world(dist_dir: DistDir) -> World:
 @pytest.fixture
 def whole(world: World) -> World:
     """A world in which everything resolves."""
-    world.basics()
-    world.platform("plain", fallback=True)
-    world.attention("ref", "tier=Tier.REFERENCE, features=frozenset({'causal', 'sliding_window'})")
-    return world
+    return world.everything()

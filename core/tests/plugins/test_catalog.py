@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lmkit.plugins.catalog import catalog, install_command, official_dists
+from lmkit.plugins.catalog import catalog, folders, install, install_command, official_dists
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -21,8 +21,20 @@ def test_catalog_is_current() -> None:
 
 
 def test_commands() -> None:
-    assert install_command("attention", "torch") == "pip install lmkit-attention-torch"
-    assert install_command("model", "LlamaForCausalLM") == "pip install lmkit-model-llama"
+    assert install_command("attention", "torch").endswith("plugins/attention/torch")
+    assert install_command("model", "LlamaForCausalLM").endswith("plugins/models/llama")
     assert install_command("attention", "nothing") == ""
     assert {"lmkit-core", "lmkit-platform-cpu"} <= official_dists()
     assert all(dist.startswith("lmkit-") for names in catalog().values() for dist in names.values())
+    assert official_dists() <= set(folders())
+
+
+def test_only_folders_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a checkout: a path that is there, seen from here; without one: the path in it. Never a name of a registry."""
+    module = sys.modules["lmkit.plugins.catalog"]
+    monkeypatch.chdir(module.CHECKOUT)
+    assert install("lmkit-bench", "plot") == "pip install -e 'plugins/frontends/bench[plot]'"
+    monkeypatch.chdir(tmp_path)
+    assert install("lmkit-core") == f"pip install -e {module.CHECKOUT / 'core'}"
+    monkeypatch.setattr(module, "CHECKOUT", tmp_path)
+    assert install("lmkit-core") == "pip install -e core, in a checkout of lmkit's repository"

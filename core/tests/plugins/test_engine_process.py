@@ -8,13 +8,16 @@ import time
 from types import ModuleType
 
 import pytest
-from lmkit.api import EngineRequest, Grammar, PluginError, SamplingParams, hookimpl
+from lmkit.api import EngineRequest, Grammar, SamplingParams, TokenizerSpec, hookimpl
 from lmkit.config import from_options
 from lmkit.engine.build import build_engine
 from lmkit.plugins.host import PluginHost
-from lmkit.plugins.resolve import TOKENIZER_PLUGINS, resolve
+from lmkit.plugins.resolve import resolve
 from lmkit.plugins.switches import Switches
-from lmkit.text.side import load_tokenizer
+from lmkit.text.apart import open_tokenizer
+from lmkit.text.side import TextSide, load_tokenizer
+
+SMALL = {"model": "demo", "kv_memory": "8MiB", "max_length": 256}
 
 
 def constrained_answer(engine) -> list[int]:
@@ -32,30 +35,40 @@ def constrained_answer(engine) -> list[int]:
 
 @pytest.fixture
 def supplier(monkeypatch):
-    """A module that supplies the tokenizer, and counts."""
+    """A module that reads the tokenizer better than the core does, and counts."""
     module = ModuleType("test_supplier")
     module.calls = 0
 
-    @hookimpl
-    def lmkit_load_tokenizer(checkpoint):
+    def opened(folder, *, eos_token_ids=()):
         module.calls += 1
-        return load_tokenizer(checkpoint, resolve(from_options({"model": "demo"}), PluginHost())[0], from_options({}))
+        return open_tokenizer(folder, eos_token_ids=eos_token_ids)
 
-    module.lmkit_load_tokenizer = lmkit_load_tokenizer
+    @hookimpl
+    def lmkit_tokenizers():
+        target = f"{module.__name__}:opened"
+        return [TokenizerSpec(name="better", summary="Better", target=target, files=("tokenizer.json",))]
+
+    module.opened, module.lmkit_tokenizers = opened, lmkit_tokenizers
+    module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
 
 
-def test_a_constrained_request_makes_the_engine_look_for_no_plugins(monkeypatch):
-    config = from_options({"model": "demo", "kv_memory": "8MiB", "max_length": 256})
-    resolved, checkpoint, _ = resolve(config, PluginHost())
+def no_discovery(monkeypatch) -> None:
+    """From here on, whoever makes a host or asks what is installed fails."""
 
     def discovery(*_, **__):
         raise AssertionError("the engine looks for plugins")
 
     monkeypatch.setattr(importlib.metadata, "distributions", discovery)
-    monkeypatch.setattr(PluginHost, "scan", discovery)
-    monkeypatch.setattr(PluginHost, "load_extensions", lambda self: self._extensions_loaded or discovery())
+    monkeypatch.setattr(PluginHost, "__init__", discovery)
+
+
+def test_a_constrained_request_makes_the_engine_look_for_no_plugins(monkeypatch):
+    config = from_options(SMALL)
+    resolved, checkpoint, _ = resolve(config, PluginHost())
+    assert resolved.choice("tokenizer").name == "json"
+    no_discovery(monkeypatch)
     engine = build_engine(config, resolved, checkpoint)
     try:
         assert constrained_answer(engine)
@@ -63,19 +76,17 @@ def test_a_constrained_request_makes_the_engine_look_for_no_plugins(monkeypatch)
         engine.close()
 
 
-def test_the_plan_names_who_may_bring_the_tokenizer(supplier):
-    config = from_options({"model": "demo"})
-    host = PluginHost(switches=Switches())
-    host.add(supplier)
-    plan, checkpoint, _ = resolve(config, host)
-    assert supplier.__name__ in plan.value(TOKENIZER_PLUGINS)
-    before = supplier.calls
-    assert load_tokenizer(checkpoint, plan, config, PluginHost.of([supplier.__name__])) is not None
-    assert supplier.calls == before + 1
-    without, _, _ = resolve(config, PluginHost(switches=Switches()))
-    assert supplier.__name__ not in (without.value(TOKENIZER_PLUGINS) or ())
-
-
-def test_a_named_module_that_is_gone_is_a_typed_error():
-    with pytest.raises(PluginError, match="nowhere_at_all"):
-        PluginHost.of(["nowhere_at_all"])
+def test_what_is_switched_off_for_a_host_stays_off_in_the_engine(monkeypatch, supplier):
+    """The engine reads the tokenizer with what the plan names: the better one where it is on, else the core's."""
+    for disabled, name in (((), "better"), (("tokenizer:better",), "json")):
+        switches = Switches.build({"LMKIT_PLUGINS_DISABLE": ",".join(disabled)})
+        host = PluginHost(switches=switches)
+        host.add(supplier) if not disabled else None
+        config, before = from_options(SMALL), supplier.calls
+        resolved, checkpoint, _ = resolve(config, host)
+        assert resolved.choice("tokenizer").name == name
+        with monkeypatch.context() as patch:
+            no_discovery(patch)
+            load_tokenizer(checkpoint, resolved, config)
+            TextSide.open(checkpoint, resolved, config)
+        assert supplier.calls - before == (0 if disabled else 2)

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from lmkit.api import UnknownName
+from lmkit.api import LmkitError, UnknownName
 from lmkit.config import EngineConfig, ModelConfig
+from lmkit.plugins.catalog import install
 from lmkit.plugins.codes import CODES, STAGES
 from lmkit.plugins.explain import Explanation, explain
+from lmkit.plugins.resolve import resolve
 from lmkit_cli.explanation import render
 from lmkit_testing.world import World
 from rich.console import Console
@@ -37,13 +39,13 @@ def test_the_story_of_one_kind(whole: World) -> None:
     assert "q/kv heads=4/2" in shown
     assert "SELECTED (reference)" in shown
     assert "capability           needs >= 9.0, has a device without one" in shown
-    assert "pip install lmkit-attention-torch" in shown
+    assert install("lmkit-attention-torch") in shown
 
 
 def test_everything(whole: World) -> None:
     explanation = explain(TOY, whole.host())
     kinds = [t.kind for t in explanation.topics]
-    assert kinds == ["platform", "attention", "model", "scheduler", "loader", "op", "op", "executor"]
+    assert kinds == ["platform", "attention", "model", "template", "scheduler", "loader", "op", "op", "executor"]
     assert all(any(c.verdict == "selected" for c in t.candidates) for t in explanation.topics)
     assert "block_size" in text(explanation)
     assert msgspec.json.decode(msgspec.json.encode(explanation), type=Explanation) == explanation
@@ -55,14 +57,14 @@ def test_why(whole: World) -> None:
     report = explain(TOY, whole.host(), topic="attention", why="other").topics[0]
     assert {c.name for c in report.candidates} == {"other", "third"}
     report = explain(TOY, whole.host(), topic="attention", why="torch").topics[0]
-    assert report.not_installed == {"torch": "pip install lmkit-attention-torch"}
+    assert report.not_installed == {"torch": install("lmkit-attention-torch")}
 
 
 def test_what_is_missing_is_explained(world: World) -> None:
     explanation = explain(TOY, world.host())
     shown = text(explanation)
-    assert "pip install lmkit-platform-cpu" in shown
-    assert "pip install lmkit-scheduler-fcfs" in shown
+    assert install("lmkit-platform-cpu") in shown
+    assert install("lmkit-scheduler-fcfs") in shown
     error = explanation.topic("attention").error
     assert error is not None
     assert explanation.topic("attention").after in ("checkpoint", "platform")
@@ -89,3 +91,50 @@ def test_unknown_topic(world: World) -> None:
 
 def test_codes_are_documented() -> None:
     assert all(1 <= stage <= len(STAGES) and meaning for stage, meaning in CODES.values())
+
+
+UNREADABLE_MODEL = """
+from lmkit.api import ModelSpec, UnsupportedModel, hookimpl
+
+class Toy:
+    def describe(self, config):
+        raise UnsupportedModel("layers", "odd", "even ones")
+
+@hookimpl
+def lmkit_models():
+    yield ModelSpec(name="odd", summary="Odd", target="odd_model.hooks:Toy", architectures=("OddForCausalLM",))
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "topic", "why"),
+    [
+        (replace(TOY, model=replace(TOY.model, overrides='{"architectures": ["OddForCausalLM"]}')), "model", "layers"),
+        (replace(TOY, op="fast4"), "op", "nothing to run"),
+        (replace(TOY, attention="prefill=ref,decode=other"), "attention", "cannot read selection"),
+        (replace(TOY, attention="vision:ref"), "attention", "cannot read selection"),
+    ],
+)
+def test_nothing_is_selected_that_a_plan_refuses(whole: World, config: EngineConfig, topic: str, why: str) -> None:
+    whole.add("odd-model", {"model": {"OddForCausalLM": "odd_model.hooks"}}, {"odd_model.hooks": UNREADABLE_MODEL})
+    whole.add("more-ops", {"op": {"fast4": "more_ops.hooks"}}, {"more_ops.hooks": OP})
+    with pytest.raises(LmkitError, match=why):
+        resolve(config, whole.host())
+    reports = explain(config, whole.host(), topic=topic).topics
+    assert not [c for report in reports for c in report.candidates if c.verdict == "selected"]
+    assert why in text(explain(config, whole.host()))
+
+
+OP = """
+from lmkit.api import OpSpec, hookimpl
+
+@hookimpl
+def lmkit_ops():
+    yield OpSpec(name="fast4", summary="x", target="more_ops.hooks:x", op="linear", formats=frozenset({"packed4"}))
+"""
+
+
+def test_steps_without_plugins_are_part_of_the_story(whole: World) -> None:
+    explanation = explain(replace(TOY, model=replace(TOY.model, max_length=9999)), whole.host())
+    assert explanation.topics[-1].kind == "values"
+    assert "max_length is 9999" in text(explanation)

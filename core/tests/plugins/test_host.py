@@ -285,7 +285,7 @@ import logging
 from lmkit.api import hookimpl
 
 @hookimpl
-def lmkit_chat_template(checkpoint):
+def lmkit_resolve_checkpoint(ref, options):
     {body}
 
 @hookimpl
@@ -301,14 +301,14 @@ def extension(world: World, name: str, body: str = "return None", observer: str 
 
 def test_first_result_that_is_not_none(world: World) -> None:
     extension(world, "ext_a")
-    extension(world, "ext_b", "return 'template of b'")
-    assert world.host().first("lmkit_chat_template", checkpoint=None) == "template of b"
+    extension(world, "ext_b", "return 'answer of b'")
+    assert world.host().first("lmkit_resolve_checkpoint", ref="x", options=None) == "answer of b"
 
 
 def test_an_exception_of_a_behaviour_hook_names_the_plugin(world: World) -> None:
     extension(world, "ext_bad", "raise ValueError('what')")
     with pytest.raises(PluginError, match=r"ext_bad\.hooks raised ValueError: what"):
-        world.host().first("lmkit_chat_template", checkpoint=None)
+        world.host().first("lmkit_resolve_checkpoint", ref="x", options=None)
 
 
 def test_observers_never_fail(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -328,18 +328,16 @@ def test_a_broken_extension_is_a_warning(world: World) -> None:
 
 def test_hooks_of_plugins_that_were_not_selected_stay_silent(world: World) -> None:
     source = GOOD.format(name="loud", module="x", extra="") + (
-        "\n@hookimpl\ndef lmkit_chat_template(checkpoint):\n    return 'loud'\n"
+        "\n@hookimpl\ndef lmkit_configure(config):\n    yield 'loud'\n"
     )
     scheduler(world, "loud", source=source)
     host = world.host()
     host.load("scheduler", "loud")
     assert not host.implements("lmkit_engine_started")
-    from lmkit.api import Checkpoint
-
-    nothing = Checkpoint(ref="x", path=world.path, format="", config={})
-    assert host.first("lmkit_chat_template", checkpoint=nothing) is None
+    nothing = {"config": None, "plan": None, "info": None}
+    assert host.gather("lmkit_configure", **nothing) == []
     host.activate("p_loud.hooks")
-    assert host.first("lmkit_chat_template", checkpoint=nothing) == "loud"
+    assert host.gather("lmkit_configure", **nothing) == [("p_loud.hooks", "loud")]
 
 
 def test_trace_logs_hook_calls(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -99,7 +99,7 @@ def test_a_named_platform_that_is_absent_is_an_error(machine: World) -> None:
 def test_none_installed(world: World) -> None:
     with pytest.raises(SelectionError, match="no platform plugin can be used: none is installed") as caught:
         choose_platform(world.host())
-    assert "pip install lmkit-platform-cpu" in caught.value.fix
+    assert "plugins/platforms/cpu" in caught.value.fix
 
 
 @pytest.mark.parametrize(

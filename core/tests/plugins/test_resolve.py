@@ -19,7 +19,7 @@ from lmkit.api import (
     UnknownKey,
     UnknownName,
 )
-from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig, SpecConfig
+from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig
 from lmkit.plugins.proposals import merge
 from lmkit.plugins.refs import load_ref, load_target, verify
 from lmkit.plugins.resolve import describe, resolve
@@ -45,6 +45,7 @@ def test_everything_is_chosen(whole: World) -> None:
         ("op", "linear:plain"): "matmul",
         ("op", "rowwise"): "rows",
         ("loader", ""): "files",
+        ("template", ""): "toy",
         ("scheduler", ""): "order",
         ("executor", ""): "one",
     }
@@ -250,19 +251,6 @@ def test_groups_of_layers_need_one_backend(whole: World) -> None:
     assert plan.choice("attention").name == "plain_only"  # type: ignore[union-attr]
     plan, _, _ = resolve(with_model(model="toy-window"), whole.host())
     assert plan.choice("attention").name == "ref"  # type: ignore[union-attr]
-
-
-def test_phases(whole: World) -> None:
-    whole.attention("other")
-    plan, _, _ = resolve(replace(TOY, attention="prefill=ref,decode=ref"), whole.host())
-    assert plan.choice("attention", "text").name == "ref"  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="would share a KV cache"):
-        resolve(replace(TOY, attention="prefill=ref,decode=other"), whole.host())
-
-
-def test_unknown_component(whole: World) -> None:
-    with pytest.raises(ConfigError, match="no component 'vision'"):
-        resolve(replace(TOY, attention="vision:ref"), whole.host())
 
 
 def test_reference_on_an_accelerator_is_a_warning(world: World) -> None:
@@ -542,11 +530,6 @@ def test_grammars_in_order(whole: World) -> None:
     whole.add("toy-more", points, {module: MORE})
     plan, _, _ = resolve(TOY, whole.host())
     assert [c.name for c in plan.choices if c.kind == "grammar"] == ["fast_grammar", "plain_grammar"]
-
-
-def test_a_proposer_is_refused_by_name(whole: World) -> None:
-    with pytest.raises(ConfigError, match="'ngram'"):
-        resolve(replace(TOY, spec=SpecConfig(proposer="ngram")), whole.host())
 
 
 def test_a_described_device_is_not_run(whole: World) -> None:

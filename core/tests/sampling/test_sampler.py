@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import GrammarMasks, InvalidParam, SampleContext, SamplingParams
-from lmkit.sampling import SampleBatch, Sampler, blocks, sampler, truncate
+from lmkit.layers import truncate, vocabulary
+from lmkit.sampling import SampleBatch, Sampler, sampler
 from lmkit.sampling.noise import seed_of, uniform
 
 V = 50
@@ -129,7 +130,7 @@ def test_argmax_in_blocks(vocab: int, dtype: torch.dtype) -> None:
     x[1] = 0.0
     x[2, vocab // 2] = torch.nan
     x[3] = -torch.inf
-    tokens, largest = blocks.argmax(x)
+    tokens, largest = vocabulary.argmax(x)
     assert tokens.tolist() == x.argmax(-1).tolist()
     torch.testing.assert_close(largest, x.amax(-1), equal_nan=True)
 
@@ -140,7 +141,7 @@ def test_topk_in_blocks(vocab: int, k: int) -> None:
     x = torch.randn(20, vocab, generator=torch.Generator().manual_seed(k)).round(decimals=1)
     x[1] = 0.0
     x[2, ::7] = -torch.inf
-    values, positions = blocks.topk(x, k)
+    values, positions = vocabulary.topk(x, k)
     assert torch.equal(values, x.topk(k).values)
     assert torch.equal(x.gather(1, positions), values)
     assert all(len(set(row)) == k for row in positions.tolist())
@@ -189,7 +190,7 @@ def test_order_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     spy(truncate, "min_p_", "10 min_p")
     spy(truncate, "top_k_", "10 top_k")
     spy(truncate, "top_p_", "10 top_p")
-    spy(blocks, "draw", "12 draw")
+    spy(vocabulary, "draw", "12 draw")
     spy(Sampler, "_gather", "13 log-probabilities")
 
     class Staged(Recorder):
@@ -378,21 +379,21 @@ def test_draw_over_several_blocks(vocab: int) -> None:
     weights[0, ::3] = 0.0
     weights[0, vocab - 1] = 1.0
     u = uniform(np.full(6000, 5, np.uint64), np.arange(6000))
-    drawn = blocks.draw(weights.expand(6000, -1), u).numpy()
+    drawn = vocabulary.draw(weights.expand(6000, -1), u).numpy()
     assert chi_square_fits(np.bincount(drawn, minlength=vocab), (weights[0] / weights.sum()).double().numpy())
 
 
 def test_draw_at_the_ends() -> None:
     weights = torch.zeros(2, 1500)
     weights[:, 3] = weights[:, 700] = 1.0
-    assert blocks.draw(weights, np.array([0.0, np.nextafter(1.0, 0.0)])).tolist() == [3, 700]
+    assert vocabulary.draw(weights, np.array([0.0, np.nextafter(1.0, 0.0)])).tolist() == [3, 700]
 
 
 def test_draw_gives_only_tokens_with_a_weight() -> None:
     """Sums of blocks are rounded, so a target may lie behind all weights of its block, or of the row."""
     weights = torch.rand(300, 1500, generator=torch.Generator().manual_seed(2))
     weights[:, 1100:] = 0.0
-    drawn = blocks.draw(weights, np.full(300, np.nextafter(1.0, 0.0)))
+    drawn = vocabulary.draw(weights, np.full(300, np.nextafter(1.0, 0.0)))
     assert int(drawn.max()) < 1500
     assert bool((weights.gather(1, drawn[:, None]) > 0).all())
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from lmkit.api import Checkpoint
 from lmkit.config import EngineConfig
-from lmkit.plugins.host import PluginHost
 from lmkit.text.ends import find_ends, turn_ends
 from lmkit.text.render import Renderer
 from lmkit_formats import ReasoningFormat, ToolFormat
@@ -111,7 +110,7 @@ def test_calls_may_end_otherwise() -> None:
 def found(path: Path, ids: dict[str, list[int]], *, pooler: object = None, **config: Any) -> dict[int, tuple]:
     info: Any = SimpleNamespace(pooler=pooler, vocab_size=100)
     checkpoint = Checkpoint("x", path, "safetensors", {}, {})
-    ends = find_ends(checkpoint, no_plan(), EngineConfig(**config), PluginHost(), info, ids)
+    ends = find_ends(checkpoint, no_plan(), EngineConfig(**config), info, ids)
     return {end.id: (end.token, *end.sources) for end in ends}
 
 

@@ -23,8 +23,6 @@ from lmkit.api import (
     ToolStart,
 )
 from lmkit.config import EngineConfig
-from lmkit.plugins.host import PluginHost
-from lmkit.plugins.switches import Switches
 from lmkit.text.side import TextSide
 from lmkit_testing.engines import no_plan
 from lmkit_testing.serving import CALLS, END, THINK, byte_tokenizer, text_side
@@ -108,10 +106,10 @@ def test_without_a_template(checkpoint: Checkpoint) -> None:
         side.render_chat([{"role": "user", "content": "hi"}])
 
 
-def test_a_template_for_tools_is_used_with_plugins_too(checkpoint: Checkpoint) -> None:
+def test_a_template_for_tools_is_used(checkpoint: Checkpoint) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].name }}"}]
     (checkpoint.path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    side = TextSide.open(checkpoint, no_plan(), EngineConfig(), PluginHost(switches=Switches()))
+    side = TextSide.open(checkpoint, no_plan(), EngineConfig())
     user = [{"role": "user", "content": "hi"}]
     assert side.render_chat(user) == "plain"
     assert side.render_chat(user, [{"name": "f"}]) == "f"

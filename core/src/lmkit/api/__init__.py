@@ -1,13 +1,15 @@
 """The only public surface for plugins: specs to register, requests to answer, protocols to implement.
 
-Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.layers` (for models) and
-`lmkit_testing`, is free to move.
+Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.layers` (for models),
+`lmkit.killable` (for work on what strangers wrote) and the libraries, is free to move.
 """
 
-from lmkit.api.checkpoint import Checkpoint, CheckpointOptions
-from lmkit.api.device import DeviceInfo, Unavailable
-from lmkit.api.dtypes import canonical, itemsize, kv_scale_bytes
-from lmkit.api.errors import (
+from lmkit.api.hooks import hookimpl
+from lmkit.contracts.checkpoint import Checkpoint, CheckpointOptions
+from lmkit.contracts.config import EngineConfig
+from lmkit.contracts.device import DeviceInfo, Unavailable
+from lmkit.contracts.dtypes import canonical, itemsize, kv_scale_bytes
+from lmkit.contracts.errors import (
     CapacityError,
     CheckpointError,
     ConfigError,
@@ -29,9 +31,10 @@ from lmkit.api.errors import (
     UnsupportedModel,
     UnsupportedTask,
     WeightMismatch,
+    info_of,
     nearest,
 )
-from lmkit.api.execution import (
+from lmkit.contracts.execution import (
     Architecture,
     AttentionBackend,
     AttnBatch,
@@ -54,9 +57,7 @@ from lmkit.api.execution import (
     LogitsProcessor,
     Model,
     Platform,
-    Profile,
     Progress,
-    Proposer,
     Reply,
     ResetCache,
     RotatingAttention,
@@ -68,9 +69,8 @@ from lmkit.api.execution import (
     Worker,
     WorkerFacts,
 )
-from lmkit.api.hooks import hookimpl
-from lmkit.api.json_schema import keywords, subschemas
-from lmkit.api.model import (
+from lmkit.contracts.json_schema import keywords, subschemas
+from lmkit.contracts.model import (
     AttnNeed,
     DenseInfo,
     KVSpec,
@@ -83,8 +83,8 @@ from lmkit.api.model import (
     StateTensor,
     WeightRule,
 )
-from lmkit.api.null import NullCollectives, NullEvent, NullGraphs
-from lmkit.api.operators import (
+from lmkit.contracts.null import NullCollectives, NullEvent, NullGraphs
+from lmkit.contracts.operators import (
     DrawParams,
     ExpertKernel,
     IntegerFormat,
@@ -96,18 +96,28 @@ from lmkit.api.operators import (
     Routing,
     RowOps,
 )
-from lmkit.api.params import Grammar, PoolingParams, PoolingTask, SamplingParams, Thinking
-from lmkit.api.refusal import Refusal, Refused
-from lmkit.api.resolved import Choice, Derived, ResolvedPlan
-from lmkit.api.scheduling import (
+from lmkit.contracts.params import (
+    MAX_BIAS,
+    MAX_DIMENSIONS,
+    MAX_LOGPROBS,
+    MAX_STOP,
+    MAX_STOP_IDS,
+    MAX_TOKENS,
+    MIN_REPETITION,
+    Grammar,
+    PoolingParams,
+    PoolingTask,
+    SamplingParams,
+    Thinking,
+)
+from lmkit.contracts.refs import load_target
+from lmkit.contracts.refusal import Refusal, Refused
+from lmkit.contracts.resolved import Choice, Derived, ResolvedPlan
+from lmkit.contracts.scheduling import (
+    Admitted,
     CompiledGrammar,
     Gate,
     GrammarBackend,
-    Hold,
-    KVConnectorSched,
-    KVConnectorWorker,
-    KVEvent,
-    Match,
     Matcher,
     OrderPolicy,
     RequestView,
@@ -115,7 +125,7 @@ from lmkit.api.scheduling import (
     Scheduler,
     Vocabulary,
 )
-from lmkit.api.specs import (
+from lmkit.contracts.specs import (
     ANY,
     BenchmarkCase,
     BenchmarkSpec,
@@ -132,7 +142,7 @@ from lmkit.api.specs import (
     multiple_of,
     one_of,
 )
-from lmkit.api.text import (
+from lmkit.contracts.text import (
     ChatWriter,
     DeclaredFormat,
     ParseEvent,
@@ -148,7 +158,7 @@ from lmkit.api.text import (
     ToolEnd,
     ToolStart,
 )
-from lmkit.api.wire import (
+from lmkit.contracts.wire import (
     EngineRequest,
     FinishReason,
     GrammarMasks,
@@ -164,6 +174,7 @@ from lmkit.api.wire import (
     TokenLogprob,
 )
 from lmkit.kinds.attention import AttentionRequest, AttentionSpec
+from lmkit.kinds.dialect import DialectSpec
 from lmkit.kinds.executor import ExecutorRequest, ExecutorSpec
 from lmkit.kinds.grammar import GrammarBackendSpec
 from lmkit.kinds.loader import LoaderRequest, LoaderSpec
@@ -174,6 +185,9 @@ from lmkit.kinds.platform import PlatformSpec
 from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec
 from lmkit.kinds.reasoning_parser import ReasoningParserSpec
 from lmkit.kinds.scheduler import SchedulerSpec
+from lmkit.kinds.structured_output import StructuredOutput, StructuredOutputSpec
+from lmkit.kinds.template import TemplateRequest, TemplateSpec
+from lmkit.kinds.tokenizer import TokenizerRequest, TokenizerSpec
 from lmkit.kinds.tool_parser import ToolParserSpec
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,12 +1,13 @@
 """Frozen configuration, passed by constructor; there is no global getter."""
 
 from lmkit.config.codec import from_dict, to_dict
-from lmkit.config.engine import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig, SpecConfig
 from lmkit.config.environment import Environment, read_environment
 from lmkit.config.sizes import format_size, parse_budget, parse_size
 from lmkit.config.sources import Setting, Sourced, from_options, gather
+from lmkit.contracts.config import STEP_TOKENS, CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig
 
 __all__ = [
+    "STEP_TOKENS",
     "CacheConfig",
     "EngineConfig",
     "Environment",
@@ -15,7 +16,6 @@ __all__ = [
     "SchedConfig",
     "Setting",
     "Sourced",
-    "SpecConfig",
     "format_size",
     "from_dict",
     "from_options",

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from lmkit.api import ConfigError, UnknownKey
-from lmkit.config.engine import EngineConfig
 from lmkit.config.schema import leaves, sections
+from lmkit.contracts.config import EngineConfig
 
 
 def to_dict(config: EngineConfig) -> dict[str, Any]:
@@ -58,13 +58,8 @@ def from_flat(flat: Mapping[str, Any], where: str = "configuration") -> EngineCo
             continue
         section, _, name = key.rpartition(".")
         parts.setdefault(section, {})[name] = value
-    spec = parts.pop("spec", {})
-    if any(value is not None for value in spec.values()) and spec.get("proposer") is None:
-        raise ConfigError(f"spec is given in {where} without spec.proposer", fix="name a proposer: --proposer NAME")
     root = parts.pop("", {})
     made = {name: sections()[name](**values) for name, values in parts.items()}
-    if spec.get("proposer") is not None:
-        made["spec"] = sections()["spec"](**spec)
     return EngineConfig(**root, **made, plugins=plugins)
 
 

@@ -21,23 +21,20 @@ from lmkit.api import (
     ResolvedPlan,
     SchedLimits,
     Scheduler,
+    StructuredOutput,
     Tokenizer,
     Vocabulary,
     WorkerFacts,
 )
 from lmkit.config import EngineConfig
 from lmkit.engine.adapters import Adapters, NoAdapters, parse_modules
-from lmkit.engine.compiler import Compiler
 from lmkit.engine.core import EngineCore
-from lmkit.engine.grammars import ConstrainedOutput
-from lmkit.engine.intake import Intake
+from lmkit.engine.intake import Intake, NoStructuredOutput
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
 from lmkit.execution import memory
 from lmkit.execution.worker import describe_model
 from lmkit.plugins import load_target, verify
-from lmkit.plugins.host import PluginHost
-from lmkit.plugins.resolve import TOKENIZER_PLUGINS
 
 
 class Phases:
@@ -159,22 +156,24 @@ def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig) -> Sch
 def _constrained_output(
     config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, limits: SchedLimits,
     tokenizer: Tokenizer | None,
-) -> ConstrainedOutput:  # fmt: skip
+) -> StructuredOutput:  # fmt: skip
     """Loads nothing before the first constraint comes, and then only what the plan names."""
 
     def open_vocabulary() -> Vocabulary:
         from lmkit.text.side import load_tokenizer, vocabulary
 
-        host = PluginHost.of(resolved.value(TOKENIZER_PLUGINS, ()))
-        found = tokenizer or load_tokenizer(checkpoint, resolved, config, host)
+        found = tokenizer or load_tokenizer(checkpoint, resolved, config)
         return vocabulary(found, limits.eos_token_ids, info.vocab_size)
 
-    compiler = Compiler([c for c in resolved.choices if c.kind == "grammar"], open_vocabulary)
-    return ConstrainedOutput(compiler, limits.max_rows if limits.lookahead else 0)
+    choice = resolved.choice("structured_output")
+    if choice is None:
+        return NoStructuredOutput()
+    backends = [c for c in resolved.choices if c.kind == "grammar"]
+    return load_target(choice)(backends, open_vocabulary, limits.max_rows if limits.lookahead else 0, **choice.options)
 
 
 def _intake(
-    resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, length: int, grammars: ConstrainedOutput
+    resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, length: int, grammars: StructuredOutput
 ) -> Intake:
     return Intake(
         vocab_size=info.vocab_size,

@@ -23,10 +23,11 @@ from lmkit.api import (
     Scheduler,
     StepPlan,
     StepResult,
+    StructuredOutput,
     TokenEvent,
 )
 from lmkit.engine.adapters import Adapters, NoAdapters
-from lmkit.engine.intake import Grammars, Intake, NoGrammars
+from lmkit.engine.intake import Intake
 
 log = logging.getLogger("lmkit.engine")
 
@@ -62,13 +63,13 @@ class EngineCore:
         scheduler: Scheduler,
         executor: Executor,
         intake: Intake,
-        grammars: Grammars | None = None,
+        grammars: StructuredOutput | None = None,
         adapters: Adapters | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.intake = intake
-        self.grammars = grammars or intake.grammars or NoGrammars()
+        self.grammars = grammars or intake.grammars
         self.adapters = adapters or NoAdapters()
         self.failure: Failure | None = None
         self.blocked = False  # the last step had nothing to run: all requests wait for gates

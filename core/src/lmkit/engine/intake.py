@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from lmkit.api import (
+    CompiledGrammar,
     EngineRequest,
     ErrorInfo,
     Gate,
+    Grammar,
+    GrammarError,
     GrammarMasks,
     InvalidParam,
     PoolerInfo,
@@ -21,38 +23,15 @@ from lmkit.api import (
     SamplingParams,
     StepPlan,
     StepResult,
+    StructuredOutput,
     UnsupportedTask,
 )
 from lmkit.scheduling.hashes import root_hash
 from lmkit.scheduling.request import Request
 
 
-class Grammars(Protocol):
-    """Constrained output of all requests of an engine: compiles at intake, fills masks while the forward pass runs."""
-
-    broken: Sequence[tuple[str, ErrorInfo]]  # requests that `fill` found to be beyond help, until the core takes them
-
-    def gate(self, request: Request) -> Gate:
-        """Opens when the grammar is compiled; fails with the reason when it cannot be. Raises EngineBusy."""
-        ...
-
-    def concerns(self, plan: StepPlan) -> bool:
-        """Whether `fill` must know all tokens before this step."""
-        ...
-
-    def fill(self, plan: StepPlan) -> GrammarMasks | None: ...
-
-    def propose(self, plan: StepPlan, result: StepResult) -> None:
-        """Puts tokens that must follow into `result.drafts`, before the scheduler takes the result in."""
-        ...
-
-    def release(self, ids: Iterable[str]) -> None:
-        """Requests that have ended, constrained or not. Idempotent."""
-        ...
-
-
-class NoGrammars:
-    """The null object: an engine without a grammar backend."""
+class NoStructuredOutput:
+    """The null object: an engine that binds no output."""
 
     broken: Sequence[tuple[str, ErrorInfo]] = ()
 
@@ -61,8 +40,8 @@ class NoGrammars:
         raise InvalidParam(
             "grammar",
             grammar.kind if grammar else None,
-            "an engine with a grammar backend, and none is installed",
-            fix="leave out the constraint, or install a grammar plugin",
+            "an engine with structured output, and none is installed",
+            fix="leave out the constraint, or install a plugin of kind structured_output",
         )
 
     def concerns(self, plan: StepPlan) -> bool:
@@ -76,6 +55,12 @@ class NoGrammars:
 
     def release(self, ids: Iterable[str]) -> None:
         """There is nothing to release."""
+
+    def compile(self, grammar: Grammar, seconds: float) -> CompiledGrammar:
+        raise GrammarError("no structured output is installed", fix="install a plugin of kind structured_output")
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +76,7 @@ class Intake:
     )  # by name; the gate opens when loaded
     processors: Mapping[str, type | None] = field(default_factory=dict)  # keys of params.extra and what validates them
     media: frozenset[str] = frozenset()  # kinds of media the model reads
-    grammars: Grammars = field(default_factory=NoGrammars)
+    grammars: StructuredOutput = field(default_factory=NoStructuredOutput)
     pooler: PoolerInfo | None = None  # None: it generates
 
     def admit(self, request: EngineRequest) -> Request:

@@ -21,6 +21,7 @@ from lmkit.api import (
     SchedStats,
     SelectionError,
     TokenEvent,
+    info_of,
 )
 
 MAX_FRAME = 256 << 20  # bytes; a longer frame means that the stream is damaged
@@ -203,17 +204,6 @@ def error_of(info: ErrorInfo) -> LmkitError:
     if isinstance(error, SelectionError):
         error.refused = ()  # the reasons stayed with the resolver, which runs in the parent
     return error
-
-
-def info_of(error: BaseException) -> ErrorInfo:
-    """An error as data, typed or not. An untyped one is a bug of ours: its type and message are kept."""
-    if isinstance(error, LmkitError):
-        return error.info()
-    if isinstance(error, MemoryError):
-        return ErrorInfo("no-memory", "out of memory", "use a smaller model, --max-length or --kv-memory", status=507)
-    return ErrorInfo(
-        "engine", f"{type(error).__name__}: {error}", "set LMKIT_DEBUG=1 for the stack trace, and report this"
-    )
 
 
 def _subclasses(kind: type[LmkitError]) -> list[type[LmkitError]]:

@@ -47,7 +47,7 @@ log = logging.getLogger("lmkit.engine")
 CHUNK = 1 << 18  # bytes per read
 GRACE = 5.0  # seconds the engine thread gets to end after the parent is gone
 AHEAD = (  # what engines, and torch, need besides torch: imported while the parent still finds out what to build
-    "lmkit.engine.core", "lmkit.engine.grammars", "lmkit.engine.intake", "lmkit.plugins.host",
+    "lmkit.engine.core", "lmkit_structured_output_masks.output", "lmkit.engine.intake", "lmkit.plugins.host",
     "lmkit.scheduling.scheduler", "asyncio", "multiprocessing.connection", "torchgen.model", "unittest.mock",
 )  # fmt: skip
 

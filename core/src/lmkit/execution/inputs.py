@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,22 @@ class Step:
     positions: np.ndarray  # [S] position of the token to be drawn
     num_drafts: np.ndarray | None  # [R'] drafts of each sampling row; None: no row has drafts
     prompt_jobs: list[PromptJob] = field(default_factory=list)
+
+
+class Layout(NamedTuple):
+    """Where the tokens of a step stand. A decode step, of rows that compute one token each and sample, has the
+    simplest: a token for each row."""
+
+    token_slots: np.ndarray  # [T] slot of each token's row
+    positions: np.ndarray  # [T]
+    query_start: np.ndarray  # [R + 1] first token of each row
+    num_decode_rows: int  # as in AttnBatch, like the next
+    max_query: int
+    sample_rows: np.ndarray  # [R'] as in Step, like the next three
+    last: np.ndarray  # [S] token from which each logits row comes
+    logit_slots: np.ndarray  # [S]
+    next_positions: np.ndarray  # [S]
+    num_drafts: np.ndarray | None  # [R']
 
 
 class InputBuilder:
@@ -100,80 +116,73 @@ class InputBuilder:
                     rows.put_drafts(slot_of[w.id], w.drafts)
 
         n, ends = len(slots), starts + lengths
-        num_tokens = int(lengths.sum())
+        num_tokens, max_seq = int(lengths.sum()), int(ends.max())
         decode_only = num_tokens == n and bool(samples.all())
         if decode_only:
-            row_of, positions = self.arange[:n], starts
-            query_start = self.arange[: n + 1]
+            each = self.arange[:n]
+            layout = Layout(slots, starts, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
         else:
-            query_start = np.zeros(n + 1, np.int64)
-            np.cumsum(lengths, out=query_start[1:])
-            row_of = np.repeat(self.arange[:n], lengths)
-            positions = self.arange[:num_tokens] + (starts - query_start[:-1])[row_of]
-        token_slots = slots if decode_only else slots[row_of]
+            layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
         self.uploaded.wait()
-        self.token_ids.array[:num_tokens] = rows.tokens[token_slots, positions]
-        self.positions.array[:num_tokens] = positions
-        self.query_start.array[: n + 1] = query_start
+        self.token_ids.array[:num_tokens] = rows.tokens[layout.token_slots, layout.positions]
+        self.positions.array[:num_tokens] = layout.positions
+        self.query_start.array[: n + 1] = layout.query_start
         self.seq_len.array[:n] = ends
 
-        single = lengths - drafts == 1
-        decodes = n if single.all() else int(single.argmin())
-        max_query, max_seq = int(lengths.max()), int(ends.max())
         for group, batch in enumerate(self.batches):
-            self._fill_group(group, self.specs[group].block_size, slots, token_slots, positions, max_seq)
-            batch.num_rows, batch.num_tokens, batch.num_decode_rows = n, num_tokens, decodes
-            batch.max_query, batch.max_seq = max_query, max_seq
+            self._fill_group(group, self.specs[group].block_size, slots, layout, max_seq)
+            batch.num_rows, batch.num_tokens, batch.num_decode_rows = n, num_tokens, layout.num_decode_rows
+            batch.max_query, batch.max_seq = layout.max_query, max_seq
 
-        if decode_only:
-            sample_rows, last, logit_slots, next_positions = row_of, row_of, slots, ends
-        else:
-            sample_rows = np.flatnonzero(samples)
-            last = query_start[1:][sample_rows] - 1
-            logit_slots, next_positions = slots[sample_rows], ends[sample_rows]
-            if num_drafts is not None:
-                num_drafts = drafts[sample_rows]
-                back = _countdown(num_drafts)  # k, k-1, .., 0 for each sampling row
-                last = np.repeat(last, num_drafts + 1) - back
-                next_positions = np.repeat(next_positions, num_drafts + 1) - back
-                logit_slots = np.repeat(logit_slots, num_drafts + 1)
-        self.logits_rows.array[: len(last)] = last
+        num_logits = len(layout.last)
+        self.logits_rows.array[:num_logits] = layout.last
         inputs = StepInputs(
             token_ids=self.token_ids.push(num_tokens),
             positions=self.positions.push(num_tokens),
             attn=[planner.plan(batch) for planner, batch in zip(self.planners, self.batches, strict=True)],
             kv=self.kv,
-            logits_rows=self.logits_rows.push(len(last)),
-            only_logits=len(last) < num_tokens,
+            logits_rows=self.logits_rows.push(num_logits),
+            only_logits=num_logits < num_tokens,
             capture=decode_only and self.capturable,
-            state=self._state_batch(slots, query_start, decodes) if self.state else None,
+            state=self._state_batch(slots, layout.query_start, layout.num_decode_rows) if self.state else None,
         )
-        if self.token_types is not None and (second := rows.second[token_slots]).any():
-            self.token_types.array[:num_tokens] = (second > 0) & (positions >= second)
+        if self.token_types is not None and (second := rows.second[layout.token_slots]).any():
+            self.token_types.array[:num_tokens] = (second > 0) & (layout.positions >= second)
             inputs.token_types = self.token_types.push(num_tokens)
         self.uploaded.record()
-        return Step(plan, inputs, slots, sample_rows, logit_slots, next_positions, num_drafts)
+        return Step(
+            plan, inputs, slots, layout.sample_rows, layout.logit_slots, layout.next_positions, layout.num_drafts
+        )
 
-    def prompt_jobs(self, step: Step) -> list[PromptJob]:
-        """Which hidden states of the step predict prompt tokens of rows that asked for prompt log-probabilities."""
-        jobs, first = [], 0
-        for row, work in enumerate(step.plan.rows):
-            slot = step.slots[row]
-            params = self.rows.params[slot]
-            if params is not None and params.prompt_logprobs is not None:
-                n = min(work.num_tokens, int(self.rows.num_prompt[slot]) - 1 - work.start)
-                if n > 0:
-                    targets = self.rows.tokens[slot, work.start + 1 : work.start + 1 + n].copy()
-                    jobs.append(PromptJob(row, first, work.start, targets))
-            first += work.num_tokens
-        return jobs
+    def _layout(
+        self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, sample_rows: np.ndarray,
+        drafts: np.ndarray | None,
+    ) -> Layout:  # fmt: skip
+        """Of rows with any number of tokens; `drafts` [R] of each, None where none has any."""
+        n, single = len(slots), (lengths if drafts is None else lengths - drafts) == 1
+        decodes, max_query = n if single.all() else int(single.argmin()), int(lengths.max())
+        query_start = np.zeros(n + 1, np.int64)
+        np.cumsum(lengths, out=query_start[1:])
+        row_of = np.repeat(self.arange[:n], lengths)
+        positions = self.arange[: len(row_of)] + (starts - query_start[:-1])[row_of]
+        last, next_positions = query_start[1:][sample_rows] - 1, (starts + lengths)[sample_rows]
+        logit_slots, num_drafts = slots[sample_rows], None
+        if drafts is not None:
+            num_drafts = drafts[sample_rows]
+            back = _countdown(num_drafts)  # k, k-1, .., 0 for each sampling row
+            last = np.repeat(last, num_drafts + 1) - back
+            next_positions = np.repeat(next_positions, num_drafts + 1) - back
+            logit_slots = np.repeat(logit_slots, num_drafts + 1)
+        return Layout(
+            slots[row_of], positions, query_start, decodes, max_query, sample_rows, last, logit_slots, next_positions,
+            num_drafts,
+        )  # fmt: skip
 
-    def _fill_group(
-        self, group: int, size: int, slots: np.ndarray, token_slots: np.ndarray, positions: np.ndarray, max_seq: int
-    ) -> None:
+    def _fill_group(self, group: int, size: int, slots: np.ndarray, layout: Layout, max_seq: int) -> None:
+        """Where the step's keys and values go, and the blocks that its rows read."""
         table = self.rows.table[group]
-        blocks, offsets = np.divmod(positions, size)
-        self.slots[group].array[: len(positions)] = table[token_slots, blocks] * np.int64(size) + offsets
+        blocks, offsets = np.divmod(layout.positions, size)
+        self.slots[group].array[: len(blocks)] = table[layout.token_slots, blocks] * np.int64(size) + offsets
         width = -(-max_seq // size)
         self.tables[group].array[: len(slots), :width] = table[slots, :width]
 

@@ -20,10 +20,9 @@ from lmkit.api import (
     WorkerFacts,
     itemsize,
 )
-from lmkit.config import EngineConfig, format_size, parse_budget
+from lmkit.config import STEP_TOKENS, EngineConfig, format_size, parse_budget
 from lmkit.plugins import load_target
 
-DEFAULT_MAX_TOKENS = 2048  # step budget when neither user nor platform says one
 FORCED = 16  # tokens that a grammar may force in one step
 MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, unless the user asks for fewer
 
@@ -31,17 +30,13 @@ MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, 
 def step_tokens(config: EngineConfig, resolved: ResolvedPlan | None = None) -> int:
     """Token budget of a step: the user's, else the resolved one, else a default."""
     value = config.sched.max_tokens or (resolved.value("max_step_tokens") if resolved is not None else None)
-    return int(value or DEFAULT_MAX_TOKENS)
+    return int(value or STEP_TOKENS)
 
 
 def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) -> int:
-    """Draft tokens per row and step: of the proposer, or forced by grammars.
-
-    Those of grammars need one step in flight, and a model whose state can be taken back.
-    """
-    proposed = config.spec.num_drafts if config.spec is not None else 0
+    """Draft tokens per row and step, forced by grammars: with one step in flight, and state that can be taken back."""
     can_force = config.parallel.depth == 1 and not info.recurrent and resolved.choice("grammar") is not None
-    return max(proposed, FORCED if can_force else 0)
+    return FORCED if can_force else 0
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan) -> int:

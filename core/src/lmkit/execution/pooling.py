@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmkit.api import Pooled, PoolerInfo, PoolingParams, StepResult
+from lmkit.api import GrammarMasks, NewRow, Pooled, PoolerInfo, PoolingParams, StepResult
 
 if TYPE_CHECKING:
     from lmkit.api import Model
@@ -28,14 +28,15 @@ class _Partial:
 
 
 class RowPooler:
-    """One per worker of a pooling model. Independent of how prompts are cut into steps."""
+    """The head of a pooling model. Independent of how prompts are cut into steps."""
 
-    def __init__(self, info: PoolerInfo, model: Model, dense: nn.Module | None) -> None:
-        self.info, self.model, self.dense = info, model, dense
+    def __init__(self, info: PoolerInfo, rows: RowTable, model: Model, dense: nn.Module | None) -> None:
+        self.info, self.rows, self.model, self.dense = info, rows, model, dense
         self._partial: dict[int, _Partial] = {}  # by slot
 
-    def add(self, slot: int, params: PoolingParams) -> None:
-        self._partial[slot] = _Partial(params)
+    def add(self, slot: int, row: NewRow) -> None:
+        assert row.pooling is not None, f"row {row.id} wants tokens of a pooling model"
+        self._partial[slot] = _Partial(row.pooling)
 
     def remove(self, slot: int) -> None:
         self._partial.pop(slot, None)
@@ -47,7 +48,10 @@ class RowPooler:
     def clear(self) -> None:
         self._partial.clear()
 
-    def pool(self, step: Step, rows: RowTable, hidden: Tensor, result: StepResult) -> None:
+    def prepare(self, step: Step) -> None:
+        step.inputs.only_logits = False
+
+    def finish(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> None:
         """Adds the vectors of the rows whose prompt ends in this step to `result`. hidden [T, D]."""
         done: list[tuple[int, PoolingParams]] = []  # row of the plan
         reduced: list[Tensor] = []  # [1, D], or [N, D] for token tasks
@@ -55,7 +59,7 @@ class RowPooler:
         for row, work in enumerate(step.plan.rows):
             slot, states = int(step.slots[row]), hidden[first : first + work.num_tokens]
             first += work.num_tokens
-            length, partial = int(rows.num_prompt[slot]), self._partial[slot]
+            length, partial = int(self.rows.num_prompt[slot]), self._partial[slot]
             self._take(partial, states, work.start)
             if work.start + work.num_tokens == length:
                 done.append((row, partial.params))

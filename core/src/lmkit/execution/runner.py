@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from lmkit.api import (
@@ -16,24 +15,21 @@ from lmkit.api import (
     LogitsProcessor,
     NewRow,
     PluginError,
-    RowLogprobs,
     StepLimits,
     StepPlan,
     StepResult,
 )
-from lmkit.execution.inputs import InputBuilder, PromptJob, Step
+from lmkit.execution.heads import RowHead, TokenHead
+from lmkit.execution.inputs import InputBuilder, Step
 from lmkit.execution.pooling import RowPooler
 from lmkit.execution.rows import RowTable
 from lmkit.layers.adapters import AdapterBank
-from lmkit.sampling import SampleBatch, Sampled, Sampler, TokenChoice, accept, gather_logprobs
-from lmkit.sampling.noise import seed_of
+from lmkit.sampling import Sampler
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lmkit.api import AttentionBackend, AttnNeed, LayerInfo, Platform
-
-PROMPT_ROWS = 64  # rows of logits made at once for prompt log-probabilities
 
 
 @dataclass(slots=True)
@@ -45,7 +41,7 @@ class Pending:
 
 
 class Runner:
-    """Runs steps of a loaded model: applies plans to rows, builds inputs, calls the model, samples.
+    """Runs steps of a loaded model: applies plans to rows, builds inputs, calls the model, hands over to its head.
 
     Knows neither configuration nor loading; Worker makes it once the KV cache is configured.
     """
@@ -59,7 +55,7 @@ class Runner:
 
         `debug_kv` fills fresh blocks with NaN: reading what nobody wrote shows.
         """
-        self.model, self.kv_config, self.seed, self.debug_kv = loaded.model, kv, seed, debug_kv
+        self.model, self.kv_config, self.debug_kv = loaded.model, kv, debug_kv
         needs = [need for need, _ in loaded.info.kv_groups()]
         num_layers = len(loaded.info.layers)
         self.kv, self._spans = _allocate(kv, num_layers, needs, backends, device)
@@ -69,16 +65,19 @@ class Runner:
             self._spans.append([_block_of(tensor, 0, 1) for layer in self.state for tensor in layer.values()])
         max_blocks = [limits.max_blocks_per_row for _ in kv.specs]
         self.rows = RowTable(limits.max_rows, limits.max_length + max_drafts + 1, max_blocks)
-        self.sampler = Sampler(limits.max_rows, loaded.info.vocab_size, eos_token_ids, processors, loaded.rows)
         planners = [b.planner(need, limits, platform) for b, need in zip(backends, needs, strict=True)]
         pooler = loaded.info.pooler
-        self.pooler = RowPooler(pooler, loaded.model, loaded.dense) if pooler is not None else None
         self.inputs = InputBuilder(
-            self.rows, limits, kv.specs, planners, self.kv, platform, pairs=self.pooler is not None, state=self.state
+            self.rows, limits, kv.specs, planners, self.kv, platform, pairs=pooler is not None, state=self.state
         )
+        self.head: RowHead
+        if pooler is not None:
+            self.head = RowPooler(pooler, self.rows, loaded.model, loaded.dense)
+        else:
+            sampler = Sampler(limits.max_rows, loaded.info.vocab_size, eos_token_ids, processors, loaded.rows)
+            self.head = TokenHead(sampler, self.rows, self._logits, seed)
         self.graphs = platform.graphs(limits)
         self.adapters = AdapterBank()
-        self._prompt_slots: set[int] = set()  # slots whose rows want prompt log-probabilities
         self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
 
     @torch.inference_mode()
@@ -97,55 +96,31 @@ class Runner:
             self.pending[plan.step] = None
             return
         step = self.inputs.build(plan)
-        if self._prompt_slots:
-            step.prompt_jobs = self.inputs.prompt_jobs(step)
-        if step.prompt_jobs or self.pooler is not None:  # these read other hidden states
-            step.inputs.only_logits = False
+        self.head.prepare(step)
         self.pending[plan.step] = Pending(step, self._hidden(step))
 
     @torch.inference_mode()
     def sample(self, number: int, masks: GrammarMasks | None = None) -> StepResult:
-        """Tokens of the sampling rows of step `number`; they are appended to the rows."""
+        """What the head makes of step `number`: tokens, which are appended to their rows, or vectors."""
         pending = self.pending.pop(number)
         if pending is None:
             return StepResult(number, [])
         step = pending.step
         result = StepResult(number, [[] for _ in step.plan.rows])
-        if len(step.sample_rows):
-            hidden, rows = pending.hidden, step.inputs.logits_rows
-            hidden = hidden if len(hidden) == len(rows) else hidden[rows]
-            drafts = None
-            if step.num_drafts is not None:
-                drafts = {self.rows.slot_of[w.id]: w.drafts for w in step.plan.rows if w.drafts}
-            batch = SampleBatch(
-                step.logit_slots, step.positions, step.sample_rows, self._tokens, step.num_drafts, drafts
-            )
-            logits = self._logits(hidden, step.logit_slots.tolist())
-            sampled = self.sampler.sample(logits, batch, masks)
-            self._accept(step, sampled, self._unsound(step, hidden, sampled), result)
-        for job in step.prompt_jobs:
-            self._prompt_logprobs(job, step, pending.hidden, result)
-        if self.pooler is not None:
-            self.pooler.pool(step, self.rows, pending.hidden, result)
+        self.head.finish(step, pending.hidden, masks, result)
         return result
 
     def reset(self) -> None:
         """Forgets all rows and steps in flight, after a step that failed somewhere in the middle."""
         self.pending.clear()
-        self._prompt_slots.clear()
         self.adapters.rows.clear()
-        self.sampler.clear()
-        if self.pooler is not None:
-            self.pooler.clear()
+        self.head.clear()
         self.rows.clear()
 
     def check(self) -> None:
         """Invariants of the worker; AssertionError naming the broken one."""
         self.rows.check()
-        held = [slot for slot, params in enumerate(self.sampler.params) if params is not None]
-        if self.pooler is not None:
-            held = self.pooler.slots
-        assert held == sorted(self.rows.slot_of.values()), "sampling or pooling state belongs to exactly the rows"
+        assert self.head.slots == sorted(self.rows.slot_of.values()), "state of the head belongs to exactly the rows"
 
     # ------------------------------------------------------------------------------------------- details
 
@@ -165,87 +140,14 @@ class Runner:
         with self.adapters.applied(self.model, slots, [1] * len(slots), head=True):
             return self.model.logits(hidden)
 
-    def _tokens(self, slot: int) -> list[int]:
-        return self.rows.row_tokens(slot).tolist()
-
     def _added(self, slot: int, row: NewRow) -> None:
         if row.adapter is not None:
             self.adapters.put(slot, row.adapter)
-        if self.pooler is not None:
-            assert row.pooling is not None, f"row {row.id} wants tokens of a pooling model"
-            self.pooler.add(slot, row.pooling)
-            return
-        seed = row.params.seed if row.params.seed is not None else seed_of(row.id, self.seed)
-        self.sampler.add(slot, row.params, self.rows.row_tokens(slot), row.num_prompt_tokens, seed)
-        if row.params.prompt_logprobs is not None:
-            self._prompt_slots.add(slot)
+        self.head.add(slot, row)
 
     def _removed(self, slot: int) -> None:
         self.adapters.rows.pop(slot, None)
-        if self.pooler is not None:
-            self.pooler.remove(slot)
-            return
-        self.sampler.remove(slot)
-        self._prompt_slots.discard(slot)
-
-    def _unsound(self, step: Step, hidden: Tensor, sampled: Sampled) -> set[int]:
-        """The rows of logits with a fault that is the model's own: their other faults are those of their parameters.
-
-        Sampling overwrites logits, so these few are made once more.
-        """
-        if not (rows := list(sampled.faults)):
-            return set()
-        logits = self._logits(hidden[rows], step.logit_slots[rows].tolist())
-        sound = logits.amax(-1).isfinite().tolist()
-        return {row for row, fine in zip(rows, sound, strict=True) if not fine}
-
-    def _accept(self, step: Step, sampled: Sampled, unsound: set[int], result: StepResult) -> None:
-        """Verifies drafts, appends what is accepted to the rows, and fills tokens, logprobs and faults."""
-        rows, slots = step.sample_rows.tolist(), step.slots[step.sample_rows]
-        drawn = sampled.tokens.tolist()
-        if step.num_drafts is None:
-            self.rows.append(slots, sampled.tokens)
-            firsts: Sequence[int] = range(len(rows))
-            for row, token in zip(rows, drawn, strict=True):
-                result.tokens[row] = [token]
-        else:
-            ends = np.cumsum(step.num_drafts + 1).tolist()
-            firsts = [0, *ends[:-1]]
-            for row, slot, first, end in zip(rows, slots.tolist(), firsts, ends, strict=True):
-                tokens = result.tokens[row] = accept(drawn[first:end], step.plan.rows[row].drafts)
-                self.rows.extend(slot, tokens)
-        if self.sampler.watched:
-            num_output = (self.rows.num_tokens - self.rows.num_prompt)[slots].tolist()
-            for row, slot, n in zip(rows, slots.tolist(), num_output, strict=True):
-                self.sampler.observe(slot, result.tokens[row], n)
-        if not (sampled.logprobs or sampled.faults):
-            return
-        for row, first in zip(rows, firsts, strict=True):
-            accepted = range(first, first + len(result.tokens[row]))
-            if bad := [i for i in accepted if i in sampled.faults]:
-                # The row keeps its token: with two steps in flight it is computed once more before it is gone.
-                result.tokens[row] = []
-                (result.undrawn if unsound.isdisjoint(bad) else result.faults).append((row, sampled.faults[bad[0]]))
-            elif found := [sampled.logprobs[i] for i in accepted if i in sampled.logprobs]:
-                result.logprobs.append(RowLogprobs(row, found))
-
-    def _prompt_logprobs(self, job: PromptJob, step: Step, hidden: Tensor, result: StepResult) -> None:
-        slot = int(step.slots[job.row])
-        params = self.rows.params[slot]
-        assert params is not None
-        assert params.prompt_logprobs is not None
-        entries = []
-        for i in range(0, len(job.targets), PROMPT_ROWS):
-            targets = job.targets[i : i + PROMPT_ROWS].tolist()
-            first = job.hidden_start + i
-            logits = self._logits(hidden[first : first + len(targets)], [slot] * len(targets))
-            logprobs = torch.log_softmax(logits.float(), -1)
-            entries += gather_logprobs(logprobs, [TokenChoice(t, params.prompt_logprobs) for t in targets])
-        found = next((entry for entry in result.logprobs if entry.row == job.row), None)
-        if found is None:
-            found = RowLogprobs(job.row)
-            result.logprobs.append(found)
-        found.prompt_start, found.prompt = job.start + 1, entries
+        self.head.remove(slot)
 
     def _poison(self, plan: StepPlan) -> None:
         """NaN into blocks that nobody has written: all that a row got beyond what is computed already.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import lmkit.api  # it re-exports from the kinds' files, and must be first at them  # noqa: F401
 from lmkit.kinds import (
     attention,
+    dialect,
     executor,
     grammar,
     loader,
@@ -19,15 +19,20 @@ from lmkit.kinds import (
     quantization,
     reasoning_parser,
     scheduler,
+    structured_output,
+    template,
+    tokenizer,
     tool_parser,
 )
-from lmkit.kinds.base import Claim, Kind, Refusals, listed
+from lmkit.kinds.base import Claim, Kind, Known, Refusals, in_order, listed
 
 KINDS: tuple[Kind, ...] = (
     platform.KIND,
     attention.KIND,
     quantization.KIND,
     model.KIND,
+    tokenizer.KIND,
+    template.KIND,
     tool_parser.KIND,
     reasoning_parser.KIND,
     scheduler.KIND,
@@ -35,9 +40,11 @@ KINDS: tuple[Kind, ...] = (
     op.KIND,
     executor.KIND,
     grammar.KIND,
+    structured_output.KIND,
+    dialect.KIND,
 )
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
 EXTENSION = "extension"  # the group of modules that implement behaviour hooks only, and register nothing
 GROUPS: tuple[str, ...] = (*BY_NAME, EXTENSION)
 
-__all__ = ["BY_NAME", "EXTENSION", "GROUPS", "KINDS", "Claim", "Kind", "Refusals", "listed"]
+__all__ = ["BY_NAME", "EXTENSION", "GROUPS", "KINDS", "Claim", "Kind", "Known", "Refusals", "in_order", "listed"]

@@ -16,12 +16,12 @@ Example, entry point `[project.entry-points."lmkit.attention"] toy = "toy_attent
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lmkit.api.model import AttnNeed
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import ANY, Dims, SelectRequest, Spec
-from lmkit.kinds.base import Kind, Refusals, listed
+from lmkit.contracts.model import AttnNeed
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import ANY, Dims, SelectRequest, Spec
+from lmkit.kinds.base import Kind, Known, Refusals, listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,6 @@ class AttentionSpec(Spec):
     preferred_block_size: int = 16  # used when neither user nor platform says otherwise
     gqa_ratios: Dims = ANY
     features: frozenset[str] = frozenset({"causal"})
-    phases: frozenset[str] = frozenset({"prefill", "decode"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,6 @@ class AttentionRequest(SelectRequest):
     kind: str = "attention"
     component: str = "text"
     need: AttnNeed
-    phase: str | None = None  # None = both
 
     def needed(self) -> frozenset[str]:
         return self.features | self.need.features
@@ -83,9 +81,13 @@ def refusals(spec: AttentionSpec, request: AttentionRequest) -> Refusals:
     ratio, rest = divmod(need.num_q_heads, need.num_kv_heads)
     if rest or ratio not in spec.gqa_ratios:
         yield Refusal("gqa-ratio", str(spec.gqa_ratios), f"{need.num_q_heads}/{need.num_kv_heads}")
-    phases = {"prefill", "decode"} if request.phase is None else {request.phase}
-    if not phases <= spec.phases:
-        yield Refusal("phase", listed(spec.phases), listed(phases))
+
+
+def ask(known: Known) -> list[AttentionRequest]:
+    """One request for each group of layers that share a cache; one backend serves all of them."""
+    size, needs = known.config.cache.block_size or 0, [need for need, _ in known.info.kv_groups()]
+    needs = [replace(need, dtype=known.dtype, kv_dtype=known.kv_dtype, block_size=size) for need in needs]
+    return [AttentionRequest(need=need, device=known.device, dtype=known.dtype) for need in needs]
 
 
 KIND = Kind(
@@ -95,5 +97,8 @@ KIND = Kind(
     used_by="lmkit.loading.load",
     request=AttentionRequest,
     refusals=refusals,
+    needs=("dtype",),
+    ask=ask,
+    setting="attention",
     doc=__doc__,
 )

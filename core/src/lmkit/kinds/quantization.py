@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import ANY, Dims, SelectRequest, Spec
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Refusals, listed
 
 
@@ -33,7 +33,6 @@ class QuantizationSpec(Spec):
     checkpoint_methods: tuple[str, ...] = ()
     weight_formats: tuple[str, ...] = ()
     activation_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
-    group_sizes: Dims = ANY
     moe: bool = False
     tensors: tuple[str, ...] = ()  # suffixes it consumes
     online: bool = False
@@ -43,8 +42,6 @@ class QuantizationSpec(Spec):
 class QuantizationRequest(SelectRequest):
     kind: str = "quantization"
     method: str  # quantization_config.quant_method; "" = the checkpoint is not quantized
-    weight_format: str | None = None
-    group_size: int | None = None
 
 
 def refusals(spec: QuantizationSpec, request: QuantizationRequest) -> Refusals:
@@ -53,12 +50,8 @@ def refusals(spec: QuantizationSpec, request: QuantizationRequest) -> Refusals:
     if request.method and request.method not in spec.checkpoint_methods:
         needed = listed(spec.checkpoint_methods) if spec.checkpoint_methods else "an unquantized checkpoint"
         yield Refusal("format", needed, request.method)
-    if request.weight_format is not None and request.weight_format not in spec.weight_formats:
-        yield Refusal("format", listed(spec.weight_formats), request.weight_format)
     if request.dtype is not None and request.dtype not in spec.activation_dtypes:
         yield Refusal("dtype", listed(spec.activation_dtypes), request.dtype)
-    if request.group_size is not None and request.group_size not in spec.group_sizes:
-        yield Refusal("format", f"group size {spec.group_sizes}", str(request.group_size))
 
 
 KIND = Kind(
@@ -68,5 +61,6 @@ KIND = Kind(
     used_by="lmkit.loading.load",
     request=QuantizationRequest,
     refusals=refusals,
+    needs=("dtype",),
     doc=__doc__,
 )

@@ -33,5 +33,7 @@ KIND = Kind(
     request=ParserRequest,
     auto_refusals=auto_refusals,
     claim=claim,
+    needs=("template",),
+    setting="reasoning_parser",
     doc=__doc__,
 )

@@ -34,5 +34,7 @@ KIND = Kind(
     request=ParserRequest,
     auto_refusals=auto_refusals,
     claim=claim,
+    needs=("template",),
+    setting="tool_parser",
     doc=__doc__,
 )

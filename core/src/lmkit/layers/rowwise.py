@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmkit.api import DeviceInfo, DrawParams, Routing
+from lmkit.layers import truncate, vocabulary
 from lmkit.layers.activations import activation
 from lmkit.layers.routing import choose
-from lmkit.sampling import blocks, truncate
 
 
 class TorchRowOps:
@@ -81,8 +81,8 @@ class TorchRowOps:
         return ids, weights.to(x.dtype)
 
     def argmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return blocks.argmax(x)
+        return vocabulary.argmax(x)
 
     def draw(self, x: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
         weights, largest = truncate.weigh(x, params)
-        return blocks.draw(weights, params.share), largest
+        return vocabulary.draw(weights, params.share), largest

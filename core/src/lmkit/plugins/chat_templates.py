@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lmkit.api import CheckpointError, ConfigError
-
-if TYPE_CHECKING:
-    from lmkit.plugins.host import PluginHost
+from lmkit.api import Checkpoint, CheckpointError, Choice, ConfigError
+from lmkit.plugins.refs import call, load_target
 
 MAX_FILE = 256 << 20  # bytes
 _CACHED = re.compile(r"/models--[^/]+/(blobs|snapshots)/")  # a file in a hub's cache
@@ -37,21 +35,23 @@ def chat_templates(path: Path) -> dict[str, str]:
     return found
 
 
-def read_template(name: str, host: PluginHost | None) -> str:
-    """What the user names in place of the checkpoint's templates: a text, or a file that a plugin reads.
+def chosen_template(choices: Iterable[Choice], file: str | None, checkpoint: Checkpoint) -> str | None:
+    """What stands in place of the checkpoint's own templates: that of the `file` which the user names, or of a plugin.
 
-    Raises ConfigError.
+    A file that no plugin reads is text. Raises ConfigError, or PluginError.
     """
-    file = Path(name)
-    found = host.first("lmkit_read_template", file=file) if host is not None else None
-    if found is not None:
-        return found
+    choice = next((c for c in choices if c.kind == "template"), None)
+    if choice is not None:
+        path = Path(file) if file else checkpoint.path
+        return str(call(f"template {choice.name}", load_target(choice), path))
+    if not file:
+        return None
     try:
-        return file.read_text(encoding="utf-8")
+        return Path(file).read_text(encoding="utf-8")
     except OSError as e:
-        raise ConfigError(f"cannot read the chat template {name}: {e.strerror}", fix="check the path") from e
+        raise ConfigError(f"cannot read the chat template {file}: {e.strerror}", fix="check the path") from e
     except UnicodeDecodeError as e:
-        raise ConfigError(f"the chat template {name} is not text: {e.reason}", fix="give a UTF-8 text file") from e
+        raise ConfigError(f"the chat template {file} is not text: {e.reason}", fix="give a UTF-8 text file") from e
 
 
 def read_own(file: Path, folder: Path | None = None) -> bytes:

@@ -28,7 +28,6 @@ CODES: Mapping[str, tuple[int, str]] = {
     "head-dim": (7, "the head size is not declared"),
     "block-size": (7, "the number of tokens per KV block is not declared"),
     "gqa-ratio": (7, "the number of query heads per KV head is not declared"),
-    "phase": (7, "prefill or decode is not declared"),
     "format": (7, "the checkpoint, weight or file format is not declared"),
     "ranks": (7, "more ranks are asked for than the executor can run"),
     "model": (7, "a parser does not claim this model, by name, architecture or chat template"),

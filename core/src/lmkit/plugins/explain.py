@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from lmkit.api import Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, SelectRequest
-from lmkit.api.errors import UnknownName
 from lmkit.config import EngineConfig
+from lmkit.contracts.errors import UnknownName
 from lmkit.kinds import BY_NAME
-from lmkit.plugins.catalog import catalog
+from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
 from lmkit.plugins.select import Candidate, Outcome
@@ -72,14 +72,19 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
         error, root = resolver.errors.get(kind), resolver.roots.get(kind, "")
         if not reports and (error is not None or topic is not None):
             reports = [_undecided(kind, host, error, root)]
+        elif error is not None:
+            reports = _refused(reports, error)
         topics += reports
+    if topic is None:  # steps that choose no plugin, and that nothing which follows has told of
+        told = set(resolver.roots.values()) | set(resolver.roots) | set(TOPICS)
+        topics += [TopicReport(kind=s, error=e.info()) for s, e in resolver.errors.items() if s not in told]
     if why is not None:
         known = {name for r in topics for c in r.candidates for name in (c.name, f"{c.dist}/{c.name}")}
         known |= {name for r in topics for name in r.not_installed}
         if why not in known:
             raise UnknownName("candidate", why, {name for name in known if "/" not in name})
         topics = [_narrow(r, why) for r in topics]
-    device = resolver.device
+    device = resolver.known.device
     derived = resolver.plan().derived if device else ()
     warnings = resolver.plan().warnings if device else tuple(host.warnings)
     return Explanation(config.model.model, device, tuple(topics), derived if topic is None else (), warnings)
@@ -94,6 +99,19 @@ def _topic(outcome: Outcome, host: PluginHost) -> TopicReport:
         candidates=tuple(_candidate(c, outcome) for c in outcome.candidates),
         not_installed=_not_installed(outcome.request.kind, host),
     )
+
+
+def _refused(reports: list[TopicReport], error: LmkitError) -> list[TopicReport]:
+    """Nothing is selected of a kind whose step failed after the selection: the last report says why."""
+    shown = []
+    for report in reports:
+        rows = tuple(
+            msgspec.structs.replace(c, verdict="usable") if c.verdict == "selected" else c for c in report.candidates
+        )
+        shown.append(msgspec.structs.replace(report, candidates=rows))
+    if shown[-1] != reports[-1]:  # else its candidates say it
+        shown[-1] = msgspec.structs.replace(shown[-1], error=error.info())
+    return shown
 
 
 def _undecided(kind: str, host: PluginHost, error: LmkitError | None, root: str) -> TopicReport:
@@ -121,7 +139,7 @@ def _candidate(c: Candidate, outcome: Outcome) -> CandidateReport:
 
 def _not_installed(kind: str, host: PluginHost) -> dict[str, str]:
     known = {e.name for e in host.entries(kind)}
-    return {name: f"pip install {dist}" for name, dist in catalog().get(kind, {}).items() if name not in known}
+    return {name: install(dist) for name, dist in catalog().get(kind, {}).items() if name not in known}
 
 
 def _narrow(report: TopicReport, why: str) -> TopicReport:

@@ -19,11 +19,11 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from threading import Timer
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
@@ -35,47 +35,14 @@ from lmkit.api import ConfigError, LmkitError, Origin, PluginError, Refusal, Spe
 from lmkit.config import read_environment
 from lmkit.hookspecs import LmkitSpecs, hooks
 from lmkit.kinds import BY_NAME, EXTENSION, GROUPS
-from lmkit.plugins.catalog import CORE_DIST, install_command, official_dists
+from lmkit.plugins.catalog import CORE_DIST, install_command
+from lmkit.plugins.entry import Entry, State
 from lmkit.plugins.switches import Switches
 
 log = logging.getLogger("lmkit.plugins")
 SLOW_SECONDS = 5.0  # after which a plugin that is being imported or asked is named
 
-State = Literal["ok", "disabled", "incompatible", "broken", "ambiguous", "shadowed"]
 PREFIX = "lmkit."
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One line of an `lmkit.*` entry-point group, and what is known of it. Written by the host only."""
-
-    kind: str
-    name: str
-    module: str  # "lmkit_attention_torch.hooks"
-    dist: str
-    version: str
-    location: str  # directory of the dist's metadata
-    core_range: str | None  # specifier of its requirement on the core; None when it states none
-    state: State = "ok"
-    reason: Refusal | None = None  # why the state is not ok
-    stage: int = 0  # the selection stage at which `reason` was found
-    loaded: bool = False
-    spec: Spec | None = None
-    seconds: float = 0.0  # spent importing and registering its module
-    trace: str = ""  # traceback of a broken entry
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def key(self) -> str:
-        return f"{self.kind}:{self.name}"
-
-    @property
-    def official(self) -> bool:
-        return self.dist in official_dists()
-
-    @property
-    def summary(self) -> str:
-        return self.spec.summary if self.spec else ""
 
 
 class PluginHost(pluggy.PluginManager):
@@ -277,27 +244,6 @@ class PluginHost(pluggy.PluginManager):
         """Let the behaviour hooks of a module take part: extensions, and the modules of what was selected."""
         self._active.add(module)
 
-    @classmethod
-    def of(cls, modules: Iterable[str]) -> PluginHost:
-        """For a process that is told what was found elsewhere: just these modules, and no look at what is installed.
-
-        Raises PluginError.
-        """
-        host = cls(path=(), switches=Switches())
-        host._entries, host._extensions_loaded = [], True
-        for name in modules:
-            try:
-                host._register(import_module(name))
-            except Exception as e:
-                raise PluginError(f"{name} cannot be imported: {type(e).__name__}: {e}") from e
-            host.activate(name)
-        return host
-
-    def implementers(self, hook: str) -> list[str]:
-        """Names of the active modules that implement a behaviour hook, in call order; `of` takes them."""
-        self.load_extensions()
-        return [module.__name__ for module in self._implementers(hook) if module.__name__ != "lmkit.builtin"]
-
     def first(self, hook: str, **kwargs: Any) -> Any:
         """The first result of a `firstresult` behaviour hook that is not None.
 
@@ -487,7 +433,7 @@ def _core_refusal(entry: Entry) -> Refusal | None:
         return None
     lower = {">=", ">", "~=", "=="}
     too_old = any(s.operator in lower and core < Version(s.version.removesuffix(".*")) for s in failed)
-    fix = f"pip install -U {CORE_DIST}" if too_old else f"pip install -U {entry.dist}"
+    fix = f"upgrade {CORE_DIST if too_old else entry.dist}"
     return Refusal(
         "core-too-old" if too_old else "core-too-new", f"{CORE_DIST}{entry.core_range}", lmkit.__version__, fix
     )

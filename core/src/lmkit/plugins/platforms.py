@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lmkit.api import DeviceInfo, PlatformSpec, PluginError, Refusal, SelectionError, SelectRequest, Unavailable
-from lmkit.api.errors import ConfigError
+from lmkit.contracts.errors import ConfigError
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import load_ref
-from lmkit.plugins.select import Candidate, Outcome, Wanted, evaluate, failure, parse_selection, wanted_for
+from lmkit.plugins.select import Candidate, Outcome, Wanted, evaluate, failure, parse_selection
 
 CAPABILITY = re.compile(r"^(\d+)\.(\d+)$")
 SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B$", re.IGNORECASE)
@@ -83,7 +83,7 @@ def consider_platforms(
 ) -> tuple[Outcome, tuple[Probed, ...]]:
     """Probe and judge; never raises but for text that cannot be read. Without a choice, `trouble` may say why."""
     request = SelectRequest(kind="platform")
-    wanted = wanted_for(parse_selection(user), "")
+    wanted = parse_selection(user)
     if described is not None:
         description = Description.parse(described)
         if wanted and description.platform not in {w.name for w in wanted}:

@@ -1,30 +1,14 @@
-"""From "package.module:Attr" to an object, with errors that name the plugin and keep the real cause."""
+"""Calls of plugins' code, and whether what a plan names is there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module, metadata
+from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from lmkit.api import Choice, LmkitError, PluginError, ResolvedPlan
-
-
-def load_ref(ref: str, owner: str = "") -> Any:
-    """Import what `ref` names. Raises PluginError, chained to the real error, whatever the import raised."""
-    who = f"{owner}: " if owner else ""
-    module_name, _, path = ref.partition(":")
-    try:
-        found: Any = import_module(module_name)
-        for attribute in path.split("."):
-            found = getattr(found, attribute)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:  # also SystemExit: a plugin must not end the process
-        raise PluginError(
-            f"{who}cannot import {ref!r}: {type(e).__name__}: {e}", fix="lmkit plugins doctor --imports"
-        ) from e
-    return found
+from lmkit.api import LmkitError, PluginError, ResolvedPlan
+from lmkit.contracts.refs import load_ref, load_target
 
 
 def call(owner: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -48,14 +32,6 @@ def missing_module(ref: str) -> str | None:
         return f"{type(e).__name__}: {e}"
 
 
-def load_target(choice: Choice | str) -> Any:
-    """The implementation a choice names. Raises PluginError."""
-    if isinstance(choice, str):
-        return load_ref(choice)
-    owner = f"{choice.kind} {choice.name!r} ({choice.dist} {choice.version})"
-    return load_ref(choice.target, owner)
-
-
 def verify(plan: ResolvedPlan) -> None:
     """In a worker: the dists that the plan names are installed here in the same versions. Raises PluginError."""
     for choice in plan.choices:
@@ -68,3 +44,6 @@ def verify(plan: ResolvedPlan) -> None:
                 f"{choice.kind} {choice.name!r} was chosen from {choice.dist} {choice.version}, here it is {version}",
                 fix="install the same versions for parent and workers",
             )
+
+
+__all__ = ["call", "load_ref", "load_target", "missing_module", "verify"]

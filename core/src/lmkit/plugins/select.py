@@ -6,7 +6,7 @@ An explicit name is used or refused, never replaced. `a,b` is the only way to as
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,15 +22,13 @@ from lmkit.api import (
     Tier,
     nearest,
 )
-from lmkit.plugins.catalog import catalog
+from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.codes import CODES
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.refs import load_ref, missing_module
 from lmkit.plugins.stages import claim_of, data_refusals
 
-ITEM = re.compile(
-    r"^(?:(?P<component>\w+):)?(?:(?P<phase>prefill|decode)=)?(?:(?P<dist>[A-Za-z0-9][\w.-]*)/)?(?P<name>\w[\w-]*)$"
-)
+ITEM = re.compile(r"^(?:(?P<dist>[A-Za-z0-9][\w.-]*)/)?(?P<name>\w[\w-]*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +37,27 @@ class Wanted:
 
     name: str
     dist: str | None = None
-    component: str | None = None
-    phase: str | None = None
 
     def __str__(self) -> str:
         return f"{self.dist}/{self.name}" if self.dist else self.name
 
 
 def parse_selection(text: str) -> tuple[Wanted, ...]:
-    """`auto`, `a`, `a,b`, `prefill=a,decode=b`, `vision:a`, `dist/a`. Raises ConfigError."""
+    """`auto` (which is ()), `a`, `a,b`, `dist/a`. Raises ConfigError."""
     items = []
     for part in text.split(","):
         match = ITEM.match(part.strip())
         if match is None:
             raise ConfigError(
-                f"cannot read selection {text!r}: {part.strip()!r} is not [component:][prefill=|decode=][dist/]name",
-                fix="for example: auto, NAME, 'a,b', 'prefill=a,decode=b', 'vision:NAME', 'dist/NAME'",
+                f"cannot read selection {text!r}: {part.strip()!r} is not [dist/]name",
+                fix="for example: auto, NAME, 'a,b', 'dist/NAME'",
             )
-        items.append(Wanted(match["name"], match["dist"], match["component"], match["phase"]))
-    if any(w.name == "auto" for w in items) and len({(w.component, w.phase) for w in items}) < len(items):
-        raise ConfigError(f"cannot read selection {text!r}: 'auto' cannot be part of a list of fallbacks")
+        items.append(Wanted(match["name"], match["dist"]))
+    if any(w.name == "auto" for w in items):
+        if len(items) > 1:
+            raise ConfigError(f"cannot read selection {text!r}: 'auto' cannot be part of a list of fallbacks")
+        return ()
     return tuple(items)
-
-
-def wanted_for(items: Iterable[Wanted], component: str, phase: str | None = None) -> tuple[Wanted, ...]:
-    """The items that concern a component and phase: those that name it beat those that do not. () means auto."""
-    items = [w for w in items if w.component in (None, component) and w.phase in (None, phase)]
-    named = [w for w in items if w.component is not None] or items
-    named = [w for w in named if w.phase is not None] or named
-    return tuple(w for w in named if w.name != "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +167,7 @@ def consider(
     """
     requests = (request,) if isinstance(request, SelectRequest) else tuple(request)
     first = requests[0]
-    wanted = wanted_for(parse_selection(user), first.component, getattr(first, "phase", None))
+    wanted = parse_selection(user)
     if wanted:
         candidates = [evaluate(host, requests, w, explicit=True, imports=imports) for w in wanted]
         chosen = next((c for c in candidates if c.ok), None)
@@ -243,7 +233,7 @@ def failure(
         message = f"no {kind} plugin can be used{where}: " + (" | ".join(lines) or "none is installed")
     if not lines and not fixes:
         dists = sorted(set(catalog().get(kind, {}).values()))
-        fixes.append(f"pip install {' or '.join(dists)}" if dists else f"install a plugin for {kind}")
+        fixes.append(" or ".join(map(install, dists)) if dists else f"install a plugin for {kind}")
     return SelectionError(message, outcome.refused, fix="; or ".join(dict.fromkeys(fixes)))
 
 

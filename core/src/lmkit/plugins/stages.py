@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from lmkit.api import Refusal, SelectRequest, Spec
 from lmkit.kinds import BY_NAME, Claim, Refusals, listed
+from lmkit.plugins.catalog import folders, install
 
 
 def requirements(spec: Spec, installed_version: Callable[[str], str | None]) -> Refusals:
@@ -17,7 +19,8 @@ def requirements(spec: Spec, installed_version: Callable[[str], str | None]) -> 
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
         version = installed_version(requirement.name)
-        fix = f'pip install "{text}"'
+        own = canonicalize_name(requirement.name)
+        fix = install(own) if own in folders() else f'pip install "{text}"'
         if version is None:
             yield Refusal("requirement-missing", text, "not installed", fix)
         elif not requirement.specifier.contains(version, prereleases=True):

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmkit.plugins.host import Entry
+    from lmkit.plugins.entry import Entry
 
 
 @dataclass(frozen=True, slots=True)

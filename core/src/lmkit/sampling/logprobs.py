@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmkit.api import TokenLogprob
-from lmkit.sampling.blocks import topk
+from lmkit.layers.vocabulary import topk
 
 
 class TokenChoice(NamedTuple):

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from lmkit.api import DrawParams, GrammarMasks, LogitsProcessor, RowOps, SamplingParams, TokenLogprob
-from lmkit.sampling import blocks, truncate
+from lmkit.layers import truncate, vocabulary
+from lmkit.layers.rowwise import TorchRowOps
 from lmkit.sampling.counts import TokenCounts
 from lmkit.sampling.logprobs import TokenChoice, gather_logprobs, row_index
 from lmkit.sampling.noise import uniform
@@ -65,8 +66,6 @@ class Sampler:
         self, max_rows: int, vocab_size: int, eos_token_ids: Sequence[int] = (),
         processors: Mapping[str, LogitsProcessor] | None = None, rows: RowOps | None = None,
     ) -> None:  # fmt: skip
-        from lmkit.layers import TorchRowOps  # which is made of this package's parts
-
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self.processors = Processors(processors or {})
@@ -127,7 +126,7 @@ class Sampler:
                 self.remove(slot)
 
     def observe(self, slot: int, tokens: Sequence[int], num_output: int) -> None:
-        """Accepted tokens of a row, which now has `num_output` output tokens. Only needed if `watches(slot)`."""
+        """Accepted tokens of a row, which now has `num_output` output tokens. Only needed if any is `watched`."""
         counts = self.counts.get(slot)
         if counts is not None:
             for token in tokens:
@@ -265,7 +264,7 @@ class Sampler:
             weights /= weights.sum(-1, keepdim=True)
             random = np.zeros(len(rows), bool)
             self.processors.apply("probs", weights, slots, positions, random, batch.tokens)  # 11
-            drawn = blocks.draw(weights, params.share)  # 12
+            drawn = vocabulary.draw(weights, params.share)  # 12
         else:
             drawn, largest = self.rows.draw(x, params)
         return _checked(drawn, largest)

@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmkit.api import DeclaredFormat, LmkitError
-from lmkit.plugins.chat_templates import chat_templates, read_object, read_own, read_template
+from lmkit.plugins.chat_templates import chat_templates, chosen_template, read_object, read_own
 from lmkit.text.apart import Apart, ApartRenderer
 from lmkit.text.control import shown
 from lmkit.text.render import Renderer
-from lmkit.text.side import format_of, tokenizer_directory
+from lmkit.text.side import format_of, load_tokenizer, tokenizer_directory
 from lmkit.text.tokenizer import content_of
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
-    from lmkit.config.engine import EngineConfig
-    from lmkit.plugins.host import PluginHost
+    from lmkit.contracts.config import EngineConfig
 
 log = logging.getLogger("lmkit.text")
 
@@ -47,7 +46,7 @@ class EndToken(NamedTuple):
 
 
 def find_ends(
-    checkpoint: Checkpoint, plan: ResolvedPlan, config: EngineConfig, host: PluginHost, info: ModelInfo,
+    checkpoint: Checkpoint, plan: ResolvedPlan, config: EngineConfig, info: ModelInfo,
     ids: Mapping[str, Iterable[int]],
 ) -> list[EndToken]:  # fmt: skip
     """All end tokens, in the order of their ids. `ids`: those that are known already, by source; `plan`: as far as the
@@ -57,12 +56,9 @@ def find_ends(
     for source, named in ids.items():
         for token in named:
             sources.setdefault(token, []).append(source)
-    folder = checkpoint.path
-    if config.model.tokenizer:
-        folder = tokenizer_directory(checkpoint, config.model)
-    elif not (folder / "tokenizer.json").is_file():
-        own = host.first("lmkit_load_tokenizer", checkpoint=checkpoint)
-        for token in own.eos_token_ids if own is not None else ():
+    folder = tokenizer_directory(checkpoint, config.model)
+    if plan.choice("tokenizer") is not None and not (folder / "tokenizer.json").is_file():
+        for token in load_tokenizer(checkpoint, plan, config).eos_token_ids:
             sources.setdefault(token, []).append("tokenizer")
     settings = read_object(folder / "special_tokens_map.json") | read_object(folder / "tokenizer_config.json")
     eos = content_of(settings.get("eos_token"))
@@ -73,7 +69,7 @@ def find_ends(
     if info.pooler is None:
         try:
             formats = [format_of(plan, kind) for kind in ("tool_parser", "reasoning_parser")]
-            renderer = _renderer(checkpoint, config, host, folder, settings)
+            renderer = _renderer(checkpoint, plan, config, folder, settings)
             if renderer is not None:
                 found += [("chat template", end) for end in turn_ends(renderer, names, formats, known)]
         except LmkitError as e:
@@ -118,14 +114,10 @@ def _is_id(key: str) -> bool:
 
 
 def _renderer(
-    checkpoint: Checkpoint, config: EngineConfig, host: PluginHost, folder: Path, settings: Mapping[str, Any]
+    checkpoint: Checkpoint, plan: ResolvedPlan, config: EngineConfig, folder: Path, settings: Mapping[str, Any]
 ) -> Renderer | None:
     """Of the template that TextSide takes."""
-    file, source = config.model.chat_template, None
-    if file:
-        source = read_template(file, host)
-    elif not config.model.tokenizer:
-        source = host.first("lmkit_chat_template", checkpoint=checkpoint)
+    source = chosen_template(plan.choices, config.model.chat_template, checkpoint)
     source = source or chat_templates(folder).get("default") or chat_templates(checkpoint.path).get("default")
     special = {k: content_of(v) for k, v in settings.items() if k.endswith("_token") and content_of(v)}
     return ApartRenderer(Apart(), source, special, trying=True) if source else None

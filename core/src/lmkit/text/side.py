@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ from lmkit.api import (
     Vocabulary,
 )
 from lmkit.plugins import load_target
-from lmkit.plugins.chat_templates import chat_templates, read_template
+from lmkit.plugins.chat_templates import chat_templates, chosen_template
+from lmkit.plugins.refs import call
 from lmkit.text.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
 from lmkit.text.constrain import answer_of, constraint, thinking_of
 from lmkit.text.control import MARK
@@ -36,8 +38,7 @@ from lmkit.text.tokenizer import JsonTokenizer
 
 if TYPE_CHECKING:
     from lmkit.api import Tokenizer
-    from lmkit.config.engine import EngineConfig, ModelConfig
-    from lmkit.plugins.host import PluginHost
+    from lmkit.contracts.config import EngineConfig, ModelConfig
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")
@@ -56,18 +57,13 @@ class TextSide:
     default_params: Mapping[str, Any] | None = None
 
     @classmethod
-    def open(
-        cls, checkpoint: Checkpoint, resolved: ResolvedPlan, config: EngineConfig, host: PluginHost | None = None
-    ) -> TextSide:
+    def open(cls, checkpoint: Checkpoint, resolved: ResolvedPlan, config: EngineConfig) -> TextSide:
         """Raises CheckpointError (tokenizer missing or damaged), ConfigError (template does not compile).
 
-        Plugins of `host` may supply the tokenizer and the template, unless the user names another tokenizer.
+        The plan says what reads the tokenizer and the template.
         """
-        file = config.model.chat_template
-        template = read_template(file, host) if file else None
-        if host is not None and not config.model.tokenizer:
-            template = template or host.first("lmkit_chat_template", checkpoint=checkpoint)
-        tokenizer = load_tokenizer(checkpoint, resolved, config, host)
+        template = chosen_template(resolved.choices, config.model.chat_template, checkpoint)
+        tokenizer = load_tokenizer(checkpoint, resolved, config)
         if not (template or tokenizer.chat_template or config.model.tokenizer):
             template = chat_templates(checkpoint.path).get("default")
         formats = format_of(resolved, "tool_parser"), format_of(resolved, "reasoning_parser")
@@ -227,16 +223,17 @@ def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]
     return renderer
 
 
-def load_tokenizer(
-    checkpoint: Checkpoint, resolved: ResolvedPlan, config: EngineConfig, host: PluginHost | None = None
-) -> Tokenizer:
-    """A plugin's of `host`, unless the user names another one; else tokenizer.json. Raises CheckpointError."""
-    if host is not None and not config.model.tokenizer:
-        tokenizer = host.first("lmkit_load_tokenizer", checkpoint=checkpoint)
-        if tokenizer is not None:
-            return tokenizer
+def load_tokenizer(checkpoint: Checkpoint, resolved: ResolvedPlan, config: EngineConfig) -> Tokenizer:
+    """What the plan has chosen; without a choice, there is no tokenizer.json, and the error says so.
+
+    Raises CheckpointError, PluginError.
+    """
     eos = resolved.value("eos_token_ids") or _eos_ids(checkpoint)
-    return open_tokenizer(tokenizer_directory(checkpoint, config.model), eos_token_ids=eos)
+    folder, choice = tokenizer_directory(checkpoint, config.model), resolved.choice("tokenizer")
+    if choice is None:
+        return open_tokenizer(folder, eos_token_ids=eos)
+    made: Tokenizer = call(f"tokenizer {choice.name}", partial(load_target(choice), folder, eos_token_ids=eos))
+    return made
 
 
 def vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int], size: int) -> Vocabulary:

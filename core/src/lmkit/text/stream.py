@@ -73,6 +73,7 @@ class OutputStream:
     finished: bool = False
     must_abort: bool = False
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of all of `token_ids`, shown or not
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     _made: int = 0  # characters out of the detokenizer
     _given: int = 0  # characters past the stop strings
@@ -97,6 +98,8 @@ class OutputStream:
             self.usage.cached_tokens = event.num_cached
         if event.prompt_logprobs:
             self.prompt_logprobs += event.prompt_logprobs
+        if event.logprobs:
+            self.logprobs += event.logprobs
         tokens = event.tokens
         ended = event.stop_token is not None
         for i, token in enumerate(tokens):

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from lmkit.api import AttnNeed, DeviceInfo, PluginError, StepLimits
 from lmkit_attention_cpu.backend import DTYPES, SEGMENT, CpuAttention, CpuPlanner
 from lmkit_attention_cpu.hooks import lmkit_attention_backends
+from lmkit_bench.pages import PlainPlatform, plain_platform
 from lmkit_platform_cpu.native import load
 from lmkit_platform_cpu.rowops import NativeRowOps
 from lmkit_testing import AttentionConformance
 from lmkit_testing.attention import TOLERANCE, Rows
 from lmkit_testing.dense import attend
-from lmkit_testing.steps import PlainPlatform, plain_platform
 
 native = load()
 if native is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from lmkit.api import UnknownKey
+from lmkit.config import from_options
 from lmkit.config.schema import leaves
 from lmkit_cli import run
 from lmkit_cli.hints import ELSEWHERE
@@ -34,6 +36,18 @@ def test_what_a_hint_says_exists(flag: str) -> None:
 def test_the_nearest_flag_is_named(flag: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "demo", flag, "2"]) == 2
     assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["explain", "plan", "serve"])
+@pytest.mark.parametrize("flag", ["--proposer", "--kv-connector", "--logits-processor"])
+def test_what_nothing_runs_is_refused_by_name(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, flag, "echo"]) == 2
+    shown = capsys.readouterr().err
+    assert flag in shown
+    assert "leave it out: nothing" in shown
+    name = flag.strip("-").replace("-", "_")
+    with pytest.raises(UnknownKey, match=name):
+        from_options({name: "echo"})
 
 
 def test_a_wrong_name_is_explained_once(capsys: pytest.CaptureFixture[str]) -> None:

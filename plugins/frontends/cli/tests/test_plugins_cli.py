@@ -107,7 +107,7 @@ def test_explain_without_a_model(run: Callable[..., Done]) -> None:
     assert run("explain", "atention").code == 2
 
 
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.full] * (k != "scheduler")) for k in kinds()])
 def test_new_plugins_pass_their_own_tests(tmp_path: Path, kind: str, run: Callable[..., Done]) -> None:
     """The written dist is put on the path with the metadata that pip would write, and its test is run."""
     root = tmp_path / "project"

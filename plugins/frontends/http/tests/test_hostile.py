@@ -9,15 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 from lmkit.api import PoolerInfo
-from lmkit_http import pooling
-from lmkit_http.schema import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    LoadAdapterRequest,
-    TokenizeRequest,
-    UnloadAdapterRequest,
-)
+from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest
+from lmkit_dialect_pooling import dialect as pooling
+from lmkit_http.info_schema import DetokenizeRequest, LoadAdapterRequest, TokenizeRequest, UnloadAdapterRequest
 from lmkit_testing.serving import ServedLLM, scripted
 from pydantic import BaseModel
 
@@ -36,7 +30,7 @@ ROUTES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "/detokenize": (DetokenizeRequest, {"tokens": [1]}),
     "/v1/load_lora_adapter": (LoadAdapterRequest, {"lora_name": "a", "lora_path": "b"}),
     "/v1/unload_lora_adapter": (UnloadAdapterRequest, {"lora_name": "a"}),
-    **{path: (kind, {}) for path, (kind, _) in pooling.ROUTES.items()},
+    **{path: (kind, {}) for path, (kind, _) in pooling.ANSWERS.items()},
 }
 VALUES = [
     r'"\ud800"', r'"a\udfffb"', r'"\u0000"', '"\\u0000/../x"', '""', '"~nobody"', "NaN", "-Infinity", "1e400",
@@ -104,13 +98,13 @@ def vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     async def pool(client: Any, call: Any, **how: Any) -> list[Any]:
         return [np.zeros(4, np.float32) for _ in call.requests]
 
-    monkeypatch.setattr("lmkit_http.pooling.pool", pool)
+    monkeypatch.setattr("lmkit_http.pooling_run.pool", pool)
 
 
 @pytest.mark.parametrize("path", [p for p in ROUTES if p not in ("/v1/score", "/v1/rerank", "/v2/rerank")])  # the same
 async def test_every_field(connect: Any, path: str, caplog: pytest.LogCaptureFixture) -> None:
     kind, body = ROUTES[path]
-    client = connect(served(path in pooling.ROUTES))
+    client = connect(served(path in pooling.ANSWERS))
     seen = set()
     for i, value in enumerate(VALUES):
         for content in spoiled(body, kind, value)[i % 3 :: 3]:
@@ -126,7 +120,7 @@ async def test_every_field(connect: Any, path: str, caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_every_body(connect: Any, path: str) -> None:
-    client = connect(served(path in pooling.ROUTES))
+    client = connect(served(path in pooling.ANSWERS))
     for content in BODIES:
         response = await client.post(path, content=content)
         assert response.status_code < 500, (content[:100], response.text)

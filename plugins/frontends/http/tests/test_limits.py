@@ -12,12 +12,15 @@ import pytest
 from lmkit.api import PoolerInfo, RequestError
 from lmkit.text.measure import PIECE, beginning, longer_than
 from lmkit.text.tokenizer import JsonTokenizer
-from lmkit_http.app import Backend
-from lmkit_http.chat import Chat
-from lmkit_http.completions import Completions
-from lmkit_http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, parse
+from lmkit_dialect_openai.chat import Chat
+from lmkit_dialect_openai.completions import Completions
+from lmkit_dialect_openai.dialect import OpenAI
+from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest
+from lmkit_http.backend import Backend
+from lmkit_http.info_schema import DetokenizeRequest
 from lmkit_http.settings import ServerSettings
 from lmkit_http.shape import MAX_CONTAINERS, MAX_DEPTH, MAX_MEMBERS, shape_of
+from lmkit_http.strict import parse
 from lmkit_testing.serving import byte_tokenizer, listening, scripted, text_side
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
@@ -233,14 +236,14 @@ def test_many_tokens_are_decoded_as_few_are() -> None:
 
 async def test_small_requests_are_not_behind_large_ones(monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
     go = threading.Event()
-    prepare = Completions.prepare
+    parse = OpenAI.parse
 
-    def slow(self: Any) -> Any:
-        if len(self._request.prompt) > 100_000:
+    def slow(self: Any, route: str, body: bytes, served: Any) -> Any:
+        if len(body) > 100_000:
             go.wait(20)
-        return prepare(self)
+        return parse(self, route, body, served)
 
-    monkeypatch.setattr(Completions, "prepare", slow)
+    monkeypatch.setattr(OpenAI, "parse", slow)
     client = connect(scripted("a", max_length=1 << 20), timeout=30)
     large = [asyncio.create_task(client.post("/v1/completions", json={"prompt": "x" * 200_000})) for _ in range(6)]
     try:
@@ -348,14 +351,14 @@ async def test_long_answers_are_not_made_on_the_event_loop(
 ) -> None:
     seen: list[tuple[int, bool]] = []
     for kind in (Chat, Completions):
-        whole = kind._whole
+        whole = kind.whole
 
-        def watch(self: Any, generation: Any, collected: Any, whole: Any = whole) -> bytes:
-            tokens = sum(c.stream.usage.completion_tokens for c in generation.choices)
+        def watch(self: Any, turns: Any, whole: Any = whole) -> bytes:
+            tokens = sum(turn.stream.usage.completion_tokens for turn in turns)
             seen.append((tokens, threading.current_thread() is threading.main_thread()))
-            return whole(self, generation, collected)
+            return whole(self, turns)
 
-        monkeypatch.setattr(kind, "_whole", watch)
+        monkeypatch.setattr(kind, "whole", watch)
     client = connect(scripted("x" * 300))
     options: dict[str, Any] = {"logprobs": 20, "prompt": "a"}
     if "chat" in path:

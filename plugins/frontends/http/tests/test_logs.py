@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from lmkit.api import EngineDead, ErrorInfo
+from lmkit.front.run import Generation
 from lmkit.logs import MAX_RECORD, MAX_WAITING, LogWriter, written_logs
-from lmkit_http.completions import Completions
 from lmkit_testing.serving import scripted
 
 log = logging.getLogger("lmkit.test-logs")
@@ -111,16 +111,16 @@ async def test_the_text_of_an_engine_error_stays_here(connect: Any, caplog: pyte
     secret = "the engine process was killed by signal SIGKILL at /srv/x.py"
     llm = scripted("abc", delay=0.01)
     client = connect(llm)
-    ask = Completions.whole
+    events = Generation.events
 
-    async def failing(self: Any, generation: Any) -> Any:
+    def failing(self: Any) -> Any:
         import asyncio
 
         asyncio.get_running_loop().call_later(0.02, llm.client.fail_next, error)  # type: ignore[attr-defined]
-        return await ask(self, generation)
+        return events(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Completions, "whole", failing)
+        patch.setattr(Generation, "events", failing)
         for error in (
             EngineDead(secret, fix="see the kernel log").info(),
             ErrorInfo("engine", f"IndexError: {secret}", "set LMKIT_DEBUG=1"),

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import RequestError
-from lmkit_http import extensions
-from lmkit_http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest, parse
-from lmkit_testing.serving import scripted
+from lmkit.front.dialect import Served
+from lmkit_dialect_openai import extensions
+from lmkit_dialect_openai.chat import ask_of
+from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest
+from lmkit_http.info_schema import DetokenizeRequest, TokenizeRequest
+from lmkit_http.strict import Strict, parse
+from lmkit_testing.serving import byte_tokenizer, scripted
 from pydantic import BaseModel
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+SERVED = Served(("m",), (), byte_tokenizer(), {}, 100, 10, 1000)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def ask(kind: Any, body: dict[str, Any]) -> None:
+    request = parse(kind, json.dumps(body).encode())
+    request.check()
+    ask_of(request, SERVED)
 
 
 def refusal(kind: type[BaseModel], body: dict[str, Any]) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        parse(kind, json.dumps(body).encode()).check()  # type: ignore[attr-defined]
+        ask(kind, body)
     return caught.value
 
 
@@ -149,7 +162,7 @@ def test_everything_is_bounded(kind: type[BaseModel]) -> None:
 
 
 def test_extensions_are_listed_in_one_place() -> None:
-    """Fields that the OpenAI API does not have are in lmkit_http.extensions, and nothing else is."""
+    """Fields that the OpenAI API does not have are in lmkit_dialect_openai.extensions, and nothing else is."""
     openai_chat = {
         "messages", "model", "temperature", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "n", "seed",
         "stop", "stream", "stream_options", "logit_bias", "user", "max_completion_tokens", "logprobs", "top_logprobs",
@@ -162,6 +175,22 @@ def test_extensions_are_listed_in_one_place() -> None:
         "stop", "stream", "stream_options", "logit_bias", "user", "echo", "logprobs", "suffix", "best_of",
     }  # fmt: skip
     assert set(CompletionRequest.model_fields) == openai_completion | extensions.COMPLETION_REQUEST
+
+
+async def test_what_is_ignored_changes_nothing_and_is_named(connect: Any) -> None:
+    values = {"user": "u", "metadata": {"a": "b"}, "service_tier": "default", "prompt_cache_key": "k",
+              "safety_identifier": "s"}  # fmt: skip
+    assert set(values) == extensions.IGNORED
+    text = (Path(__file__).parents[4] / "docs" / "server.md").read_text()
+    paragraph = text.split("## Accepted and ignored\n")[1].split("##")[0]
+    assert all(f"`{name}`" in paragraph for name in values)
+    requests = []
+    for extra in ({}, values):
+        llm = scripted("ok")
+        assert (await connect(llm).post("/v1/chat/completions", json=HELLO | extra)).status_code == 200
+        (request,) = llm.client.requests  # type: ignore[attr-defined]
+        requests.append(msgspec.structs.replace(request, id="", arrival=0.0))
+    assert requests[0] == requests[1]
 
 
 JSON = st.recursive(

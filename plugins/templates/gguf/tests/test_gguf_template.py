@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lmkit.api import ConfigError
 from lmkit.text.render import Renderer
-from lmkit_template_gguf.hooks import lmkit_read_template
+from lmkit_template_gguf.metadata import chat_template
 
 REAL = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tokenizers" / "ggml-vocab-phi-3.gguf"
 
@@ -38,7 +38,7 @@ def gguf(*pairs: bytes, version: int = 3, magic: bytes = b"GGUF") -> bytes:
 def read(tmp_path: Path, data: bytes) -> str | None:
     file = tmp_path / "model.gguf"
     file.write_bytes(data)
-    return lmkit_read_template(file)
+    return chat_template(file)
 
 
 @pytest.mark.parametrize("at", range(len(OTHERS) + 1))
@@ -77,14 +77,13 @@ def test_a_file_without_a_template_or_none_at_all(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no chat template"):
         read(tmp_path, gguf(*OTHERS))
     with pytest.raises(ConfigError, match="cannot read"):
-        lmkit_read_template(tmp_path / "none.gguf")
-    assert lmkit_read_template(tmp_path / "template.jinja") is None
+        chat_template(tmp_path / "none.gguf")
 
 
 def test_a_real_file() -> None:
     if not REAL.is_file():
         pytest.skip("GGUF vocabularies are not beside the repository (../shared/data/tokenizers)")
-    source = lmkit_read_template(REAL)
+    source = chat_template(REAL)
     assert source is not None
     prompt = Renderer(source, {"bos_token": "<s>", "eos_token": "</s>"}).render([{"role": "user", "content": "Hello"}])
     assert "<|user|>" in prompt

@@ -8,10 +8,20 @@ import random
 from pathlib import Path
 
 import pytest
-from lmkit.api import Checkpoint, CheckpointError, SamplingParams, TemplateFailed, TokenEvent, ToolArgs, ToolStart
+from lmkit.api import (
+    Checkpoint,
+    CheckpointError,
+    SamplingParams,
+    TemplateFailed,
+    TokenEvent,
+    TokenizerRequest,
+    ToolArgs,
+    ToolStart,
+)
 from lmkit.config import from_options
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
+from lmkit.plugins.select import select
 from lmkit.plugins.switches import Switches
 from lmkit.text.control import MARK, shown
 from lmkit.text.render import Renderer
@@ -22,8 +32,7 @@ from lmkit.text.tools import tool_def
 pytest.importorskip("mistral_common", reason="mistral-common is not part of the default set")
 
 import mistral_common
-from lmkit_tokenizer_mistral.hooks import lmkit_load_tokenizer
-from lmkit_tokenizer_mistral.tekken import Tekken
+from lmkit_tokenizer_mistral.tekken import Tekken, open_tekken
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
@@ -178,8 +187,10 @@ def test_the_findings_are_those_of_the_family(side: TextSide) -> None:
 
 
 def test_only_checkpoints_without_tokenizer_json(small: Path, tmp_path: Path) -> None:
-    assert lmkit_load_tokenizer(Checkpoint(ref="x", path=tmp_path, format="safetensors", config={})) is None
-    assert isinstance(lmkit_load_tokenizer(Checkpoint(ref="x", path=small, format="safetensors", config={})), Tekken)
+    host = PluginHost(switches=Switches())
+    assert select(host, TokenizerRequest(files=frozenset({"tekken.json"}))).name == "mistral"
+    assert select(host, TokenizerRequest(files=frozenset({"tekken.json", "tokenizer.json"}))).name == "json"
+    assert isinstance(open_tekken(small), Tekken)
     (tmp_path / "tekken.json").write_text('{"config": {}}')
     with pytest.raises(CheckpointError, match="not a tokenizer"):
         Tekken(tmp_path / "tekken.json")
@@ -193,7 +204,7 @@ def test_a_checkpoint_is_served_with_it(small: Path) -> None:
     resolver = Resolver(config, host, tolerant=True)
     resolver.run()
     checkpoint = Checkpoint(ref=str(small), path=small, format="safetensors", config={})
-    side = TextSide.open(checkpoint, resolver.plan(), config, host)
+    side = TextSide.open(checkpoint, resolver.plan(), config)
     ids = side.encode_prompt(side.render_chat(CHATS["calls"], [TOOL]), add_special=False)
     assert side.tokenizer.decode(ids[:2], skip_special=False) == "<s>[AVAILABLE_TOOLS]"
     out = side.output_stream(SamplingParams(), tools=[tool_def(TOOL)])

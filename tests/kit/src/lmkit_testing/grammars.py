@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 from lmkit.api import CompiledGrammar, Grammar, GrammarBackend, GrammarError, Matcher, Vocabulary
-from lmkit.engine.compile_process import try_out as try_out
-from lmkit.engine.compiler import Compilation, Compiler, Wanted
 from lmkit.plugins import load_target
+from lmkit_structured_output_masks.compile_process import try_out as try_out
+from lmkit_structured_output_masks.compiler import Compilation, Compiler, Wanted
 
 from lmkit_testing.specs import PluginConformance, find_plugin
 

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 import pytest
 from lmkit.api import ParseWarning, Reasoning, Text, ToolArgs, ToolDef, ToolEnd, ToolStart
+from lmkit.front.message import Message as Fold
 from lmkit.plugins import load_target
 from lmkit.text.formats import AnyFormat, Chain, in_order, start_parser
 from lmkit_formats import ReasoningFormat, ToolFormat
@@ -56,46 +57,39 @@ def parse(
     """Feeds the pieces, flushes, and assembles; asserts that the events are well formed."""
     chosen: Sequence[Format] = formats if isinstance(formats, (list, tuple)) else [formats]  # type: ignore[list-item]
     parser = Chain(*(start_parser(f, prompt_tail, tools, template_kwargs) for f in in_order(*chosen)))
-    message = Message()
-    content: list[str] = []
-    reasoning: list[str] = []
-    arguments: list[list[str]] = []
+    fold = Fold()
+    num_arguments = 0  # calls that have begun
     ended: set[int] = set()
     ids: set[str] = set()
     events = [e for piece in pieces for e in parser.feed(piece)] + parser.flush()
     for e in [*events, *parser.flush()]:
+        fold.feed([e])
         match e:
             case Text(text):
                 assert text, "empty Text event"
-                content.append(text)
             case Reasoning(text):
                 assert text, "empty Reasoning event"
-                reasoning.append(text)
             case ToolStart(index, id, name):
-                assert index == len(arguments), f"call {index} begins after {len(arguments)} calls"
+                assert index == num_arguments, f"call {index} begins after {num_arguments} calls"
                 assert id not in ids, "call ids must be unique"
                 assert name, "a call without a name"
                 assert len(ended) == index, "a call begins before the previous one ended"
                 ids.add(id)
-                message.ids.append(id)
-                message.calls.append((name, ""))
-                arguments.append([])
-            case ToolArgs(index, fragment):
-                assert index == len(arguments) - 1, "arguments of a call that is not the current one"
+                num_arguments += 1
+            case ToolArgs(index):
+                assert index == num_arguments - 1, "arguments of a call that is not the current one"
                 assert index not in ended, "arguments after the end of a call"
-                arguments[index].append(fragment)
             case ToolEnd(index):
-                assert index == len(arguments) - 1, "the end of a call that is not the current one"
+                assert index == num_arguments - 1, "the end of a call that is not the current one"
                 assert index not in ended, "a call ended twice"
                 ended.add(index)
-            case ParseWarning():
-                message.warnings.append(e)
-    assert len(ended) == len(arguments), "a call without an end"
-    message.content, message.reasoning = "".join(content), "".join(reasoning)
-    message.calls = [(name, "".join(parts)) for (name, _), parts in zip(message.calls, arguments, strict=True)]
-    for name, written in message.calls:
-        assert isinstance(_loads(written), dict), f"the arguments of {name} are no JSON object: {written!r}"
-    return message
+    assert len(ended) == num_arguments, "a call without an end"
+    for call in fold.calls:
+        assert isinstance(_loads(call.arguments), dict), (
+            f"the arguments of {call.name} are no JSON object: {call.arguments!r}"
+        )
+    calls = [(call.name, call.arguments) for call in fold.calls]
+    return Message(fold.content, fold.reasoning, calls, [call.id for call in fold.calls], fold.warnings)
 
 
 def _loads(text: str) -> Any:

@@ -196,7 +196,7 @@ async def real(model: str, **options: object) -> AsyncIterator[ServedLLM]:
     client = InprocClient(lambda progress: build_engine(config, resolved, checkpoint, progress))
     await client.start()
     try:
-        yield ServedLLM(client, TextSide.open(checkpoint, resolved, config, host), resolved)
+        yield ServedLLM(client, TextSide.open(checkpoint, resolved, config), resolved)
     finally:
         await client.close()
 

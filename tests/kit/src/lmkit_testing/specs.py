@@ -9,28 +9,41 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
 import pytest
 from lmkit.api import ModelSpec, PluginError, Spec
 from lmkit.kinds import BY_NAME
-from lmkit.plugins.doctor import IMPORT_SECONDS, import_budgets, private_imports
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type, parse_options
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.stages import requirements
 from lmkit.plugins.switches import Switches
+from lmkit_cli.health import IMPORT_SECONDS, import_budgets, private_imports
 
 from lmkit_testing.clock import least
+
+UNDER_TEST: list[type[ExtensionConformance]] = []  # every class of a kit, in the order in which they were read
+
+
+@cache
+def _clean_host(path: tuple[str, ...]) -> PluginHost:
+    return PluginHost(switches=Switches())
+
+
+def clean_host() -> PluginHost:
+    """What is installed, looked at once and without switches."""
+    return _clean_host(tuple(sys.path))
 
 
 def find_plugin(plugin: str) -> tuple[PluginHost, Entry, Spec]:
     """Host, entry and spec of "kind:name"; the host has no switches. Raises PluginError with the reason."""
-    host = PluginHost(switches=Switches())
+    host = clean_host()
     entry = loaded_entry(host, plugin)
     kind, _, name = plugin.partition(":")
     return host, entry, host.load(kind, name)
@@ -46,23 +59,76 @@ def loaded_entry(host: PluginHost, plugin: str) -> Entry:
     return entry
 
 
-@cache
+def plugins_under_test() -> Iterator[tuple[type[ExtensionConformance], Entry]]:
+    """The classes of kits that this run has read, each with the entry of its plugin, where that can be used."""
+    for kit in UNDER_TEST:
+        try:
+            yield kit, loaded_entry(clean_host(), kit.plugin)
+        except PluginError:  # the test of that class says so
+            continue
+
+
+BUDGETS: dict[str, tuple[list[str] | None, float]] = {}
+
+
 def budget(module: str) -> tuple[list[str] | None, float]:
-    """What importing `module` costs, measured once for all plugins that it registers."""
-    return import_budgets([module])[module]
+    """What importing `module` costs, measured once, together with all that the run will ask for."""
+    if module not in BUDGETS:
+        wanted = {module}
+        for kit, entry in plugins_under_test():
+            wanted.add(entry.module)
+            if getattr(kit, "torch_free_target", False):
+                wanted.add(clean_host().load(entry.kind, entry.name).target.partition(":")[0])
+        BUDGETS.update(import_budgets(sorted(wanted - BUDGETS.keys())))
+    return BUDGETS[module]
 
 
-@cache
-def alone(dist: str, others: Sequence[str]) -> str:
-    """What goes wrong where the plugins of one dist are loaded in a fresh process, with all `others` disabled."""
-    code = (
-        "from lmkit.plugins.host import PluginHost\nfrom lmkit.plugins.switches import Pattern, Switches\n"
-        f"off = tuple(Pattern(d, 'test') for d in {others!r})\nhost = PluginHost(switches=Switches(disable=off))\n"
-        f"entries = [e for e in host.entries() if e.dist == {dist!r}]\nassert entries\n"
-        "for entry in entries:\n    assert host.open(entry) is None, (entry.key, entry.reason)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    return done.stderr if done.returncode else ""
+# Run in a fresh process: one fork for each dist, which begins with nothing imported but the host.
+LOAD_ALONE = """
+import json, os, sys, traceback
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.switches import Pattern, Switches
+
+everybody, dists = json.loads(sys.argv[1])
+
+def load(dist):
+    off = tuple(Pattern(other, "test") for other in everybody if other != dist)
+    host = PluginHost(switches=Switches(disable=off))
+    entries = [entry for entry in host.entries() if entry.dist == dist]
+    assert entries, "it has no plugins"
+    for entry in entries:
+        assert host.open(entry) is None, (entry.key, entry.reason)
+
+for dist in dists:
+    pid = os.fork()
+    if not pid:
+        try:
+            load(dist)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    print("ALONE", json.dumps([dist, status]), flush=True)
+"""
+ALONE: dict[str, str] = {}
+
+
+def alone(dist: str) -> str:
+    """What goes wrong where the plugins of one dist are loaded in a fresh process, with all others disabled; ""
+    where nothing does. Tried once, together with all dists that the run will ask for."""
+    if dist not in ALONE:
+        dists = sorted({dist, *(entry.dist for _, entry in plugins_under_test())} - ALONE.keys())
+        everybody = sorted({entry.dist for entry in clean_host().entries()})
+        command = [sys.executable, "-c", LOAD_ALONE, json.dumps([everybody, dists])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+        said = (line.removeprefix("ALONE ") for line in done.stdout.splitlines() if line.startswith("ALONE "))
+        found = dict(map(json.loads, said))
+        for each in dists:
+            ALONE[each] = "" if found.get(each) == 0 else f"{each} does not load alone:\n{done.stderr}"
+    return ALONE[dist]
 
 
 class ExtensionConformance:
@@ -70,6 +136,11 @@ class ExtensionConformance:
 
     plugin: ClassVar[str] = ""  # "kind:name"
     skip: ClassVar[Mapping[str, str]] = {}  # test name -> reason
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.plugin:
+            UNDER_TEST.append(cls)
 
     @pytest.fixture(autouse=True)
     def _skips(self, request: pytest.FixtureRequest) -> None:
@@ -83,7 +154,7 @@ class ExtensionConformance:
     @pytest.fixture(scope="class")
     @classmethod
     def host(cls) -> PluginHost:
-        return PluginHost(switches=Switches())
+        return clean_host()
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -107,10 +178,9 @@ class ExtensionConformance:
     def test_imports_only_the_public_surface(self, entry: Entry) -> None:
         assert not private_imports(entry.module)
 
-    def test_works_alone(self, host: PluginHost, entry: Entry) -> None:
+    def test_works_alone(self, entry: Entry) -> None:
         """With every other plugin disabled, in a fresh process, it still loads."""
-        others = sorted({e.dist for e in host.entries()} - {entry.dist})
-        assert not (problem := alone(entry.dist, tuple(others))), problem
+        assert not (problem := alone(entry.dist)), problem
 
 
 class PluginConformance(ExtensionConformance):

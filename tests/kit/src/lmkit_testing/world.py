@@ -58,7 +58,7 @@ def lmkit_models():
 
 CHECKPOINT = """
 from pathlib import Path
-from lmkit.api import Checkpoint, hookimpl
+from lmkit.api import Checkpoint, TemplateSpec, hookimpl
 
 @hookimpl
 def lmkit_resolve_checkpoint(ref, options):
@@ -73,9 +73,12 @@ def lmkit_resolve_checkpoint(ref, options):
         ref=ref, path=Path("."), format="safetensors", config=config, generation_config={"eos_token_id": [2, 3]},
     )
 
-@hookimpl
-def lmkit_chat_template(checkpoint):
+def template(path):
     return "{% if tools %}<toy_call>{% endif %}"
+
+@hookimpl
+def lmkit_templates():
+    yield TemplateSpec(name="toy", summary="Toy calls", target="toy_store.hooks:template", models=("Toy*",))
 """
 
 SCHEDULER = """
@@ -134,10 +137,18 @@ class World(DistDir):
         source = ATTENTION.format(name=name, target=target or f"{module}:lmkit_attention_backends", extra=extra)
         self.add(dist, {"attention": {name: module}}, {module: source}, **kwargs)
 
+    def everything(self) -> World:
+        """A world in which everything resolves."""
+        self.basics()
+        self.platform("plain", fallback=True)
+        self.attention("ref", "tier=Tier.REFERENCE, features=frozenset({'causal', 'sliding_window'})")
+        return self
+
     def basics(self) -> None:
         """All that a plan needs but platform and attention."""
         self.add("toy-model", {"model": {"ToyForCausalLM": "toy_model.hooks"}}, {"toy_model.hooks": MODEL})
-        self.add("toy-store", {"extension": {"toy_store": "toy_store.hooks"}}, {"toy_store.hooks": CHECKPOINT})
+        store = "toy_store.hooks"
+        self.add("toy-store", {"extension": {"toy_store": store}, "template": {"toy": store}}, {store: CHECKPOINT})
         self.add("toy-scheduler", {"scheduler": {"order": "toy_scheduler.hooks"}}, {"toy_scheduler.hooks": SCHEDULER})
         core = "toy_core.hooks"
         points = {"executor": {"one": core}, "loader": {"files": core}, "op": {"matmul": core, "rows": core}}

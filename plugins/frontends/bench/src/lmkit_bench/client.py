@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from lmkit.api import ConfigError, EngineError
+from lmkit.plugins.catalog import install
 
 from lmkit_bench.stats import Timing
 from lmkit_bench.workload import Prompt
@@ -15,7 +16,7 @@ from lmkit_bench.workload import Prompt
 try:
     import httpx
 except ImportError as e:
-    raise ConfigError("measuring a server needs httpx", fix="pip install 'lmkit-bench[serve]'") from e
+    raise ConfigError("measuring a server needs httpx", fix=install("lmkit-bench", "serve")) from e
 
 DATA, DONE = "data:", "[DONE]"
 CONNECT_SECONDS = 10.0

@@ -82,7 +82,7 @@ class BenchEngine:
             return list(prompts)
         from lmkit.text.side import TextSide
 
-        text = TextSide.open(self._checkpoint, self.resolved, self._config, self._host)
+        text = TextSide.open(self._checkpoint, self.resolved, self._config)
         return [Prompt(text.encode_prompt(p.prompt), p.num_output) if isinstance(p.prompt, str) else p for p in prompts]
 
     def run(self, prompts: Sequence[tuple[Sequence[int], int]]) -> Run:

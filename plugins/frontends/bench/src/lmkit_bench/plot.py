@@ -1,4 +1,4 @@
-"""Results as pictures. Needs matplotlib: pip install 'lmkit-bench[plot]'."""
+"""Results as pictures. Needs matplotlib, an extra of lmkit-bench: plot."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmkit.api import ConfigError
+from lmkit.plugins.catalog import install
 
 from lmkit_bench.result import Result
 from lmkit_bench.stats import percentile
@@ -50,7 +51,7 @@ def _matplotlib() -> Any:
         from matplotlib.backends import backend_agg  # noqa: F401  drawing without a screen
         from matplotlib.figure import Figure
     except ImportError as e:
-        raise ConfigError(f"plots need matplotlib ({e})", fix="pip install 'lmkit-bench[plot]'") from e
+        raise ConfigError(f"plots need matplotlib ({e})", fix=install("lmkit-bench", "plot")) from e
     return Figure
 
 

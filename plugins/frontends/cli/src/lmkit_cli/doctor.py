@@ -15,11 +15,12 @@ import typer
 from lmkit import __version__
 from lmkit.api import LmkitError
 from lmkit.config import EngineConfig, format_size, read_environment
+from lmkit.plugins.catalog import install
 from rich.console import Console
 from rich.table import Table
 
 Level = Literal["ok", "warn", "fail"]
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "starlette", "uvicorn", "uvloop")
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "fastapi", "uvicorn", "uvloop")
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -68,8 +69,8 @@ def _packages() -> Iterator[Finding]:
         try:
             yield Finding("package", "ok", f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            serving = name in ("starlette", "uvicorn", "uvloop")
-            fix = "pip install 'lmkit-core[serve]'" if serving else "pip install lmkit-core"
+            serving = name in ("fastapi", "uvicorn", "uvloop")
+            fix = install("lmkit-http" if serving else "lmkit-core")
             yield Finding("package", "warn" if serving else "fail", f"{name} is not installed", fix)
 
 
@@ -88,8 +89,9 @@ def _disk() -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    from lmkit.plugins.doctor import examine
     from lmkit.plugins.host import PluginHost
+
+    from lmkit_cli.health import examine
 
     levels: dict[str, Level] = {"error": "fail", "warning": "warn", "info": "ok"}
     host = PluginHost()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmkit.api.errors import nearest
+from lmkit.contracts.errors import nearest
 
 # flag of vLLM, SGLang or llama.cpp -> what to write here; -: nothing, and why
 ELSEWHERE = {
@@ -35,7 +35,11 @@ ELSEWHERE = {
     "--scheduling-policy": "--scheduler NAME; requests may carry a priority (--open-priority)",
     "--attention-backend": "--attention NAME",
     "--load-format": "--loader NAME",
-    "--speculative-config": "--proposer NAME and --num-drafts N",
+    "--speculative-config": "-: nothing proposes tokens yet",
+    "--proposer": "-: nothing proposes tokens yet",
+    "--kv-transfer-config": "-: nothing moves KV blocks between engines yet",
+    "--kv-connector": "-: nothing moves KV blocks between engines yet",
+    "--logits-processor": "-: nothing runs processors of logits yet",
     "--rope-scaling": "--hf-overrides '{\"rope_scaling\": {...}}'",
     "--trust-remote-code": "-: code of checkpoints is never run; a model plugin brings new architectures",
     "--enforce-eager": "-: what can be captured is captured, and the rest runs as it is",

@@ -21,15 +21,11 @@ from lmkit.api import (
     ConfigError,
     InvalidParam,
     LmkitError,
-    ParseWarning,
-    Reasoning,
-    Text,
-    ToolArgs,
     ToolDef,
-    ToolStart,
     UnknownKey,
     UnknownName,
 )
+from lmkit.front.message import Message
 from lmkit.text.formats import AnyFormat, Chain, in_order, load_format, start_parser
 from lmkit.text.tools import tool_def
 
@@ -133,29 +129,17 @@ class Parsers:
 
 
 def parse(stages: Sequence[AnyFormat], case: Case) -> dict[str, Any]:
-    """Feeds the text and gathers the events."""
+    """Feeds the text; what the message amounts to."""
     parser = Chain(*(start_parser(fmt, None, case.tools, case.template_kwargs) for fmt in in_order(*stages)))
-    content: list[str] = []
-    reasoning: list[str] = []
-    calls: list[tuple[str, list[str]]] = []
-    events = [event for piece in split(case.text, case.chunks) for event in parser.feed(piece)] + parser.flush()
-    warnings: list[str] = []
-    for event in events:
-        match event:
-            case Text(text):
-                content.append(text)
-            case Reasoning(text):
-                reasoning.append(text)
-            case ToolStart(_, _, name):
-                calls.append((name, []))
-            case ToolArgs(index, fragment):
-                calls[index][1].append(fragment)
-            case ParseWarning(message, text):
-                warnings.append(f"{message}: {text}" if text else message)
+    message = Message()
+    for piece in split(case.text, case.chunks):
+        message.feed(parser.feed(piece))
+    message.feed(parser.flush())
+    warnings = [f"{w.message}: {w.text}" if w.text else w.message for w in message.warnings]
     return {
-        "content": "".join(content) or None,
-        "reasoning": "".join(reasoning) or None,
-        "tool_calls": [{"name": name, "arguments": _value(name, "".join(parts), warnings)} for name, parts in calls],
+        "content": message.content or None,
+        "reasoning": message.reasoning or None,
+        "tool_calls": [{"name": c.name, "arguments": _value(c.name, c.arguments, warnings)} for c in message.calls],
         "warnings": warnings,
     }
 

@@ -13,7 +13,7 @@ import typer
 from lmkit.api import ConfigError, UnknownName
 from lmkit.config import gather
 from lmkit.kinds import BY_NAME, GROUPS
-from lmkit.plugins.catalog import catalog
+from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import Entry, PluginHost
 from rich.console import Console
 from rich.markup import escape
@@ -51,7 +51,7 @@ def list_plugins(
                 "dist": dist,
                 "version": "",
                 "state": "not installed",
-                "reason": f"pip install {dist}",
+                "reason": install(dist),
             }
             for k, names in catalog().items()
             for name, dist in names.items()
@@ -150,7 +150,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check every installed plugin; exit 1 if one is in trouble."""
-    from lmkit.plugins.doctor import count, examine
+    from lmkit_cli.health import count, examine
 
     host = _host()
     findings = examine(host, imports=imports)
@@ -200,7 +200,7 @@ def run_test(
     try:
         kits = import_module("lmkit_testing.run")
     except ImportError as e:
-        raise ConfigError(f"the conformance kits need {e.name}", fix="pip install lmkit-testing") from e
+        raise ConfigError(f"the conformance kits need {e.name}", fix=install("lmkit-testing")) from e
     raise typer.Exit(kits.run_conformance(kind, name, arguments or []))
 
 

@@ -47,7 +47,7 @@ def command(
     kwargs = _kwargs(template_kwargs) if template_kwargs else given.get("chat_template_kwargs") or {}
     host = plugin_host(settings)
     plan, checkpoint, _ = resolve(settings.config, host)
-    text = TextSide.open(checkpoint, plan, settings.config, host)
+    text = TextSide.open(checkpoint, plan, settings.config)
     rendered = text.render_chat(
         messages, given_tools, kwargs, prompt and not continued, continued, given.get("documents") or ()
     )

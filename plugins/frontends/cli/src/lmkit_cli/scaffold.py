@@ -9,7 +9,7 @@ from string import Template
 
 import lmkit
 from lmkit.api import ConfigError, UnknownName
-from lmkit.api.specs import NAME
+from lmkit.contracts.specs import NAME
 
 MORE_DEPENDENCIES = {
     "attention": ', "torch>=2.4"',
@@ -29,7 +29,7 @@ def write_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]
     Raises UnknownName for a kind without template, ConfigError for a bad name or a folder that is not empty.
     """
     if kind not in kinds():
-        raise UnknownName("template for plugin kind", kind, kinds(), fix="start from the example in lmkit.hookspecs")
+        raise UnknownName("template for plugin kind", kind, kinds(), fix="start from the example in lmkit.kinds")
     if not NAME.match(name):
         raise ConfigError(f"{name!r} is no name for a plugin", fix="use lower case letters, digits and underscores")
     dist = f"lmkit-{kind}-{name}".replace("_", "-")

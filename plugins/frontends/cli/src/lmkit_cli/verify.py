@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from lmkit.api import DeclaredFormat, Grammar, LmkitError, Reasoning, Text, ToolArgs, ToolChoice, ToolDef, ToolStart
+from lmkit.api import DeclaredFormat, Grammar, LmkitError, ToolChoice, ToolDef, load_target
 from lmkit.config import Sourced
 from rich.console import Console
 from rich.table import Table
@@ -21,8 +20,7 @@ from rich.text import Text as Line
 from lmkit_cli.options import plugin_host, with_config
 
 if TYPE_CHECKING:
-    from lmkit.api import ResolvedPlan, Vocabulary
-    from lmkit.engine.compiler import Compiler
+    from lmkit.api import ResolvedPlan, StructuredOutput, Vocabulary
     from lmkit.plugins.host import PluginHost
     from lmkit.text.side import TextSide
 
@@ -60,7 +58,7 @@ def command(
 
     host = plugin_host(settings)
     plan, checkpoint, info = resolve(settings.config, host)
-    text = TextSide.open(checkpoint, plan, settings.config, host)
+    text = TextSide.open(checkpoint, plan, settings.config)
     eos = tuple(plan.value("eos_token_ids", info.eos_token_ids))
     checks = [
         *_template(text),
@@ -222,15 +220,15 @@ def _reasoning(text: TextSide, thought: tuple[str, str]) -> str:
 
 def _parse(text: TextSide, written: str) -> tuple[str, str, str, str]:
     """Name and arguments of the first call, reasoning, content."""
+    from lmkit.front.message import Message
     from lmkit.text.formats import Chain, in_order, start_parser
 
     formats = in_order(text.reasoning_format, text.tool_format)
     parser = Chain(*(start_parser(f, "", [TOOL]) for f in formats))
-    events = parser.feed(written) + parser.flush()
-    names = [e.name for e in events if isinstance(e, ToolStart)]
-    arguments = "".join(e.json_fragment for e in events if isinstance(e, ToolArgs) and e.index == 0)
-    reasoning = "".join(e.text for e in events if isinstance(e, Reasoning))
-    return names[0] if names else "", arguments, reasoning, "".join(e.text for e in events if isinstance(e, Text))
+    message = Message()
+    message.feed(parser.feed(written) + parser.flush())
+    call = message.calls[0] if message.has_calls else None
+    return call.name if call else "", call.arguments if call else "", message.reasoning, message.content
 
 
 # --------------------------------------------------------------------------------------------------- tokenizer
@@ -287,16 +285,17 @@ def _end_of_turn(text: TextSide, eos: tuple[int, ...]) -> Check:
 
 
 def _grammars(text: TextSide, plan: Any, eos: tuple[int, ...], size: int) -> Iterator[Check]:
-    from lmkit.engine.compiler import Compiler
     from lmkit.text.constrain import constraint
     from lmkit.text.side import vocabulary
 
     backends = [c for c in plan.choices if c.kind == "grammar"]
-    if not backends:
-        yield Check("grammar", "backend", "absent", "no grammar backend is installed")
+    running = plan.choice("structured_output")
+    if not backends or running is None:
+        missing = "grammar backend" if not backends else "structured output"
+        yield Check("grammar", "backend", "absent", f"no {missing} is installed")
         return
     vocab = vocabulary(text.tokenizer, eos, size)
-    compiler = Compiler(backends, lambda: vocab)
+    output: StructuredOutput = load_target(running)(backends, lambda: vocab)
     good = json.dumps(ARGUMENTS, ensure_ascii=False)
     samples = [
         ("json_schema", Grammar("json_schema", json.dumps(TOOL.parameters)), good),
@@ -305,37 +304,26 @@ def _grammars(text: TextSide, plan: Any, eos: tuple[int, ...], size: int) -> Ite
     ]
     try:
         for name, grammar, sample in samples:
-            yield _run("grammar", name, partial(_generates, text, compiler, vocab, grammar, sample))
+            yield _run("grammar", name, partial(_generates, text, output, vocab, grammar, sample))
         if text.tool_format is not None:
             yield _run("grammar", "tool calls", lambda: _compiles(
-                compiler, constraint(None, [TOOL], ToolChoice("required"), text.tool_format)
+                output, constraint(None, [TOOL], ToolChoice("required"), text.tool_format)
             ))  # fmt: skip
     finally:
-        compiler.close()
+        output.close()
 
 
-def _compiled(compiler: Compiler, grammar: Grammar | None) -> Any:
-    from lmkit.engine.compiler import Wanted
-
-    found = compiler.submit(Wanted(grammar, None, ()))
-    end = time.monotonic() + GRAMMAR_SECONDS
-    while not found.done:
-        assert time.monotonic() < end, "it was not compiled in time"
-        time.sleep(0.002)
-    assert found.error is None, found.error.message
-    return found.compiled
-
-
-def _compiles(compiler: Compiler, grammar: Grammar | None) -> str:
-    _compiled(compiler, grammar)
+def _compiles(output: StructuredOutput, grammar: Grammar | None) -> str:
+    if grammar is not None:
+        output.compile(grammar, GRAMMAR_SECONDS)
     return ""
 
 
-def _generates(text: TextSide, compiler: Compiler, vocab: Vocabulary, grammar: Grammar, sample: str) -> str:
+def _generates(text: TextSide, output: StructuredOutput, vocab: Vocabulary, grammar: Grammar, sample: str) -> str:
     """The tokens of `sample` are allowed one after the other, and then the end."""
     import numpy as np
 
-    matcher = _compiled(compiler, grammar).matcher()
+    matcher = output.compile(grammar, GRAMMAR_SECONDS).matcher()
     ids = (vocab.encode or (lambda s: text.tokenizer.encode(s, add_special=False)))(sample)
     row = np.zeros(-(-vocab.size // 32), np.int32)
     for token in ids:

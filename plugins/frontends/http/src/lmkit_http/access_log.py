@@ -14,7 +14,7 @@ from lmkit.api import LmkitError, SchedStats
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 if TYPE_CHECKING:
-    from lmkit_http.app import Backend
+    from lmkit_http.backend import Backend
 
 log = logging.getLogger("lmkit.access")
 PROBES = frozenset({"/live", "/ready", "/health", "/metrics", "/load"})

@@ -4,168 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
-from lmkit.api import EngineBusy, EngineDead, ErrorInfo, LmkitError, UnsupportedTask
-from pydantic import BaseModel
-from starlette.applications import Starlette
+import lmkit
+from fastapi import FastAPI
+from lmkit.api import EngineBusy, EngineDead, LmkitError
+from lmkit.front.ask import PoolAsk, ScoreAsk
+from lmkit.front.dialect import Dialect, Exchange
+from lmkit.front.dialects import installed_dialects
+from lmkit.front.prepare import Turn, prepare, prepare_pooling
+from lmkit.front.run import Generation, check_finish
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lmkit_http import info_routes, pooling
+from lmkit_http import info_routes
 from lmkit_http.access import Caller, caller_of
 from lmkit_http.access_log import AccessLog
-from lmkit_http.backlog import Backlogs
-from lmkit_http.body import Bodies
-from lmkit_http.chat import Chat
-from lmkit_http.completions import Completions
-from lmkit_http.errors import HttpError, UnknownModel, error_response, info_of, is_inside
+from lmkit_http.backend import Backend, ServedModel
+from lmkit_http.errors import HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate
-from lmkit_http.generate import Generation
-from lmkit_http.limits import body_limit, queue_limit, values_limit
+from lmkit_http.limits import body_limit
 from lmkit_http.metrics import Metrics
-from lmkit_http.schema import ChatRequest, CompletionRequest, parse
+from lmkit_http.pooling_run import PoolingRun
 from lmkit_http.settings import ServerSettings
 from lmkit_http.sse import ClientGone, EventResponse, while_connected
-from lmkit_http.workers import Workers
 
-if TYPE_CHECKING:
-    from lmkit.engine.client import EngineClient
-    from lmkit.engine.messages import EngineFacts
-    from lmkit.text.side import TextSide
+_AT_ONCE = 4000  # tokens that an answer may show to be made on the event loop
 
 log = logging.getLogger("lmkit.server")
-Kind = TypeVar("Kind", bound=BaseModel)
 
 
-class Served(Protocol):
-    """What the server needs of an AsyncLLM."""
-
-    @property
-    def client(self) -> EngineClient: ...
-    @property
-    def text(self) -> TextSide: ...
-    @property
-    def facts(self) -> EngineFacts: ...
-
-
-class Running(Protocol):
-    """A request being answered: Generation or PoolingRun."""
-
-    @property
-    def backlog(self) -> int:
-        """Bytes that wait for the client to read, roughly."""
-        ...
-
-    def fail(self, error: ErrorInfo) -> None:
-        """Ends it from this side with `error`."""
-        ...
-
-
-@dataclass
-class Backend:
-    """One served model, with everything the routes share."""
-
-    client: EngineClient
-    text: TextSide
-    facts: EngineFacts
-    settings: ServerSettings
-    metrics: Metrics
-    plan: Any = None  # ResolvedPlan
-    adapters: set[str] = field(default_factory=set)  # names under which requests get the model with an adapter
-    draining: bool = False
-    running: set[Running] = field(default_factory=set)  # being answered
-    num_preparing: int = 0  # accepted, not yet running
-    startup: tuple[tuple[str, float], ...] = ()  # phase, seconds; from the start of the process until ready
-    routes: frozenset[str] = frozenset()  # of requests for the engine
-    bodies: Bodies = field(init=False)
-    backlogs: Backlogs = field(init=False)
-    workers: Workers = field(default_factory=Workers)
-
-    def __post_init__(self) -> None:
-        self.bodies = Bodies(body_limit(self.facts, self.settings), self.settings.max_bodies)
-        self.backlogs = Backlogs(self.running)
-        self._max_active = queue_limit(self.facts)
-
-    @property
-    def num_active(self) -> int:
-        return len(self.running) + self.num_preparing
-
-    def abort_all(self) -> None:
-        """Ends every running request with a typed error."""
-        error = EngineBusy("the server is shutting down and this request was aborted", fix="send it elsewhere").info()
-        for generation in list(self.running):
-            generation.fail(error)
-
-    @property
-    def model(self) -> str:
-        return self.names[0]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names of the model itself, the main one first."""
-        return self.settings.served_names or (self.facts.model,)
-
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.names and name not in self.adapters:
-            known = " or ".join(map(repr, [*self.names, *sorted(self.adapters)][:8]))
-            raise UnknownModel(f"there is no model {name[:200]!r} here", fix=f"use {known}")
-
-    def adapter(self, name: str | None) -> str | None:
-        """The adapter that a request asks for by the model's name; None: the model itself."""
-        return name if name in self.adapters else None
-
-    def check_open(self) -> None:
-        """Raises EngineBusy or EngineDead when no new generation can start."""
-        state = self.client.state
-        if state == "dead":
-            raise EngineDead("the engine is not running", fix="try again in a while")
-        if self.draining or state == "draining":
-            raise EngineBusy("the server is shutting down", fix="send the request elsewhere")
-        if state != "ready":
-            raise EngineBusy("the engine is still starting", fix="try again in a few seconds")
-
-    def admit(self, method: str, path: str) -> None:
-        """Raises what `check_open` does, and EngineBusy when as many requests as may wait do so already.
-
-        Asked before anything is read of a request, so that those for which there is no room take no time from others.
-        """
-        if path not in self.routes or method != "POST":
-            return
-        try:
-            self.check_open()
-            if self.num_active >= self._max_active:
-                raise EngineBusy(f"{self.num_active} requests are waiting or running", fix="try again in a while")
-        except LmkitError as e:
-            self.metrics.http(path, e.status)
-            raise
-
-    async def idle(self, timeout: float) -> bool:
-        """Waits until no generation is being answered."""
-        end = asyncio.get_running_loop().time() + timeout
-        while self.num_active and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(0.02)
-        return not self.num_active
-
-
-def build_app(llm: Served, settings: ServerSettings | None = None) -> Starlette:
+def build_app(
+    llm: ServedModel, settings: ServerSettings | None = None, dialects: Sequence[Dialect] | None = None
+) -> FastAPI:
     """The application. `app.state.backend` is the Backend; draining is its business and `server.run`'s."""
     settings = settings or ServerSettings()
     settings = replace(settings, max_body=body_limit(llm.facts, settings))
     model = next(iter(settings.served_names), llm.facts.model)
     backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
     backend.adapters.update(llm.facts.adapters)
-    routes: dict[str, Any] = {
-        "/v1/chat/completions": (ChatRequest, Chat), "/v1/completions": (CompletionRequest, Completions),
-        **pooling.ROUTES,
-    }  # fmt: skip
-    backend.routes = frozenset(routes)
-    app = Starlette(routes=[
-        *(Route(path, _generator(backend, path, *made), methods=["POST"]) for path, made in routes.items()),
+    dialects = installed_dialects() if dialects is None else dialects
+    spoken = {route: dialect for dialect in dialects for route in dialect.routes}
+    backend.routes = frozenset(spoken)
+    app = FastAPI(title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None, routes=[
+        *(Route(path, _answering(backend, path, dialect), methods=["POST"]) for path, dialect in spoken.items()),
         *(Route(path, _guarded(backend, path, handler), methods=methods)
           for path, methods, handler in info_routes.routes(backend)),
     ])  # fmt: skip
@@ -216,27 +102,28 @@ def _log(error: BaseException) -> None:
         log.info("refused: %s%s", info.code, f" ({info.field})" if info.field else "")
 
 
-def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any) -> Callable[..., Awaitable[Any]]:
-    """The handler of a generating route."""
+def _answering(backend: Backend, route: str, dialect: Dialect) -> Callable[..., Awaitable[Any]]:
+    """The handler of a route of a dialect."""
 
     async def handle(request: Request) -> Any:
         backend.num_preparing += 1
         try:
             async with backend.bodies.read(request) as body:
                 # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
-                work = backend.workers.run(len(body), _prepare, backend, kind, dialect, body, caller_of(request.scope))
-                parsed, answer, generation = await while_connected(request.receive, work)
-            backend.running.add(generation)
+                work = backend.workers.run(len(body), _prepare, backend, route, dialect, body, caller_of(request.scope))
+                exchange, running = await while_connected(request.receive, work)
+            backend.running.add(running)
             backend.backlogs.watch()
         finally:
             backend.num_preparing -= 1
-        if parsed.stream:
-            return _event_response(backend, route, generation, answer.stream(generation))
+        if exchange.streamed and isinstance(running, Generation):
+            return _event_response(backend, route, dialect, exchange, running)
         try:
-            content = await while_connected(request.receive, answer.whole(generation))
+            answer = _pooled(exchange, running) if isinstance(running, PoolingRun) else _whole(exchange, running)
+            content = await while_connected(request.receive, answer)
         finally:
-            backend.running.discard(generation)
-        return Response(content, media_type="application/json")
+            backend.running.discard(running)
+        return Response(content, media_type=exchange.media_type)
 
     async def run(request: Request) -> Any:
         try:
@@ -245,7 +132,7 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
             response = Response(status_code=499)
         except Exception as error:
             _log(error)
-            response = error_response(info_of(error))
+            response = error_response(info_of(error), dialect.error)
         if not isinstance(response, EventResponse):
             backend.metrics.http(route, response.status_code)
         return response
@@ -253,27 +140,75 @@ def _generator(backend: Backend, route: str, kind: type[BaseModel], dialect: Any
     return run
 
 
-def _prepare(backend: Backend, kind: Any, dialect: Any, body: bytearray, caller: Caller) -> tuple[Any, Any, Generation]:
-    parsed = parse(kind, body, values_limit(backend.facts, backend.settings))
-    backend.check_model(parsed.model)
-    parsed.check()
-    caller.check_priority(parsed.priority)
-    if kind in (ChatRequest, CompletionRequest) and (pooler := backend.facts.pooler) is not None:
-        raise UnsupportedTask("generate", pooler.tasks)
-    answer = dialect(backend, parsed, caller)
-    return parsed, answer, answer.prepare()
+def _prepare(
+    backend: Backend, route: str, dialect: Dialect, body: bytearray, caller: Caller
+) -> tuple[Exchange, Generation | PoolingRun]:
+    exchange = dialect.parse(route, body, backend.served)
+    ask = exchange.ask
+    caller.check_priority(ask.priority)
+    if isinstance(ask, (PoolAsk, ScoreAsk)):
+        call = prepare_pooling(backend.text, backend.facts, ask)
+        return exchange, PoolingRun(backend, call, exchange.id, ask, caller.salt(ask.salt))
+    turns = prepare(backend.text, backend.facts, ask, exchange.id)
+    for turn in turns:
+        turn.request.cache_salt = caller.salt(ask.salt)
+    return exchange, Generation(backend.client, turns, backend.metrics)
+
+
+async def _whole(exchange: Exchange, generation: Generation) -> bytes:
+    """The whole answer: what the changes of its messages add up to. A long one is written in a thread."""
+    async with generation:
+        async for turn, events in generation.events():
+            turn.message.feed(events)
+            check_finish(turn)
+    if _num_shown(generation.turns) <= _AT_ONCE:
+        return exchange.whole(generation.turns)
+    return await asyncio.to_thread(exchange.whole, generation.turns)
+
+
+def _num_shown(turns: Sequence[Turn]) -> int:
+    """Tokens of the answer, with all those whose log-probabilities it shows."""
+    num = 0
+    for turn in turns:
+        params, stream = turn.request.params, turn.stream
+        num += stream.usage.completion_tokens * (1 + (params.logprobs or 0))
+        num += len(stream.prompt_logprobs) * (1 + (params.prompt_logprobs or 0))
+    return num
+
+
+async def _pooled(exchange: Exchange, run: PoolingRun) -> bytes:
+    vectors = await run.vectors()
+    return await asyncio.to_thread(lambda: exchange.pooled(run.call.finish(vectors), run.num_tokens))
+
+
+async def _chunks(exchange: Exchange, generation: Generation) -> AsyncIterator[bytes]:
+    """A chunk for each change. Of a turn that fails before its first change nothing is sent but the error."""
+    begun = set()
+    chunk = exchange.chunk
+    async for turn, events in generation.events():
+        change = turn.message.feed(events)
+        failed = change.finish is not None and change.finish.error is not None
+        if failed and turn.index not in begun:
+            check_finish(turn)
+        begun.add(turn.index)
+        if data := chunk(turn, change):
+            yield data
+        if failed:
+            check_finish(turn)
+    if data := exchange.end(generation.turns):
+        yield data
 
 
 def _event_response(
-    backend: Backend, route: str, generation: Generation, chunks: AsyncIterator[bytes]
+    backend: Backend, route: str, dialect: Dialect, exchange: Exchange, generation: Generation
 ) -> EventResponse:
     def close() -> None:
         backend.running.discard(generation)
         generation.close()
         backend.metrics.http(route, response.status_code)
 
-    response = EventResponse(chunks, close, _log)
+    response = EventResponse(_chunks(exchange, generation), close, _log, dialect)
     return response
 
 
-__all__ = ["Backend", "Served", "build_app"]
+__all__ = ["Backend", "build_app"]

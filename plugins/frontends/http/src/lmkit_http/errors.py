@@ -1,32 +1,15 @@
-"""Errors in the shape of the OpenAI API: {"error": {"message", "type", "param", "code"}}, never a stack trace."""
+"""Errors as answers: {"error": {"message", "type", "param", "code"}}, unless a dialect says otherwise."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
-from lmkit.api import EngineDead, EngineError, ErrorInfo, LmkitError, RequestError
+from lmkit.api import EngineDead, EngineError, ErrorInfo, LmkitError
+from lmkit.front.dialect import error_json
 from starlette.responses import Response
 
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
-          413: "invalid_request_error", 431: "invalid_request_error", 503: "service_unavailable"}  # fmt: skip
-
-
 _INTERNAL = ErrorInfo("internal", "internal server error", "the server's log has the cause", status=500)
-
-
-class UnsupportedField(RequestError):
-    """A field, or a value of it, that cannot be honoured."""
-
-    code = "unsupported"
-
-    def __init__(self, field: str, message: str, *, fix: str = "") -> None:
-        self.field = field
-        super().__init__(message, fix=fix)
-
-
-class UnknownModel(RequestError):
-    code = "model_not_found"
-    status = 404
-    field = "model"
 
 
 class HttpError(LmkitError):
@@ -51,20 +34,12 @@ def public(info: ErrorInfo) -> ErrorInfo:
     return msgspec.structs.replace(_INTERNAL, code=info.code, status=info.status)
 
 
-def body_of(info: ErrorInfo) -> dict[str, object]:
-    """The JSON body. The fix is part of the message, so that every client shows it."""
-    info = public(info)
-    message = f"{info.message}. {info.fix[:1].upper()}{info.fix[1:]}" if info.fix else info.message
-    kind = _TYPES.get(info.status, "invalid_request_error" if info.status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": info.field, "code": info.code}}
-
-
-def error_response(info: ErrorInfo) -> Response:
+def error_response(info: ErrorInfo, body: Callable[[ErrorInfo], bytes] = error_json) -> Response:
+    """`body`: how the dialect that was spoken writes errors."""
     headers = {"Retry-After": "1"} if info.status == 503 and info.retryable else {}
     if info.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    content = msgspec.json.encode(body_of(info))
-    return Response(content, info.status, headers, media_type="application/json")
+    return Response(body(public(info)), info.status, headers, media_type="application/json")
 
 
 def info_of(error: BaseException) -> ErrorInfo:

@@ -11,27 +11,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import lmkit
 import msgspec
 from lmkit.api import EngineDead, InvalidParam, LmkitError
+from lmkit.front.ask import ChatAsk
+from lmkit.front.limits import check_texts, strings
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lmkit_http.access import caller_of
 from lmkit_http.errors import HttpError
-from lmkit_http.limits import check_texts, strings, values_limit
+from lmkit_http.info_schema import DetokenizeRequest, LoadAdapterRequest, TokenizeRequest, UnloadAdapterRequest
+from lmkit_http.limits import values_limit
 from lmkit_http.page import page
-from lmkit_http.schema import (
-    ChatRequest,
-    DetokenizeRequest,
-    LoadAdapterRequest,
-    TokenizeRequest,
-    UnloadAdapterRequest,
-    check_calls,
-    parse,
-)
+from lmkit_http.strict import check_calls, parse
 
 if TYPE_CHECKING:
     from lmkit.engine.messages import EngineStats
 
-    from lmkit_http.app import Backend
+    from lmkit_http.backend import Backend
 
 Result = TypeVar("Result")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -140,12 +135,15 @@ class _Routes:
             raise HttpError(400, "invalid-request", "give either prompt or messages", field="prompt")
         if r.messages is not None:
             check_calls(r.messages)
-            chat = ChatRequest.model_construct(messages=r.messages, tools=r.tools)
-            messages, tools = chat.template_messages(), [t.model_dump(exclude_unset=True) for t in r.tools or ()]
-            self._check_texts(strings([messages, tools, r.chat_template_kwargs]))
+            ask = ChatAsk(
+                messages=[m.model_dump(exclude_none=True) for m in r.messages],
+                tools=[t.model_dump(exclude_unset=True) for t in r.tools or ()],
+                continue_final=bool(r.continue_final_message),
+            )
+            self._check_texts(strings([ask.messages, ask.tools, r.chat_template_kwargs]))
             prompt = text.render_chat(
-                messages, tools, r.chat_template_kwargs, r.add_generation_prompt is not False,
-                bool(r.continue_final_message),
+                ask.messages, ask.tools, r.chat_template_kwargs, r.add_generation_prompt is not False,
+                ask.continue_final,
             )  # fmt: skip
             self._check_texts([prompt])
             ids = text.encode_prompt(prompt, add_special=bool(r.add_special_tokens))

@@ -7,7 +7,7 @@ Counters and gauges of the engine are read when /metrics is asked; nothing is sa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lmkit.api import TokenEvent
@@ -17,8 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 if TYPE_CHECKING:
     from lmkit.engine.messages import EngineStats
-
-    from lmkit_http.generate import Choice
+    from lmkit.front.prepare import Turn
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
@@ -101,19 +100,19 @@ class Metrics:
         self._http = Counter("lmkit_http_requests", "HTTP answers", ["route", "status"], registry=self.registry)
         self._model = model
 
-    def token(self, choice: Choice, event: TokenEvent, events: list[OutputEvent]) -> None:
-        """News of a choice."""
+    def token(self, turn: Turn, event: TokenEvent, events: Sequence[OutputEvent]) -> None:
+        """News of a turn."""
         now = time.monotonic()
         num = len(event.tokens)
         if num:
             self._tokens.inc(num)
-            if choice.last:
-                self._itl.observe((now - choice.last) / num)
+            if turn.last:
+                self._itl.observe((now - turn.last) / num)
             else:
-                self._ttft.observe(now - choice.submitted)
-            choice.last = now
+                self._ttft.observe(now - turn.submitted)
+            turn.last = now
         if events and isinstance(last := events[-1], Finish):
-            self._e2e.observe(now - choice.submitted)
+            self._e2e.observe(now - turn.submitted)
             self._finished.labels(self._model, last.reason).inc()
             self._prompt.inc(last.usage.prompt_tokens)
 

@@ -19,13 +19,15 @@ from lmkit_http.access_log import figures
 from lmkit_http.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from lmkit.config.engine import EngineConfig
+    from lmkit.contracts.config import EngineConfig
+    from lmkit.front.dialect import Dialect
+    from lmkit.plugins.host import PluginHost
 
-    from lmkit_http.app import Backend, Served
+    from lmkit_http.backend import Backend, ServedModel
 
-    OnReady = Callable[[Served, str], Iterable[tuple[str, float]] | None]
+    OnReady = Callable[[ServedModel, str], Iterable[tuple[str, float]] | None]
 
 log = logging.getLogger("lmkit.server")
 
@@ -110,31 +112,40 @@ async def _serve(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)  # until the server is ready
     starting = asyncio.ensure_future(AsyncLLM.start(config, **start))
     try:
-        await asyncio.to_thread(import_module, "lmkit_http.app")  # here it would delay the engine's process
+        dialects = await asyncio.to_thread(_dialects, start.get("host"))  # here it would delay the engine's process
         llm = await starting
     except BaseException:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         raise
     try:
-        await run_app(llm, settings, sock, on_ready)
+        await run_app(llm, settings, sock, on_ready, dialects)
     finally:
         await llm.close()
 
 
+def _dialects(host: PluginHost | None) -> Sequence[Dialect]:
+    """Those of the host, or of this environment; the application's modules are imported on the way."""
+    import_module("lmkit_http.app")
+    from lmkit.front.dialects import installed_dialects, load_dialects
+
+    return load_dialects(host) if host is not None else installed_dialects()
+
+
 async def run_app(
-    llm: Served,
+    llm: ServedModel,
     settings: ServerSettings,
     sock: socket.socket,
     on_ready: OnReady | None = None,
+    dialects: Sequence[Dialect] | None = None,
 ) -> None:
-    """Serves on a bound socket until a signal; then drains."""
+    """Serves on a bound socket until a signal; then drains. `dialects`: None = those of this environment."""
     from lmkit_http.app import build_app
 
     if not (settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host)):
         # without a key a web page must not reach us through a name that resolves to this machine
         settings = _with_hosts(settings)
-    app = build_app(llm, settings)
+    app = build_app(llm, settings, dialects)
     server = _Server(transport(app, settings, timeout_graceful_shutdown=5, backlog=2048), app.state.backend)
     host, port = sock.getsockname()[:2]
     url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-import msgspec
+from lmkit.front.dialect import Dialect
 from starlette.types import Receive, Scope, Send
 
-from lmkit_http.errors import body_of, error_response, info_of
+from lmkit_http.errors import error_response, info_of, public
 
 T = TypeVar("T")
 FIRST_WAIT = 1.0  # seconds in which an error before the first event still gets its own HTTP status
-DONE = b"data: [DONE]\n\n"
 
 
 class ClientGone(Exception):
@@ -47,9 +46,13 @@ class EventResponse:
     """Sends `chunks` as they come. `close` is called exactly once, also when the client leaves in the middle."""
 
     def __init__(
-        self, chunks: AsyncIterator[bytes], close: Callable[[], None], log: Callable[[BaseException], None]
+        self,
+        chunks: AsyncIterator[bytes],
+        close: Callable[[], None],
+        log: Callable[[BaseException], None],
+        dialect: Dialect,
     ) -> None:
-        self._chunks, self._close, self._log = chunks, close, log
+        self._chunks, self._close, self._log, self._dialect = chunks, close, log, dialect
         self.status_code = 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +71,7 @@ class EventResponse:
             if first.done() and (error := first.exception()) is not None:
                 await self._refuse(error, scope, receive, send)
                 return
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
             try:
                 await send(_body(await first))
                 async for chunk in chunks:
@@ -77,27 +80,20 @@ class EventResponse:
                 raise
             except Exception as error:
                 self._log(error)
-                await send(_body(error_chunk(error)))
-            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+                await send(_body(self._dialect.error_chunk(public(info_of(error)))))
+            await send({"type": "http.response.body", "body": self._dialect.stream_end, "more_body": False})
         finally:
             first.cancel()
 
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        kind = self._dialect.stream_type.encode()
+        return [(b"content-type", kind), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
     async def _refuse(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
         self._log(error)
-        response = error_response(info_of(error))
+        response = error_response(info_of(error), self._dialect.error)
         self.status_code = response.status_code
         await response(scope, receive, send)
-
-
-def error_chunk(error: BaseException) -> bytes:
-    return b"data: " + msgspec.json.encode(body_of(info_of(error))) + b"\n\n"
-
-
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 def _body(data: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lmkit.api import LinearSpec
 from lmkit_decoders import (
     EXPERTS,
     ConfigReader,
@@ -11,6 +12,15 @@ from lmkit_decoders import (
     tensor_names,
     usual_config,
 )
+
+
+class AfmoeConfig(DecoderConfig):
+    """Attention has one projection more: its gate."""
+
+    def attention_linears(self, i: int) -> list[LinearSpec]:
+        q, sources = self.num_q_heads * self.head_dim, self.sources(i, "attn_gate")
+        gate = LinearSpec(f"layers.{i}.attn.gate", self.hidden_size, (q,), False, "column", (), sources)
+        return [*super().attention_linears(i), gate]
 
 
 def afmoe(r: ConfigReader) -> DecoderConfig:
@@ -30,6 +40,7 @@ def afmoe(r: ConfigReader) -> DecoderConfig:
     )
     return usual_config(
         r,
+        kind=AfmoeConfig,
         max_positions=16384,
         windows=windows,
         unturned=tuple(i for i, window in enumerate(windows) if window is None),
@@ -39,7 +50,6 @@ def afmoe(r: ConfigReader) -> DecoderConfig:
         qk_norm="head",
         qkv_bias=bias,
         o_bias=bias,
-        gated_attention=True,
         embed_scale=r.integer("hidden_size") ** 0.5 if r.flag("mup_enabled", False) else 1.0,
         moe=moe,
         names=tensor_names(
@@ -53,4 +63,6 @@ def afmoe(r: ConfigReader) -> DecoderConfig:
 
 
 class Afmoe(DecoderArchitecture):
+    config = AfmoeConfig
+    models = {"AfmoeForCausalLM": "lmkit_model_afmoe.model:Afmoe"}
     configs = {"AfmoeForCausalLM": afmoe}

@@ -47,12 +47,11 @@ class SelfAttention(nn.Module):
         if ctx.tp_size > 1 and (cfg.alibi or cfg.sinks or cfg.qk_norm in ("whole", "each")):
             raise PluginError("alibi, sinks and norms with weights for each head cannot be split over ranks")
         self.num_q = cfg.num_q_heads // ctx.tp_size
-        self.num_kv = cfg.num_kv_heads // ctx.tp_size if cfg.kv_of is None else 0
+        self.num_kv = cfg.num_kv_heads // ctx.tp_size
         self.head_dim, self.interleaved, self.clip = cfg.head_dim, cfg.interleaved, cfg.qkv_clip
-        self.growth, self.k_is_v = cfg.query_growth, cfg.k_is_v and cfg.kv_of is None
+        self.growth = cfg.query_growth
         self.qkv = ctx.linear(specs[f"layers.{layer}.attn.qkv"])
         self.o = ctx.linear(specs[f"layers.{layer}.attn.o"])
-        self.gate = ctx.linear(specs[f"layers.{layer}.attn.gate"]) if cfg.gated_attention else None
         self.attn = ctx.attention(layer, scale=cfg.attn_scale or cfg.head_dim**-0.5)
         self.rows = ctx.rows
         self.whole, self.norm_last = cfg.qk_norm == "whole", cfg.qk_norm_last
@@ -67,8 +66,7 @@ class SelfAttention(nn.Module):
         elif cfg.qk_norm:
             q, k = (self.num_q, self.num_kv) if self.whole else (1, 1)
             self.q_norm = cast("Norm", ctx.norm(q * cfg.head_dim, cfg.norm_eps, cfg.norm))
-            if cfg.kv_of is None:
-                self.k_norm = cast("Norm", ctx.norm(k * cfg.head_dim, cfg.norm_eps, cfg.norm))
+            self.k_norm = cast("Norm", ctx.norm(k * cfg.head_dim, cfg.norm_eps, cfg.norm))
 
     def forward(self, h: Tensor, angles: Angles | None, x: StepInputs) -> Tensor:
         if angles is not None and self.turned_late:
@@ -82,9 +80,7 @@ class SelfAttention(nn.Module):
         return self.prepare(self.qkv(h).view(h.shape[0], -1, self.head_dim), angles, x)
 
     def prepare(self, qkv: Tensor, angles: Angles | None, x: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """The same from [T, Hq + 2 * Hkv, D] as it was projected (without values where they are the keys)."""
-        if self.k_is_v:
-            qkv = torch.cat((qkv, qkv[:, self.num_q :]), dim=1)
+        """The same from [T, Hq + 2 * Hkv, D] as it was projected."""
         qk, v = qkv.split((self.num_q + self.num_kv, self.num_kv), dim=1)
         if not self.norm_last:
             self.norm_heads(qk)
@@ -101,7 +97,7 @@ class SelfAttention(nn.Module):
 
     def output(self, y: Tensor, h: Tensor) -> Tensor:
         """What attention gave for `h` [T, Hq * D] -> [T, hidden]."""
-        return self.o(y if self.gate is None else y * self.gate(h).sigmoid())
+        return self.o(y)
 
     def rotate(self, qk: Tensor, angles: Angles) -> None:
         """Turns queries and keys [T, Hq + Hkv, D] in place."""
@@ -182,16 +178,6 @@ class LoneLayer(DecoderLayer):
         return self.scaled(mixed)
 
 
-class LoneMLPLayer(LoneLayer):
-    """Nothing but an MLP."""
-
-    def mix(self, h: Tensor, delta: Tensor | None, angles: Angles | None, x: StepInputs) -> tuple[Tensor, ...]:
-        return h, self.attn_norm.add(h, delta)
-
-    def finish(self, h: Tensor, mixed: Tensor) -> Tensor:
-        return self.scaled(self.mlp(mixed))
-
-
 class ParallelLayer(DecoderLayer):
     """Attention and MLP read the same norm of the residual stream."""
 
@@ -223,8 +209,12 @@ LAYERS: dict[str, type[DecoderLayer]] = {
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm, head: a complete Model. A family replaces what is peculiar to it."""
+    """Embedding, layers, final norm, head: a complete Model. A family replaces what is peculiar to it.
 
+    Classes of blocks are attributes; `make_layer`, `make_attention`, `make_mlp` and `rows_of_positions` are methods.
+    """
+
+    config: type[DecoderConfig] = DecoderConfig
     attention: type[SelfAttention] = SelfAttention
     mixer: type[nn.Module] = SelfAttention  # where it is instead of attention: built and called like that
     gated_mlp: type[GatedMLP] = GatedMLP
@@ -234,7 +224,7 @@ class Decoder(nn.Module):
 
     def __init__(self, info: ModelInfo, ctx: BuildContext) -> None:
         super().__init__()
-        self.cfg = cfg = decoder_config(info)
+        self.cfg = cfg = decoder_config(info, self.config)
         specs = {spec.name: spec for spec in info.linears}
         self.embed = ctx.embedding(cfg.vocab_size, cfg.hidden_size)
         self.embed_scale = float(torch.tensor(cfg.embed_scale, dtype=ctx.dtype, device="cpu"))
@@ -257,10 +247,8 @@ class Decoder(nn.Module):
         return 1 if self.cfg.window_rope is not None and self.cfg.windows[layer] is not None else 0
 
     def make_layer(self, i: int, specs: Specs, ctx: BuildContext) -> DecoderLayer:
-        if i in self.cfg.mlp_only:
-            return LoneMLPLayer(self.cfg, nn.Identity(), self.make_mlp(i, specs, ctx), ctx)
         attn = self.make_attention(i, specs, ctx)
-        mlp = nn.Identity() if self.cfg.placement == "alone" else self.make_mlp(i, specs, ctx)
+        mlp = self.make_mlp(i, specs, ctx) if self.cfg.has_mlp(i) else nn.Identity()
         return LAYERS[self.cfg.placement](self.cfg, attn, mlp, ctx)
 
     def make_attention(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
@@ -283,8 +271,12 @@ class Decoder(nn.Module):
         if self.embed_scale != 1.0:
             h.mul_(self.embed_scale)
         if self.positions is not None:
-            h.add_(self.positions(x.positions + self.cfg.position_offset))
+            h.add_(self.positions(self.rows_of_positions(x.positions)))
         return h if self.embed_norm is None else self.embed_norm(h)
+
+    def rows_of_positions(self, positions: Tensor) -> Tensor:
+        """Which rows of the table of learned positions those of `positions` [T] are."""
+        return positions
 
     @torch.inference_mode()
     def forward(self, x: StepInputs) -> Tensor:

@@ -41,7 +41,7 @@ class GatedDeltaNet(nn.Module):
     def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
         assert cfg.mixer is not None
-        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer.path(layer)
+        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer_path(layer)
         self.k_heads, self.v_heads = given["k_heads"], given["v_heads"]
         self.k_size, self.v_size = self.k_heads * given["k_dim"], self.v_heads * given["v_dim"]
         self.beta = given["beta"]

@@ -1,11 +1,10 @@
-"""A decoder as data, made from a checkpoint's configuration, and where its tensors come from. Torch-free."""
+"""A decoder as data, made from a checkpoint's configuration. Torch-free."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
 
 from lmkit.api import (
     AttnNeed,
@@ -16,15 +15,10 @@ from lmkit.api import (
     Routing,
     StateTensor,
     UnsupportedModel,
-    WeightRule,
 )
 
+from lmkit_decoders.places import HeadNorms, OffsetNorm, OneTensor, Place, mlp_places
 from lmkit_decoders.reader import REQUIRED, ConfigReader, rope_length
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["ConfigReader", "DecoderConfig", "decoder_config", "decoder_info", "decoder_weights", "rope_length"]
 
 Placement = Literal["pre", "post", "sandwich", "parallel", "parallel_two_norms", "alone"]
 
@@ -75,6 +69,11 @@ class LatentConfig:
             LinearSpec(f"{to}.o", heads * self.value, (d,), cfg.o_bias, "row", (), cfg.sources(i, "o")),
         ]
 
+    def places(self) -> dict[str, Place]:
+        """Where its tensors go."""
+        to, own = "layers.{i}.attn", ("q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "o")
+        return {"q": Place(f"{to}.q_b"), **{name: Place(f"{to}.{name}") for name in own}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoEConfig(Routing):
@@ -85,56 +84,55 @@ class MoEConfig(Routing):
     layers: tuple[bool, ...]  # which layers have experts; the others have an MLP
     activation: str = ""  # "": the decoder's
     correction: bool = False  # added to the scores for the choice
-    router_bias: bool = False
-    expert_bias: bool = False
     shared_size: int = 0  # intermediate size of the shared expert
-    shared_gate: bool = False  # the shared expert's output is weighted by a sigmoid
-    latent: int = 0  # size of what routed experts read and write, 0: the hidden size
 
     def linears(self, cfg: DecoderConfig, i: int) -> list[LinearSpec]:
         """The linears of layer `i`, experts stacked along the output axis."""
-        d, m, e, to = self.latent or cfg.hidden_size, self.size, self.num_experts, f"layers.{i}.mlp"
+        d, m, e, to = cfg.hidden_size, self.size, self.num_experts, f"layers.{i}.mlp"
         parts = tuple(f"{n}.{p}" for n in range(e) for p in (("gate", "up") if cfg.gated else ("up",)))
         into = cfg.sources(i, "expert_gate", "expert_up", "experts_gate", "experts_up")
         out = cfg.sources(i, "expert_down", "experts_down")
-        bias = self.expert_bias
         specs = [
-            LinearSpec(f"{to}.experts.up", d, (m,) * len(parts), bias, "column", parts, into, e),
-            LinearSpec(f"{to}.experts.down", m, (d,) * e, bias, "row", tuple(map(str, range(e))), out, e),
+            LinearSpec(f"{to}.experts.up", d, (m,) * len(parts), False, "column", parts, into, e),
+            LinearSpec(f"{to}.experts.down", m, (d,) * e, False, "row", tuple(map(str, range(e))), out, e),
         ]
         if self.shared_size:
             specs += cfg.mlp_linears(i, f"{to}.shared", self.shared_size, "shared_")
-        if self.latent:
-            for name, num_in, num_out in (("latent_in", cfg.hidden_size, d), ("latent_out", d, cfg.hidden_size)):
-                source = cfg.sources(i, name)
-                specs.append(LinearSpec(f"{to}.{name}", num_in, (num_out,), cfg.mlp_bias, "none", (), source))
         return specs
 
     def num_parameters(self, cfg: DecoderConfig) -> int:
-        """Of all routers."""
-        router = self.num_experts * (cfg.hidden_size + self.router_bias + self.correction)
-        return sum(self.layers) * (router + cfg.hidden_size * self.shared_gate)
+        """The number of parameters of all routers."""
+        return sum(self.layers) * self.num_experts * (cfg.hidden_size + self.correction)
+
+    def places(self, cfg: DecoderConfig) -> dict[str, Place]:
+        """Where its tensors go; "experts_up" holds gates too, unless there are "experts_gate"."""
+        mlp, up = "layers.{i}.mlp", "layers.{i}.mlp.experts.up"
+        return mlp_places(f"{mlp}.shared", cfg.gated, "shared_") | {
+            "router": Place(f"{mlp}.router"),
+            "correction": OneTensor(f"{mlp}.router.correction"),
+            "expert_gate": Place(up, "{e}.gate"),
+            "expert_up": Place(up, "{e}.up"),
+            "expert_down": Place(f"{mlp}.experts.down", "{e}"),
+            "experts_gate": OneTensor(f"{up}.weight", "*.gate"),
+            "experts_up": OneTensor(f"{up}.weight", "*.up" if "experts_gate" in cfg.names else "*"),
+            "experts_down": OneTensor(f"{mlp}.experts.down.weight", "*"),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixerConfig:
-    """A block with recurrent state that some layers have instead of attention, or beside it."""
+    """A block with recurrent state that some layers have instead of attention."""
 
     layers: tuple[bool, ...]  # which have it
     state: tuple[StateTensor, ...]  # of one layer
     linears: tuple[LinearSpec, ...]  # of one layer; names are those in the block, sources are roles
     num_parameters: int  # of one layer beside its linears
     options: Mapping[str, Any]  # what the block is built from
-    beside: bool = False  # these layers have attention too, and the block is its part "mixer"
-
-    def path(self, i: int | str) -> str:
-        """The block's module in layer `i`."""
-        return f"layers.{i}.attn.mixer" if self.beside else f"layers.{i}.attn"
 
     def layer_linears(self, cfg: DecoderConfig, i: int) -> list[LinearSpec]:
         """The linears of layer `i`."""
         return [
-            replace(spec, name=f"{self.path(i)}.{spec.name}", sources=cfg.sources(i, *spec.sources))
+            replace(spec, name=f"{cfg.mixer_path(i)}.{spec.name}", sources=cfg.sources(i, *spec.sources))
             for spec in self.linears
         ]
 
@@ -156,7 +154,6 @@ class DecoderConfig:
     rope: Mapping[str, Any] | None  # None: no rotary positions
     window_rope: Mapping[str, Any] | None = None  # of the layers with a window, where theirs differ
     unturned: tuple[int, ...] = ()  # layers without rotary positions
-    chunked: bool = False  # windows are chunks (AttnNeed)
     interleaved: bool = False  # rotary pairs are neighbours
     tie: bool = False
     qkv_bias: bool = False
@@ -166,32 +163,24 @@ class DecoderConfig:
     gated: bool = True  # down(act(gate) * up), else down(act(up))
     norm: NormKind = "rms"  # offset: the stored weight is 1 less; plain: no weight at all
     placement: Placement = "pre"  # of norms: before a block, after it, both; parallel: beside the MLP; alone: no MLP
-    mlp_only: tuple[int, ...] = ()  # layers that are an MLP alone, where the others have none
     qk_norm: Literal["", "head", "each", "whole"] = (
         ""  # of query and key heads, weights shared or for each; of all at once
     )
     qk_norm_last: bool = False  # after the rotation
     qkv_clip: float | None = None  # queries, keys and values are limited to -clip..clip, after norms
     attn_scale: float | None = None  # None: 1 / sqrt(head_dim)
-    attn_softcap: float | None = None
     query_growth: tuple[float, float] | None = None  # (beta, length): see layers.attention.grow
-    gated_attention: bool = False  # its output is multiplied by the sigmoid of another projection
-    query_gate: bool = False  # such a gate stands beside each head in the projection of queries
     sinks: bool = False
     alibi: bool = False
-    alibi_scale: float = 1.0  # what its slopes are multiplied by
     embed_scale: float = 1.0
     embed_norm: bool = False
     num_positions: int = 0  # rows of a table of learned positions
-    position_offset: int = 0  # row of position 0
     residual_scale: float = 1.0  # of what a block adds to the residual stream
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     moe: MoEConfig | None = None
     mla: LatentConfig | None = None  # head_dim is then that of queries and keys as a whole
     mixer: MixerConfig | None = None
-    kv_of: int | None = None  # an earlier layer whose keys and values attention reads: it has none of its own
-    k_is_v: bool = False  # no projection of values: they are the keys before norm and rotation
     per_layer: tuple[Mapping[str, Any], ...] = ()  # for each layer, fields that differ there; (): none do
     num_unused_layers: int = 0  # that files have after the last one, for drafts
     names: Mapping[str, str] = field(default_factory=tensor_names)  # role -> checkpoint module
@@ -215,26 +204,30 @@ class DecoderConfig:
             here.num_kv_heads,
             v_head_dim=self.mla.value if self.mla else None,
             window=self.windows[layer],
-            chunked=self.chunked and self.windows[layer] is not None,
-            softcap=self.attn_softcap,
             sinks=self.sinks,
             alibi=self.alibi,
-            alibi_scale=self.alibi_scale,
         )
 
     def mixes(self, layer: int) -> bool:
         """Whether `layer` has a mixer."""
         return self.mixer is not None and self.mixer.layers[layer]
 
+    def mixer_path(self, i: int | str) -> str:
+        """The mixer's module in layer `i`."""
+        return f"layers.{i}.attn"
+
     def attends(self, layer: int) -> bool:
         """Whether `layer` has attention."""
-        if self.mixer is not None and self.mixer.layers[layer]:
-            return self.mixer.beside
-        return layer not in self.mlp_only
+        return not self.mixes(layer)
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether `layer` has an MLP, or experts."""
+        return self.placement != "alone"
 
     def layer_info(self, i: int) -> LayerInfo:
+        """What a backend and the cache must know of layer `i`."""
         state = self.mixer.state if self.mixer is not None and self.mixes(i) else ()
-        return LayerInfo(i, self.need(i) if self.attends(i) else None, state, self.at(i).kv_of)
+        return LayerInfo(i, self.need(i) if self.attends(i) else None, state)
 
     def sparse(self, layer: int) -> bool:
         """Whether `layer` has experts."""
@@ -250,24 +243,24 @@ class DecoderConfig:
         return self.mla.turned if self.mla else self.head_dim
 
     def attention_linears(self, i: int) -> list[LinearSpec]:
-        """Of what stands where attention stands."""
+        """The linears of what stands where attention stands: itself, a mixer, or both."""
         mixer = self.mixer.layer_linears(self, i) if self.mixer is not None and self.mixes(i) else []
         if not self.attends(i):
             return mixer
         if self.mla is not None:
             return self.mla.linears(self, i)
-        q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        sizes = {"q": q * (1 + self.query_gate)}
-        if self.kv_of is None:
-            sizes |= {"k": kv} if self.k_is_v else {"k": kv, "v": kv}
-        d, to, into = self.hidden_size, f"layers.{i}.attn", self.sources(i, *sizes, "qkv")
-        specs = [
+        d, sizes, to = self.hidden_size, self.head_sizes(), f"layers.{i}.attn"
+        into, q = self.sources(i, *sizes, "qkv"), self.num_q_heads * self.head_dim
+        return [
             LinearSpec(f"{to}.qkv", d, tuple(sizes.values()), self.qkv_bias, "column", tuple(sizes), into),
             LinearSpec(f"{to}.o", q, (d,), self.o_bias, "row", (), self.sources(i, "o")),
+            *mixer,
         ]
-        if self.gated_attention:
-            specs.append(LinearSpec(f"{to}.gate", d, (q,), False, "column", (), self.sources(i, "attn_gate")))
-        return specs + mixer
+
+    def head_sizes(self) -> dict[str, int]:
+        """Sizes of the parts of the projection that attention begins with: roles of tensors, in order."""
+        kv = self.num_kv_heads * self.head_dim
+        return {"q": self.num_q_heads * self.head_dim, "k": kv, "v": kv}
 
     def mlp_linears(self, i: int, to: str, m: int, role: str = "") -> list[LinearSpec]:
         """Of an MLP with intermediate size `m` at module `to`; `role` precedes the names of its roles."""
@@ -282,11 +275,16 @@ class DecoderConfig:
         """The quantizable linears of a layer, in order."""
         here = self.at(i)
         specs = here.attention_linears(i)
-        if self.placement == "alone" and i not in self.mlp_only:
+        if not self.has_mlp(i):
             return specs
-        if self.moe is not None and self.moe.layers[i]:
-            return specs + self.moe.linears(here, i)
+        if self.sparse(i):
+            return specs + here.expert_linears(i)
         return specs + here.mlp_linears(i, f"layers.{i}.mlp", here.intermediate_size)
+
+    def expert_linears(self, i: int) -> list[LinearSpec]:
+        """The linears of the mixture of experts in layer `i`."""
+        assert self.moe is not None
+        return self.moe.linears(self, i)
 
     def linears(self) -> tuple[LinearSpec, ...]:
         """Every quantizable linear, in order."""
@@ -299,6 +297,30 @@ class DecoderConfig:
         return LinearSpec(
             "lm_head", self.hidden_size, (self.vocab_size,), self.head_bias, sources=(self.names["lm_head"],)
         )
+
+    def places(self) -> dict[str, Place]:
+        """Where the tensors of each role go. A family's own roles are its architecture's `targets`."""
+        norm = OffsetNorm if self.norm.endswith("offset") else Place
+        plain = {"embed": "embed", "positions": "positions"}
+        norms = {"norm": "norm", "embed_norm": "embed_norm"}
+        norms |= {role: f"layers.{{i}}.{role}" for role in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")}
+        found = {role: Place(path) for role, path in plain.items()} | {role: norm(path) for role, path in norms.items()}
+        found |= self.mla.places() if self.mla else self.attention_places(norm)
+        found |= mlp_places("layers.{i}.mlp", self.gated)
+        return found | self.moe.places(self) if self.moe else found
+
+    def attention_places(self, norm: type[Place]) -> dict[str, Place]:
+        """Where attention's tensors go; `norm` is the place of norms."""
+        to, norm = "layers.{i}.attn", HeadNorms if self.qk_norm == "each" else norm
+        return {
+            **{part: Place(f"{to}.qkv", part) for part in "qkv"},
+            "qkv": Place(f"{to}.qkv", "*"),
+            "o": Place(f"{to}.o"),
+            "attn_gate": Place(f"{to}.gate"),
+            "q_norm": norm(f"{to}.q_norm"),
+            "k_norm": norm(f"{to}.k_norm"),
+            "sinks": OneTensor(f"{to}.attn.sinks"),
+        }
 
     def norms(self) -> list[int]:
         """Sizes of all norms."""
@@ -313,8 +335,8 @@ class DecoderConfig:
             return [self.mla.q_rank, self.mla.kv_rank]
         if not self.qk_norm:
             return []
-        q, k = (1, 1) if self.qk_norm == "head" else (self.num_q_heads, self.num_kv_heads)
-        return [self.head_dim * heads for heads in ((q, k) if self.kv_of is None else (q,))]
+        heads = (1, 1) if self.qk_norm == "head" else (self.num_q_heads, self.num_kv_heads)
+        return [self.head_dim * num for num in heads]
 
     def num_parameters(self) -> int:
         linears = sum(s.total_out * (s.in_features + s.bias) for s in self.linears())
@@ -333,10 +355,12 @@ NORM_TENSORS: Mapping[NormKind, int] = {
 }  # fmt: skip
 
 
-def usual_config(r: ConfigReader, *, max_positions: Any = REQUIRED, **given: Any) -> DecoderConfig:
+def usual_config(
+    r: ConfigReader, *, max_positions: Any = REQUIRED, kind: type[DecoderConfig] | None = None, **given: Any
+) -> DecoderConfig:
     """The configuration of a decoder whose keys are those of Llama; fields in `given` are not read.
 
-    `max_positions` is the length where the file does not say it.
+    `max_positions` is the length where the file does not say it, `kind` the class where it is the family's own.
     """
     rope = given["rope"] if "rope" in given else r.rope()
     read: dict[str, Callable[[], Any]] = {
@@ -353,7 +377,7 @@ def usual_config(r: ConfigReader, *, max_positions: Any = REQUIRED, **given: Any
         "rope": lambda: rope,
         "tie": lambda: r.flag("tie_word_embeddings", False),
     }
-    return DecoderConfig(**{name: value() for name, value in read.items() if name not in given}, **given)
+    return (kind or DecoderConfig)(**{name: value() for name, value in read.items() if name not in given}, **given)
 
 
 def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, extra_parameters: int = 0) -> ModelInfo:
@@ -389,10 +413,11 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
     )
 
 
-def decoder_config(info: ModelInfo) -> DecoderConfig:
-    """The DecoderConfig that `decoder_info` stored."""
-    values: dict[str, Any] = {name: value for name, value in info.config.items() if name != "options"}
-    values |= {name: tuple(values[name]) for name in ("windows", "unturned", "mlp_only", "per_layer")}
+def decoder_config(info: ModelInfo, kind: type[DecoderConfig] | None = None) -> DecoderConfig:
+    """The DecoderConfig that `decoder_info` stored, as one of class `kind`: fields of another class are left out."""
+    kind = kind or DecoderConfig
+    stored = {f.name: info.config[f.name] for f in fields(kind) if f.name in info.config}
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
     if values["moe"] is not None:
         values["moe"] = MoEConfig(**values["moe"] | {"layers": tuple(values["moe"]["layers"])})
     if values["mla"] is not None:
@@ -402,125 +427,4 @@ def decoder_config(info: ModelInfo) -> DecoderConfig:
         state = tuple(StateTensor(**tensor) for tensor in mixer["state"])
         linears = tuple(LinearSpec(**spec) for spec in mixer["linears"])
         values["mixer"] = MixerConfig(**mixer | {"layers": tuple(mixer["layers"]), "state": state, "linears": linears})
-    return DecoderConfig(**values)
-
-
-Target = str | tuple[str, str]  # module of the model ("{mixer}.conv": in the mixer); and part of it
-TARGETS: Mapping[str, tuple[str, str | None]] = {  # role -> module of the model, part of it
-    "embed": ("embed", None),
-    "positions": ("positions", None),
-    "embed_norm": ("embed_norm", None),
-    "norm": ("norm", None),
-    "attn_norm": ("layers.{i}.attn_norm", None),
-    "attn_post_norm": ("layers.{i}.attn_post_norm", None),
-    "mlp_norm": ("layers.{i}.mlp_norm", None),
-    "mlp_post_norm": ("layers.{i}.mlp_post_norm", None),
-    "q": ("layers.{i}.attn.qkv", "q"),
-    "k": ("layers.{i}.attn.qkv", "k"),
-    "v": ("layers.{i}.attn.qkv", "v"),
-    "qkv": ("layers.{i}.attn.qkv", "*"),
-    "o": ("layers.{i}.attn.o", None),
-    "attn_gate": ("layers.{i}.attn.gate", None),
-    "q_a": ("layers.{i}.attn.q_a", None),
-    "q_a_norm": ("layers.{i}.attn.q_a_norm", None),
-    "q_b": ("layers.{i}.attn.q_b", None),
-    "kv_a": ("layers.{i}.attn.kv_a", None),
-    "kv_a_norm": ("layers.{i}.attn.kv_a_norm", None),
-    "kv_b": ("layers.{i}.attn.kv_b", None),
-    "q_norm": ("layers.{i}.attn.q_norm", None),
-    "k_norm": ("layers.{i}.attn.k_norm", None),
-    "gate": ("layers.{i}.mlp.gate_up", "gate"),
-    "up": ("layers.{i}.mlp.gate_up", "up"),
-    "gate_up": ("layers.{i}.mlp.gate_up", "*"),
-    "down": ("layers.{i}.mlp.down", None),
-    "router": ("layers.{i}.mlp.router", None),
-    "expert_gate": ("layers.{i}.mlp.experts.up", "{e}.gate"),
-    "expert_up": ("layers.{i}.mlp.experts.up", "{e}.up"),
-    "expert_down": ("layers.{i}.mlp.experts.down", "{e}"),
-    "shared_gate": ("layers.{i}.mlp.shared.gate_up", "gate"),
-    "shared_up": ("layers.{i}.mlp.shared.gate_up", "up"),
-    "shared_gate_up": ("layers.{i}.mlp.shared.gate_up", "*"),
-    "shared_down": ("layers.{i}.mlp.shared.down", None),
-    "latent_in": ("layers.{i}.mlp.latent_in", None),
-    "latent_out": ("layers.{i}.mlp.latent_out", None),
-}
-TENSORS: Mapping[str, tuple[str, str | None]] = {  # the same for roles that are single tensors
-    "correction": ("layers.{i}.mlp.router.correction", None),
-    "shared_weight": ("layers.{i}.mlp.shared_gate", None),
-    "experts_gate": ("layers.{i}.mlp.experts.up.weight", "*.gate"),  # "experts_up" then holds the rest only
-    "experts_up": ("layers.{i}.mlp.experts.up.weight", "*"),
-    "experts_up_bias": ("layers.{i}.mlp.experts.up.bias", "*"),
-    "experts_down": ("layers.{i}.mlp.experts.down.weight", "*"),
-    "experts_down_bias": ("layers.{i}.mlp.experts.down.bias", "*"),
-    "sinks": ("layers.{i}.attn.attn.sinks", None),
-    "mamba_A": ("{mixer}.A", None),
-    "mamba_D": ("{mixer}.D", None),
-    "mamba_dt_bias": ("{mixer}.dt_bias", None),
-}
-
-
-def decoder_weights(
-    info: ModelInfo,
-    transforms: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-    targets: Mapping[str, Target] | None = None,
-) -> list[WeightRule]:
-    """Where the tensors of a decoder go: `names` of its configuration, each tensor of a role through `transforms`.
-
-    `targets` are the modules, and parts, of roles that are a family's own.
-    """
-    cfg, transforms = decoder_config(info), transforms or {}
-    where = {**TARGETS, **{role: (t, None) if isinstance(t, str) else t for role, t in (targets or {}).items()}}
-    layer = next(name for name in cfg.names.values() if "{i}" in name).partition("{i}")[0]
-    twice = [source for source, num in Counter(cfg.names.values()).items() if num > 1]
-    unused = range(len(cfg.windows), len(cfg.windows) + cfg.num_unused_layers)
-    rules = [WeightRule(f"{layer}{i}.{{any}}", "", ignore=True) for i in unused]
-    mixer = cfg.mixer.path("{i}") if cfg.mixer else ""
-    for i in range(len(cfg.windows)):
-        if cfg.at(i).kv_of is not None:  # some files have them nevertheless
-            kv = [cfg.names[role].format(i=i) for role in ("k", "v", "k_norm", "v_norm") if role in cfg.names]
-            rules += [WeightRule(f"{source}.{{p}}", "", ignore=True) for source in kv]
-    for role in sorted(TENSORS.keys() & cfg.names.keys()):
-        target, part = TENSORS[role]
-        target = target.replace("{mixer}", mixer)
-        if role == "experts_up" and "experts_gate" in cfg.names:
-            part = "*.up"
-        rules.append(WeightRule(cfg.names[role], target, part=part, transform=transforms.get(role)))
-    for role, source in cfg.names.items():
-        if role not in where:
-            continue
-        target, part = where[role]
-        target = target.replace("{mixer}", mixer)
-        if role == "q" and cfg.mla is not None:
-            target, part = "layers.{i}.attn.q_b", None
-        if role in ("up", "shared_up") and not cfg.gated:
-            target, part = target.replace("gate_up", "up"), None
-        if cfg.qk_norm == "each" and role in ("q_norm", "k_norm"):
-            part, transform = ("{n}", one_row) if "{n}" in source else ("*", None)
-            rules.append(WeightRule(f"{source}.weight", f"{target}.weight", part=part, transform=transform))
-            continue
-        if cfg.mixer is not None and source in twice and where[role][0].startswith("{mixer}"):
-            # called as in layers of another kind: the layers of this one are named, and come first
-            at = [str(i) for i, mixes in enumerate(cfg.mixer.layers) if mixes]
-            pairs = [(f"{source}.{{p}}".replace("{i}", i), f"{target}.{{p}}".replace("{i}", i)) for i in at]
-            rules[:0] = [WeightRule(*pair, part=part, transform=transforms.get(role)) for pair in pairs]
-            continue
-        if role.endswith("norm") and cfg.norm.endswith("offset"):
-            rules.append(WeightRule(f"{source}.weight", f"{target}.weight", transform=one_more))
-        rules.append(WeightRule(f"{source}.{{p}}", f"{target}.{{p}}", part=part, transform=transforms.get(role)))
-    head = cfg.names["lm_head"]
-    if info.tie_embeddings:  # some files carry a second copy of the embedding, or have another head nevertheless
-        rules.append(WeightRule(f"{head}.weight", "lm_head.weight", ignore=True))
-    rules.append(WeightRule(f"{head}.{{p}}", "lm_head.{p}"))
-    if "o" in cfg.names:
-        rules.append(WeightRule(cfg.names["o"].rpartition(".")[0] + ".rotary_emb.inv_freq", "", ignore=True))
-    return rules
-
-
-def one_more(weight: Tensor) -> Tensor:
-    """A norm's weight that is stored as its difference from 1, in float32: sums near 1 lose it in half precision."""
-    return weight.float() + 1
-
-
-def one_row(weight: Tensor) -> Tensor:
-    """[D] -> [1, D]."""
-    return weight[None]
+    return kind(**values)

@@ -16,13 +16,13 @@ from lmkit_decoders.describe import (
     LatentConfig,
     MixerConfig,
     MoEConfig,
-    Target,
     decoder_config,
     decoder_info,
-    decoder_weights,
 )
 from lmkit_decoders.multimodal import ENDING, text_config, text_linears, text_rules
+from lmkit_decoders.places import Target
 from lmkit_decoders.reader import ConfigReader
+from lmkit_decoders.weights import decoder_weights
 
 if TYPE_CHECKING:
     from lmkit.api import BuildContext, Model
@@ -33,10 +33,11 @@ class DecoderArchitecture(Architecture):
     """An Architecture made of tables.
 
     `configs`: architecture name -> function that reads its configuration; of a multimodal one that of its text part.
+    `config`: class of what `configs` give, where it is the family's own.
     `models`: architecture name -> "package.module:Class" of those that are not the shared Decoder.
     `transforms`: architecture name -> role of a tensor -> (configuration, tensor) -> what is loaded.
     `options`: architecture name -> function that reads what is the family's own: `info.config["options"]`.
-    `targets`: role that is the family's own -> module of the model, or (module, part of it).
+    `targets`: role that is the family's own -> module of the model, (module, part of it), or another `Place`.
     `ignored`: patterns of tensors that are not needed.
     `prefix`: what the names of tensors begin with in some files and not in others.
     `defaults`: architecture name -> what keys mean that a file leaves out; null is not left out.
@@ -44,6 +45,7 @@ class DecoderArchitecture(Architecture):
     """
 
     configs: ClassVar[Mapping[str, Callable[[ConfigReader], DecoderConfig]]]
+    config: ClassVar[type[DecoderConfig]] = DecoderConfig
     models: ClassVar[Mapping[str, str]] = {}
     transforms: ClassVar[Mapping[str, Mapping[str, Callable[[DecoderConfig, Tensor], Tensor]]]] = {}
     options: ClassVar[Mapping[str, Callable[[ConfigReader], Mapping[str, Any]]]] = {}
@@ -84,8 +86,9 @@ class DecoderArchitecture(Architecture):
     def weights(self, info: ModelInfo) -> list[WeightRule]:
         ignored = [WeightRule(source, "", ignore=True) for source in self.ignored]
         transforms = self.transforms.get(info.architecture, {})
-        bound = {role: partial(function, decoder_config(info)) for role, function in transforms.items()}
-        rules = [*ignored, *decoder_weights(info, bound, self.targets)]
+        cfg = decoder_config(info, self.config)
+        bound = {role: partial(function, cfg) for role, function in transforms.items()}
+        rules = [*ignored, *decoder_weights(info, bound, self.targets, cfg)]
         if info.architecture.endswith(ENDING):
             rules = text_rules(rules)
         if not self.prefix:

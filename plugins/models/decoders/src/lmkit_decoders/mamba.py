@@ -46,7 +46,7 @@ class Mamba(nn.Module):
     def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
         assert cfg.mixer is not None
-        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer.path(layer)
+        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer_path(layer)
         self.sizes = given["rank"], given["state_size"], given["state_size"]
         names = "in_proj", "x_proj", "dt_proj", "out_proj"
         self.in_proj, self.x_proj, self.dt_proj, self.out_proj = (ctx.linear(specs[f"{path}.{n}"]) for n in names)
@@ -76,7 +76,7 @@ class Mamba2(nn.Module):
     def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
         assert cfg.mixer is not None
-        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer.path(layer)
+        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer_path(layer)
         self.heads, self.groups, self.limits = given["heads"], given["groups"], tuple(given["dt_limits"])
         size, bc = given["heads"] * given["head_dim"], given["groups"] * given["state_size"]
         self.split, self.mixed = (size, size + 2 * bc, given["heads"]), (size, bc, bc)

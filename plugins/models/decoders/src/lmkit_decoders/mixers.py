@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lmkit.api import LinearSpec, NormKind, StateTensor, UnsupportedModel
 
-from lmkit_decoders.describe import ConfigReader, DecoderConfig, MixerConfig, Target
+from lmkit_decoders.describe import ConfigReader, DecoderConfig, MixerConfig
+from lmkit_decoders.places import OneTensor, Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,7 @@ def mamba2_mixer(
     *, layers: tuple[bool, ...], hidden_size: int, heads: int, head_dim: int, groups: int, state_size: int, width: int,
     bias: bool = False, out_bias: bool | None = None, conv_bias: bool = True,
     norm: Literal["after", "before", "none"] = "after", norm_groups: int = 1, norm_eps: float | None = None,
-    dt_limits: tuple[float, float] = (0.0, inf), beside: bool = False,
+    dt_limits: tuple[float, float] = (0.0, inf),
 ) -> MixerConfig:  # fmt: skip
     """Mamba 2: `groups` of heads that share b and c, `norm_groups` of channels in the norm after or before the gate.
 
@@ -63,7 +64,6 @@ def mamba2_mixer(
         options={"heads": heads, "head_dim": head_dim, "groups": groups, "state_size": state_size, "width": width}
         | {"conv_bias": conv_bias, "norm": norm, "norm_groups": norm_groups, "norm_eps": norm_eps}
         | {"dt_limits": list(dt_limits)},
-        beside=beside,
     )
 
 
@@ -113,6 +113,7 @@ MAMBA: Mapping[str, Target] = {  # targets of its roles
     "mamba_in": ("{mixer}.in_proj", "*"),
     **{f"mamba_{part}": f"{{mixer}}.{part}_proj" for part in ("x", "dt", "out")},
     **{f"mamba_{part}": f"{{mixer}}.{part}" for part in ("conv", "norm", "dt_norm", "b_norm", "c_norm")},
+    **{f"mamba_{part}": OneTensor(f"{{mixer}}.{part}") for part in ("A", "D", "dt_bias")},
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
 from lmkit.api import BuildContext
 from lmkit.layers.experts import Experts, Mixture, Router
 from torch import Tensor, nn
@@ -22,26 +21,20 @@ class MoE(Mixture):
         super().__init__()
         moe, self.rows = cfg.moe, ctx.rows
         assert moe is not None
-        self.router = make_router(self.router_class, moe, cfg.hidden_size, ctx)
+        self.router = self.make_router(moe, cfg.hidden_size, ctx)
         up, down = specs[f"{path}.experts.up"], specs[f"{path}.experts.down"]
         self.experts = cast("Experts", ctx.experts(up, down, moe.activation or cfg.activation))
+        self.shared_gate = None
         shared: type[nn.Module] = GatedMLP if cfg.gated else MLP
         self.shared = shared(cfg, f"{path}.shared", specs, ctx) if moe.shared_size else None
-        self.latent_in, self.latent_out = (
-            ctx.linear(specs[f"{path}.latent_{side}"]) if moe.latent else nn.Identity() for side in ("in", "out")
-        )
-        gate = torch.empty(1, cfg.hidden_size, dtype=ctx.dtype)
-        self.shared_gate = nn.Parameter(gate, requires_grad=False) if moe.shared_gate else None
+
+    def make_router(self, moe: MoEConfig, hidden_size: int, ctx: BuildContext) -> Router:
+        return self.router_class(moe, moe.num_experts, hidden_size, ctx.dtype, ctx.rows, correction=moe.correction)
 
     def forward(self, h: Tensor) -> Tensor:
         ids, weights = self.router(h)
-        out = self.latent_out(self.experts(self.latent_in(h), ids, weights))
-        if self.shared is None:
-            return out
-        return self.rows.add(out, self.shared(h), h, self.shared_gate)
+        return self.with_shared(self.experts(h, ids, weights), h)
 
-
-def make_router(kind: type[Router], moe: MoEConfig, hidden_size: int, ctx: BuildContext, idle: int = 0) -> Router:
-    """A router of that kind; it may also choose `idle` numbers after those of the experts."""
-    num, parts = moe.num_experts + idle, {"bias": moe.router_bias, "correction": moe.correction}
-    return kind(moe, num, hidden_size, ctx.dtype, ctx.rows, **parts)
+    def with_shared(self, routed: Tensor, h: Tensor) -> Tensor:
+        """What the routed experts and the shared one say of `h` [T, D]; changes `routed`."""
+        return routed if self.shared is None else self.rows.add(routed, self.shared(h), h, self.shared_gate)

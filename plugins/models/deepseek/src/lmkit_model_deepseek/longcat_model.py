@@ -9,7 +9,6 @@ import torch
 from lmkit.api import ModelInfo, StepInputs
 from lmkit.layers import Router
 from lmkit_decoders import Decoder, DecoderLayer, LatentAttention
-from lmkit_decoders.moe import make_router
 from torch import Tensor, nn
 
 
@@ -30,7 +29,8 @@ class Mixture(nn.Module):
     def __init__(self, cfg: Any, path: str, specs: Any, ctx: Any) -> None:
         super().__init__()
         idle, self.num = ctx.info.config["options"]["idle"], cfg.moe.num_experts
-        self.router = make_router(Router, cfg.moe, cfg.hidden_size, ctx, idle)
+        corrected, sizes = cfg.moe.correction, (self.num + idle, cfg.hidden_size)
+        self.router = Router(cfg.moe, *sizes, ctx.dtype, ctx.rows, correction=corrected)
         self.experts = ctx.experts(specs[f"{path}.experts.up"], specs[f"{path}.experts.down"], cfg.activation)
 
     def forward(self, h: Tensor) -> Tensor:

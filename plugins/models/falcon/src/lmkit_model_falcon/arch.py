@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from lmkit.api import AttnNeed
 from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, split_per_group, tensor_names, usual_config
+
+
+class FalconConfig(DecoderConfig):
+    """Alibi is added before scores are scaled."""
+
+    def need(self, layer: int) -> AttnNeed:
+        return replace(super().need(layer), alibi_scale=self.head_dim**-0.5)
 
 
 def falcon(r: ConfigReader) -> DecoderConfig:
@@ -18,12 +28,12 @@ def falcon(r: ConfigReader) -> DecoderConfig:
     roles = {"attn_norm": ".ln_attn", "mlp_norm": ".ln_mlp"} if two_norms else {"mlp_norm": ""} if parallel else {}
     return usual_config(
         r,
+        kind=FalconConfig,
         max_positions=2048,
         intermediate_size=r.integer("ffn_hidden_size", 4 * hidden),
         num_kv_heads=num_kv,
         head_dim=hidden // heads,
         alibi=alibi,
-        alibi_scale=(hidden // heads) ** -0.5,  # it is added before scores are scaled
         rope=None if alibi else r.rope(),
         placement="parallel_two_norms" if two_norms else "parallel" if parallel else "pre",
         norm="layer",
@@ -49,4 +59,5 @@ def falcon(r: ConfigReader) -> DecoderConfig:
 
 class Falcon(DecoderArchitecture):
     configs = {"FalconForCausalLM": falcon}
+    config = FalconConfig
     transforms = {"FalconForCausalLM": {"qkv": split_per_group}}

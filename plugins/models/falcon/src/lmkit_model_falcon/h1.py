@@ -25,6 +25,16 @@ NAMES = tensor_names(
 )
 
 
+class FalconH1Config(DecoderConfig):
+    """Layers with a mixer have attention too, and the mixer is a part of it."""
+
+    def attends(self, layer: int) -> bool:
+        return True
+
+    def mixer_path(self, i: int | str) -> str:
+        return f"layers.{i}.attn.mixer"
+
+
 def falcon_h1(r: ConfigReader) -> DecoderConfig:
     heads, bias = r.integer("num_attention_heads"), r.flag("attention_bias", False)
     head_dim = r.integer("head_dim", r.integer("hidden_size") // heads)
@@ -35,10 +45,10 @@ def falcon_h1(r: ConfigReader) -> DecoderConfig:
         r.optional("mamba_d_ssm", 1024) or 0,
         out_bias=r.flag("projectors_bias", False),
         norm=("before" if first else "after") if r.flag("mamba_rms_norm", False) else "none",
-        beside=True,
     )
     return usual_config(
         r,
+        kind=FalconH1Config,
         max_positions=8192,
         num_kv_heads=r.optional("num_key_value_heads", 8) or heads,
         head_dim=head_dim,
@@ -71,6 +81,7 @@ def multipliers(r: ConfigReader) -> Mapping[str, Any]:
 
 class FalconH1(DecoderArchitecture):
     configs = {"FalconH1ForCausalLM": falcon_h1}
+    config = FalconH1Config
     models = {"FalconH1ForCausalLM": "lmkit_model_falcon.model:FalconH1Model"}
     options = {"FalconH1ForCausalLM": multipliers}
     transforms = {"FalconH1ForCausalLM": {"mamba_A": negative_exp}}

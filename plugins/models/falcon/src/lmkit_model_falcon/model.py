@@ -10,6 +10,8 @@ from lmkit_decoders import Decoder, GatedMLP, Mamba2, SelfAttention
 from lmkit_decoders.decoder import Angles
 from torch import Tensor
 
+from lmkit_model_falcon.h1 import FalconH1Config
+
 
 class ScaledMamba(Mamba2):
     def __init__(self, cfg: Any, layer: int, specs: Any, ctx: Any) -> None:
@@ -48,5 +50,6 @@ class ScaledMLP(GatedMLP):
 
 
 class FalconH1Model(Decoder):
+    config = FalconH1Config
     attention = ParallelAttention
     gated_mlp = ScaledMLP

@@ -8,9 +8,10 @@ is a Griffin (https://arxiv.org/abs/2402.19427): two of three layers have a recu
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass, replace
 from typing import Any
 
-from lmkit.api import LinearSpec, StateTensor, UnsupportedModel
+from lmkit.api import AttnNeed, LinearSpec, StateTensor, UnsupportedModel
 from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, MixerConfig, tensor_names, usual_config
 
 NORMS = {
@@ -20,6 +21,14 @@ NORMS = {
 }
 SANDWICH = tensor_names(**NORMS)
 TANH_GELU = "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaConfig(DecoderConfig):
+    attn_softcap: float | None = None  # of the scores of attention
+
+    def need(self, layer: int) -> AttnNeed:
+        return replace(super(GemmaConfig, self).need(layer), softcap=self.attn_softcap)
 
 
 def gemma(r: ConfigReader) -> DecoderConfig:
@@ -82,6 +91,7 @@ def alternating(r: ConfigReader, pattern: int = 2, softcap: float | None = 50.0)
         "num_kv_heads": r.integer("num_key_value_heads", 4),
         "activation": r.activation("hidden_activation", TANH_GELU),
         "attn_scale": r.number("query_pre_attn_scalar", 256) ** -0.5,
+        "kind": GemmaConfig,
         "attn_softcap": r.limit("attn_logit_softcapping", softcap),
         "logit_softcap": r.limit("final_logit_softcapping", softcap and 30.0),
     }
@@ -149,6 +159,7 @@ class Gemma(DecoderArchitecture):
         "VaultGemmaForCausalLM": vault_gemma,
         "RecurrentGemmaForCausalLM": recurrent_gemma,
     }
+    config = GemmaConfig
     models = {"RecurrentGemmaForCausalLM": "lmkit_model_gemma.model:RecurrentGemma"}
     spellings = {"attention_window_size": ("sliding_window",)}
     targets = {

@@ -12,6 +12,7 @@ from lmkit_decoders.decoder import SandwichLayer
 from torch import Tensor, nn
 
 from lmkit_model_gemma.per_layer import PerLayerBlock, PerLayerInputs, ValueNormAttention
+from lmkit_model_gemma.small_config import SmallGemmaConfig
 
 
 class GemmaRouter(Router):
@@ -65,6 +66,7 @@ class Gemma4Layer(SandwichLayer):
 
 
 class Gemma4(Decoder):
+    config = SmallGemmaConfig
     attention = ValueNormAttention
     moe = GemmaExperts
 

@@ -11,6 +11,7 @@ from lmkit_decoders.decoder import Angles, DecoderLayer, SandwichLayer
 from torch import Tensor, nn
 
 from lmkit_model_gemma.per_layer import PerLayerBlock, PerLayerInputs, ValueNormAttention
+from lmkit_model_gemma.small_config import SmallGemmaConfig
 
 
 class SparseMLP(GatedMLP):
@@ -92,6 +93,7 @@ class Gemma3nLayer(SandwichLayer):
 
 
 class Gemma3n(Decoder):
+    config = SmallGemmaConfig
     attention = ValueNormAttention
 
     def __init__(self, info: Any, ctx: Any) -> None:

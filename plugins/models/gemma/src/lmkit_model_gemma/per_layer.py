@@ -12,13 +12,18 @@ from torch import Tensor, nn
 
 
 class ValueNormAttention(SelfAttention):
-    """Values are normed like keys, without a weight."""
+    """Values are normed like keys, without a weight; some layers read keys and values of others, or values are keys."""
 
     def __init__(self, cfg: Any, layer: int, specs: Any, ctx: Any) -> None:
         super().__init__(cfg, layer, specs, ctx)
+        if cfg.kv_of is not None:
+            self.num_kv, self.k_norm = 0, None
+        self.k_is_v = cfg.k_is_v and self.num_kv > 0
         self.v_norm = ctx.norm(cfg.head_dim, cfg.norm_eps, "rms_plain") if self.num_kv else None
 
     def prepare(self, qkv: Tensor, angles: Angles | None, x: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
+        if self.k_is_v:
+            qkv = torch.cat((qkv, qkv[:, self.num_q :]), dim=1)
         q, k, v = super().prepare(qkv, angles, x)
         return q, k, v if self.v_norm is None else self.v_norm(v)
 

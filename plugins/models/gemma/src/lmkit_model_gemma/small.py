@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from lmkit.api import LinearSpec, ModelInfo
+from lmkit.api import LinearSpec, ModelInfo, WeightRule
 from lmkit_decoders import DecoderArchitecture, DecoderConfig, decoder_config, stacked
+from lmkit_decoders.multimodal import ENDING, text_rules
 
-from lmkit_model_gemma.small_config import gemma3n, gemma4, nano_options, vectors
+from lmkit_model_gemma.small_config import SmallGemmaConfig, gemma3n, gemma4, nano_options, vectors
 
 NANO = ("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration")
 FOUR = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
@@ -32,6 +33,7 @@ class SmallGemma(DecoderArchitecture):
     models = dict.fromkeys(NANO, "lmkit_model_gemma.nano:Gemma3n") | dict.fromkeys(
         FOUR, "lmkit_model_gemma.four:Gemma4"
     )
+    config = SmallGemmaConfig
     options = {**dict.fromkeys(NANO, nano_options), **dict.fromkeys(FOUR, vectors)}
     transforms = {name: {"experts_up": stacked, "experts_down": stacked} for name in FOUR}
     targets = {
@@ -55,9 +57,19 @@ class SmallGemma(DecoderArchitecture):
         """Those of `additions`."""
         return additions(cfg, options)[0]
 
+    def weights(self, info: ModelInfo) -> list[WeightRule]:
+        """Some files have keys and values of layers that read those of others: they are not needed."""
+        names = info.config["names"]
+        assert isinstance(names, Mapping)
+        kv = [names[role] for role in ("k", "v", "k_norm") if role in names]
+        layers = [layer.index for layer in info.layers if layer.kv_of is not None]
+        unread = [WeightRule(f"{name.format(i=i)}.{{p}}", "", ignore=True) for i in layers for name in kv]
+        whole = text_rules(unread) if info.architecture.endswith(ENDING) else unread
+        return [*whole, *super().weights(info)]
+
     def describe(self, config: Mapping[str, object]) -> ModelInfo:
         info = super().describe(config)
-        linears, other = additions(decoder_config(info), info.config["options"])
+        linears, other = additions(decoder_config(info, self.config), info.config["options"])
         more = sum(spec.in_features * spec.total_out for spec in linears)
         return replace(info, num_parameters=info.num_parameters + more + sum(other))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any
+from typing import Any, cast
 
-from lmkit.api import UnsupportedModel
+from lmkit.api import LayerInfo, UnsupportedModel
 from lmkit_decoders import ConfigReader, DecoderConfig, MoEConfig, tensor_names, usual_config
 
 from lmkit_model_gemma.arch import NORMS, TANH_GELU, common, local_rope
@@ -44,6 +45,27 @@ MIXTURE = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallGemmaConfig(DecoderConfig):
+    kv_of: int | None = None  # an earlier layer whose keys and values attention reads: it has none of its own
+    k_is_v: bool = False  # no projection of values: they are the keys before norm and rotation
+
+    def layer_info(self, i: int) -> LayerInfo:
+        return replace(super(SmallGemmaConfig, self).layer_info(i), kv_of=self.at(i).kv_of)
+
+    def at(self, layer: int) -> SmallGemmaConfig:
+        return cast("SmallGemmaConfig", super(SmallGemmaConfig, self).at(layer))
+
+    def head_sizes(self) -> dict[str, int]:
+        parts = "q" if self.kv_of is not None else "qk" if self.k_is_v else "qkv"
+        sizes = super(SmallGemmaConfig, self).head_sizes()
+        return {part: sizes[part] for part in parts}
+
+    def attention_norms(self) -> list[int]:
+        norms = super(SmallGemmaConfig, self).attention_norms()
+        return norms if self.kv_of is None else norms[:1]
+
+
 def gemma3n(r: ConfigReader) -> DecoderConfig:
     num, sizes = r.layers(), r.config.get("intermediate_size", 16384)
     sizes = sizes if isinstance(sizes, list) else [sizes] * num
@@ -54,6 +76,7 @@ def gemma3n(r: ConfigReader) -> DecoderConfig:
     sources = sharing(r, windows, 15)
     return usual_config(
         r,
+        kind=SmallGemmaConfig,
         max_positions=32768,
         intermediate_size=max(sizes),
         windows=windows,
@@ -81,6 +104,7 @@ def gemma4(r: ConfigReader) -> DecoderConfig:
     ]
     return usual_config(
         r,
+        kind=SmallGemmaConfig,
         max_positions=131072,
         intermediate_size=max(layer["intermediate_size"] for layer in layers),
         windows=windows,

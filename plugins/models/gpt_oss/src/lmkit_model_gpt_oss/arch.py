@@ -5,9 +5,19 @@ Checkpoints whose experts are stored in mxfp4 need a quantization plugin for it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, MoEConfig, tensor_names, usual_config
+from lmkit.api import LinearSpec
+from lmkit_decoders import (
+    ConfigReader,
+    DecoderArchitecture,
+    DecoderConfig,
+    MoEConfig,
+    OneTensor,
+    tensor_names,
+    usual_config,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +33,13 @@ STRETCHED = {
 }
 
 
+class GptOssConfig(DecoderConfig):
+    """Experts have biases."""
+
+    def expert_linears(self, i: int) -> list[LinearSpec]:
+        return [replace(spec, bias=True) for spec in super().expert_linears(i)]
+
+
 def gpt_oss(r: ConfigReader) -> DecoderConfig:
     r.one_of("swiglu_alpha", (1.702,), 1.702)
     r.one_of("swiglu_limit", (7.0,), 7.0)
@@ -33,11 +50,10 @@ def gpt_oss(r: ConfigReader) -> DecoderConfig:
         size=r.integer("intermediate_size", 2880),
         layers=(True,) * r.layers(),
         activation="swiglu_clamped",
-        router_bias=True,
-        expert_bias=True,
     )
     return usual_config(
         r,
+        kind=GptOssConfig,
         max_positions=131072,
         rope=r.rope(150000.0, missing=STRETCHED),
         windows=r.windows(lambda i: i % 2 == 0, 128),
@@ -75,6 +91,12 @@ class GptOss(DecoderArchitecture):
         "num_experts_per_tok": ("experts_per_token",),
     }
     configs = {"GptOssForCausalLM": gpt_oss}
+    config = GptOssConfig
+    models = {"GptOssForCausalLM": "lmkit_model_gpt_oss.model:GptOss"}
+    targets = {
+        "experts_up_bias": OneTensor("layers.{i}.mlp.experts.up.bias", "*"),
+        "experts_down_bias": OneTensor("layers.{i}.mlp.experts.down.bias", "*"),
+    }
     transforms = {
         "GptOssForCausalLM": {
             "experts_up": gates_first,
@@ -83,3 +105,8 @@ class GptOss(DecoderArchitecture):
             "experts_down_bias": transposed_experts,
         }
     }
+
+    def extra_parameters(self, name: str, cfg: DecoderConfig) -> int:
+        """The biases of routers."""
+        assert cfg.moe is not None
+        return cfg.moe.num_experts * sum(cfg.moe.layers)

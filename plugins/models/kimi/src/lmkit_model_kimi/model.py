@@ -17,7 +17,7 @@ class DeltaAttention(nn.Module):
 
     def __init__(self, cfg: Any, layer: int, specs: Any, ctx: Any) -> None:
         super().__init__()
-        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer.path(layer)
+        given, self.layer, path = cfg.mixer.options, layer, cfg.mixer_path(layer)
         self.heads, self.head_dim = given["heads"], given["head_dim"]
         size = self.heads * self.head_dim
         self.qkv, self.low, self.f, self.g, self.o = (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lmkit.api import AttnNeed
 from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, MoEConfig, tensor_names, usual_config
 
 if TYPE_CHECKING:
@@ -11,6 +13,13 @@ if TYPE_CHECKING:
 
 NAMES = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 FFN = ".feed_forward"
+
+
+class Llama4Config(DecoderConfig):
+    """Windows are chunks: a token sees those of its own chunk only."""
+
+    def need(self, layer: int) -> AttnNeed:
+        return replace(super().need(layer), chunked=self.windows[layer] is not None)
 
 
 def llama4(r: ConfigReader) -> DecoderConfig:
@@ -24,6 +33,7 @@ def llama4(r: ConfigReader) -> DecoderConfig:
     bias = r.flag("attention_bias", False)
     return usual_config(
         r,
+        kind=Llama4Config,
         max_positions=131072,
         rope=r.rope(500000.0),
         intermediate_size=r.integer("intermediate_size_mlp", 16384),
@@ -31,7 +41,6 @@ def llama4(r: ConfigReader) -> DecoderConfig:
         head_dim=r.integer("head_dim", 128),
         norm_eps=r.number("rms_norm_eps", 1e-5),
         windows=tuple(chunk if kind == "chunked_attention" else None for kind in kinds),
-        chunked=True,
         unturned=tuple(i for i, on in enumerate(turned) if not on),
         interleaved=True,
         qkv_bias=bias,
@@ -79,6 +88,7 @@ def transposed_experts(cfg: DecoderConfig, weight: Tensor) -> Tensor:
 
 class Llama4(DecoderArchitecture):
     configs = dict.fromkeys(NAMES, llama4)
+    config = Llama4Config
     models = dict.fromkeys(NAMES, "lmkit_model_llama4.model:Llama4")
     transforms = {name: {"experts_up": transposed_experts, "experts_down": transposed_experts} for name in NAMES}
     options = dict.fromkeys(NAMES, heads)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from math import inf
 
-from lmkit.api import UnsupportedModel
+from lmkit.api import LinearSpec, UnsupportedModel
 from lmkit_decoders import (
     MAMBA,
     ConfigReader,
@@ -37,6 +38,29 @@ NAMES = tensor_names(
     **{f"shared_{part}": f".mixer.shared_experts.{part}_proj" for part in ("up", "down")},
     **mamba_names(".mixer"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NemotronConfig(DecoderConfig):
+    mlp_only: tuple[int, ...] = ()  # layers that are an MLP, or experts, alone
+    latent: int = 0  # size of what routed experts read and write, 0: the hidden size
+
+    def attends(self, layer: int) -> bool:
+        return layer not in self.mlp_only and not self.mixes(layer)
+
+    def has_mlp(self, layer: int) -> bool:
+        return layer in self.mlp_only
+
+    def expert_linears(self, i: int) -> list[LinearSpec]:
+        up, down, *shared = super(NemotronConfig, self).expert_linears(i)
+        if not self.latent:
+            return [up, down, *shared]
+        narrow, size = (self.latent,), self.hidden_size
+        down = replace(down, out_features=narrow * len(down.out_features))
+        return [replace(up, in_features=self.latent), down, *shared] + [
+            LinearSpec(f"layers.{i}.mlp.{name}", num_in, out, self.mlp_bias, "none", (), self.sources(i, name))
+            for name, num_in, out in (("latent_in", size, narrow), ("latent_out", self.latent, (size,)))
+        ]
 
 
 def layer_kinds(r: ConfigReader) -> list[str]:
@@ -75,6 +99,8 @@ def nemotron_h(r: ConfigReader) -> DecoderConfig:
     )
     return usual_config(
         r,
+        kind=NemotronConfig,
+        latent=r.optional("moe_latent_size") or 0 if MOE in kinds else 0,
         max_positions=4096,
         intermediate_size=r.integer("intermediate_size", 21504),
         num_kv_heads=r.integer("num_key_value_heads", 8),
@@ -101,7 +127,6 @@ def experts(r: ConfigReader, kinds: list[str]) -> MoEConfig:
         size=r.integer("moe_intermediate_size", 7688),
         layers=tuple(kind == MOE for kind in kinds),
         shared_size=r.integer("moe_shared_expert_intermediate_size", 7688),
-        latent=r.optional("moe_latent_size") or 0,
     )
 
 
@@ -109,7 +134,8 @@ class NemotronH(DecoderArchitecture):
     configs = {"NemotronHForCausalLM": nemotron_h}
     models = {"NemotronHForCausalLM": "lmkit_model_nemotron.model:NemotronHModel"}
     transforms = {"NemotronHForCausalLM": {"mamba_A": negative_exp}}
-    targets = MAMBA
+    config = NemotronConfig
+    targets = {**MAMBA, **{name: f"layers.{{i}}.mlp.{name}" for name in ("latent_in", "latent_out")}}
     spellings = {
         "layers_block_type": ("layer_types",),
         "n_routed_experts": ("num_local_experts",),

@@ -7,7 +7,7 @@ place of either, or nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmkit.api import LinearSpec, ModelInfo, UnsupportedModel
@@ -66,6 +66,14 @@ def width(r: ConfigReader, ffn: ConfigReader) -> int:
     return ConfigReader({"ffn_mult": -(-size // 256) * 256}).integer("ffn_mult")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NasConfig(DecoderConfig):
+    without_attention: tuple[int, ...] = ()  # layers in which a linear, or nothing, stands in its place
+
+    def attends(self, layer: int) -> bool:
+        return layer not in self.without_attention
+
+
 def nemotron_nas(r: ConfigReader) -> DecoderConfig:
     layers: list[dict[str, int]] = []
     for attention, ffn in blocks(r):
@@ -74,13 +82,14 @@ def nemotron_nas(r: ConfigReader) -> DecoderConfig:
     bias = r.flag("attention_bias", False)
     return usual_config(
         r,
+        kind=NasConfig,
         max_positions=2048,
         num_kv_heads=max((layer.get("num_kv_heads", 1) for layer in layers), default=1),
         intermediate_size=max((layer.get("intermediate_size", 1) for layer in layers), default=1),
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=r.flag("mlp_bias", False),
-        mlp_only=tuple(i for i, kind in enumerate(kinds(r)["attn"]) if kind != USUAL),
+        without_attention=tuple(i for i, kind in enumerate(kinds(r)["attn"]) if kind != USUAL),
         per_layer=tuple(layers),
         names=NAMES,
     )
@@ -89,12 +98,13 @@ def nemotron_nas(r: ConfigReader) -> DecoderConfig:
 class NemotronNas(DecoderArchitecture):
     configs = {"DeciLMForCausalLM": nemotron_nas}
     models = {"DeciLMForCausalLM": "lmkit_model_nemotron.nas_model:NemotronNasModel"}
+    config = NasConfig
     options = {"DeciLMForCausalLM": kinds}
     targets = {"linear_attn": "layers.{i}.attn.linear", "linear_mlp": "layers.{i}.mlp.linear"}
 
     def describe(self, config: Mapping[str, object]) -> ModelInfo:
         info = super().describe(config)
-        cfg, given = decoder_config(info), info.config["options"]
+        cfg, given = decoder_config(info, NasConfig), info.config["options"]
         assert isinstance(given, Mapping)
         other = {f"layers.{i}.mlp" for i, kind in enumerate(given["mlp"]) if kind != USUAL}
         gone = [spec for spec in info.linears if spec.name.rpartition(".")[0] in other]

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from lmkit.api import StepInputs
 from lmkit_decoders import Decoder, DecoderLayer
-from lmkit_decoders.decoder import Angles, LoneLayer, LoneMLPLayer
+from lmkit_decoders.decoder import Angles, LoneLayer
 from torch import Tensor, nn
 
+from lmkit_model_nemotron.model import LoneMLPLayer
 from lmkit_model_nemotron.nas import LINEAR, NOTHING
 
 

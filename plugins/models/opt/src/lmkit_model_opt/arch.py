@@ -9,6 +9,8 @@ from typing import Any
 from lmkit.api import LinearSpec, ModelInfo
 from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
 
+FIRST_ROW = 2  # of the table of learned positions
+
 
 def opt(r: ConfigReader) -> DecoderConfig:
     bias = r.flag("enable_bias", True)
@@ -47,8 +49,7 @@ def common(r: ConfigReader, model: str, norm: str, head: str, max_positions: int
         "num_kv_heads": heads,
         "head_dim": r.integer("hidden_size") // heads,
         "max_length": length,
-        "num_positions": length + 2,
-        "position_offset": 2,
+        "num_positions": length + FIRST_ROW,
         "norm": "layer",
         "norm_eps": 1e-5,
         "gated": False,
@@ -80,7 +81,7 @@ def shape(r: ConfigReader) -> Mapping[str, Any]:
 
 class Opt(DecoderArchitecture):
     configs = {"OPTForCausalLM": opt, "BioGptForCausalLM": biogpt}
-    models = {"OPTForCausalLM": "lmkit_model_opt.model:OptModel"}
+    models = {"OPTForCausalLM": "lmkit_model_opt.model:OptModel", "BioGptForCausalLM": "lmkit_model_opt.model:BioGpt"}
     options = {"OPTForCausalLM": shape}
     targets = {"project_in": "project_in", "project_out": "project_out"}
 

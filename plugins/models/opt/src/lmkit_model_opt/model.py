@@ -12,7 +12,7 @@ from lmkit_decoders import Decoder, DecoderLayer
 from lmkit_decoders.decoder import Angles
 from torch import Tensor, nn
 
-from lmkit_model_opt.arch import projections
+from lmkit_model_opt.arch import FIRST_ROW, projections
 
 
 class AfterLayer(DecoderLayer):
@@ -32,7 +32,12 @@ class NoNorm(nn.Module):
         return h if delta is None else h.add_(delta)
 
 
-class OptModel(Decoder):
+class BioGpt(Decoder):
+    def rows_of_positions(self, positions: Tensor) -> Tensor:
+        return positions + FIRST_ROW
+
+
+class OptModel(BioGpt):
     def __init__(self, info: ModelInfo, ctx: BuildContext) -> None:
         options: Any = info.config["options"]
         self.norms_before = bool(options["norms_before"])
@@ -60,7 +65,7 @@ class OptModel(Decoder):
             return super().embeddings(x)
         assert self.positions is not None
         h = self.embed(x.token_ids) if x.embeds is None else x.embeds
-        return self.project_in(h).add_(self.positions(x.positions + self.cfg.position_offset))
+        return self.project_in(h).add_(self.positions(self.rows_of_positions(x.positions)))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

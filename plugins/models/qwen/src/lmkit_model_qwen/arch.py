@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lmkit_decoders import DELTA, EXPERTS, ConfigReader, DecoderArchitecture, DecoderConfig, tensor_names, usual_config
+from lmkit_decoders import (
+    DELTA,
+    EXPERTS,
+    ConfigReader,
+    DecoderArchitecture,
+    DecoderConfig,
+    OneTensor,
+    tensor_names,
+    usual_config,
+)
 
 from lmkit_model_qwen.hybrid import grouped_ba, grouped_qkvz, qwen3_5, qwen3_5_moe, qwen3_next
 from lmkit_model_qwen.mixture import SHARED, experts
@@ -56,7 +65,6 @@ def qwen2_moe(r: ConfigReader) -> DecoderConfig:
         top_k=r.integer("num_experts_per_tok", 4),
         size=r.integer("moe_intermediate_size", 1408),
         shared_size=r.integer("shared_expert_intermediate_size", 5632),
-        shared_gate=True,
     )
     bias = r.flag("qkv_bias", True)
     return usual_config(
@@ -110,7 +118,10 @@ class Qwen(DecoderArchitecture):
         "Qwen3_5ForConditionalGeneration": qwen3_5,
         "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe,
     }
-    models = dict.fromkeys(HYBRID, "lmkit_model_qwen.model:Hybrid")
+    models = {
+        **dict.fromkeys(HYBRID, "lmkit_model_qwen.model:Hybrid"),
+        "Qwen2MoeForCausalLM": "lmkit_model_qwen.model:Qwen2Moe",
+    }
     transforms = {"Qwen3NextForCausalLM": {"delta_qkvz": grouped_qkvz, "delta_ba": grouped_ba}}
     defaults = {
         **{key: {"num_key_value_heads": 32} for key in ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")},
@@ -119,5 +130,10 @@ class Qwen(DecoderArchitecture):
     spellings = {
         "num_experts": ("num_local_experts",),
     }
-    targets = DELTA
+    targets = {**DELTA, "shared_weight": OneTensor("layers.{i}.mlp.shared_gate")}
+
+    def extra_parameters(self, name: str, cfg: DecoderConfig) -> int:
+        """The gates of shared experts."""
+        return cfg.hidden_size * sum(cfg.moe.layers) if cfg.moe is not None and cfg.moe.shared_size else 0
+
     ignored = ("model.mtp_layers.{any}", "mtp.{any}")

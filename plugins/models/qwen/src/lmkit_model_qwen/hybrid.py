@@ -19,6 +19,14 @@ DELTA_NAMES = {
 }
 
 
+class HybridConfig(DecoderConfig):
+    """The projection of queries brings a gate for each head."""
+
+    def head_sizes(self) -> dict[str, int]:
+        sizes = super().head_sizes()
+        return {**sizes, "q": 2 * sizes["q"]}
+
+
 def qwen3_next(r: ConfigReader) -> DecoderConfig:
     moe = experts(
         r,
@@ -74,7 +82,7 @@ def hybrid(r: ConfigReader, parts: tuple[str, ...], **given: Any) -> DecoderConf
         norm_eps=eps,
         head_dim=r.integer("head_dim", 256),
         qk_norm="head",
-        query_gate=True,
+        kind=HybridConfig,
         qkv_bias=bias,
         o_bias=bias,
         mixer=mixer,

@@ -23,4 +23,4 @@ def experts(r: ConfigReader, **given: Any) -> MoEConfig:
 
 
 def shared_expert(r: ConfigReader) -> dict[str, Any]:
-    return {"shared_size": r.integer("shared_expert_intermediate_size", 512), "shared_gate": True}
+    return {"shared_size": r.integer("shared_expert_intermediate_size", 512)}

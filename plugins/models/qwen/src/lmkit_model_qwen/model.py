@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from lmkit.api import StepInputs
-from lmkit_decoders import Decoder, GatedDeltaNet, SelfAttention
+from lmkit_decoders import Decoder, GatedDeltaNet, MoE, SelfAttention
 from lmkit_decoders.decoder import Angles
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class GatedAttention(SelfAttention):
@@ -18,6 +20,19 @@ class GatedAttention(SelfAttention):
         return self.o(self.attn(q, k, v, x) * gate.flatten(1).sigmoid())
 
 
-class Hybrid(Decoder):
+class GatedMoE(MoE):
+    """What the shared expert says is weighted by the sigmoid of a projection to one number."""
+
+    def __init__(self, cfg: Any, path: str, specs: Any, ctx: Any) -> None:
+        super().__init__(cfg, path, specs, ctx)
+        gate = torch.empty(1, cfg.hidden_size, dtype=ctx.dtype)
+        self.shared_gate = nn.Parameter(gate, requires_grad=False)
+
+
+class Qwen2Moe(Decoder):
+    moe = GatedMoE
+
+
+class Hybrid(Qwen2Moe):
     attention = GatedAttention
     mixer = GatedDeltaNet

@@ -24,7 +24,7 @@ MISSING = (
     "the native kernels are not there (no compiler when the plugin was installed): everything runs on torch's "
     "operators, with decoding at about half the speed and without graphs"
 )
-FIX = "install g++ or clang, then: pip install --force-reinstall --no-deps lmkit-platform-cpu"
+FIX = "install g++ or clang, then: pip install --no-build-isolation --no-deps -e plugins/platforms/cpu"
 
 
 class Args(ctypes.Structure):

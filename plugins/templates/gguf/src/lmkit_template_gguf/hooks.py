@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable
 
-from lmkit.api import hookimpl
+from lmkit.api import TemplateSpec, hookimpl
 
 
 @hookimpl
-def lmkit_read_template(file: Path) -> str | None:
-    """Raises ConfigError."""
-    if file.suffix.lower() != ".gguf":
-        return None
-    from lmkit_template_gguf.metadata import chat_template
-
-    return chat_template(file)
+def lmkit_templates() -> Iterable[TemplateSpec]:
+    yield TemplateSpec(
+        name="gguf",
+        summary="The chat template in the metadata of a GGUF file",
+        target="lmkit_template_gguf.metadata:chat_template",
+        stability="stable",
+        suffixes=(".gguf",),
+    )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from lmkit.api import hookimpl
-
-if TYPE_CHECKING:
-    from lmkit.api import Checkpoint, Tokenizer
+from lmkit.api import Tier, TokenizerSpec, hookimpl
 
 
 @hookimpl
-def lmkit_load_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    file = checkpoint.path / "tekken.json"
-    if not file.is_file() or (checkpoint.path / "tokenizer.json").is_file():
-        return None
-    from lmkit_tokenizer_mistral.tekken import Tekken
-
-    return Tekken(file)
+def lmkit_tokenizers() -> Iterable[TokenizerSpec]:
+    yield TokenizerSpec(
+        name="mistral",
+        summary="tekken.json, by mistral-common",
+        target="lmkit_tokenizer_mistral.tekken:open_tekken",
+        tier=Tier.REFERENCE,  # a tokenizer.json beside it comes first
+        stability="stable",
+        requires=("mistral-common>=1.8",),
+        files=("tekken.json",),
+    )

@@ -97,3 +97,8 @@ def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+
+
+def open_tekken(folder: Path, *, eos_token_ids: Sequence[int] = ()) -> Tekken:
+    """Target of the spec: the tokenizer of a checkpoint, which knows its own end token. Raises CheckpointError."""
+    return Tekken(folder / "tekken.json")

@@ -1,0 +1,154 @@
+"""EngineConfig and its parts. Defaults live here and nowhere else; the command line is derived from these fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from lmkit.contracts.marks import Budget, Flag, Limits, OneOf, Several
+
+STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What to run."""
+
+    model: Annotated[str, "checkpoint: 'demo', a local directory, or a Hugging Face id"] = "demo"
+    tokenizer: Annotated[str | None, "tokenizer directory or id, when it is not the checkpoint's own"] = None
+    impl: Annotated[
+        str,
+        "code that runs the model: auto, native (lmkit's own families), or transformers (the library's)",
+        OneOf(("auto", "native", "transformers")),
+        Flag("model-impl"),
+    ] = "auto"
+    task: Annotated[
+        str,
+        "what it does: auto (as the checkpoint says), generate, embed, classify, token_embed or token_classify",
+        OneOf(("auto", "generate", "embed", "classify", "token_embed", "token_classify")),
+    ] = "auto"
+    dtype: Annotated[str, "auto, bfloat16, float16 or float32", OneOf(("auto", "bfloat16", "float16", "float32"))] = (
+        "auto"
+    )
+    max_length: Annotated[
+        int | None, "longest prompt + output in tokens; default: what model and memory allow", Limits(1)
+    ] = None
+    revision: Annotated[str | None, "branch, tag or commit of a Hugging Face id"] = None
+    cache_dir: Annotated[str | None, "where downloaded checkpoints are kept"] = None
+    offline: Annotated[bool, "never touch the network"] = False
+    served_name: Annotated[
+        str | None, "name under which clients see the model; several with commas between, the main one first", Several()
+    ] = None
+    chat_template: Annotated[str | None, "file with a chat template, instead of the checkpoint's"] = None
+    quantization: Annotated[str, "auto (what the checkpoint says), none, or a plugin's name"] = "auto"
+    overrides: Annotated[
+        str, "JSON object laid over config.json: rope_scaling, sliding_window, ...; null removes", Flag("hf-overrides")
+    ] = ""
+    loader: Annotated[str, "auto or a loader plugin's name"] = "auto"
+    packed_cache: Annotated[
+        str | None, "folder that keeps weights as kernels packed them: the next start maps them and packs nothing"
+    ] = None
+    seed: Annotated[int, "noise of requests that give no seed", Limits(-(1 << 63), (1 << 63) - 1)] = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Under which clients see the model; empty: under the checkpoint's own."""
+        return tuple(dict.fromkeys(name.strip() for name in (self.served_name or "").split(",") if name.strip()))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """KV cache."""
+
+    memory: Annotated[
+        str,
+        "bytes for the KV cache: 'auto', a size ('2GiB') or a share of free memory ('60%')",
+        Budget(),
+        Flag("kv-memory"),
+    ] = "auto"
+    block_size: Annotated[
+        int | None, "tokens per KV block; default: what the attention backend prefers", Limits(1, 4096)
+    ] = None
+    num_blocks: Annotated[int | None, "exact number of KV blocks, instead of a memory budget", Limits(2)] = None
+    dtype: Annotated[str, "auto (the model's), or a dtype the attention backend declares", Flag("kv-dtype")] = "auto"
+    prefix_cache: Annotated[
+        bool | None,
+        "reuse KV blocks of equal prompt prefixes; default: where the model allows it and keeps no recurrent state",
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedConfig:
+    """Scheduling."""
+
+    policy: Annotated[str, "scheduler plugin: auto, fcfs, ...", Flag("scheduler")] = "auto"
+    max_tokens: Annotated[
+        int | None,
+        "token budget of one step (prefill chunk size); default: the platform's",
+        Limits(1, 1 << 20),
+        Flag("max-step-tokens"),
+    ] = None
+    max_rows: Annotated[int, "requests running at once", Limits(1, 1 << 16)] = 64
+    max_waiting: Annotated[
+        int | None,
+        "requests that may queue; more are refused with 503; default: 4 times max-rows, at least 256",
+        Limits(1),
+    ] = None
+
+    @property
+    def queue(self) -> int:
+        """Requests that the scheduler takes: a request of a client may be several."""
+        return self.max_waiting or max(1024, 4 * self.max_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """Processes and devices."""
+
+    executor: Annotated[str, "auto or an executor plugin's name"] = "auto"
+    tp: Annotated[int, "tensor-parallel ranks", Limits(1, 1024)] = 1
+    pp: Annotated[int, "pipeline-parallel ranks", Limits(1, 1024)] = 1
+    depth: Annotated[int, "steps in flight: 1, or 2 to overlap host and device", Limits(1, 2)] = 1
+    threads: Annotated[int | None, "compute threads; default: physical cores of the cgroup", Limits(1, 4096)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Adapters."""
+
+    modules: Annotated[
+        str, "adapters to load at start: NAME=PATH, several with commas between", Flag("lora-modules"), Several()
+    ] = ""
+    enabled: Annotated[
+        bool, "let adapters be loaded and unloaded while it runs (POST /v1/load_lora_adapter)", Flag("enable-lora")
+    ] = False
+    max_adapters: Annotated[int, "adapters loaded at once", Limits(1, 4096), Flag("max-loras")] = 16
+    max_rank: Annotated[int, "largest rank of an adapter", Limits(1, 1024), Flag("max-lora-rank")] = 64
+
+    @property
+    def on(self) -> bool:
+        return self.enabled or bool(self.modules)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is built from. Identity under dict round trip; unknown keys are errors."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    sched: SchedConfig = field(default_factory=SchedConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    platform: Annotated[str, "auto or a platform plugin's name"] = "auto"
+    attention: Annotated[str, "auto, NAME, or 'a,b' (explicit fallback)"] = "auto"
+    op: Annotated[str, "auto, or names of kernels ('a,b'): what one of them can be for runs on no others"] = "auto"
+    tool_parser: Annotated[str, "auto, none or a tool parser's name"] = "auto"
+    reasoning_parser: Annotated[str, "auto, none or a reasoning parser's name"] = "auto"
+    log_level: Annotated[
+        str | None,
+        "what is worth a line: debug, info, warning or error; default: info of a server, else warning",
+        OneOf(("debug", "info", "warning", "error")),
+    ] = None
+    device: Annotated[str | None, "a described device ('cuda:9.0:80GB'), for explain and plan only"] = None
+    plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # options, by "kind.name"

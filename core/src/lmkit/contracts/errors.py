@@ -1,0 +1,231 @@
+"""Every error lmkit raises on purpose.
+
+    LmkitError                  base: message, code, fix, details
+      ConfigError               an option, file or name from the user cannot be used        exit 2
+        UnknownKey              an unknown key; names the nearest known one
+        UnknownName             an unknown plugin, model or command name; names the nearest
+      SelectionError            no implementation passed selection; carries the refusals    exit 2
+      PluginError               a plugin broke its contract                                 exit 3
+      CheckpointError           a checkpoint is missing, damaged or not understood          exit 4
+        UnsupportedModel        a configuration value no code here understands
+          UnknownArchitecture   a model nobody knows
+        WeightMismatch          tensors missing, left over, or of another shape or dtype
+      CapacityError             memory does not suffice                                     exit 5, HTTP 507
+      RequestError              one request is wrong; nothing else is affected              HTTP 400
+        InvalidParam            a field has a value outside its limits
+        RequestTooLarge         the request cannot fit, even alone
+        UnsupportedTask         this model does something else (generate, embed, classify)
+        TemplateFailed          the chat template refused or could not render the messages
+      EngineError               the engine failed                                           exit 6, HTTP 500
+        EngineDead              the engine process is gone (retryable)                      HTTP 503
+        EngineBusy              the queue is full or the server drains (retryable)          HTTP 503
+
+`code` is stable and documented; `fix` says what the user can do, as one sentence or one command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from lmkit.contracts.refusal import Refused
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """An error as data: crosses processes, becomes the body of an HTTP error. Never a stack trace."""
+
+    code: str
+    message: str
+    fix: str = ""
+    field: str | None = None
+    status: int = 500
+    retryable: bool = False
+
+
+class LmkitError(Exception):
+    """Base class. `str(e)` is one sentence with the cause; `e.fix` says what to do."""
+
+    code: ClassVar[str] = "internal"
+    exit_code: ClassVar[int] = 1
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    field: str | None = None
+
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        """Python prints these below an uncaught exception: whoever calls from Python sees the fix too."""
+        return [f"fix: {self.fix}"] if self.fix else []
+
+    def info(self) -> ErrorInfo:
+        return ErrorInfo(self.code, self.message, self.fix, self.field, self.status, self.retryable)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, or None."""
+    found = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+class ConfigError(LmkitError):
+    code = "config"
+    exit_code = 2
+    status = 400
+
+
+class UnknownKey(ConfigError):
+    code = "unknown-key"
+
+    def __init__(self, key: str, known: Iterable[str], where: str) -> None:
+        known = sorted(known)
+        like = nearest(key, known)
+        self.key = key
+        super().__init__(
+            f"unknown key {key!r} in {where}",
+            fix=f"did you mean {like!r}?" if like else f"known keys: {', '.join(known) or 'none'}",
+        )
+
+
+class UnknownName(ConfigError):
+    code = "unknown-name"
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], fix: str = "") -> None:
+        known = sorted(known)
+        like = nearest(name, known)
+        self.kind, self.name = kind, name
+        hint = f"did you mean {like!r}? " if like else ""
+        super().__init__(
+            f"there is no {kind} named {name!r} (known: {', '.join(known) or 'none'})", fix=(hint + fix).strip()
+        )
+
+
+class SelectionError(LmkitError):
+    code = "no-candidate"
+    exit_code = 2
+
+    def __init__(self, message: str, refused: Iterable[Refused] = (), *, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.refused = tuple(refused)
+
+
+class PluginError(LmkitError):
+    code = "plugin"
+    exit_code = 3
+
+
+class CheckpointError(LmkitError):
+    code = "checkpoint"
+    exit_code = 4
+
+
+class UnsupportedModel(CheckpointError):
+    """A key of the model's configuration has a value that is not understood."""
+
+    code = "unsupported-model"
+
+    def __init__(self, key: str, value: object, supported: str = "", *, fix: str = "") -> None:
+        self.key, self.value = key, value
+        tail = f"; supported: {supported}" if supported else ""
+        like = nearest(value, supported.replace("'", "").split(", ")) if isinstance(value, str) else None
+        fix = fix or (f"nearest: {like}" if like else "")
+        super().__init__(f"unsupported model configuration: {key} = {value!r}{tail}", fix=fix)
+
+
+class UnknownArchitecture(UnsupportedModel):
+    """Nobody knows a model of that name: it may be misspelt."""
+
+
+class WeightMismatch(CheckpointError):
+    code = "weight-mismatch"
+
+
+class CapacityError(LmkitError):
+    code = "no-memory"
+    exit_code = 5
+    status = 507
+
+
+class RequestError(LmkitError):
+    code = "invalid-request"
+    exit_code = 2
+    status = 400
+
+
+class InvalidParam(RequestError):
+    """`field` has `value`, which is outside `limit`."""
+
+    code = "invalid-param"
+
+    def __init__(self, field: str, value: object, limit: str, *, fix: str = "") -> None:
+        self.field, self.value, self.limit = field, value, limit
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        super().__init__(f"{field}: got {shown}, needs {limit}", fix=fix)
+
+
+class RequestTooLarge(RequestError):
+    code = "request-too-large"
+
+    def __init__(self, field: str, value: int, limit: int, message: str = "", *, fix: str = "") -> None:
+        self.field, self.value, self.limit = field, value, limit
+        super().__init__(message or f"{field} is {value}, the limit is {limit}", fix=fix)
+
+
+class UnsupportedTask(RequestError):
+    """`task` was asked of a model that does `offered`."""
+
+    code = "unsupported-task"
+
+    def __init__(self, task: str, offered: Iterable[str]) -> None:
+        self.task, self.offered = task, tuple(offered)
+        super().__init__(
+            f"this model cannot {task}; it can: {', '.join(self.offered)}",
+            fix="serve a model made for it, or see --task for what else this checkpoint can do",
+        )
+
+
+class TemplateFailed(RequestError):
+    code = "chat-template"
+
+
+class GrammarError(RequestError):
+    """A constraint that is malformed, not supported, too large, or too much work. It is never left out instead."""
+
+    code = "grammar"
+    field = "grammar"
+
+
+class EngineError(LmkitError):
+    code = "engine"
+    exit_code = 6
+
+
+class EngineDead(EngineError):
+    code = "engine-dead"
+    status = 503
+    retryable = True
+
+
+class EngineBusy(EngineError):
+    code = "engine-busy"
+    status = 503
+    retryable = True
+
+
+def info_of(error: BaseException) -> ErrorInfo:
+    """An error as data, typed or not. An untyped one is a bug of ours: its type and message are kept."""
+    if isinstance(error, LmkitError):
+        return error.info()
+    if isinstance(error, MemoryError):
+        return ErrorInfo("no-memory", "out of memory", "use a smaller model, --max-length or --kv-memory", status=507)
+    return ErrorInfo(
+        "engine", f"{type(error).__name__}: {error}", "set LMKIT_DEBUG=1 for the stack trace, and report this"
+    )

@@ -1,0 +1,34 @@
+"""From "package.module:Attr" to an object, with errors that name the plugin and keep the real cause."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from lmkit.contracts.errors import PluginError
+from lmkit.contracts.resolved import Choice
+
+
+def load_ref(ref: str, owner: str = "") -> Any:
+    """Import what `ref` names. Raises PluginError, chained to the real error, whatever the import raised."""
+    who = f"{owner}: " if owner else ""
+    module_name, _, path = ref.partition(":")
+    try:
+        found: Any = import_module(module_name)
+        for attribute in path.split("."):
+            found = getattr(found, attribute)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # also SystemExit: a plugin must not end the process
+        raise PluginError(
+            f"{who}cannot import {ref!r}: {type(e).__name__}: {e}", fix="lmkit plugins doctor --imports"
+        ) from e
+    return found
+
+
+def load_target(choice: Choice | str) -> Any:
+    """The implementation a choice names. Raises PluginError."""
+    if isinstance(choice, str):
+        return load_ref(choice)
+    owner = f"{choice.kind} {choice.name!r} ({choice.dist} {choice.version})"
+    return load_ref(choice.target, owner)

@@ -1,0 +1,66 @@
+"""The answer of the resolver: chosen once in the parent process, printed, tested and sent to workers as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from lmkit.contracts.device import DeviceInfo
+from lmkit.contracts.refusal import Refused
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One chosen implementation and what was refused on the way."""
+
+    kind: str
+    component: str
+    name: str
+    target: str  # Ref
+    dist: str
+    version: str
+    module: str  # hooks module that registered it
+    interface: int = 1  # of its kind; an older one is adapted when the target is loaded
+    options: dict[str, Any] = {}
+    why: str = ""  # "explicit", "auto", "only candidate", "checkpoint says quant_method=fp8"
+    refused: tuple[Refused, ...] = ()
+
+
+class Derived(msgspec.Struct, frozen=True):
+    """A value that followed from a choice, with its provenance: "block_size=16 <- torch prefers 16 (user: auto)"."""
+
+    key: str
+    value: Any
+    source: str
+
+
+class ResolvedPlan(msgspec.Struct, frozen=True):
+    """Everything that can be chosen, chosen. Workers import only these targets, and verify dist versions."""
+
+    device: DeviceInfo
+    choices: tuple[Choice, ...]
+    derived: tuple[Derived, ...] = ()
+    warnings: tuple[str, ...] = ()  # for the first screen: slow choices, failed candidates, ignored options
+
+    def choice(self, kind: str, component: str | None = None) -> Choice | None:
+        """The choice of `kind` (and `component`), or None."""
+        for c in self.choices:
+            if c.kind == kind and (component is None or c.component == component):
+                return c
+        return None
+
+    def value(self, key: str, default: Any = None) -> Any:
+        return next((d.value for d in self.derived if d.key == key), default)
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> ResolvedPlan:
+        return msgspec.json.decode(data, type=cls)
+
+    @property
+    def hash(self) -> str:
+        """First 16 hex digits of SHA-256 over the JSON form."""
+        return hashlib.sha256(self.to_json()).hexdigest()[:16]

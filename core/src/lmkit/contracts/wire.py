@@ -1,0 +1,157 @@
+"""What crosses a process: one struct type per direction. Encoded with msgspec (MessagePack); no code travels as data.
+
+EngineRequest   front end -> engine          TokenEvent   engine -> front end
+StepPlan        scheduler -> executor        StepResult   executor -> scheduler
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from lmkit.contracts.errors import ErrorInfo
+from lmkit.contracts.params import PoolingParams, SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class MediaItem(msgspec.Struct, frozen=True):
+    """An image, sound or video of a request; its hash enters the block hash."""
+
+    kind: str
+    hash: bytes
+    start: int  # first prompt position it occupies
+    num_tokens: int
+
+
+class EngineRequest(msgspec.Struct):
+    """A validated request. Set by the text side; read by `engine.intake`."""
+
+    id: str
+    token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0  # smaller is sooner
+    arrival: float = 0.0  # seconds, monotonic clock of the front end
+    adapter: str | None = None
+    cache_salt: str | None = None
+    media: list[MediaItem] = []
+    transfer: dict | None = None  # opaque to the core, read by the KV connector
+    pooling: PoolingParams | None = None  # then nothing is sampled: the answer is `TokenEvent.pooled`
+    resume: bool = False  # after a death of the engine another one goes on with it
+    num_output: int = 0  # how many of `token_ids`, at their end, an engine before this one has generated
+
+
+class NewRow(msgspec.Struct):
+    """All a worker ever needs to know of a request. Also used to resume a preempted one."""
+
+    id: str
+    epoch: int
+    tokens: list[int]
+    num_prompt_tokens: int
+    blocks: list[list[int]]  # per KV group
+    num_computed: int
+    params: SamplingParams
+    adapter: str | None = None
+    pooling: PoolingParams | None = None
+
+
+class RowWork(msgspec.Struct):
+    """What one row does in one step."""
+
+    id: str
+    epoch: int
+    start: int  # first position computed
+    num_tokens: int  # positions computed, drafts included
+    drafts: list[int]  # [-1] * k when they live on the device
+    sample: bool  # the row reaches its last token, so it yields a token
+
+
+class StepPlan(msgspec.Struct):
+    """A diff, applied in this order: gone, new, grown, copies, zero; then `rows` are computed."""
+
+    step: int
+    gone: list[str] = []  # rows to forget, each exactly once
+    new: list[NewRow] = []
+    grown: list[tuple[str, list[list[int]]]] = []  # id, block ids per KV group to append
+    copies: list[tuple[int, int, int]] = []  # group, source block, destination block
+    zero: list[tuple[int, int]] = []  # group, block
+    rows: list[RowWork] = []  # batch order, the same on every rank
+
+
+class TokenLogprob(msgspec.Struct, array_like=True):
+    """The log-probability of one token and of the most likely alternatives, from the raw (unprocessed) logits."""
+
+    token: int
+    logprob: float
+    rank: int  # 1 = most likely
+    top: list[tuple[int, float]]  # most likely first
+
+
+class RowLogprobs(msgspec.Struct, array_like=True):
+    """Logprobs of one row of a step: sampled tokens, and prompt positions computed in this step."""
+
+    row: int  # index into StepPlan.rows
+    tokens: list[TokenLogprob] = []  # one per sampled token
+    prompt_start: int = 0  # prompt position of the first entry of `prompt` (position 0 has none)
+    prompt: list[TokenLogprob] = []
+
+
+class Pooled(msgspec.Struct):
+    """Vectors of one request: float32, little-endian, row by row."""
+
+    data: bytes
+    shape: tuple[int, ...]  # (size,), or (tokens, size) of a token task
+
+
+class StepResult(msgspec.Struct):
+    """Same order as plan.rows."""
+
+    step: int
+    tokens: list[list[int]]  # [] for a row that did not sample
+    drafts: list[list[int]] = []  # proposals for the next step; [] when there is no proposer
+    logprobs: list[RowLogprobs] = []  # only rows that asked
+    pooled: list[tuple[int, Pooled]] = []  # row index, answer; of rows whose last prompt position was computed
+    faults: list[tuple[int, str]] = []  # row index, reason; that request fails, the engine lives
+    undrawn: list[tuple[int, str]] = []  # the same for rows that fail by their own parameters: the model was right
+
+
+class TokenEvent(msgspec.Struct):
+    """News of one request: new tokens, and at the end the reason. Exactly one event per request carries `finish`."""
+
+    id: str
+    tokens: list[int] = []
+    finish: FinishReason | None = None
+    stop_token: int | None = None  # the eos or stop id that ended it; it is the last of `tokens`
+    logprobs: list[TokenLogprob] = []  # one per token when asked for
+    prompt_logprobs: list[TokenLogprob] = []  # positions 1.. of the prompt, in order, over the first events
+    num_cached: int | None = None  # prompt tokens found in the prefix cache; first event only
+    pooled: Pooled | None = None  # of a pooling request, with its finish
+    error: ErrorInfo | None = None
+
+
+class GrammarMasks(msgspec.Struct):
+    """Allowed-token bit masks: mask i belongs to row `rows[i]` of plan.rows; a row with k drafts has k + 1, in order.
+
+    `bits` holds the masks one after the other, ceil(V / 32) little-endian int32 words each; bit t % 32 of word t // 32
+    is 1 when token t is allowed.
+    """
+
+    rows: list[int]
+    bits: bytes
+
+
+class SchedStats(msgspec.Struct):
+    """Gauges and counters of the scheduler. Counters only grow."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_blocks: int = 0  # usable blocks, all groups
+    num_free_blocks: int = 0  # not referenced by any request (cached ones included)
+    num_steps: int = 0
+    num_preempted: int = 0
+    num_finished: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens served from the prefix cache
+    num_cache_queries: int = 0  # prompt tokens looked up

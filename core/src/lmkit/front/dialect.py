@@ -1,0 +1,151 @@
+"""Dialects: what bytes of a client mean, and the bytes that answer them. Functions of data, without a server.
+
+    class Echo(Dialect):
+        routes = ("/echo",)
+
+        def parse(self, route, body, served):
+            return EchoExchange(TextAsk(prompts=[body.decode()]))
+
+    class EchoExchange(Exchange):
+        def whole(self, turns):
+            return turns[0].message.content.encode()
+
+A dialect parses a body into an exchange: the ask, and how its answer is written. Whoever serves it prepares the ask,
+plays its turns and sends what the exchange writes: the whole answer, or a chunk for each change. This module is all
+that a dialect imports of the front.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from uuid import uuid4
+
+import msgspec
+
+from lmkit.api import ErrorInfo, PoolerInfo, RequestError, Tokenizer
+from lmkit.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
+from lmkit.front.message import CallChange, Change, Message, ToolCall
+from lmkit.front.prepare import Turn
+from lmkit.text.pooling import PoolingOutput
+from lmkit.text.stream import Finish, Usage
+
+_KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
+          413: "invalid_request_error", 431: "invalid_request_error", 503: "service_unavailable"}  # fmt: skip
+
+
+class UnknownModel(RequestError):
+    code = "model_not_found"
+    status = 404
+    field = "model"
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a dialect may know of the model that is served."""
+
+    names: tuple[str, ...]  # the main one first
+    adapters: Collection[str]  # names under which requests get the model with an adapter
+    tokenizer: Tokenizer
+    default_params: Mapping[str, Any]  # fields of SamplingParams that the checkpoint recommends
+    max_length: int  # tokens of a prompt with its output
+    max_choices: int  # prompts x n
+    max_values: int  # of all lists and objects of a body together
+    pooler: PoolerInfo | None = None  # None: it generates
+
+    def check_model(self, name: str | None) -> None:
+        """Raises UnknownModel. None is the model itself."""
+        if name is not None and name not in self.names and name not in self.adapters:
+            known = " or ".join(map(repr, [*self.names, *sorted(self.adapters)][:8]))
+            raise UnknownModel(f"there is no model {name[:200]!r} here", fix=f"use {known}")
+
+    def adapter(self, name: str | None) -> str | None:
+        """The adapter that a request asks for by the model's name; None: the model itself."""
+        return name if name in self.adapters else None
+
+
+class Exchange:
+    """One request and how its answer is written: whole, or as a stream of chunks."""
+
+    media_type: ClassVar[str] = "application/json"
+    id_kind: ClassVar[str] = "req"  # the first part of the id of its requests
+    streamed: bool = False
+
+    def __init__(self, ask: Ask | PoolAsk | ScoreAsk) -> None:
+        self.ask = ask
+        self.id = f"{self.id_kind}-{uuid4().hex}"
+
+    def whole(self, turns: Sequence[Turn]) -> bytes:
+        """The body of a whole answer, from the messages of its turns."""
+        raise UnsupportedAnswer("whole answers")
+
+    def pooled(self, answer: Any, num_tokens: int) -> bytes:
+        """The body of the answer to a PoolAsk (list[PoolingOutput]) or a ScoreAsk (list[float])."""
+        raise UnsupportedAnswer("vectors")
+
+    def chunk(self, turn: Turn, change: Change) -> bytes:
+        """What is sent of a change; b"": nothing."""
+        raise UnsupportedAnswer("streams")
+
+    def end(self, turns: Sequence[Turn]) -> bytes:
+        """What follows the last chunk of an answer without an error."""
+        return b""
+
+
+class UnsupportedAnswer(RequestError):
+    code = "unsupported"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"this dialect has no {what}", fix="ask another route")
+
+
+class Dialect(ABC):
+    """Made once per server. `parse` may run in several threads at once."""
+
+    routes: ClassVar[tuple[str, ...]]  # paths of POST requests
+    stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+    stream_end: ClassVar[bytes] = b""  # the last bytes of a stream, after an error, too
+
+    @abstractmethod
+    def parse(self, route: str, body: bytes | bytearray, served: Served) -> Exchange:
+        """CPU work only. Raises RequestError, which names the field."""
+
+    def error(self, info: ErrorInfo) -> bytes:
+        """The JSON body of an error."""
+        return error_json(info)
+
+    def error_chunk(self, info: ErrorInfo) -> bytes:
+        """An error in the middle of a stream."""
+        return b"data: " + self.error(info) + b"\n\n"
+
+
+def error_json(info: ErrorInfo) -> bytes:
+    """An error as most clients read it. The fix is part of the message, so that every client shows it."""
+    message = f"{info.message}. {info.fix[:1].upper()}{info.fix[1:]}" if info.fix else info.message
+    kind = _KINDS.get(info.status, "invalid_request_error" if info.status < 500 else "server_error")
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": info.field, "code": info.code}})
+
+
+__all__ = [
+    "Ask",
+    "CallChange",
+    "Change",
+    "ChatAsk",
+    "Dialect",
+    "Exchange",
+    "Finish",
+    "Message",
+    "PoolAsk",
+    "PoolingOutput",
+    "ScoreAsk",
+    "Served",
+    "TextAsk",
+    "ToolCall",
+    "Turn",
+    "UnknownModel",
+    "UnsupportedField",
+    "Usage",
+    "error_json",
+]

@@ -1,0 +1,129 @@
+"""Message: the one fold of a choice's events. What is streamed are the changes, what is whole is their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from lmkit.api import ParseWarning, Reasoning, Text, TokenLogprob, ToolArgs, ToolStart
+from lmkit.text.stream import Finish, Logprobs, OutputEvent
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """`arguments` is the JSON text that the model wrote."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class CallChange(msgspec.Struct):
+    """What one change adds to the call `index`: its beginning (`id` and `name`), text of its arguments, or both."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class Change(msgspec.Struct):
+    """What one feed adds to a message. `offsets`: where the tokens of `logprobs` begin in the content, in characters.
+
+    `finish` is the last thing of a message, in its last change.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallChange] = []
+    logprobs: list[TokenLogprob] = []
+    offsets: list[int] = []
+    warnings: list[ParseWarning] = []
+    finish: Finish | None = None
+
+    @property
+    def adds(self) -> bool:
+        """Whether it adds anything to see, beside the end."""
+        return bool(self.content or self.reasoning or self.calls or self.logprobs)
+
+
+def change_of(events: Sequence[OutputEvent]) -> Change:
+    """The events of one feed as one change."""
+    change = Change()
+    for event in events:
+        match event:
+            case Text(text):
+                change.content += text
+            case Reasoning(text):
+                change.reasoning += text
+            case ToolStart(index, id, name):
+                change.calls.append(CallChange(index, id, name))
+            case ToolArgs(index, fragment):
+                if not change.calls or change.calls[-1].index != index:
+                    change.calls.append(CallChange(index))
+                change.calls[-1].arguments += fragment
+            case Logprobs(entries, offsets):
+                change.logprobs += entries
+                change.offsets += offsets
+            case ParseWarning():
+                change.warnings.append(event)
+            case Finish():
+                change.finish = event
+    return change
+
+
+@dataclass(slots=True)
+class Message:
+    """What the events of one choice amount to. Pieces are joined when they are asked for."""
+
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens of the content
+    offsets: list[int] = field(default_factory=list)
+    warnings: list[ParseWarning] = field(default_factory=list)
+    finish: Finish | None = None
+    _content: list[str] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
+    _calls: list[tuple[str, str, list[str]]] = field(default_factory=list)  # id, name, pieces of the arguments
+
+    def feed(self, events: Sequence[OutputEvent]) -> Change:
+        """Takes the events of one feed; what they add."""
+        if len(events) == 1 and type(event := events[0]) is Text:  # nearly all of them: this is done for each token
+            self._content.append(event.text)
+            return Change(event.text)
+        change = change_of(events)
+        self.add(change)
+        return change
+
+    def add(self, change: Change) -> None:
+        if change.content:
+            self._content.append(change.content)
+        if change.reasoning:
+            self._reasoning.append(change.reasoning)
+        for call in change.calls:
+            if call.id is not None:
+                self._calls.append((call.id, call.name or "", []))
+            self._calls[call.index][2].append(call.arguments)
+        if change.logprobs:
+            self.logprobs += change.logprobs
+            self.offsets += change.offsets
+        if change.warnings:
+            self.warnings += change.warnings
+        if change.finish is not None:
+            self.finish = change.finish
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._calls)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [ToolCall(id, name, "".join(pieces)) for id, name, pieces in self._calls]

@@ -1,0 +1,193 @@
+"""prepare: an ask becomes turns, and each turn one request of the engine. CPU work only; it may run in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from lmkit.api import EngineRequest, InvalidParam, PoolingParams, RequestError, SamplingParams, UnsupportedTask
+from lmkit.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
+from lmkit.front.limits import TEMPLATE_SLACK, check_prompt, check_texts, strings
+from lmkit.front.message import Message
+from lmkit.text.control import shown
+from lmkit.text.pooling import Call, encode_call, score_call
+
+if TYPE_CHECKING:
+    from lmkit.engine.messages import EngineFacts
+    from lmkit.text.side import TextSide
+    from lmkit.text.stream import OutputStream
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+SEEDS = 1 << 64
+
+
+@dataclass(slots=True)
+class Turn:
+    """One answer under way: what the engine is asked, what reads its tokens, and what they amount to."""
+
+    index: int  # of the answer among those of its ask
+    prompt: str | None  # as a person reads it; None: token ids that nobody reads
+    request: EngineRequest
+    stream: OutputStream
+    constrained_by: str  # the client's name of what the grammar came from
+    message: Message = field(default_factory=Message)
+    submitted: float = 0.0  # monotonic seconds
+    last: float = 0.0  # when the latest token came; 0: none did
+    number: int | None = None  # of its ask, among those of one call; None: there is but one
+
+
+def prepare(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
+    """The turns of an ask, whose requests are called `id`-0, `id`-1, ... Raises RequestError."""
+    if facts.pooler is not None:
+        raise UnsupportedTask("generate", facts.pooler.tasks)
+    if isinstance(ask, ChatAsk):
+        return _chat(text, facts, ask, id)
+    assert isinstance(ask, TextAsk)
+    return _text(text, facts, ask, id)
+
+
+def prepare_all(text: TextSide, facts: EngineFacts, asks: Sequence[Ask], id: str) -> list[list[Turn]]:
+    """The turns of each ask of one call. Raises RequestError, which says of which of several prompts it is."""
+    groups = []
+    for i, ask in enumerate(asks):
+        number = i if len(asks) > 1 else None
+        try:
+            turns = prepare(text, facts, ask, f"{id}-{i}")
+        except RequestError as error:
+            raise numbered(error, number) from None
+        for turn in turns:
+            turn.number = number
+        groups.append(turns)
+    return groups
+
+
+def numbered(error: Exception, number: int | None) -> Exception:
+    """The error, which now says of which prompt it is; None: there is but one."""
+    if number is not None and isinstance(error, RequestError):
+        error.message = f"prompt {number}: {error.message}"
+        error.args = (error.message,)
+    return error
+
+
+def prepare_pooling(text: TextSide, facts: EngineFacts, ask: PoolAsk | ScoreAsk) -> Call[Any]:
+    """The call of an ask for vectors or scores. Raises RequestError, UnsupportedTask."""
+    pooler = facts.pooler
+    texts = [*ask.queries, *ask.documents] if isinstance(ask, ScoreAsk) else filter(_is_text, ask.prompts)
+    if ask.limit is None:  # else they are cut
+        for one in texts:
+            check_texts(text.tokenizer, [one], facts)
+    if isinstance(ask, ScoreAsk):
+        return score_call(text, pooler, ask.queries, ask.documents, activation=ask.activation, limit=ask.limit)
+    params = ask.params or PoolingParams(pooler.task if pooler is not None else "embed")
+    return encode_call(text, pooler, ask.prompts, params, add_special=ask.add_special, limit=ask.limit)
+
+
+def expand(params: SamplingParams, n: int, scores_each: bool = False) -> list[SamplingParams]:
+    """The params of n answers to a prompt: the same, with other seeds; the prompt is scored once, or each time."""
+    several = [params]
+    for i in range(1, n):
+        seed = params.seed
+        if seed is not None:  # beyond the largest the smallest follows
+            seed = (seed + i + SEEDS // 2) % SEEDS - SEEDS // 2
+        scored = params.prompt_logprobs if scores_each else None
+        several.append(replace(params, seed=seed, prompt_logprobs=scored))
+    return several
+
+
+def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Turn]:
+    if ask.tools:
+        _check_tools(text)
+    options = _template_options(text, ask)
+    given = strings([ask.messages, ask.tools, options, ask.documents])
+    check_texts(text.tokenizer, given, facts, TEMPLATE_SLACK)
+    prompt = text.render_chat(
+        ask.messages, ask.tools, options, ask.add_generation_prompt, ask.continue_final, ask.documents
+    )
+    check_texts(text.tokenizer, [prompt], facts)
+    token_ids = text.encode_prompt(prompt, add_special=False)
+    params = replace(ask.params, max_tokens=check_prompt(token_ids, facts, ask.params.max_tokens))
+    tail = text.prompt_tail(prompt, ask.final_text)
+    if ask.thinking_budget is not None and text.reasoning_format is None:
+        raise UnsupportedField("thinking_token_budget", "no reasoning parser is chosen for this model")
+    constrained_by = ask.grammar_field if params.grammar is not None else "tools"
+    params, constrained = text.constrain(
+        params, tail, options, ask.tool_defs, ask.tool_choice,
+        parallel=ask.parallel_calls, thinking_budget=ask.thinking_budget,
+    )  # fmt: skip
+
+    def stream(params: SamplingParams) -> OutputStream:
+        return text.output_stream(
+            params, tail, ask.tool_defs, prompt_ids=token_ids, continued=ask.continue_final,
+            include_stop=ask.include_stop, skip_special=ask.skip_special, single_call=not ask.parallel_calls,
+            constrained=constrained,
+        )  # fmt: skip
+
+    read = shown(prompt)
+    return [
+        Turn(i, read, _request(ask, f"{id}-{i}", token_ids, one), stream(one), constrained_by)
+        for i, one in enumerate(expand(params, ask.n))
+    ]
+
+
+def _text(text: TextSide, facts: EngineFacts, ask: TextAsk, id: str) -> list[Turn]:
+    turns: list[Turn] = []
+    for prompt in ask.prompts:
+        if isinstance(prompt, str):
+            check_texts(text.tokenizer, [prompt], facts)
+            token_ids = text.encode_prompt(prompt, add_special=ask.add_special)
+        else:
+            token_ids = list(prompt)
+        room = check_prompt(token_ids, facts, ask.params.max_tokens, ask.default_tokens)
+        read = prompt if isinstance(prompt, str) else text.decode_all(token_ids) if ask.shows_prompts else None
+        for params in expand(replace(ask.params, max_tokens=room), ask.n, ask.scores_each):
+            stream = text.output_stream(
+                params, parse=False, prompt_ids=token_ids, include_stop=ask.include_stop, skip_special=ask.skip_special
+            )
+            request = _request(ask, f"{id}-{len(turns)}", token_ids, params)
+            turns.append(Turn(len(turns), read, request, stream, ask.grammar_field))
+    if ask.resume is None and len(turns) > 1:  # which of them went on cannot be told
+        for turn in turns:
+            turn.request.resume = False
+    return turns
+
+
+def _request(ask: Ask, id: str, token_ids: list[int], params: SamplingParams) -> EngineRequest:
+    """One of those whose tokens do not depend on chance is resumed without being told to."""
+    certain = ask.n == 1 and (params.greedy or params.seed is not None)
+    resume = certain if ask.resume is None else ask.resume
+    return EngineRequest(
+        id, token_ids, params, ask.priority, monotonic(), ask.adapter, ask.salt, resume=resume
+    )  # fmt: skip
+
+
+def _is_text(prompt: object) -> TypeGuard[str]:
+    return isinstance(prompt, str)
+
+
+def _check_tools(text: TextSide) -> None:
+    """Tools that the model would never see, or calls that nobody would read, are refused."""
+    if text.renderer is not None and not text.renderer.takes_tools:
+        raise UnsupportedField("tools", "the chat template of this model does not take tools", fix="leave them out")
+    if text.tool_format is None:
+        raise UnsupportedField(
+            "tools", "no tool parser is chosen for this model", fix="choose one with --tool-parser NAME"
+        )
+
+
+def _template_options(text: TextSide, ask: ChatAsk) -> Mapping[str, Any]:
+    """Variables of the template. An effort is one of them, or turns thinking on or off. Raises UnsupportedField."""
+    given = dict(ask.template_options)
+    if ask.effort is None:
+        return given
+    options = text.renderer.options if text.renderer is not None else frozenset()
+    if "reasoning_effort" in options:
+        return {"reasoning_effort": ask.effort, **given}
+    named = getattr(text.reasoning_format, "switch", ())
+    switch = next((s for s in (*named, "enable_thinking", "thinking") if s in options), None)
+    if switch is None:
+        raise UnsupportedField("reasoning_effort", "the chat template of this model knows no reasoning effort")
+    if ask.effort not in EFFORTS:
+        raise InvalidParam("reasoning_effort", ask.effort, f"one of {', '.join(EFFORTS)}")
+    return {switch: ask.effort != "none", **given}

@@ -1,0 +1,248 @@
+"""Turns are played: `Generation` on an event loop, `play` and `pool_now` in this thread. Leaving aborts the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
+
+from msgspec import structs
+
+from lmkit.api import EngineBusy, EngineRequest, ErrorInfo, LmkitError, SamplingParams, TokenEvent
+from lmkit.engine.messages import error_of
+from lmkit.front.prepare import Turn, numbered
+from lmkit.text.pooling import Call, Vector, vector_of
+from lmkit.text.stream import Finish, OutputEvent
+
+if TYPE_CHECKING:
+    from lmkit.engine.client import EngineClient
+    from lmkit.engine.shared import SharedCore
+
+_EVENT_BYTES, _LOGPROB_BYTES = 500, 120  # of memory
+_ABORTED = ErrorInfo("aborted", "the request was aborted", status=503, retryable=True)
+_ENDED = ErrorInfo("engine", "the engine ended the stream without a reason")
+
+
+class GenerationFailed(LmkitError):
+    """The engine ended a choice with an error: `ErrorInfo` as an exception."""
+
+    def __init__(self, info: ErrorInfo) -> None:
+        super().__init__(info.message, fix=info.fix)
+        self._info = info
+
+    def info(self) -> ErrorInfo:
+        return self._info
+
+
+class Meter(Protocol):
+    """Who counts what is generated."""
+
+    def token(self, turn: Turn, event: TokenEvent, events: Sequence[OutputEvent]) -> None: ...
+
+    def aborted(self) -> None: ...
+
+
+class Generation:
+    """Plays turns on an event loop. Used as `async with`: whatever is unfinished at the end is aborted."""
+
+    def __init__(
+        self, client: EngineClient, turns: Sequence[Turn], meter: Meter | None = None, at_once: int | None = None
+    ) -> None:
+        """`at_once`: how many of the turns the engine has at a time; None: all."""
+        self._client = client
+        self._room = asyncio.Semaphore(at_once or max(1, len(turns)))
+        self.turns = list(turns)
+        self._meter = meter
+        self._pumps: list[asyncio.Task[None]] = []
+        self._error: ErrorInfo | None = None
+        self._sources: list[AsyncIterator[TokenEvent]] = []
+        self._ready: asyncio.Queue[tuple[Turn, list[OutputEvent]] | Exception] = asyncio.Queue()
+        top = max((turn.request.params.logprobs or 0 for turn in self.turns), default=0)
+        self._event_bytes = _EVENT_BYTES + _LOGPROB_BYTES * top
+
+    @property
+    def backlog(self) -> int:
+        """Bytes of what came and was not taken yet, roughly; 0 once it has failed."""
+        if self._error is not None:
+            return 0
+        waiting = sum(getattr(source, "num_waiting", 0) for source in self._sources)
+        return (waiting + self._ready.qsize()) * self._event_bytes
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
+    def fail(self, error: ErrorInfo) -> None:
+        """Ends everything from this side: the turns finish with `error`."""
+        self._error = error
+        self._client.abort([turn.request.id for turn in self.turns if not turn.stream.finished])
+
+    def close(self) -> None:
+        """Aborts what has not finished. Idempotent, never waits."""
+        for pump in self._pumps:
+            pump.cancel()
+        unfinished = [turn for turn in self.turns if not turn.stream.finished]
+        if unfinished:
+            self._client.abort([turn.request.id for turn in unfinished])
+            for turn in unfinished:
+                turn.stream.finished = True
+                if self._meter is not None:
+                    self._meter.aborted()
+
+    def events(self) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
+        """(turn, its new events) until every turn has finished. `turn.message.feed` makes a change of them."""
+        return self._one(self.turns[0]) if len(self.turns) == 1 else self._several()
+
+    async def _one(self, turn: Turn) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
+        turn.submitted = monotonic()
+        source = self._client.submit(turn.request)
+        self._sources.append(source)
+        async for event in source:
+            events = self._take(turn, event)
+            if events:
+                yield turn, events
+            if turn.stream.finished:
+                return
+        if not turn.stream.finished:
+            yield turn, turn.stream.fail(_ENDED)
+
+    async def _several(self) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
+        ready = self._ready
+
+        async def pump(turn: Turn) -> None:
+            try:
+                async with self._room:
+                    async for item in self._one(turn):
+                        ready.put_nowait(item)
+            except Exception as error:  # raised below, where the request is answered
+                ready.put_nowait(error)
+
+        self._pumps = [asyncio.create_task(pump(turn)) for turn in self.turns]
+        left = len(self.turns)
+        while left:
+            item = await ready.get()
+            if isinstance(item, Exception):
+                raise item
+            left -= isinstance(item[1][-1], Finish)
+            yield item
+
+    def _take(self, turn: Turn, event: TokenEvent) -> list[OutputEvent]:
+        stream = turn.stream
+        if event.finish == "abort":  # not by us: a turn that this side ended does not listen any more
+            event = TokenEvent(event.id, event.tokens, "error", error=self._error or _ABORTED)
+        events = stream.feed(event)
+        if stream.must_abort:
+            self._client.abort([turn.request.id])
+            stream.must_abort = False
+        if self._meter is not None:
+            self._meter.token(turn, event, events)
+        return events
+
+
+def play(
+    shared: SharedCore, turns: Sequence[Turn], see: Callable[[TokenEvent], None] | None = None
+) -> Generator[tuple[Turn, list[OutputEvent]], None, None]:
+    """(turn, its new events) until every turn has finished. `see` is shown all events of the engine.
+
+    Raises what is wrong with a request; then nothing is left behind.
+    """
+    running = {turn.request.id: turn for turn in turns}
+    with shared.open() as call:
+        for turn in turns:
+            call.add(turn.request)
+        while running:
+            for id, event in call.wait():
+                turn = running[id]
+                if isinstance(event, Exception):
+                    raise numbered(event, turn.number)
+                if see is not None:
+                    see(event)
+                events = turn.stream.feed(event)
+                if turn.stream.finished:
+                    del running[id]
+                    if turn.stream.must_abort:
+                        call.abort(id)
+                if events:
+                    yield turn, events
+
+
+def pool_now(
+    shared: SharedCore, requests: Sequence[EngineRequest], see: Callable[[TokenEvent], None] | None = None
+) -> Generator[tuple[int, Vector], None, None]:
+    """(number of a request, its vector), as they come. Raises what ended one; then nothing is left behind."""
+    numbers = {request.id: number for number, request in enumerate(requests)}
+    with shared.open() as call:
+        for request in requests:
+            call.add(request)
+        while numbers:
+            for id, event in call.wait():
+                if isinstance(event, Exception):
+                    raise numbered(event, numbers[id] if len(requests) > 1 else None)
+                if see is not None:
+                    see(event)
+                yield numbers.pop(id), _vector(event)
+
+
+async def pool(
+    client: EngineClient,
+    call: Call[Any],
+    *,
+    id: str = "",
+    priority: int = 0,
+    adapter: str | None = None,
+    salt: str | None = None,
+) -> list[Vector]:
+    """Runs a call's requests, as many at a time as the engine runs. The first that fails ends the others."""
+    id = id or f"pool-{uuid4().hex}"
+    vectors: list[Vector] = []
+    running: deque[tuple[str, AsyncIterator[TokenEvent]]] = deque()
+    waiting = deque(enumerate(call.requests))
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once(client):
+                number, one = waiting.popleft()
+                name, params = f"{id}-{number}", SamplingParams()
+                request = EngineRequest(
+                    name, one.token_ids, params, priority, monotonic(), adapter, salt, pooling=one.params
+                )  # fmt: skip
+                running.append((name, client.submit(request)))
+            vectors.append(_vector(await anext(running[0][1])))
+            running.popleft()
+    finally:
+        client.abort([name for name, _ in running])
+    return vectors
+
+
+def at_once(client: EngineClient) -> int:
+    """Requests of one call that the engine has at a time: enough for its steps, and no queue that others wait for."""
+    return max(16, 2 * client.facts.max_rows)
+
+
+def _vector(event: TokenEvent) -> Vector:
+    """The vector of the only event of a pooling request. Raises what ended it."""
+    if event.pooled is None:
+        raise error_of(event.error) if event.error is not None else EngineBusy("the request was aborted")
+    return vector_of(event.pooled)
+
+
+def check_finish(turn: Turn) -> None:
+    """Raises GenerationFailed when the turn ended with an error, whose field is named as its client does."""
+    finish = turn.message.finish
+    if finish is None or finish.error is None:
+        return
+    error = finish.error
+    raise GenerationFailed(structs.replace(error, field=turn.constrained_by) if error.field == "grammar" else error)
+
+
+def check_taken(turn: Turn) -> None:
+    """Raises what the engine refused a request for, before its first token. Errors of grammars are those of an answer:
+    others of the same call need not suffer from them."""
+    finish = turn.message.finish
+    error = finish.error if finish is not None else None
+    if error is not None and not turn.stream.token_ids and error.status < 500 and error.field != "grammar":
+        raise numbered(error_of(error), turn.number)

@@ -1,0 +1,67 @@
+"""Readers of chat templates: out of a file that is not one itself, or for checkpoints that carry none, or a bad one.
+
+Example, entry point `[project.entry-points."lmkit.template"] toy = "toy_chat.hooks"`::
+
+    from lmkit.api import TemplateSpec, hookimpl
+
+
+    def template(path):
+        return "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\\n{% endfor %}"
+
+
+    @hookimpl
+    def lmkit_templates():
+        yield TemplateSpec(
+            name="toy", summary="ROLE: CONTENT", target=f"{__name__}:template", models=("ToyForCausalLM",),
+        )
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
+from lmkit.kinds.base import Kind, Refusals, listed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateSpec(Spec):
+    """target: (path: Path) -> str, the Jinja text, of a file that the user names or of a checkpoint's folder.
+
+    It raises ConfigError or CheckpointError.
+    """
+
+    suffixes: tuple[str, ...] = ()  # of the files it reads: ".toy"
+    models: tuple[str, ...] = ()  # globs of architectures or names of models whose template it brings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateRequest(SelectRequest):
+    """`suffix`: of the file that the user names, else the checkpoint's template is looked for."""
+
+    kind: str = "template"
+    suffix: str | None = None
+    architecture: str = ""
+    model: str = ""
+
+
+def refusals(spec: TemplateSpec, request: TemplateRequest) -> Refusals:
+    if request.suffix is not None:
+        if request.suffix.lower() not in spec.suffixes:
+            yield Refusal("format", listed(spec.suffixes), request.suffix)
+    elif not any(fnmatchcase(name, glob) for name in (request.architecture, request.model) for glob in spec.models):
+        yield Refusal("model", listed(spec.models), f"{request.model} ({request.architecture})")
+
+
+KIND = Kind(
+    "template",
+    spec=TemplateSpec,
+    hook="lmkit_templates",
+    used_by="lmkit.plugins.chat_templates",
+    request=TemplateRequest,
+    refusals=refusals,
+    needs=("checkpoint",),
+    doc=__doc__,
+)

@@ -1,0 +1,226 @@
+"""/v1/chat/completions: a body becomes the ask of a conversation, its messages a body or chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import msgspec
+from lmkit.front.dialect import CallChange, Change, ChatAsk, Exchange, Finish, Served, Turn
+
+from lmkit_dialect_openai.schema import ChatRequest
+from lmkit_dialect_openai.wire import (
+    ContentLogprob,
+    UsageBody,
+    chunk_frame,
+    content_logprobs,
+    prompt_logprobs,
+    usage_of,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, omit_defaults=True):
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: str | None = None
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+class LogprobsBody(msgspec.Struct):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    finish_reason: str | None = None
+    logprobs: LogprobsBody | None = None
+
+
+class FinalChunkChoice(ChunkChoice, omit_defaults=False):
+    stop_reason: str | int | None = None
+
+
+class CallFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class Call(msgspec.Struct):
+    id: str
+    function: CallFunction
+    type: Literal["function"] = "function"
+
+
+class MessageBody(msgspec.Struct):
+    role: str
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType | None = msgspec.UNSET
+    tool_calls: list[Call] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChoiceBody(msgspec.Struct):
+    index: int
+    message: MessageBody
+    logprobs: LogprobsBody | None
+    finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatBody(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChoiceBody]
+    usage: UsageBody
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: Any = msgspec.UNSET
+
+
+class Chat(Exchange):
+    """One request: its answer as a body, or as chunks."""
+
+    id_kind = "chatcmpl"
+
+    def __init__(self, request: ChatRequest, served: Served) -> None:
+        super().__init__(ask_of(request, served))
+        self._request, self._tokenizer = request, served.tokenizer
+        self._model = request.model or served.names[0]
+        self._created = int(time.time())
+        self._top = request.top_logprobs or 0
+        self.streamed = bool(request.stream)
+        self._with_usage = bool(request.stream_options and request.stream_options.include_usage)
+        self._head, self._tail = chunk_frame(
+            self.id, "chat.completion.chunk", self._created, self._model, self._with_usage
+        )
+        self._begun = [False] * (request.n or 1)
+
+    # -- whole
+
+    def whole(self, turns: Sequence[Turn]) -> bytes:
+        bodies = [self._choice(turn) for turn in turns]
+        usage = usage_of([turn.stream.usage for turn in turns], len(bodies))
+        body = ChatBody(self.id, "chat.completion", self._created, self._model, bodies, usage)
+        if self._request.return_token_ids:
+            body.prompt_token_ids = turns[0].request.token_ids
+        if self._request.prompt_logprobs is not None:
+            body.prompt_logprobs = prompt_logprobs(turns[0].stream.prompt_logprobs, self._tokenizer)
+        return _encode(body)
+
+    def _choice(self, turn: Turn) -> ChoiceBody:
+        message, calls, reasoning = turn.message, turn.message.calls, turn.message.reasoning
+        finish, text = message.finish, turn.message.content
+        assert finish is not None
+        body = MessageBody("assistant", text if text or not (calls or reasoning) else None)
+        if reasoning and self._request.include_reasoning is not False:
+            body.reasoning_content = body.reasoning = reasoning
+        if calls:
+            body.tool_calls = [Call(call.id, CallFunction(call.name, call.arguments)) for call in calls]
+        logprobs = content_logprobs(message.logprobs, self._tokenizer, self._top) if self._request.logprobs else None
+        return ChoiceBody(
+            turn.index,
+            body,
+            LogprobsBody(logprobs) if logprobs is not None else None,
+            _reason(finish, bool(calls)),
+            finish.stop,
+            turn.stream.token_ids if self._request.return_token_ids else msgspec.UNSET,
+        )
+
+    # -- streamed
+
+    def chunk(self, turn: Turn, change: Change) -> bytes:
+        """One chunk per change, and chunks of their own for the beginning and the end."""
+        index, head, tail = turn.index, self._head, self._tail
+        data = b""
+        if not self._begun[index]:
+            self._begun[index] = True
+            data = head + _encode(ChunkChoice(index, Delta(role="assistant", content=""))) + tail
+        delta, filled = self._delta(change)
+        entries = content_logprobs(change.logprobs, self._tokenizer, self._top) if change.logprobs else None
+        if filled or entries:
+            logprobs = LogprobsBody(entries) if entries else None
+            data += head + _encode(ChunkChoice(index, delta, None, logprobs)) + tail
+        finish = change.finish
+        if finish is not None and finish.reason != "error":
+            reason = _reason(finish, turn.message.has_calls)
+            data += head + _encode(FinalChunkChoice(index, Delta(), reason, stop_reason=finish.stop)) + tail
+        return data
+
+    def _delta(self, change: Change) -> tuple[Delta, bool]:
+        """What is shown of a change, and whether it is anything."""
+        delta, filled = Delta(), False
+        if change.content:
+            delta.content, filled = change.content, True
+        if change.reasoning and self._request.include_reasoning is not False:
+            delta.reasoning_content = delta.reasoning = change.reasoning
+            filled = True
+        if change.calls:
+            delta.tool_calls, filled = [_call(call) for call in change.calls], True
+        return delta, filled
+
+    def end(self, turns: Sequence[Turn]) -> bytes:
+        if not self._with_usage:
+            return b""
+        usage = usage_of([turn.stream.usage for turn in turns], len(turns))
+        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
+
+
+def ask_of(request: ChatRequest, served: Served) -> ChatAsk:
+    """Raises RequestError."""
+    r = request
+    params = r.params(
+        served.default_params, r.max_completion_tokens or r.max_tokens, (r.top_logprobs or 0) if r.logprobs else None
+    )
+    return ChatAsk(
+        messages=[message.model_dump(exclude_none=True) for message in r.messages],
+        tools=[tool.model_dump(exclude_unset=True) for tool in r.tools or ()],
+        tool_choice=r.choice,
+        parallel_calls=r.parallel_tool_calls is not False,
+        template_options=r.chat_template_kwargs or {},
+        effort=r.reasoning_effort,
+        documents=r.documents or (),
+        add_generation_prompt=r.add_generation_prompt is not False,
+        continue_final=bool(r.continue_final_message),
+        thinking_budget=r.thinking_token_budget,
+        params=replace(params, grammar=r.answer_grammar()),
+        n=r.n or 1,
+        adapter=served.adapter(r.model),
+        priority=r.priority or 0,
+        salt=r.cache_salt,
+        resume=r.resume,
+        include_stop=bool(r.include_stop_str_in_output),
+        skip_special=r.skip_special_tokens is not False,
+        grammar_field=r.answer_field,
+    )
+
+
+def _call(change: CallChange) -> CallDelta:
+    if change.id is None:
+        return CallDelta(change.index, FunctionDelta(arguments=change.arguments))
+    return CallDelta(change.index, FunctionDelta(change.name, change.arguments), change.id, "function")
+
+
+def _reason(finish: Finish, called: bool) -> str:
+    return "tool_calls" if called and finish.reason == "stop" else finish.reason

@@ -1,0 +1,205 @@
+"""/v1/completions: prompts as text or token ids, several at once, with echo and logprobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+from lmkit.api import TokenLogprob
+from lmkit.front.dialect import Change, Exchange, Served, TextAsk, Turn, UnsupportedField
+
+from lmkit_dialect_openai.schema import CompletionRequest
+from lmkit_dialect_openai.wire import UsageBody, chunk_frame, finite, prompt_logprobs, usage_of
+
+_encode = msgspec.json.Encoder().encode
+_DEFAULT_TOKENS = 16  # of the OpenAI API
+
+
+class LogprobsBody(msgspec.Struct):
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class ChoiceBody(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: LogprobsBody | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: Any = msgspec.UNSET
+
+
+class CompletionBody(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChoiceBody]
+    usage: UsageBody
+
+
+class Completions(Exchange):
+    """One request with one or more prompts; choice i of prompt p has index p * n + i."""
+
+    id_kind = "cmpl"
+
+    def __init__(self, request: CompletionRequest, served: Served) -> None:
+        super().__init__(ask_of(request, served))
+        self._request, self._tokenizer = request, served.tokenizer
+        self._model = request.model or served.names[0]
+        self._created = int(time.time())
+        self.streamed = bool(request.stream)
+        self._with_usage = bool(request.stream_options and request.stream_options.include_usage)
+        self._head, self._tail = chunk_frame(self.id, "text_completion", self._created, self._model, self._with_usage)
+        self._begun: set[int] = set()
+
+    # -- whole
+
+    def whole(self, turns: Sequence[Turn]) -> bytes:
+        bodies = [self._choice(turn) for turn in turns]
+        usage = self._usage(turns)
+        return _encode(CompletionBody(self.id, "text_completion", self._created, self._model, bodies, usage))
+
+    def _usage(self, turns: Sequence[Turn]) -> UsageBody:
+        usages = [turn.stream.usage for turn in turns]
+        if self._request.max_tokens == 0:
+            for usage in usages:
+                usage.completion_tokens = 0
+        return usage_of(usages, self._request.n or 1)
+
+    def _choice(self, turn: Turn) -> ChoiceBody:
+        r, message, finish = self._request, turn.message, turn.message.finish
+        prompt, prompt_ids = turn.prompt or "", turn.request.token_ids
+        assert finish is not None
+        text, token_ids = message.content, turn.stream.token_ids
+        logprobs = None
+        if r.logprobs is not None:
+            logprobs = LogprobsBody([], [], [], [])
+            self._add(logprobs, message.logprobs, message.offsets)
+        if r.max_tokens == 0:
+            text, token_ids, logprobs = "", [], logprobs and LogprobsBody([], [], [], [])
+        if r.echo:
+            text = prompt + text
+            if logprobs is not None:
+                logprobs = self._echo(logprobs, prompt, prompt_ids, turn.stream.prompt_logprobs)
+        body = ChoiceBody(turn.index, text, logprobs, "length" if r.max_tokens == 0 else finish.reason, finish.stop)
+        if r.return_token_ids:
+            body.token_ids, body.prompt_token_ids = token_ids, prompt_ids
+        if r.prompt_logprobs is not None:
+            body.prompt_logprobs = prompt_logprobs(turn.stream.prompt_logprobs, self._tokenizer)
+        return body
+
+    def _add(self, body: LogprobsBody, entries: list[TokenLogprob], offsets: list[int], shift: int = 0) -> None:
+        piece, num_top = self._tokenizer.piece, self._request.logprobs or 0
+        for e, at in zip(entries, offsets, strict=True):
+            token = piece(e.token).decode(errors="replace")
+            body.tokens.append(token)
+            body.token_logprobs.append(finite(e.logprob))
+            body.text_offset.append(shift + at)
+            top = {piece(t).decode(errors="replace"): finite(p) for t, p in reversed(e.top[:num_top])}
+            body.top_logprobs.append(dict(reversed(top.items())) | {token: finite(e.logprob)})
+
+    def _echo(
+        self, output: LogprobsBody, prompt: str, prompt_ids: list[int], entries: list[TokenLogprob]
+    ) -> LogprobsBody:
+        """The prompt's tokens in front; the first has no logprob. Offsets follow the pieces."""
+        body = LogprobsBody([], [], [], [])
+        pieces = [self._tokenizer.piece(t) for t in prompt_ids]
+        body.tokens.append(pieces[0].decode(errors="replace"))
+        body.token_logprobs.append(None)
+        body.text_offset.append(0)
+        body.top_logprobs.append(None)
+        ends = list(accumulate(map(len, pieces[:-1])))
+        self._add(body, entries[: len(ends)], _char_offsets(b"".join(pieces), ends)[: len(entries)])
+        shift = len(prompt)
+        body.tokens += output.tokens
+        body.token_logprobs += output.token_logprobs
+        body.text_offset += [shift + at for at in output.text_offset]
+        body.top_logprobs += output.top_logprobs
+        return body
+
+    # -- streamed
+
+    def chunk(self, turn: Turn, change: Change) -> bytes:
+        index, out = turn.index, []
+        if self._request.echo and index not in self._begun:
+            self._begun.add(index)
+            out.append(self._echo_chunk(turn))
+        out += self._chunks(turn, change)
+        head, tail = self._head, self._tail
+        return b"".join([head + _encode(choice) + tail for choice in out])
+
+    def _echo_chunk(self, turn: Turn) -> ChoiceBody:
+        prompt, prompt_ids = turn.prompt or "", turn.request.token_ids
+        logprobs = None
+        if self._request.logprobs is not None:
+            logprobs = self._echo(LogprobsBody([], [], [], []), prompt, prompt_ids, turn.stream.prompt_logprobs)
+        return ChoiceBody(turn.index, prompt, logprobs, None)
+
+    def _chunks(self, turn: Turn, change: Change) -> list[ChoiceBody]:
+        r, finish = self._request, change.finish
+        out = []
+        if finish is not None and finish.reason != "error":
+            out.append(ChoiceBody(turn.index, "", None, finish.reason, finish.stop))
+        if r.max_tokens == 0:
+            return [ChoiceBody(turn.index, "", None, "length")] if out else []
+        logprobs = None
+        if change.logprobs and r.logprobs is not None:
+            logprobs = LogprobsBody([], [], [], [])
+            self._add(logprobs, change.logprobs, change.offsets, len(turn.prompt or "") if r.echo else 0)
+        if change.content or logprobs:
+            out.insert(0, ChoiceBody(turn.index, change.content, logprobs, None))
+        return out
+
+    def end(self, turns: Sequence[Turn]) -> bytes:
+        if not self._with_usage:
+            return b""
+        return self._head + b'],"usage":' + _encode(self._usage(turns)) + b"}\n\n"
+
+
+def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
+    """Raises RequestError."""
+    r, prompts, n = request, request.prompts(), request.n or 1
+    if len(prompts) * n > served.max_choices:
+        raise UnsupportedField("n", f"{len(prompts)} prompts x n={n} are more than {served.max_choices} choices")
+    if r.max_tokens == 0 and not r.echo:
+        raise UnsupportedField("max_tokens", "max_tokens=0 is only allowed with echo=true")
+    params = r.params(served.default_params, 1 if r.max_tokens == 0 else r.max_tokens, r.logprobs)
+    params = replace(params, grammar=r.answer_grammar())
+    if r.echo and r.logprobs is not None and params.prompt_logprobs is None:
+        params = replace(params, prompt_logprobs=r.logprobs)
+    return TextAsk(
+        prompts=prompts,
+        add_special=r.add_special_tokens is not False,
+        shows_prompts=bool(r.echo),
+        scores_each=True,
+        default_tokens=_DEFAULT_TOKENS,
+        params=params,
+        n=n,
+        adapter=served.adapter(r.model),
+        priority=r.priority or 0,
+        salt=r.cache_salt,
+        resume=r.resume,
+        include_stop=bool(r.include_stop_str_in_output),
+        skip_special=r.skip_special_tokens is not False,
+        grammar_field=r.answer_field,
+    )
+
+
+def _char_offsets(data: bytes, offsets: list[int]) -> list[int]:
+    """Byte offsets in UTF-8 text as character offsets."""
+    chars, at, count = [], 0, 0
+    for offset in offsets:
+        count += sum((b & 0xC0) != 0x80 for b in data[at:offset])
+        at = offset
+        inside = offset < len(data) and (data[offset] & 0xC0) == 0x80  # of a character that began before
+        chars.append(count - inside)
+    return chars

@@ -1,0 +1,29 @@
+"""Fields beyond the OpenAI API, named as other servers name the same thing, and fields that change nothing."""
+
+# requests of /v1/completions and /v1/chat/completions
+REQUEST = frozenset({
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
+    "skip_special_tokens", "prompt_logprobs", "priority", "cache_salt", "return_token_ids", "structured_outputs",
+    "resume",
+})  # fmt: skip
+
+# requests of /v1/chat/completions
+CHAT_REQUEST = REQUEST | {
+    "chat_template_kwargs", "include_reasoning", "add_generation_prompt", "continue_final_message",
+    "thinking_token_budget", "documents",
+}  # fmt: skip
+
+# requests of /v1/completions
+COMPLETION_REQUEST = REQUEST | {"add_special_tokens", "response_format"}
+
+# responses and chunks, by the OpenAPI schema they extend
+RESPONSE = {
+    "message": frozenset({"reasoning_content", "reasoning"}),
+    "delta": frozenset({"reasoning_content", "reasoning"}),
+    "choice": frozenset({"stop_reason", "token_ids", "prompt_logprobs", "prompt_token_ids"}),
+    "response": frozenset({"prompt_token_ids", "prompt_logprobs"}),
+    "model": frozenset({"max_model_len", "root", "capabilities"}),
+}  # fmt: skip
+
+# fields of requests that are accepted and change nothing: labels for whoever runs a service
+IGNORED = frozenset({"user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier"})

@@ -1,0 +1,293 @@
+"""Requests of the OpenAI dialect: strict, closed, bounded. What is accepted is honoured, the rest refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from lmkit.api import (
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP,
+    MAX_STOP_IDS,
+    MAX_TOKENS,
+    MIN_REPETITION,
+    Grammar,
+    InvalidParam,
+    SamplingParams,
+    ToolChoice,
+)
+from lmkit.front.dialect import UnsupportedField
+from lmkit_http.strict import (
+    MAX_IDS,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Content,
+    Ids,
+    InvalidBody,
+    Json,
+    Label,
+    Message,
+    Name,
+    Strict,
+    TokenId,
+    Tool,
+    check_calls,
+)
+from pydantic import Field
+
+MAX_N = 64
+MAX_PROMPTS = 256
+
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+ChoiceText = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class NamedFunction(Strict):
+    name: Name
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class JsonSchemaFormat(Strict):
+    name: Label | None = None
+    description: Content | None = None
+    schema_: Json | bool | None = Field(None, alias="schema")
+    strict: bool | None = None  # it is always kept to the letter
+
+
+class ResponseFormat(Strict):
+    """structural_tag has either `format` or `structures` and `triggers`."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    format: Json | None = None
+    structures: Annotated[list[Json], Field(fail_fast=True, max_length=1024)] | None = None
+    triggers: Annotated[list[Label], Field(fail_fast=True, max_length=1024)] | None = None
+
+    def grammar(self) -> Grammar | None:
+        """Raises UnsupportedField."""
+        extra = {"json_schema": ("json_schema",), "structural_tag": ("format", "structures", "triggers")}
+        known = extra.get(self.type, ())
+        for name in ("json_schema", "format", "structures", "triggers"):
+            if getattr(self, name) is not None and name not in known:
+                raise UnsupportedField(f"response_format.{name}", f"{self.type!r} does not take {name}")
+        if self.type == "json_object":
+            return Grammar("json_object", "")
+        if self.type == "json_schema":
+            if self.json_schema is None or self.json_schema.schema_ is None:
+                field = "response_format.json_schema" + (".schema" if self.json_schema else "")
+                raise InvalidBody(f"{field} is required", field)
+            return Grammar("json_schema", _dumps(self.json_schema.schema_))
+        if self.type == "structural_tag":
+            return Grammar("structural_tag", _dumps(self.model_dump(exclude_none=True)))
+        return None
+
+
+class StructuredOutputs(Strict):
+    """Exactly one constraint."""
+
+    json_: Json | bool | Content | None = Field(None, alias="json")
+    regex: Content | None = None
+    choice: Annotated[list[ChoiceText], Field(fail_fast=True, min_length=1, max_length=10_000)] | None = None
+    grammar: Content | None = None
+    json_object: bool | None = None
+    structural_tag: Json | Content | None = None
+    backend: Annotated[str, Field(max_length=64)] | None = None
+
+    def as_grammar(self) -> Grammar:
+        """Raises UnsupportedField, InvalidParam."""
+        names = ("json_", "regex", "choice", "grammar", "json_object", "structural_tag")
+        given = [n for n in names if getattr(self, n) not in (None, False)]
+        if len(given) != 1:
+            shown = ", ".join(n.strip("_") for n in given) or "none"
+            raise UnsupportedField("structured_outputs", f"exactly one constraint is needed, got {shown}")
+        value = getattr(self, given[0])
+        text = value if isinstance(value, str) else "" if value is True else _dumps(value)
+        kind: Any = {"json_": "json_schema", "grammar": "ebnf" if "::=" in text else "lark"}.get(given[0], given[0])
+        return Grammar(kind, "true" if given[0] == "json_" and value is True else text, self.backend)
+
+
+class Sampling(Strict):
+    """Fields common to both dialects."""
+
+    model: Annotated[str, Field(max_length=512)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOP)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: (
+        Annotated[dict[Annotated[str, Field(max_length=12)], Annotated[float, Field(ge=-100, le=100)]],
+                  Field(max_length=MAX_BIAS)] | None
+    ) = None  # fmt: skip
+    user: Label | None = None
+    # extensions, see lmkit_dialect_openai.extensions
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=100)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    return_token_ids: bool | None = None
+    resume: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def answer_field(self) -> str:
+        """The field that constrains the answer."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
+    def answer_grammar(self) -> Grammar | None:
+        """The constraint on the text of the answer. Raises RequestError."""
+        grammar = self.response_format.grammar() if self.response_format is not None else None
+        if self.structured_outputs is None:
+            return grammar
+        if grammar is not None:
+            raise UnsupportedField("structured_outputs", "structured_outputs and response_format exclude each other")
+        return self.structured_outputs.as_grammar()
+
+    def check(self) -> None:
+        """What the types cannot say. Raises RequestError."""
+        if self.answer_grammar() is not None:
+            for name in ("ignore_eos", "min_tokens"):
+                if getattr(self, name):
+                    raise UnsupportedField(name, f"{name} and {self.answer_field} exclude each other")
+        if self.stream_options is not None and not self.stream:
+            raise UnsupportedField("stream_options", "stream_options is only allowed with stream=true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise UnsupportedField("prompt_logprobs", "prompt_logprobs is not available with stream=true")
+
+    def params(self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """`defaults`: what the checkpoint recommends. Raises InvalidParam."""
+        given: dict[str, Any] = dict(defaults)
+        names = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "seed", "stop",
+                 "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "prompt_logprobs")  # fmt: skip
+        given |= {k: v for k in names if (v := getattr(self, k)) is not None}
+        if given.get("top_k") == -1:
+            given["top_k"] = 0
+        return SamplingParams(
+            max_tokens=max_tokens, logprobs=logprobs, logit_bias=_bias(self.logit_bias or {}), **given
+        )
+
+
+class ChatRequest(Sampling):
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
+    # labels that change nothing in the answer
+    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
+    # extensions
+    chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
+    include_reasoning: bool | None = None
+    documents: Annotated[list[Json], Field(fail_fast=True, max_length=1024)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise UnsupportedField("top_logprobs", "top_logprobs needs logprobs=true")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise UnsupportedField("max_tokens", "max_tokens and max_completion_tokens exclude each other")
+        check_calls(self.messages)
+        for i, message in enumerate(self.messages):
+            _check_message(message, f"messages.{i}")
+        self._check_tools()
+        if self.continue_final_message and self.add_generation_prompt:
+            raise UnsupportedField(
+                "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
+            )
+
+    def _check_tools(self) -> None:
+        """Beside what an ask checks."""
+        if self.tool_choice in (None, "none"):
+            return
+        if not self.tools:
+            raise UnsupportedField("tool_choice", "tool_choice needs tools")
+        if self.tool_choice != "auto" and self.structured_outputs is not None:
+            raise UnsupportedField(
+                "structured_outputs", "structured_outputs and a tool_choice that demands a call exclude each other"
+            )
+
+    @property
+    def choice(self) -> ToolChoice:
+        if isinstance(self.tool_choice, NamedTool):
+            return ToolChoice("named", self.tool_choice.function.name)
+        return ToolChoice(self.tool_choice or "auto")
+
+
+class CompletionRequest(Sampling):
+    max_values: ClassVar[int] = MAX_IDS
+    prompt: Annotated[
+        Content | Ids
+        | Annotated[list[Content], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)],
+        Field(union_mode="left_to_right"),
+    ]  # fmt: skip
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    suffix: None = None
+    best_of: Literal[1] | None = None
+    # extensions
+    add_special_tokens: bool | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        prompt: Any = self.prompt
+        if isinstance(prompt, str) or isinstance(prompt[0], int):
+            return [prompt]
+        return list(prompt)
+
+
+def _check_message(message: Message, field: str) -> None:
+    if message.tool_calls and message.role != "assistant":
+        raise UnsupportedField(f"{field}.tool_calls", "only assistant messages have tool_calls")
+    if message.role in ("user", "system", "developer", "tool") and message.content is None:
+        raise InvalidBody(f"{field}.content is required", f"{field}.content")
+    for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if (part.text if part.type == "text" else part.refusal) is None:
+            raise InvalidBody(f"{field}.content.{j}.{part.type} is required", f"{field}.content.{j}.{part.type}")
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for key, value in bias.items():
+        if not key.isascii() or not key.isdigit():
+            raise InvalidParam("logit_bias", key, "token ids as keys")
+        pairs.append((int(key), value))
+    return tuple(pairs)

@@ -1,0 +1,99 @@
+"""Pieces of OpenAI answers as structs, encoded by msgspec. Only what both dialects share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from lmkit.api import Tokenizer, TokenLogprob
+
+if TYPE_CHECKING:
+    from lmkit.front.dialect import Usage
+
+
+class PromptDetails(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
+class UsageBody(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+def usage_of(usages: list[Usage], num_per_prompt: int = 1) -> UsageBody:
+    """Of all choices; a prompt counts once however many choices it has. `usages` in order of the choices."""
+    prompt = sum(u.prompt_tokens for u in usages[::num_per_prompt])
+    output = sum(u.completion_tokens for u in usages)
+    return UsageBody(
+        prompt,
+        output,
+        prompt + output,
+        PromptDetails(min(prompt, sum(u.cached_tokens for u in usages[::num_per_prompt]))),
+        CompletionDetails(sum(u.reasoning_tokens for u in usages)),
+    )
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ContentLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+def content_logprobs(entries: list[TokenLogprob], tokenizer: Tokenizer, num_top: int) -> list[ContentLogprob]:
+    """As chat answers show them."""
+    shown = []
+    for e in entries:
+        piece = tokenizer.piece(e.token)
+        top = []
+        for token, logprob in e.top[:num_top]:
+            b = tokenizer.piece(token)
+            top.append(TopLogprob(b.decode(errors="replace"), finite(logprob), list(b)))
+        shown.append(ContentLogprob(piece.decode(errors="replace"), finite(e.logprob), list(piece), top))
+    return shown
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinities."""
+    return logprob if logprob > -9999.0 else -9999.0
+
+
+class PromptLogprob(msgspec.Struct):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+def prompt_logprobs(entries: list[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, PromptLogprob] | None]:
+    """One entry per prompt position: null for the first, then token id -> logprob (the prompt's own token first)."""
+    shown: list[dict[str, PromptLogprob] | None] = [None]
+    for e in entries:
+        ranked = [(e.token, e.logprob, e.rank), *((t, p, i + 1) for i, (t, p) in enumerate(e.top))]
+        row: dict[str, PromptLogprob] = {}
+        for token, logprob, rank in ranked:
+            text = tokenizer.piece(token).decode(errors="replace")
+            row.setdefault(str(token), PromptLogprob(finite(logprob), rank, text))
+        shown.append(row)
+    return shown
+
+
+def chunk_frame(id: str, kind: str, created: int, model: str, with_usage: bool) -> tuple[bytes, bytes]:
+    """What stands before and after the encoded choice in every chunk of a stream: built once, not per token."""
+    encode = msgspec.json.encode
+    head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
+        encode(id), encode(kind), created, encode(model),
+    )  # fmt: skip
+    return head, b'],"usage":null}\n\n' if with_usage else b"]}\n\n"

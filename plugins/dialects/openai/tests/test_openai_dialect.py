@@ -1,0 +1,5 @@
+from lmkit_testing import PluginConformance
+
+
+class TestOpenAI(PluginConformance):
+    plugin = "dialect:openai"

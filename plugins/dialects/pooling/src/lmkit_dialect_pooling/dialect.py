@@ -1,0 +1,167 @@
+"""/v1/embeddings, /score, /rerank, /classify and /pooling: calls of a pooling model in the shapes that clients know.
+
+Embeddings as in the OpenAI API; rerank as in those of Jina and Cohere.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from base64 import b64encode
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+from lmkit.api import PoolingParams
+from lmkit.front.dialect import Dialect, Exchange, PoolAsk, PoolingOutput, ScoreAsk, Served
+from lmkit_http.strict import parse
+
+from lmkit_dialect_pooling.schema import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    InputRequest,
+    PoolingBase,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+
+_encode = msgspec.json.Encoder().encode
+Request = TypeVar("Request", bound=PoolingBase)
+Answer = TypeVar("Answer")
+
+
+class _Answer(Exchange, Generic[Request, Answer]):
+    """One request: `make_ask` says what is asked, `body` shapes its answer."""
+
+    id_kind = "pool"
+
+    def __init__(self, request: Request, served: Served) -> None:
+        self.request, self.served = request, served
+        limit = request.truncate_prompt_tokens  # None: longer texts are refused
+        self.shared: dict[str, Any] = {
+            "limit": served.max_length if limit == -1 else limit, "adapter": served.adapter(request.model),
+            "priority": request.priority or 0,
+        }  # fmt: skip
+        super().__init__(self.make_ask())
+        self._created = int(time.time())
+
+    def pooled(self, answer: Any, num_tokens: int) -> bytes:
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        head = {"id": self.id, "created": self._created, "model": self.request.model or self.served.names[0]}
+        return _encode({**head, **self.body(answer), "usage": usage})
+
+    @abstractmethod
+    def make_ask(self) -> PoolAsk | ScoreAsk: ...
+
+    @abstractmethod
+    def body(self, answer: Answer) -> dict[str, Any]: ...
+
+
+class _Inputs(_Answer[Request, list[PoolingOutput]]):
+    """What answers each input by itself."""
+
+    @abstractmethod
+    def params(self) -> PoolingParams | None: ...
+
+    def make_ask(self) -> PoolAsk:
+        request = self.request
+        assert isinstance(request, InputRequest)
+        special = request.add_special_tokens is not False
+        return PoolAsk(prompts=request.prompts(), params=self.params(), add_special=special, **self.shared)
+
+
+class Embeddings(_Inputs[EmbeddingRequest]):
+    id_kind = "embd"
+
+    def params(self) -> PoolingParams:
+        return PoolingParams("embed", self.request.dimensions)
+
+    def body(self, answer: list[PoolingOutput]) -> dict[str, Any]:
+        form = self.request.encoding_format
+        data = [{"index": i, "object": "embedding", "embedding": _shown(a, form)} for i, a in enumerate(answer)]
+        return {"object": "list", "data": data}
+
+
+class Pooling(_Inputs[PoolingRequest]):
+    def params(self) -> PoolingParams:
+        pooler, r = self.served.pooler, self.request
+        task = r.task or (pooler.task if pooler is not None else "embed")
+        return PoolingParams(task, r.dimensions, r.activation)
+
+    def body(self, answer: list[PoolingOutput]) -> dict[str, Any]:
+        form = self.request.encoding_format
+        data = [{"index": i, "object": "pooling", "data": _shown(a, form)} for i, a in enumerate(answer)]
+        return {"object": "list", "data": data}
+
+
+class Classify(_Inputs[ClassifyRequest]):
+    id_kind = "classify"
+
+    def params(self) -> PoolingParams:
+        return PoolingParams("classify", activation=self.request.activation)
+
+    def body(self, answer: list[PoolingOutput]) -> dict[str, Any]:
+        pooler = self.served.pooler
+        labels = pooler.labels if pooler is not None else ()
+        data = []
+        for i, a in enumerate(answer):
+            best = int(a.data.argmax())
+            label = labels[best] if best < len(labels) else None
+            data.append({"index": i, "label": label, "probs": a.data.tolist(), "num_classes": len(a.data)})
+        return {"object": "list", "data": data}
+
+
+class Score(_Answer[ScoreRequest, list[float]]):
+    id_kind = "score"
+
+    def make_ask(self) -> ScoreAsk:
+        queries, documents = self.request.sides()
+        return ScoreAsk(queries=queries, documents=documents, activation=self.request.activation, **self.shared)
+
+    def body(self, answer: list[float]) -> dict[str, Any]:
+        data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(answer)]
+        return {"object": "list", "data": data}
+
+
+class Rerank(_Answer[RerankRequest, list[float]]):
+    id_kind = "rerank"
+
+    def make_ask(self) -> ScoreAsk:
+        r = self.request
+        return ScoreAsk(queries=[r.query], documents=r.texts(), activation=r.activation, **self.shared)
+
+    def body(self, answer: list[float]) -> dict[str, Any]:
+        """Best first; documents of equal score keep their order."""
+        r, texts = self.request, self.request.texts()
+        order = sorted(range(len(answer)), key=lambda i: -answer[i])[: r.top_n]
+        results: list[dict[str, Any]] = [{"index": i, "relevance_score": answer[i]} for i in order]
+        if r.return_documents is not False:
+            for result in results:
+                result["document"] = {"text": texts[result["index"]]}
+        return {"results": results}
+
+
+# path -> request, how it is answered
+ANSWERS: dict[str, tuple[type[PoolingBase], type[_Answer[Any, Any]]]] = {
+    "/v1/embeddings": (EmbeddingRequest, Embeddings),
+    "/pooling": (PoolingRequest, Pooling),
+    "/classify": (ClassifyRequest, Classify),
+    **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, Score)),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, Rerank)),
+}
+
+
+class PoolingDialect(Dialect):
+    routes: ClassVar[tuple[str, ...]] = tuple(ANSWERS)
+
+    def parse(self, route: str, body: bytes | bytearray, served: Served) -> Exchange:
+        kind, answer = ANSWERS[route]
+        request = parse(kind, body, served.max_values)
+        served.check_model(request.model)
+        request.check()
+        return answer(request, served)
+
+
+def _shown(output: PoolingOutput, form: str | None) -> str | list[Any]:
+    """A list of numbers, or their float32 bytes, little-endian, in base64."""
+    return b64encode(output.data.tobytes()).decode() if form == "base64" else output.data.tolist()

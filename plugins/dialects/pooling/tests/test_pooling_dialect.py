@@ -1,0 +1,5 @@
+from lmkit_testing import PluginConformance
+
+
+class TestPoolingDialect(PluginConformance):
+    plugin = "dialect:pooling"

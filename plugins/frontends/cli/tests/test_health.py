@@ -1,0 +1,168 @@
+"""Each kind of trouble is found, named, and comes with a remedy; healthy plugins give no finding."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from lmkit.plugins import host as host_module
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.switches import Pattern
+from lmkit_cli import health
+from lmkit_cli.health import examine, import_budgets
+from lmkit_testing.world import World
+
+
+def findings(world: World, **switches: object) -> dict[tuple[str, str], str]:
+    return {(f.subject, f.code): f.level for f in examine(world.host(**switches))}
+
+
+def test_healthy(whole: World) -> None:
+    assert findings(whole) == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "level"),
+    [
+        ("1 / 0", "broken", "error"),
+        ("import sys; sys.exit(0)", "broken", "error"),
+        ("{good}\nimport numpy", "import-budget", "error"),
+        ("{good}\nimport time; time.sleep(0.7)", "import-slow", "warning"),
+        ("{good}\n@hookimpl\ndef lmkit_attention_backend(): return []", "unknown-hook", "warning"),
+        ("{good}\ndef later():\n    from lmkit.plugins.host import PluginHost", "private-import", "error"),
+        ("{good}\nfrom lmkit import config", "private-import", "error"),
+        ("{two}", "no-entry-point", "warning"),
+    ],
+)
+def test_trouble_in_a_module(world: World, source: str, code: str, level: str) -> None:
+    good = (
+        "from lmkit.api import AttentionSpec, hookimpl\n@hookimpl\ndef lmkit_attention_backends():\n"
+        "    yield AttentionSpec(name='it', summary='it', target='it_x.hooks:x', dtypes=frozenset({'float32'}))\n"
+    )
+    two = good + good.splitlines()[-1].replace("'it',", "'second',", 1) + "\n"
+    world.add("it-dist", {"attention": {"it": "it_x.hooks"}}, {"it_x.hooks": source.format(good=good, two=two)})
+    found = findings(world)
+    subject = "attention:second" if code == "no-entry-point" else "attention:it"
+    assert found.get((subject, code)) == level, found
+    assert all(f.fix for f in examine(world.host()))
+
+
+def test_trouble_in_metadata(world: World) -> None:
+    world.attention("unranged", requires=[])
+    world.attention("pinned", requires=["lmkit-core>=0.1,<0.3", "torch==2.4.0"])
+    world.attention("old", requires=["lmkit-core<0.0.1"])
+    world.attention("needy", "requires=('nowhere-to-be-found>=3',)")
+    world.attention("twice", dist="first")
+    world.attention("twice", dist="second")
+    world.attention("off")
+    found = findings(world, disable=(Pattern("attention:off", "flag"),))
+    assert found == {
+        ("toy-attention-unranged", "no-core-range"): "warning",
+        ("toy-attention-pinned", "exact-pin"): "warning",
+        ("attention:old", "core-too-new"): "error",
+        ("attention:needy", "requirement-missing"): "info",
+        ("attention:twice", "name-conflict"): "error",
+        ("attention:off", "disabled"): "info",
+    }
+
+
+def test_shadowed_and_shared_files(world: World, tmp_path) -> None:
+    world.attention("it", dist="first")
+    world.add("second", {"attention": {"other": "first.hooks"}}, {"first.hooks": "x = 1"})
+    behind = World(tmp_path / "behind")
+    behind.path.mkdir()
+    behind.attention("it", dist="first", version="0.0.1")
+    from lmkit.plugins.switches import Switches
+
+    host = PluginHost(path=[str(world.path), str(behind.path)], switches=Switches())
+    found = {(f.subject, f.code) for f in examine(host)}
+    assert {("attention:it", "shadowed"), ("first", "shared-file")} <= found
+
+
+def test_targets_are_imported_on_request(world: World) -> None:
+    world.attention("it", target="not_there:It")
+    assert findings(world) == {}
+    found = {(f.subject, f.code): f.level for f in examine(world.host(), imports=True)}
+    assert found == {("attention:it", "target-import"): "error"}
+
+
+def test_checks_that_plugins_bring(world: World) -> None:
+    source = (
+        "from lmkit.api import DoctorCheck, hookimpl\ndef low(): return 'battery is low'\ndef fine(): return None\n"
+        "def bad(): raise SystemExit\n@hookimpl\ndef lmkit_doctor_checks():\n"
+        "    for n in ('low', 'fine', 'bad'):\n"
+        "        yield DoctorCheck(name=n, summary='x', target=f'toy_health.hooks:{n}')\n"
+    )
+    world.add("toy-health", {"extension": {"health": "toy_health.hooks"}}, {"toy_health.hooks": source})
+    assert findings(world) == {
+        ("toy_health.hooks", "toy_health.low"): "error",
+        ("toy_health.hooks", "toy_health.bad"): "error",
+    }
+
+
+def test_budget_is_measured_in_a_fresh_process() -> None:
+    budgets = import_budgets(["lmkit.builtin", "numpy", "no_such_module"])
+    assert [heavy for heavy, _ in budgets.values()] == [[], ["numpy"], []]
+    assert budgets["lmkit.builtin"][1] < 0.5
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["while True: pass", "import time\ntime.sleep(3600)", "def lmkit_attention_backends():\n    while True: pass"],
+)
+def test_a_module_that_never_ends_is_named_and_ended(
+    world: World, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "ENDLESS_SECONDS", 1.0)
+    world.attention("fine")
+    world.add("it-dist", {"attention": {"it": "it_x.hooks"}}, {"it_x.hooks": source})
+    found = {f.subject: f for f in examine(world.host())}
+    assert found["attention:it"].code == "endless"
+    assert "it-dist" in found["attention:it"].fix
+    assert "attention:fine" not in found
+
+
+def test_what_the_doctor_started_does_not_outlive_it(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        f"Path({str(tmp_path / 'new')!r}).write_text(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pid')!r})\nwhile True: pass\n"
+    )
+    code = "from lmkit_cli.health import import_budgets; import_budgets(['endless'], 600)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
+        try:
+            _until(lambda: (tmp_path / "pid").exists())
+        finally:
+            process.kill()
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        _until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def _until(done: object, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_slow_plugin_is_named_while_it_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "lmkit.plugins")
+    monkeypatch.setattr(host_module, "SLOW_SECONDS", 0.05)
+    source = "import time\ntime.sleep(0.3)\n"
+    world.add("it-dist", {"attention": {"it": "it_x.hooks"}}, {"it_x.hooks": source})
+    host = world.host()
+    host.open(host.entries("attention", "it")[0])
+    assert "LMKIT_PLUGINS_DISABLE=attention:it" in caplog.text

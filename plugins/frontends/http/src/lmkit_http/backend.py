@@ -1,0 +1,132 @@
+"""Backend: one served model, with everything that routes share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lmkit.api import EngineBusy, EngineDead, ErrorInfo, LmkitError
+from lmkit.front.dialect import Served
+
+from lmkit_http.backlog import Backlogs
+from lmkit_http.body import Bodies
+from lmkit_http.limits import body_limit, queue_limit, values_limit
+from lmkit_http.metrics import Metrics
+from lmkit_http.settings import ServerSettings
+from lmkit_http.workers import Workers
+
+if TYPE_CHECKING:
+    from lmkit.engine.client import EngineClient
+    from lmkit.engine.messages import EngineFacts
+    from lmkit.text.side import TextSide
+
+
+class ServedModel(Protocol):
+    """What the server needs of an AsyncLLM."""
+
+    @property
+    def client(self) -> EngineClient: ...
+    @property
+    def text(self) -> TextSide: ...
+    @property
+    def facts(self) -> EngineFacts: ...
+
+
+class Running(Protocol):
+    """A request being answered: a Generation or a PoolingRun."""
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait for the client to read, roughly."""
+        ...
+
+    def fail(self, error: ErrorInfo) -> None:
+        """Ends it from this side with `error`."""
+        ...
+
+
+@dataclass
+class Backend:
+    """One served model, with everything the routes share."""
+
+    client: EngineClient
+    text: TextSide
+    facts: EngineFacts
+    settings: ServerSettings
+    metrics: Metrics
+    plan: Any = None  # ResolvedPlan
+    adapters: set[str] = field(default_factory=set)  # names under which requests get the model with an adapter
+    draining: bool = False
+    running: set[Running] = field(default_factory=set)  # being answered
+    num_preparing: int = 0  # accepted, not yet running
+    startup: tuple[tuple[str, float], ...] = ()  # phase, seconds; from the start of the process until ready
+    routes: frozenset[str] = frozenset()  # of requests for the engine
+    bodies: Bodies = field(init=False)
+    backlogs: Backlogs = field(init=False)
+    workers: Workers = field(default_factory=Workers)
+    served: Served = field(init=False)  # what dialects know of it
+
+    def __post_init__(self) -> None:
+        self.bodies = Bodies(body_limit(self.facts, self.settings), self.settings.max_bodies)
+        self.backlogs = Backlogs(self.running)
+        self._max_active = queue_limit(self.facts)
+        self.served = Served(
+            self.names, self.adapters, self.text.tokenizer, self.text.default_params or {}, self.facts.max_length,
+            self.settings.max_choices, values_limit(self.facts, self.settings), self.facts.pooler,
+        )  # fmt: skip
+
+    @property
+    def num_active(self) -> int:
+        return len(self.running) + self.num_preparing
+
+    def abort_all(self) -> None:
+        """Ends every running request with a typed error."""
+        error = EngineBusy("the server is shutting down and this request was aborted", fix="send it elsewhere").info()
+        for generation in list(self.running):
+            generation.fail(error)
+
+    @property
+    def model(self) -> str:
+        return self.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model itself, the main one first."""
+        return self.settings.served_names or (self.facts.model,)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises UnknownModel."""
+        self.served.check_model(name)
+
+    def check_open(self) -> None:
+        """Raises EngineBusy or EngineDead when no new generation can start."""
+        state = self.client.state
+        if state == "dead":
+            raise EngineDead("the engine is not running", fix="try again in a while")
+        if self.draining or state == "draining":
+            raise EngineBusy("the server is shutting down", fix="send the request elsewhere")
+        if state != "ready":
+            raise EngineBusy("the engine is still starting", fix="try again in a few seconds")
+
+    def admit(self, method: str, path: str) -> None:
+        """Raises what `check_open` does, and EngineBusy when as many requests as may wait do so already.
+
+        Asked before anything is read of a request, so that those for which there is no room take no time from others.
+        """
+        if path not in self.routes or method != "POST":
+            return
+        try:
+            self.check_open()
+            if self.num_active >= self._max_active:
+                raise EngineBusy(f"{self.num_active} requests are waiting or running", fix="try again in a while")
+        except LmkitError as e:
+            self.metrics.http(path, e.status)
+            raise
+
+    async def idle(self, timeout: float) -> bool:
+        """Waits until no generation is being answered."""
+        end = asyncio.get_running_loop().time() + timeout
+        while self.num_active and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.02)
+        return not self.num_active
