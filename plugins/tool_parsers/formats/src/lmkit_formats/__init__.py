@@ -5,13 +5,12 @@ Blanks between the parts of a call are always accepted. A field that takes sever
 first is what is written.
 """
 
-from lmkit_formats.calls import JsonCalls, NamedJson
+from lmkit_formats.calls import CallBody, JsonCalls, NamedJson
 from lmkit_formats.channels import ChannelFormat
 from lmkit_formats.looseobject import LooseObject
 from lmkit_formats.params import Params
 from lmkit_formats.pycalls import PyCalls
 from lmkit_formats.reasoning import ReasoningFormat
-from lmkit_formats.syntax import CallBody
 from lmkit_formats.tools import ToolFormat
 
 __all__ = [

@@ -12,13 +12,17 @@ import json
 import re
 import secrets
 import string
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import lru_cache
+from typing import Any, Literal, Protocol
 
-from lmkit.api import ParseEvent, ParseWarning, Text, ToolArgs, ToolEnd, ToolStart
+from lmkit.api import ParseEvent, ParseWarning, Text, ToolArgs, ToolDef, ToolEnd, ToolStart
 
 from lmkit_formats.jsonread import JsonReader
 from lmkit_formats.markers import BLANKS, markers, skip_blanks
+from lmkit_formats.tags import Tag, dump, schema_of
 
 State = Literal["more", "done", "bad"]
 MAX_NAME = 256  # characters of a tool's name or a key
@@ -29,29 +33,13 @@ _PLAIN_TEXT = re.compile(r'"([^"\\\x00-\x1f]{0,256})"')
 _JSON_BEGINS = '-0123456789tfn"{['
 _HARMLESS = ("id", "type")  # fields of a call that say nothing more
 _ALPHANUMERIC = string.ascii_letters + string.digits
+# between "{" and the first key of a bare call
+GAPS = ("", " ", "\n", "\n ", "\n  ", "\n    ", "\n\t", "\r\n", "\r\n  ")
 
-
-@dataclass(frozen=True, slots=True)
-class JsonCalls:
-    """{"name": ..., "arguments": {...}}, keys in any order."""
-
-    name: tuple[str, ...] = ("name",)
-    arguments: tuple[str, ...] = ("arguments", "parameters")
-    id: tuple[str, ...] = ()  # keys whose value is the id of the call
-    many: Literal["one", "list", "any"] = "one"  # an object; an array of objects; either
-    keyed: bool = False  # {NAME: {...}} instead of named fields
-    required: bool = False  # a call without arguments is none
-
-
-@dataclass(frozen=True, slots=True)
-class NamedJson:
-    """The name, a separator, the arguments as a JSON object: get_time<sep>{"zone": "UTC"}."""
-
-    ends: tuple[str, ...]  # what ends the name; "{" is not consumed
-    prefix: tuple[str, ...] = ()  # constant texts before the name
-    id_mark: str = ""  # comes between the name and its end, followed by the id of the call
-    pattern: str = r"(?P<name>[^\s<>\[\]{}|]+)"  # of what stands for the name; groups "name" and perhaps "id"
-    written: str = "{name}"  # how a name is written; may use {index}
+_B = r"[ \t\r\n]*+"
+# what follows a bracket is wrong, or a name is no text
+_NO_OBJECT, _NO_LIST = rf'\{{{_B}(?=[^"}} \t\r\n])', rf"\[{_B}(?=[^{{\] \t\r\n])"
+_NO_NAME = rf'\{{{_B}"(?:NAME)"{_B}:{_B}(?=[^" \t\r\n])'
 
 
 class CallSink:
@@ -124,6 +112,140 @@ class BodyReader(Protocol):
     def leftover(self) -> str:
         """What was consumed of the open call and is not in its arguments."""
         ...
+
+
+class CallBody(ABC):
+    """How the calls between the markers of a tool format are written. A format may have a body of a plugin's own."""
+
+    __slots__ = ()
+
+    is_json = False  # of several bodies, the one that is used where "{" or "[" follows
+    is_named = False  # a body begins with the name of a tool
+    first = "["  # characters that a body may begin with where it comes without a marker
+    is_list = False  # one body holds any number of calls
+    brackets = ("[", "]")  # around the calls of a list
+    comma = ", "  # between them
+    opener = ""  # what all calls begin with, when that tells them from text
+    wrong: re.Pattern[str] | None = None  # how a body begins that is none, as far as that tells
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts that may be special tokens."""
+        return ()
+
+    def bare_texts(self, tools: Sequence[ToolDef]) -> tuple[str, ...]:
+        """How a body may begin in the middle of text: with a key of a call or a tool's name, not with any bracket."""
+        return tuple(self.first)
+
+    @abstractmethod
+    def reader(self, sink: CallSink, tools: Sequence[ToolDef], ends: Sequence[str], *, strict_keys: bool) -> BodyReader:
+        """For one body. `ends`: the closing markers, which it leaves unread; `strict_keys`: nothing but the keys that
+        are declared makes an object a call, for it stands in the middle of text."""
+
+    @abstractmethod
+    def frame(self, name: str, index: str) -> tuple[str, str]:
+        """What is written before and after the arguments of a call."""
+
+    @abstractmethod
+    def write(self, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+        """The arguments as the family writes them."""
+
+    @abstractmethod
+    def accept(self, tool: ToolDef) -> Tag:
+        """The arguments that the tool's schema allows, as `write` writes them. Raises InvalidParam for a strict tool
+        whose schema cannot be enforced."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls(CallBody):
+    """{"name": ..., "arguments": {...}}, keys in any order."""
+
+    name: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    id: tuple[str, ...] = ()  # keys whose value is the id of the call
+    many: Literal["one", "list", "any"] = "one"  # an object; an array of objects; either
+    keyed: bool = False  # {NAME: {...}} instead of named fields
+    required: bool = False  # a call without arguments is none
+
+    is_json = True
+
+    @property
+    def first(self) -> str:  # type: ignore[override]
+        return {"one": "{", "list": "[", "any": "{["}[self.many]
+
+    @property
+    def is_list(self) -> bool:  # type: ignore[override]
+        return self.many != "one"
+
+    @property
+    def opener(self) -> str:  # type: ignore[override]
+        return self.frame("", "0")[0].split('""')[0] + '"'
+
+    @property
+    def wrong(self) -> re.Pattern[str]:  # type: ignore[override]
+        return _no_call(self)
+
+    def bare_texts(self, tools: Sequence[ToolDef]) -> tuple[str, ...]:
+        if self.keyed:
+            return tuple(self.first)
+        brackets = {"one": ("{",), "list": ("[{",), "any": ("{", "[{")}[self.many]
+        keys = (*self.name, *self.arguments, *self.id, "type")
+        return tuple(f'{b}{gap}"{key}"' for b in brackets for gap in GAPS for key in keys)
+
+    def reader(self, sink: CallSink, tools: Sequence[ToolDef], ends: Sequence[str], *, strict_keys: bool) -> BodyReader:
+        return JsonCallReader(self, sink, strict_keys=strict_keys)
+
+    def frame(self, name: str, index: str) -> tuple[str, str]:
+        if self.keyed:
+            return f"{{{dump(name)}: ", "}"
+        id = f'"{self.id[0]}": "{index}", ' if self.id else ""
+        return f'{{{id}"{self.name[0]}": {dump(name)}, "{self.arguments[0]}": ', "}"
+
+    def write(self, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+        return dump(arguments)
+
+    def accept(self, tool: ToolDef) -> Tag:
+        return {"type": "json_schema", "json_schema": schema_of(tool)}
+
+
+@lru_cache(maxsize=256)
+def _no_call(body: JsonCalls) -> re.Pattern[str]:
+    """How a body begins that is wrong from its start, up to the place where a reader would find that out."""
+    first = body.first
+    name = _NO_NAME.replace("NAME", "|".join(map(re.escape, body.name)))
+    wrong = [_NO_OBJECT if "{" in first else "", _NO_LIST if "[" in first else ""]
+    return re.compile("|".join(filter(None, [*wrong, name if "{" in first and not body.keyed else ""])))
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJson(CallBody):
+    """The name, a separator, the arguments as a JSON object: get_time<sep>{"zone": "UTC"}."""
+
+    ends: tuple[str, ...]  # what ends the name; "{" is not consumed
+    prefix: tuple[str, ...] = ()  # constant texts before the name
+    id_mark: str = ""  # comes between the name and its end, followed by the id of the call
+    pattern: str = r"(?P<name>[^\s<>\[\]{}|]+)"  # of what stands for the name; groups "name" and perhaps "id"
+    written: str = "{name}"  # how a name is written; may use {index}
+
+    is_named = True
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (*self.ends, *self.prefix, self.id_mark)
+
+    def reader(self, sink: CallSink, tools: Sequence[ToolDef], ends: Sequence[str], *, strict_keys: bool) -> BodyReader:
+        return NamedJsonReader(self, sink)
+
+    def frame(self, name: str, index: str) -> tuple[str, str]:
+        end = "" if self.ends[0] == "{" else self.ends[0]
+        written = self.written.replace("{name}", name).replace("{index}", index)
+        return "".join(self.prefix) + written + end, ""
+
+    def write(self, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+        return dump(arguments)
+
+    def accept(self, tool: ToolDef) -> Tag:
+        return {"type": "json_schema", "json_schema": schema_of(tool)}
 
 
 class ArgumentsReader:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from lmkit_formats.calls import MAX_NAME, CallSink, State, is_name, read_prefix
+from lmkit.api import InvalidParam, ToolDef
+
+from lmkit_formats.calls import MAX_NAME, BodyReader, CallBody, CallSink, State, is_name, read_prefix
 from lmkit_formats.markers import markers, skip_blanks
 from lmkit_formats.params import typed
+from lmkit_formats.schemas import kinds_of
+from lmkit_formats.tags import Tag, dump, listed, plain, properties_of, schema_of, standing_alone, tag_of
 
 _MAX_DEPTH = 128
+_MAX_SCHEMA = 16  # of objects in a schema
 _MAX_SCALAR = 1000  # characters of a value that is not marked as a string
 _NAME_END = re.compile(r"\{")
 _KEY_END = re.compile(r"[:,{}\[\]]")
@@ -18,11 +25,30 @@ _SCALAR_END = re.compile(r"[,}\]<]")
 
 
 @dataclass(frozen=True, slots=True)
-class LooseObject:
+class LooseObject(CallBody):
     """The name and an object with bare keys: f{city:<q>Paris<q>,days:[1,2]}. What is not marked as a string is JSON."""
 
     quotes: tuple[str, ...]  # stand before and after a string
     prefix: tuple[str, ...] = ()  # constant texts before the name
+
+    is_named = True
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (*self.quotes, *self.prefix)
+
+    def reader(self, sink: CallSink, tools: Sequence[ToolDef], ends: Sequence[str], *, strict_keys: bool) -> BodyReader:
+        return LooseObjectReader(self, sink)
+
+    def frame(self, name: str, index: str) -> tuple[str, str]:
+        return "".join(self.prefix) + name + "{", "}"
+
+    def write(self, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+        return _loose(self, arguments)[1:-1]
+
+    def accept(self, tool: ToolDef) -> Tag:
+        schema = schema_of(tool)
+        return _loose_members(self, schema, schema, tool.strict)
 
 
 class LooseObjectReader:
@@ -196,3 +222,43 @@ class LooseObjectReader:
         text = "".join(self._parts).strip()
         self._parts, self._num_parts = [], 0
         return text
+
+
+def _loose_members(
+    body: LooseObject, schema: Mapping[str, Any], root: Mapping[str, Any], strict: bool, depth: int = 0
+) -> Tag:
+    """Raises InvalidParam for an object that does not say what is in it."""
+    properties, required, optional = properties_of(schema)
+    if (not properties and depth) or depth > _MAX_SCHEMA:
+        raise InvalidParam("tools", dict(schema), "objects with properties, not nested too deep, for this tool format")
+    return listed(
+        required, optional, ",", lambda k: (f"{k}:", _loose_value(body, properties[k], root, strict, depth + 1))
+    )
+
+
+def _loose_value(body: LooseObject, schema: object, root: Mapping[str, Any], strict: bool, depth: int) -> Tag:
+    kinds = kinds_of(schema, root)
+    known = schema if isinstance(schema, Mapping) else {}
+    quote = body.quotes[0]
+    options: list[Tag] = []
+    if kinds is None or "string" in kinds:
+        options += [tag_of(quote, content, quote) for content in plain(schema, strict)]
+    if kinds and "array" in kinds:
+        item = tag_of("", _loose_value(body, known.get("items"), root, strict, depth + 1), "")
+        options.append(tag_of("[", {"type": "tags_with_separator", "tags": [item], "separator": ","}, "]"))
+    if kinds and "object" in kinds:
+        options.append(tag_of("{", _loose_members(body, known, root, strict, depth), "}"))
+    scalars = {"integer", "number", "boolean", "null"} & (kinds or {"number", "boolean", "null"})
+    if scalars:
+        rest = {**standing_alone(schema, root), "type": sorted(scalars)}
+        options.append({"type": "json_schema", "json_schema": rest})
+    return options[0] if len(options) == 1 else {"type": "or", "elements": options}
+
+
+def _loose(body: LooseObject, value: object) -> str:
+    """A JSON value with bare keys and marked strings."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{_loose(body, v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_loose(body, v) for v in value) + "]"
+    return f"{body.quotes[0]}{value}{body.quotes[0]}" if isinstance(value, str) else dump(value)

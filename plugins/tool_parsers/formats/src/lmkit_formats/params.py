@@ -9,15 +9,16 @@ from typing import Any, Literal
 
 from lmkit.api import ToolDef
 
-from lmkit_formats.calls import MAX_NAME, CallSink, State, is_name, read_prefix
+from lmkit_formats.calls import MAX_NAME, BodyReader, CallBody, CallSink, State, is_name, read_prefix
 from lmkit_formats.jsonread import JsonReader
 from lmkit_formats.markers import Found, markers
 from lmkit_formats.pycalls import literal
 from lmkit_formats.schemas import kind_of, kinds_of
+from lmkit_formats.tags import Tag, dump, maybe, plain, properties_of, schema_of, sequence, standing_alone, tag_of
 
 
 @dataclass(frozen=True, slots=True)
-class Params:
+class Params(CallBody):
     """The name, then one element per argument: <parameter=city>Paris</parameter>, typed by the tool's JSON schema."""
 
     name_ends: tuple[str, ...]  # what ends the name; a text that is also `open` or `foot` is not consumed
@@ -35,6 +36,35 @@ class Params:
     block: bool = False  # a value with a newline at both ends stands on lines of its own: they are not part of it
     raw: tuple[str, ...] = ()  # what may stand before and after a part of a value in which markers are text
     wrappers: tuple[str, ...] = ()  # keys that hold all arguments as one object, when the tool has none of that name
+
+    is_named = True
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        marks = (self.open, *self.key_ends, self.close, self.foot, self.value_open)
+        return (*self.name_ends, *marks, *self.prefix)
+
+    def reader(self, sink: CallSink, tools: Sequence[ToolDef], ends: Sequence[str], *, strict_keys: bool) -> BodyReader:
+        return ParamsReader(self, sink, tools, ends)
+
+    def frame(self, name: str, index: str) -> tuple[str, str]:
+        end = self.name_ends[0] if self.name_ends[0] not in (self.open, self.foot) else ""
+        return "".join(self.prefix) + name + end + self.gap, self.foot
+
+    def write(self, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+        elements = []
+        for key, value in arguments.items():
+            as_text = isinstance(value, str)
+            begin, end = _element(self, key, as_text)
+            elements.append(begin + (value if as_text else dump(value)) + end + self.gap)
+        return "".join(elements)
+
+    def accept(self, tool: ToolDef) -> Tag:
+        schema = schema_of(tool)
+        properties, required, optional = properties_of(schema)
+        elements = [_parameter(self, key, properties[key], schema, tool.strict) for key in required]
+        elements += [maybe(_parameter(self, key, properties[key], schema, tool.strict)) for key in optional]
+        return sequence(*elements)
 
 
 class ParamsReader:
@@ -257,3 +287,25 @@ def typed(value: str, kinds: frozenset[str] | None) -> str:
     if kind == "number" and "integer" in kinds and float(written).is_integer():
         return str(int(float(written)))
     return written if allowed else as_string
+
+
+def _element(body: Params, key: str, as_text: bool) -> tuple[str, str]:
+    kind = "string" if as_text else "json"
+    key_end = body.key_ends[body.typed.index(kind) if kind in body.typed else 0]
+    blank = "\n" if body.strip == "newline" else ""
+    return f"{body.open}{key}{key_end}{body.value_open}{blank}", blank + body.close
+
+
+def _parameter(body: Params, key: str, schema: object, root: Mapping[str, Any], strict: bool) -> Tag:
+    kinds = kinds_of(schema, root)
+    only_text = body.verbatim or kinds == {"string"} or (kinds is None and body.untyped == "string")
+    options = []
+    if only_text or (kinds and "string" in kinds):
+        begin, end = _element(body, key, as_text=True)
+        options += [tag_of(begin, content, end + body.gap) for content in plain(schema, strict)]
+    if not only_text:
+        begin, end = _element(body, key, as_text=False)
+        rest = {"type": sorted(kinds - {"string"})} if kinds else {}
+        content = {"type": "json_schema", "json_schema": {**standing_alone(schema, root), **rest}}
+        options.append(tag_of(begin, content, end + body.gap))
+    return options[0] if len(options) == 1 else {"type": "or", "elements": options}

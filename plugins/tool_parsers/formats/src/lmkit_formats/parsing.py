@@ -13,28 +13,16 @@ time a ParseWarning says so.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 from lmkit.api import ParseEvent, ParseWarning, ToolDef
 
-from lmkit_formats.calls import BodyReader, CallSink, JsonCallReader, JsonCalls, NamedJson, NamedJsonReader
-from lmkit_formats.looseobject import LooseObject, LooseObjectReader
+from lmkit_formats.calls import BodyReader, CallSink
 from lmkit_formats.markers import BLANKS, MAX_GAP, markers, skip_blanks
-from lmkit_formats.params import Params, ParamsReader
-from lmkit_formats.pycalls import PyCalls, PyCallsReader
 from lmkit_formats.syntax import ToolSyntax
 
-# between "{" and the first key of a bare call
-_GAPS = ("", " ", "\n", "\n ", "\n  ", "\n    ", "\n\t", "\r\n", "\r\n  ")
 _MAX_WARNINGS = 100  # of broken calls in one output
 _CLOSERS = BLANKS + ",]})"  # what may follow a finished call when the output ends early
-
-_B = r"[ \t\r\n]*+"
-# what follows a bracket is wrong, or a name is no text
-_NO_OBJECT, _NO_LIST = rf'\{{{_B}(?=[^"}} \t\r\n])', rf"\[{_B}(?=[^{{\] \t\r\n])"
-_NO_NAME = rf'\{{{_B}"(?:NAME)"{_B}:{_B}(?=[^" \t\r\n])'
 
 
 class ToolParser:
@@ -46,29 +34,29 @@ class ToolParser:
         """`constrained`: what does not begin with a call is content to its end. `begun`: see ToolSyntax."""
         self._fmt, self._tools, self._constrained = fmt, tools, constrained
         self._bodies = fmt.body if isinstance(fmt.body, tuple) else (fmt.body,)
-        json_bodies = [b for b in self._bodies if isinstance(b, JsonCalls)]
+        json_bodies = [b for b in self._bodies if b.is_json]
         self._only_json = len(json_bodies) == len(self._bodies)
         self._json_body = (*json_bodies, *self._bodies)[0]
-        self._other_body = next((b for b in self._bodies if not isinstance(b, JsonCalls)), self._bodies[0])
-        self._no_json = _no_call(self._json_body) if isinstance(self._json_body, JsonCalls) else None
+        self._other_body = next((b for b in self._bodies if not b.is_json), self._bodies[0])
+        self._no_json = self._json_body.wrong
         self._sink = CallSink(fmt.id_length)
-        self._bare = "".join(_first_chars(b) for b in self._bodies) if fmt.bare else ""
+        self._bare = "".join(b.first for b in self._bodies) if fmt.bare else ""
         opens = fmt.open if fmt.loose or not fmt.section else ()
-        bare = tuple(t for b in self._bodies for t in _bare_texts(b, tools)) if fmt.bare == "anywhere" else ()
+        bare = tuple(t for b in self._bodies for t in b.bare_texts(tools)) if fmt.bare == "anywhere" else ()
         # a call that came without its section may be followed by the end of one
         self._dropped = (*fmt.drop, *(fmt.section_close if fmt.loose else ()))
         self._openers = markers(*opens, *fmt.section, *self._dropped, *fmt.rearm, *fmt.opaque[:1], *bare)
         self._opaque_end = markers(*fmt.opaque[1:])
         # bodies that follow each other in a section without `open` begin with a bracket or with a name
-        is_named = any(isinstance(b, (NamedJson, Params, LooseObject)) for b in self._bodies)
-        self._firsts = () if fmt.open or is_named else tuple("".join(map(_first_chars, self._bodies)))
+        is_named = any(b.is_named for b in self._bodies)
+        self._firsts = () if fmt.open or is_named else tuple("".join(b.first for b in self._bodies))
         self._is_named = is_named and not fmt.open
         self._inner = markers(*fmt.open, *fmt.section, *fmt.section_close, *self._firsts)
         self._closes = markers(*fmt.close)
         self._state: Callable[[str, int, bool], int] = self._in_text
         self._in_a_section = False
         # nothing but blanks so far: a bare body may come
-        self._at_start = constrained or (bool(fmt.bare) and not isinstance(self._json_body, JsonCalls))
+        self._at_start = constrained or (bool(fmt.bare) and not self._json_body.is_json)
         self._at_start |= fmt.bare == "start"
         self._is_first = bool(begun)
         self._begun = begun  # as long as it is not decided what it begins
@@ -259,15 +247,9 @@ class ToolParser:
     def _reader(self, first: str) -> BodyReader:
         """The reader for the body that begins with this character."""
         body = self._json_body if first in ("{", "[") else self._other_body
-        if isinstance(body, JsonCalls):
-            return JsonCallReader(body, self._sink, strict_keys=self._fmt.bare == "anywhere" and not self._marked)
-        if isinstance(body, NamedJson):
-            return NamedJsonReader(body, self._sink)
-        if isinstance(body, Params):
-            return ParamsReader(body, self._sink, self._tools, (*self._fmt.close, *self._fmt.section_close))
-        if isinstance(body, LooseObject):
-            return LooseObjectReader(body, self._sink)
-        return PyCallsReader(body, self._sink)
+        ends = (*self._fmt.close, *self._fmt.section_close)
+        strict_keys = self._fmt.bare == "anywhere" and not self._marked
+        return body.reader(self._sink, self._tools, ends, strict_keys=strict_keys)
 
     def _break(self, message: str, ended: bool = False) -> None:
         """The one rule for broken calls, see above."""
@@ -327,29 +309,3 @@ class ToolParser:
     def _hold(self, text: str, at: int) -> int:
         self._held = text[at:]
         return len(text)
-
-
-def _bare_texts(body: object, tools: Sequence[ToolDef]) -> tuple[str, ...]:
-    """How a body may begin in the middle of text: with a key of a call or a tool's name, not with just any bracket."""
-    if isinstance(body, PyCalls):
-        return tuple(f"[{gap}{tool.name}(" for gap in _GAPS for tool in tools)
-    if not isinstance(body, JsonCalls) or body.keyed:
-        return tuple(_first_chars(body))
-    brackets = {"one": ("{",), "list": ("[{",), "any": ("{", "[{")}[body.many]
-    keys = (*body.name, *body.arguments, *body.id, "type")
-    return tuple(f'{b}{gap}"{key}"' for b in brackets for gap in _GAPS for key in keys)
-
-
-@lru_cache(maxsize=256)
-def _no_call(body: JsonCalls) -> re.Pattern[str]:
-    """How a body begins that is wrong from its start, up to the place where a reader would find that out."""
-    first = _first_chars(body)
-    name = _NO_NAME.replace("NAME", "|".join(map(re.escape, body.name)))
-    wrong = [_NO_OBJECT if "{" in first else "", _NO_LIST if "[" in first else ""]
-    return re.compile("|".join(filter(None, [*wrong, name if "{" in first and not body.keyed else ""])))
-
-
-def _first_chars(body: object) -> str:
-    if isinstance(body, JsonCalls):
-        return {"one": "{", "list": "[", "any": "{["}[body.many]
-    return "["

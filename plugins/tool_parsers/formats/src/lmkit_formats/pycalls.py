@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from lmkit_formats.calls import CallSink, State, is_name
+from lmkit.api import ToolDef
+
+from lmkit_formats.calls import GAPS, BodyReader, CallBody, CallSink, State, is_name
 from lmkit_formats.markers import skip_blanks
+from lmkit_formats.schemas import kinds_of
+from lmkit_formats.tags import Tag, dump, listed, properties_of, schema_of, standing_alone
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _WORD = re.compile(r"[A-Za-z0-9_.\-]*")
@@ -21,10 +27,37 @@ _MAX_WORD = 256
 
 
 @dataclass(frozen=True, slots=True)
-class PyCalls:
+class PyCalls(CallBody):
     """Python calls with literal arguments: [f(a=1, b="x"), g()], or with `lines` one call per line."""
 
     lines: bool = False
+
+    is_list = True
+
+    @property
+    def brackets(self) -> tuple[str, str]:  # type: ignore[override]
+        return ("", "") if self.lines else ("[", "]")
+
+    @property
+    def comma(self) -> str:  # type: ignore[override]
+        return "\n" if self.lines else ", "
+
+    def bare_texts(self, tools: Sequence[ToolDef]) -> tuple[str, ...]:
+        return tuple(f"[{gap}{tool.name}(" for gap in GAPS for tool in tools)
+
+    def reader(self, sink: CallSink, tools: Sequence[ToolDef], ends: Sequence[str], *, strict_keys: bool) -> BodyReader:
+        return PyCallsReader(self, sink)
+
+    def frame(self, name: str, index: str) -> tuple[str, str]:
+        return f"{name}(", ")"
+
+    def write(self, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+        return ", ".join(f"{key}={_python(value)}" for key, value in arguments.items())
+
+    def accept(self, tool: ToolDef) -> Tag:
+        schema = schema_of(tool)
+        properties, required, optional = properties_of(schema)
+        return listed(required, optional, ", ", lambda k: (f"{k}=", _python_value(properties[k], schema)))
 
 
 class PyCallsReader:
@@ -286,3 +319,21 @@ def _number(token: str) -> str:
     if value in (float("inf"), float("-inf")):
         raise ValueError("a number out of range")
     return repr(value)
+
+
+def _python_value(schema: object, root: Mapping[str, Any]) -> Tag:
+    kinds = kinds_of(schema, root)
+    words = {"boolean": r"True|False", "null": "None"}
+    if kinds and kinds <= words.keys():
+        return {"type": "regex", "pattern": "|".join(words[k] for k in sorted(kinds))}
+    rest = {"type": sorted(kinds)} if kinds else {}
+    return {"type": "json_schema", "json_schema": {**standing_alone(schema, root), **rest}}
+
+
+def _python(value: object) -> str:
+    """A JSON value as a Python literal."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{dump(k)}: {_python(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_python, value)) + "]"
+    return dump(value) if isinstance(value, str) else repr(value)

@@ -5,17 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lmkit_formats.calls import JsonCalls, NamedJson
-from lmkit_formats.looseobject import LooseObject
-from lmkit_formats.params import Params
-from lmkit_formats.pycalls import PyCalls
-
-CallBody = JsonCalls | NamedJson | Params | PyCalls | LooseObject
+from lmkit_formats.calls import CallBody
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSyntax:
-    """How a family writes tool calls. The core runs all of them with one machine: a plugin ships data and no code.
+    """How a family writes tool calls. `ToolParser` runs all of them with one machine: a plugin ships data and no code.
 
     `open` and `close` stand around one body, `section` around all of them. A body of JsonCalls with a list, or of
     PyCalls, holds any number of calls. Of several bodies the JSON one is used where "{" or "[" follows. A bracket at
@@ -45,11 +40,5 @@ class ToolSyntax:
     def keep_special(self) -> frozenset[str]:
         texts = [*self.open, *self.close, *self.section, *self.section_close, *self.drop, *self.rearm]
         for body in self.body if isinstance(self.body, tuple) else (self.body,):
-            if isinstance(body, NamedJson):
-                texts += [*body.ends, *body.prefix, body.id_mark]
-            elif isinstance(body, Params):
-                texts += [*body.name_ends, body.open, *body.key_ends, body.close, body.foot, *body.prefix]
-                texts.append(body.value_open)
-            elif isinstance(body, LooseObject):
-                texts += [*body.quotes, *body.prefix]
+            texts += body.texts
         return frozenset(t for t in texts if t and t not in "{[")
