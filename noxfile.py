@@ -18,12 +18,8 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
-OURS = [
-    "core",
-    "plugins/models/decoders",
-    "plugins/structured_output/masks",
-    *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench")),
-]
+LIBRARIES = ["plugins/models/decoders", "plugins/tool_parsers/formats", "plugins/structured_output/masks"]
+OURS = ["core", *LIBRARIES, *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
 KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists

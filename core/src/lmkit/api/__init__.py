@@ -31,6 +31,7 @@ from lmkit.contracts.errors import (
     UnsupportedModel,
     UnsupportedTask,
     WeightMismatch,
+    error_of,
     info_of,
     nearest,
 )
@@ -143,19 +144,12 @@ from lmkit.contracts.specs import (
     one_of,
 )
 from lmkit.contracts.text import (
-    CallBody,
-    ChannelFormat,
     ChatWriter,
-    JsonCalls,
-    LooseObject,
-    NamedJson,
-    Params,
+    DeclaredFormat,
     ParseEvent,
     ParserFormat,
     ParseWarning,
-    PyCalls,
     Reasoning,
-    ReasoningFormat,
     StreamParser,
     Text,
     Tokenizer,
@@ -163,7 +157,6 @@ from lmkit.contracts.text import (
     ToolChoice,
     ToolDef,
     ToolEnd,
-    ToolFormat,
     ToolStart,
 )
 from lmkit.contracts.wire import (

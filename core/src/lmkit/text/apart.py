@@ -28,8 +28,8 @@ from lmkit.api import (
     InvalidParam,
     RequestError,
     TemplateFailed,
+    error_of,
 )
-from lmkit.engine.messages import error_of
 from lmkit.killable import Killable, Limits, Unfinished
 from lmkit.text.process import UNKNOWN, pack, unpack
 from lmkit.text.render import Renderer
