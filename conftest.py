@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 from pathlib import PurePosixPath
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -24,6 +27,19 @@ def pytest_configure() -> None:
 def pytest_collection_finish() -> None:
     """What is there now stays until the end: collections of garbage need not look at it again (a second each, late)."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_to_others() -> Iterator[None]:
+    """Engines of this process may take what is free, without the gigabytes that the platform leaves to the rest of the
+    host: they take megabytes, and a machine that does other work must not fail for that."""
+    if "torch" not in sys.modules or find_spec("lmkit_platform_cpu") is None:
+        yield
+        return
+    from lmkit_platform_cpu import platform
+
+    with patch.object(platform, "reserve", lambda total: 0):
+        yield
 
 
 def cpu_seconds() -> float:

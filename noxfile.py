@@ -18,12 +18,8 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
-OURS = [
-    "core",
-    "plugins/models/decoders",
-    "plugins/structured_output/masks",
-    *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench")),
-]
+LIBRARIES = ["plugins/models/decoders", "plugins/tool_parsers/formats", "plugins/structured_output/masks"]
+OURS = ["core", *LIBRARIES, *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
 KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
@@ -91,6 +87,13 @@ def lint(session: nox.Session) -> None:
     session.install("-q", "ruff==0.17.5")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("python", "tools/house.py", success_codes=[0, 1])  # to be seen; tests/rules bound the figures
+
+
+@nox.session(venv_backend="none")
+def house(session: nox.Session) -> None:
+    """Lines of the core, dependencies, circles, sizes and names, and how many commits of families touched the core."""
+    session.run("python", "tools/house.py")
 
 
 MYPY = ["mypy", "core/src/lmkit", "tests/kit/src", *(f"{path}/src" for path in PLUGINS)]

@@ -16,7 +16,7 @@ from statistics import median
 from time import perf_counter
 
 from lmkit.api import EngineRequest, SamplingParams, SchedLimits, StepPlan, StepResult, TokenLogprob
-from lmkit.api.wire import RowLogprobs
+from lmkit.contracts.wire import RowLogprobs
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.scheduling.scheduler import Scheduler

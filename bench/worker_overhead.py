@@ -40,6 +40,8 @@ BLOCK = 16
 class NoAttention(ToyAttention):
     """Plans nothing."""
 
+    capture = "none"
+
     def planner(self, need: AttnNeed, limits: StepLimits, platform: Any) -> Any:
         return self
 

@@ -114,6 +114,17 @@ def models_page(report: dict[str, dict], introduction: str) -> str:
     )
 
 
+HOUSE = ("<!-- house: made by tools/sync.py -->\n", "<!-- end of house -->")
+
+
+def architecture_page(page: str) -> str:
+    """The page with the list of what stands in the house made anew."""
+    import house
+
+    before, _, rest = page.partition(HOUSE[0])
+    return f"{before}{HOUSE[0]}```\n{house.tree()}\n```\n{HOUSE[1]}{rest.partition(HOUSE[1])[2]}"
+
+
 def outputs() -> dict[Path, str]:
     """Every generated file with its content."""
     sys.path.insert(0, str(ROOT / "core" / "src"))
@@ -126,6 +137,7 @@ def outputs() -> dict[Path, str]:
         pages / "hooks.md": hooks_page(),
         pages / "refusal-codes.md": codes_page(),
         docs / "models.md": models_page(report, introduction),
+        docs / "architecture.md": architecture_page((docs / "architecture.md").read_text()),
     }
 
 

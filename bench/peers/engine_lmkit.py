@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmkit.config import EngineConfig, ModelConfig, ParallelConfig, SchedConfig
-from lmkit.config.engine import CacheConfig
+from lmkit.contracts.config import CacheConfig
 from lmkit_bench.engine import BenchEngine
 from protocol import Load, serve
 

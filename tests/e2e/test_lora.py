@@ -1,6 +1,7 @@
 """Adapters: eight in one batch, each as if alone and as if merged; loads, names and refusals."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,13 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple
 
 def start(path: Path, **options: object) -> LLM:
     return LLM(str(path), **{"dtype": "float32", "kv_memory": "8MiB", **options})
+
+
+@pytest.fixture(scope="module")
+def willing(base: Path) -> Iterator[LLM]:
+    """An engine that takes adapters."""
+    with start(base, enable_lora=True) as llm:
+        yield llm
 
 
 def shown(output) -> tuple[list[int], list[float]]:
@@ -157,14 +165,14 @@ def test_loading_is_off_and_bounded(base: Path, adapters) -> None:
         ({"lora_alpha": None}, "lora_alpha"),
     ],
 )
-def test_settings_that_cannot_be_honoured(base: Path, adapters, tmp_path: Path, changes: dict, words: str) -> None:
+def test_settings_that_cannot_be_honoured(willing: LLM, adapters, tmp_path: Path, changes: dict, words: str) -> None:
     path = copy(adapters[0][0], tmp_path)
     config = json.loads((path / "adapter_config.json").read_text())
     (path / "adapter_config.json").write_text(json.dumps({**config, **changes}))
-    refused(base, path, words)
+    refused(willing, path, words)
 
 
-def test_tensors_that_do_not_fit(base: Path, adapters, tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit(willing: LLM, adapters, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     path = copy(adapters[0][0], tmp_path)
@@ -184,23 +192,24 @@ def test_tensors_that_do_not_fit(base: Path, adapters, tmp_path: Path) -> None:
         ({}, "no tensors"),
     ):
         save_file(changed, path / "adapter_model.safetensors")
-        refused(base, path, words)
+        refused(willing, path, words)
     (path / "adapter_model.safetensors").unlink()
     (path / "adapter_model.bin").write_bytes(b"x")
-    refused(base, path, "pickled")
-    refused(base, tmp_path / "nowhere", "adapter_config.json")
+    refused(willing, path, "pickled")
+    refused(willing, tmp_path / "nowhere", "adapter_config.json")
 
 
 def test_tied_embeddings_have_no_adapter(tmp_path: Path) -> None:
     """Of one weight in two places, PEFT changes one when it runs and both when it merges."""
     tied = tiny_checkpoint("llama", tmp_path / "tied", vocab_size=259, tie_word_embeddings=True)
     byte_tokenizer(tied)
-    refused(tied, make(tied, tmp_path / "a", 0, target_modules=["embed_tokens"]), "adapters may target q_proj")
+    with start(tied, enable_lora=True) as llm:
+        refused(llm, make(tied, tmp_path / "a", 0, target_modules=["embed_tokens"]), "adapters may target q_proj")
 
 
-def test_an_adapter_of_another_base(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_base(willing: LLM, tmp_path: Path) -> None:
     larger = tiny_checkpoint("llama", tmp_path / "larger", vocab_size=259, hidden_size=64)
-    refused(base, make(larger, tmp_path / "a", 0), f"made for '{larger}'")
+    refused(willing, make(larger, tmp_path / "a", 0), f"made for '{larger}'")
 
 
 def copy(source: Path, target: Path) -> Path:
@@ -209,11 +218,10 @@ def copy(source: Path, target: Path) -> Path:
     return target
 
 
-def refused(base: Path, path: Path, words: str) -> None:
+def refused(llm: LLM, path: Path, words: str) -> None:
     """Typed, by name; and the engine goes on."""
-    with start(base, enable_lora=True) as llm:
-        with pytest.raises(LmkitError, match=words) as failure:
-            llm.load_adapter("a", str(path))
-        assert isinstance(failure.value, CheckpointError)
-        assert not llm._engine.core.adapters.loaded
-        assert llm.generate([PROMPT], SamplingParams(max_tokens=1))[0].token_ids
+    with pytest.raises(LmkitError, match=words) as failure:
+        llm.load_adapter("a", str(path))
+    assert isinstance(failure.value, CheckpointError)
+    assert not llm._engine.core.adapters.loaded
+    assert llm.generate([PROMPT], SamplingParams(max_tokens=1))[0].token_ids

@@ -14,11 +14,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from lmkit.api import ChannelFormat, ToolDef, ToolFormat
+from lmkit.api import ToolDef
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.text.derive import render
 from lmkit.text.formats import load_format
+from lmkit_formats import ChannelFormat, ToolFormat
 from lmkit_testing.parsers import Message, check_splits, markers_of, parse
 
 CASES = int(os.environ.get("LMKIT_FUZZ", "500"))
@@ -58,7 +58,7 @@ class Outputs:
     def _part(self) -> str:
         choice = self.random.random()
         if choice < 0.4 and isinstance(self.fmt, ToolFormat | ChannelFormat):
-            return render(self.fmt, [self._call() for _ in range(self.random.randint(1, 3))], TOOLS)
+            return self.fmt.write([self._call() for _ in range(self.random.randint(1, 3))], TOOLS)
         if choice < 0.6:
             return self.random.choice(self.markers or [" "])
         return self.word() + self.random.choice(BITS) + (self.word() if choice < 0.8 else "")

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from lmkit.api import ChannelFormat, Text, ToolChoice, ToolStart
+from lmkit.api import Text, ToolChoice, ToolStart
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
 from lmkit.text.constrain import constraint
-from lmkit.text.derive import render
-from lmkit.text.formats import load_format
-from lmkit.text.parsing import start_parser
+from lmkit.text.formats import load_format, start_parser
+from lmkit_formats import ChannelFormat
 from lmkit_testing.grammars import byte_vocabulary, generates
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -41,7 +40,7 @@ def test_real_calls_can_be_generated(name: str, count: Callable[..., None]) -> N
     for question in QUESTIONS:
         calls = question.calls[:1] if isinstance(fmt, ChannelFormat) else question.calls  # one call ends the turn
         grammar = constraint(None, question.tools, ToolChoice("required"), fmt)
-        text = render(fmt, calls, question.tools)
+        text = fmt.write(calls, question.tools)
         assert generates(GRAMMARS.load(GRAMMARS.compile(grammar)).matcher(), list(text.encode())), text
         parser = start_parser(fmt, "", question.tools, constrained=True)
         events = parser.feed(text) + parser.flush()

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.text.formats import load_format
-from lmkit.text.parsing import AnyFormat, start_parser
+from lmkit.text.formats import AnyFormat, load_format, start_parser
 from lmkit_testing.clock import least
 from lmkit_testing.parsers import TOOLS, markers_of
 

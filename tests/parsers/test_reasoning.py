@@ -6,13 +6,12 @@ import json
 import time
 
 import pytest
-from lmkit.api import ReasoningFormat, Thinking, Vocabulary
+from lmkit.api import Thinking, Vocabulary
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
 from lmkit.text.constrain import thinking_of
-from lmkit.text.derive import render
-from lmkit.text.formats import load_format
-from lmkit.text.parsing import start_parser
+from lmkit.text.formats import load_format, start_parser
+from lmkit_formats import ReasoningFormat
 from lmkit_structured_output_masks.channel import Channel, MarkerTable
 from lmkit_testing import outputs
 from lmkit_testing.clock import least
@@ -72,7 +71,7 @@ def test_each_family_may_forget_to_close(name: str) -> None:
     fmt, reasoning = load_format(HOST, "tool_parser", name), FORMATS.get(name, QWEN3)
     calls = outputs.examples(fmt)[-1][1]
     assert isinstance(reasoning, ReasoningFormat)
-    got = check_splits([reasoning, fmt], f"So\n{render(fmt, calls)}", reasoning.open[0], tools=outputs.TOOLS)
+    got = check_splits([reasoning, fmt], f"So\n{fmt.write(calls)}", reasoning.open[0], tools=outputs.TOOLS)
     assert [(n, json.loads(a)) for n, a in got.calls] == calls
     assert (got.reasoning.strip(), got.content) == ("So", "")
 
@@ -137,7 +136,7 @@ def test_the_engine_and_the_text_agree_where_the_answer_begins() -> None:
 def test_many_blanks_after_a_marker_at_every_split(name: str) -> None:
     """More blanks than are held back elsewhere."""
     fmt = load_format(HOST, "tool_parser", name)
-    text = render(fmt, [("f", {"a": 1})])
+    text = fmt.write([("f", {"a": 1})])
     marker = max((m for m in (*fmt.section, *fmt.open) if m and text.startswith(m.rstrip("[{"))), key=len)  # type: ignore[union-attr]
     begin = len(marker.rstrip("[{"))
     for end in (len(text), begin, begin + 5):

@@ -12,7 +12,6 @@ import pytest
 from lmkit.api import ToolDef
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.text.derive import render
 from lmkit.text.formats import load_format
 from lmkit.text.render import Renderer
 from lmkit_testing.parsers import Message, parse
@@ -65,7 +64,7 @@ def test_calls_as_the_family_writes_them(
     # a part of them for each format, another for the next
     asked = QUESTIONS[FORMATS.index(name) % 6 :: 6] if shortened(f"tool_parser:{name}") else QUESTIONS
     for i, question in enumerate(asked):
-        text = render(fmt, question.calls, question.tools)
+        text = fmt.write(question.calls, question.tools)
         step = i % 13 + 1
         for pieces in ([text], [text[at : at + step] for at in range(0, len(text), step)]):
             got = parse(fmt, pieces, None, question.tools)

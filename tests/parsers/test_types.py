@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from lmkit.api import ToolDef, ToolFormat
+from lmkit.api import ToolDef
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
-from lmkit.text.derive import calls_format, render
 from lmkit.text.formats import load_format
-from lmkit.text.params import kinds_of
+from lmkit_formats import ToolFormat
+from lmkit_formats.params import kinds_of
 from lmkit_testing.parsers import check_splits, parse
 
 HOST = PluginHost(switches=Switches())
@@ -33,9 +33,9 @@ def test_a_type_may_be_spelled_in_other_ways(name: str, kind: str) -> None:
     assert isinstance(fmt, ToolFormat)
     for spelled in SPELLED[kind]:
         tool = ToolDef("f", parameters={"type": "object", "properties": {"a": {"type": spelled}}, "required": ["a"]})
-        got = parse(fmt, list(render(fmt, [("f", {"a": VALUES[kind]})], [tool])), tools=[tool])
+        got = parse(fmt, list(fmt.write([("f", {"a": VALUES[kind]})], [tool])), tools=[tool])
         assert [json.loads(arguments) for _, arguments in got.calls] == [{"a": VALUES[kind]}], spelled
-        tag = json.dumps(calls_format(fmt, [tool]))
+        tag = json.dumps(fmt.tag([tool], free=False, parallel=True))
         if kind != "string":
             assert f'"type": ["{kind}"]' in tag, f"{spelled}: a grammar knows only the names of JSON schema"
 

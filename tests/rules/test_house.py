@@ -22,14 +22,14 @@ PLUGIN_SOURCES = [p for p in SOURCES if not {CORE, FRONT_ENDS, KIT} & set(p.pare
 
 # A layer may import itself and those of a smaller number.
 LAYER = {
-    "api": 0, "kinds": 0, "hookspecs": 0,
+    "contracts": 0, "api": 0, "kinds": 0, "hookspecs": 0,
     "config": 1, "plugins": 1, "builtin": 1, "progress": 1, "logs": 1, "killable": 1,
     "layers": 2, "loading": 2, "sampling": 2,
     "execution": 3, "scheduling": 3,
     "engine": 4, "text": 4, "front": 5,
     "llm": 6, "outputs": 6, "pooled": 6, "command": 6,
 }  # fmt: skip
-TORCH_FREE = ("api", "kinds", "config", "plugins", "text", "scheduling", "front", "hookspecs", "builtin")
+TORCH_FREE = ("api", "contracts", "kinds", "config", "plugins", "text", "scheduling", "front", "hookspecs", "builtin")
 
 
 def imports(path: Path, *, runtime_only: bool = True) -> Iterator[str]:

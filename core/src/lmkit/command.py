@@ -12,7 +12,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "lmkit_cli":
             raise
-        from lmkit.api.errors import PluginError
+        from lmkit.contracts.errors import PluginError
         from lmkit.plugins.catalog import install
 
         missing = PluginError("the command line is not installed", fix=install("lmkit-cli"))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from lmkit.api import ConfigError, UnknownKey
 from lmkit.config import EngineConfig, from_dict, from_options, to_dict
 from lmkit.config.codec import flatten, from_flat
-from lmkit.config.marks import Budget, Limits, OneOf
 from lmkit.config.schema import Leaf, leaves, sections
+from lmkit.contracts.marks import Budget, Limits, OneOf
 
 NAMES = st.text(st.characters(whitelist_categories=("Ll",), max_codepoint=127), min_size=1, max_size=8).filter(
     lambda name: name != "none"  # on the command line: not set

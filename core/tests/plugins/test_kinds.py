@@ -12,7 +12,9 @@ from pathlib import Path
 
 import lmkit
 import pytest
-from lmkit.kinds import BY_NAME, GROUPS, KINDS, Kind
+from lmkit.config.schema import leaves
+from lmkit.kinds import BY_NAME, GROUPS, KINDS, Kind, in_order
+from lmkit.plugins.resolve import NEEDS, STEPS
 from lmkit_testing.run import kit_of
 from lmkit_testing.world import World
 
@@ -34,8 +36,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Refusals
 
 
@@ -117,6 +119,20 @@ def test_a_kind_is_named_where_plugins_look(kind: Kind) -> None:
     assert getattr(lmkit.api, kind.spec.__name__) is kind.spec
     assert f"lmkit.{kind.name}" in (kind.doc or "")
     assert kit_of(kind.name).endswith("Conformance")
+
+
+def test_settings_are_keys_of_the_configuration() -> None:
+    assert {kind.setting for kind in KINDS if kind.setting} <= set(leaves())
+
+
+def test_steps_follow_what_they_need() -> None:
+    """Each step once, after those it needs; whatever needs itself, through others too, is refused."""
+    assert sorted(STEPS) == sorted(NEEDS)
+    for i, name in enumerate(STEPS):
+        assert set(NEEDS[name]) <= set(STEPS[:i])
+    assert in_order({"c": ("b",), "a": (), "b": ("a",)}) == ["a", "b", "c"]
+    with pytest.raises(AssertionError, match="a -> b -> a"):
+        in_order({"a": ("b",), "b": ("a",)})
 
 
 def test_a_new_kind_touches_nothing_else(world: World, tmp_path: Path) -> None:

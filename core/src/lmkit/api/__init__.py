@@ -4,10 +4,12 @@ Importing this imports neither torch nor numpy. Everything else in lmkit, except
 `lmkit.killable` (for work on what strangers wrote) and the libraries, is free to move.
 """
 
-from lmkit.api.checkpoint import Checkpoint, CheckpointOptions
-from lmkit.api.device import DeviceInfo, Unavailable
-from lmkit.api.dtypes import canonical, itemsize, kv_scale_bytes
-from lmkit.api.errors import (
+from lmkit.api.hooks import hookimpl
+from lmkit.contracts.checkpoint import Checkpoint, CheckpointOptions
+from lmkit.contracts.config import EngineConfig
+from lmkit.contracts.device import DeviceInfo, Unavailable
+from lmkit.contracts.dtypes import canonical, itemsize, kv_scale_bytes
+from lmkit.contracts.errors import (
     CapacityError,
     CheckpointError,
     ConfigError,
@@ -32,7 +34,7 @@ from lmkit.api.errors import (
     info_of,
     nearest,
 )
-from lmkit.api.execution import (
+from lmkit.contracts.execution import (
     Architecture,
     AttentionBackend,
     AttnBatch,
@@ -67,9 +69,8 @@ from lmkit.api.execution import (
     Worker,
     WorkerFacts,
 )
-from lmkit.api.hooks import hookimpl
-from lmkit.api.json_schema import keywords, subschemas
-from lmkit.api.model import (
+from lmkit.contracts.json_schema import keywords, subschemas
+from lmkit.contracts.model import (
     AttnNeed,
     DenseInfo,
     KVSpec,
@@ -82,8 +83,8 @@ from lmkit.api.model import (
     StateTensor,
     WeightRule,
 )
-from lmkit.api.null import NullCollectives, NullEvent, NullGraphs
-from lmkit.api.operators import (
+from lmkit.contracts.null import NullCollectives, NullEvent, NullGraphs
+from lmkit.contracts.operators import (
     DrawParams,
     ExpertKernel,
     IntegerFormat,
@@ -95,11 +96,25 @@ from lmkit.api.operators import (
     Routing,
     RowOps,
 )
-from lmkit.api.params import Grammar, PoolingParams, PoolingTask, SamplingParams, Thinking
-from lmkit.api.refs import load_target
-from lmkit.api.refusal import Refusal, Refused
-from lmkit.api.resolved import Choice, Derived, ResolvedPlan
-from lmkit.api.scheduling import (
+from lmkit.contracts.params import (
+    MAX_BIAS,
+    MAX_DIMENSIONS,
+    MAX_LOGPROBS,
+    MAX_STOP,
+    MAX_STOP_IDS,
+    MAX_TOKENS,
+    MIN_REPETITION,
+    Grammar,
+    PoolingParams,
+    PoolingTask,
+    SamplingParams,
+    Thinking,
+)
+from lmkit.contracts.refs import load_target
+from lmkit.contracts.refusal import Refusal, Refused
+from lmkit.contracts.resolved import Choice, Derived, ResolvedPlan
+from lmkit.contracts.scheduling import (
+    Admitted,
     CompiledGrammar,
     Gate,
     GrammarBackend,
@@ -110,7 +125,7 @@ from lmkit.api.scheduling import (
     Scheduler,
     Vocabulary,
 )
-from lmkit.api.specs import (
+from lmkit.contracts.specs import (
     ANY,
     BenchmarkCase,
     BenchmarkSpec,
@@ -126,20 +141,13 @@ from lmkit.api.specs import (
     multiple_of,
     one_of,
 )
-from lmkit.api.text import (
-    CallBody,
-    ChannelFormat,
+from lmkit.contracts.text import (
     ChatWriter,
-    JsonCalls,
-    LooseObject,
-    NamedJson,
-    Params,
+    DeclaredFormat,
     ParseEvent,
     ParserFormat,
     ParseWarning,
-    PyCalls,
     Reasoning,
-    ReasoningFormat,
     StreamParser,
     Text,
     Tokenizer,
@@ -147,10 +155,9 @@ from lmkit.api.text import (
     ToolChoice,
     ToolDef,
     ToolEnd,
-    ToolFormat,
     ToolStart,
 )
-from lmkit.api.wire import (
+from lmkit.contracts.wire import (
     EngineRequest,
     FinishReason,
     GrammarMasks,

@@ -1,10 +1,10 @@
 """Frozen configuration, passed by constructor; there is no global getter."""
 
 from lmkit.config.codec import from_dict, to_dict
-from lmkit.config.engine import STEP_TOKENS, CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig
 from lmkit.config.environment import Environment, read_environment
 from lmkit.config.sizes import format_size, parse_budget, parse_size
 from lmkit.config.sources import Setting, Sourced, from_options, gather
+from lmkit.contracts.config import STEP_TOKENS, CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig
 
 __all__ = [
     "STEP_TOKENS",

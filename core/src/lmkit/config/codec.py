@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from lmkit.api import ConfigError, UnknownKey
-from lmkit.config.engine import EngineConfig
 from lmkit.config.schema import leaves, sections
+from lmkit.contracts.config import EngineConfig
 
 
 def to_dict(config: EngineConfig) -> dict[str, Any]:

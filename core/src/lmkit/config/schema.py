@@ -9,9 +9,9 @@ from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from lmkit.api import ConfigError, canonical
-from lmkit.config.engine import EngineConfig
-from lmkit.config.marks import Budget, Flag, Limits, OneOf, Several
 from lmkit.config.sizes import parse_budget
+from lmkit.contracts.config import EngineConfig
+from lmkit.contracts.marks import Budget, Flag, Limits, OneOf, Several
 
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 

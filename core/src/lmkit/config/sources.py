@@ -9,10 +9,10 @@ from typing import Any
 
 from lmkit.api import ConfigError, UnknownKey
 from lmkit.config.codec import from_flat, to_dict
-from lmkit.config.engine import EngineConfig
 from lmkit.config.environment import Environment, parse_scalar, read_environment
 from lmkit.config.files import FileConfig, read_file
 from lmkit.config.schema import leaves
+from lmkit.contracts.config import EngineConfig
 from lmkit.kinds import GROUPS
 
 

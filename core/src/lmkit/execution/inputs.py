@@ -48,6 +48,8 @@ class Layout(NamedTuple):
     token_slots: np.ndarray  # [T] slot of each token's row
     positions: np.ndarray  # [T]
     query_start: np.ndarray  # [R + 1] first token of each row
+    num_decode_rows: int  # as in AttnBatch, like the next
+    max_query: int
     sample_rows: np.ndarray  # [R'] as in Step, like the next three
     last: np.ndarray  # [S] token from which each logits row comes
     logit_slots: np.ndarray  # [S]
@@ -114,11 +116,11 @@ class InputBuilder:
                     rows.put_drafts(slot_of[w.id], w.drafts)
 
         n, ends = len(slots), starts + lengths
-        num_tokens, max_query, max_seq = int(lengths.sum()), int(lengths.max()), int(ends.max())
+        num_tokens, max_seq = int(lengths.sum()), int(ends.max())
         decode_only = num_tokens == n and bool(samples.all())
         if decode_only:
             each = self.arange[:n]
-            layout = Layout(slots, starts, self.arange[: n + 1], each, each, slots, ends, None)
+            layout = Layout(slots, starts, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
         else:
             layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
         self.uploaded.wait()
@@ -127,12 +129,10 @@ class InputBuilder:
         self.query_start.array[: n + 1] = layout.query_start
         self.seq_len.array[:n] = ends
 
-        single = lengths - drafts == 1
-        decodes = n if single.all() else int(single.argmin())
         for group, batch in enumerate(self.batches):
             self._fill_group(group, self.specs[group].block_size, slots, layout, max_seq)
-            batch.num_rows, batch.num_tokens, batch.num_decode_rows = n, num_tokens, decodes
-            batch.max_query, batch.max_seq = max_query, max_seq
+            batch.num_rows, batch.num_tokens, batch.num_decode_rows = n, num_tokens, layout.num_decode_rows
+            batch.max_query, batch.max_seq = layout.max_query, max_seq
 
         num_logits = len(layout.last)
         self.logits_rows.array[:num_logits] = layout.last
@@ -144,7 +144,7 @@ class InputBuilder:
             logits_rows=self.logits_rows.push(num_logits),
             only_logits=num_logits < num_tokens,
             capture=decode_only and self.capturable,
-            state=self._state_batch(slots, layout.query_start, decodes) if self.state else None,
+            state=self._state_batch(slots, layout.query_start, layout.num_decode_rows) if self.state else None,
         )
         if self.token_types is not None and (second := rows.second[layout.token_slots]).any():
             self.token_types.array[:num_tokens] = (second > 0) & (layout.positions >= second)
@@ -159,7 +159,8 @@ class InputBuilder:
         drafts: np.ndarray | None,
     ) -> Layout:  # fmt: skip
         """Of rows with any number of tokens; `drafts` [R] of each, None where none has any."""
-        n = len(slots)
+        n, single = len(slots), (lengths if drafts is None else lengths - drafts) == 1
+        decodes, max_query = n if single.all() else int(single.argmin()), int(lengths.max())
         query_start = np.zeros(n + 1, np.int64)
         np.cumsum(lengths, out=query_start[1:])
         row_of = np.repeat(self.arange[:n], lengths)
@@ -172,7 +173,10 @@ class InputBuilder:
             last = np.repeat(last, num_drafts + 1) - back
             next_positions = np.repeat(next_positions, num_drafts + 1) - back
             logit_slots = np.repeat(logit_slots, num_drafts + 1)
-        return Layout(slots[row_of], positions, query_start, sample_rows, last, logit_slots, next_positions, num_drafts)
+        return Layout(
+            slots[row_of], positions, query_start, decodes, max_query, sample_rows, last, logit_slots, next_positions,
+            num_drafts,
+        )  # fmt: skip
 
     def _fill_group(self, group: int, size: int, slots: np.ndarray, layout: Layout, max_seq: int) -> None:
         """Where the step's keys and values go, and the blocks that its rows read."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import lmkit.api  # it re-exports from the kinds' files, and must be first at them  # noqa: F401
 from lmkit.kinds import (
     attention,
     dialect,
@@ -25,7 +24,7 @@ from lmkit.kinds import (
     tokenizer,
     tool_parser,
 )
-from lmkit.kinds.base import Claim, Kind, Refusals, listed
+from lmkit.kinds.base import Claim, Kind, Known, Refusals, in_order, listed
 
 KINDS: tuple[Kind, ...] = (
     platform.KIND,
@@ -48,4 +47,4 @@ BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
 EXTENSION = "extension"  # the group of modules that implement behaviour hooks only, and register nothing
 GROUPS: tuple[str, ...] = (*BY_NAME, EXTENSION)
 
-__all__ = ["BY_NAME", "EXTENSION", "GROUPS", "KINDS", "Claim", "Kind", "Refusals", "listed"]
+__all__ = ["BY_NAME", "EXTENSION", "GROUPS", "KINDS", "Claim", "Kind", "Known", "Refusals", "in_order", "listed"]

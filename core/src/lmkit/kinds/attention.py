@@ -16,12 +16,12 @@ Example, entry point `[project.entry-points."lmkit.attention"] toy = "toy_attent
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lmkit.api.model import AttnNeed
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import ANY, Dims, SelectRequest, Spec
-from lmkit.kinds.base import Kind, Refusals, listed
+from lmkit.contracts.model import AttnNeed
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import ANY, Dims, SelectRequest, Spec
+from lmkit.kinds.base import Kind, Known, Refusals, listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,13 @@ def refusals(spec: AttentionSpec, request: AttentionRequest) -> Refusals:
         yield Refusal("gqa-ratio", str(spec.gqa_ratios), f"{need.num_q_heads}/{need.num_kv_heads}")
 
 
+def ask(known: Known) -> list[AttentionRequest]:
+    """One request for each group of layers that share a cache; one backend serves all of them."""
+    size, needs = known.config.cache.block_size or 0, [need for need, _ in known.info.kv_groups()]
+    needs = [replace(need, dtype=known.dtype, kv_dtype=known.kv_dtype, block_size=size) for need in needs]
+    return [AttentionRequest(need=need, device=known.device, dtype=known.dtype) for need in needs]
+
+
 KIND = Kind(
     "attention",
     spec=AttentionSpec,
@@ -90,5 +97,8 @@ KIND = Kind(
     used_by="lmkit.loading.load",
     request=AttentionRequest,
     refusals=refusals,
+    needs=("dtype",),
+    ask=ask,
+    setting="attention",
     doc=__doc__,
 )

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
+
+if TYPE_CHECKING:
+    from lmkit.contracts.checkpoint import Checkpoint
+    from lmkit.contracts.config import EngineConfig
+    from lmkit.contracts.device import DeviceInfo
+    from lmkit.contracts.model import ModelInfo
 
 Refusals = Iterator[Refusal]
 
@@ -36,12 +42,27 @@ class Claim:
     length: int = 0  # of the glob that fits: a longer one knows the model better
 
 
+@dataclass(slots=True)
+class Known:
+    """What the resolver has settled so far. Reading what no step has set yet is an AttributeError: see `Kind.needs`."""
+
+    config: EngineConfig
+    device: DeviceInfo | None = None
+    checkpoint: Checkpoint = field(init=False)
+    files: frozenset[str] = field(init=False)  # names of what lies in the tokenizer's folder
+    info: ModelInfo = field(init=False)
+    dtype: str = field(init=False)
+    kv_dtype: str = field(init=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of plugin. Its hook, entry-point group, options, `explain` topic and page of reference follow from this.
 
-    `doc` is the text of the hook, with an example that the tests install and run. A kind stands in the tuple
-    `lmkit.kinds.KINDS`, and its public names in `lmkit.api`; nothing else in the core knows of it but its consumer.
+    A kind with `ask` is chosen by the resolver, in the order that `needs` gives. One without is looked up when it is
+    used, or has a step of its own in the resolver. `doc` is the text of the hook, with an example that the tests
+    install and run. A kind stands in the tuple `lmkit.kinds.KINDS`, and its public names in `lmkit.api`; nothing else
+    in the core knows of it but its consumer.
     """
 
     name: str  # "attention": the group is "lmkit.attention", and options are attention.NAME.OPTION
@@ -54,8 +75,27 @@ class Kind:
     refusals: Callable[[Any, Any], Refusals] = none  # stage 7: (spec, request)
     auto_refusals: Callable[[Any, Any], Refusals] = none  # stage 7 where the user named none
     claim: Callable[[Any, Any], Claim | None] = no_claim  # (spec, request): why `auto` prefers it
+    needs: tuple[str, ...] = ()  # steps of the resolver that come before: other kinds, "checkpoint", "files", "dtype"
+    ask: Callable[[Known], Sequence[SelectRequest]] | None = None  # what one choice must serve; () = none is needed
+    setting: str = ""  # key of the configuration under which users name one: "sched.policy"
+    takes: Literal["one", "offered", "all"] = "one"  # one; the best if any can serve; all that can, best first
 
     @property
     def group(self) -> str:
         """The entry-point group."""
         return f"lmkit.{self.name}"
+
+
+def in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
+    """The names, each after those that it needs, and otherwise as given."""
+    found: dict[str, None] = {}
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"a circle of needs: {' -> '.join((*path, name))}"
+        for needed in needs[name]:
+            visit(needed, (*path, name))
+        found.setdefault(name)
+
+    for name in needs:
+        visit(name, ())
+    return list(found)

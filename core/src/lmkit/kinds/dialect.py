@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.specs import Spec
+from lmkit.contracts.specs import Spec
 from lmkit.kinds.base import Kind
 
 

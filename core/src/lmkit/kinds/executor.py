@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec
-from lmkit.kinds.base import Kind, Refusals
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
+from lmkit.kinds.base import Kind, Known, Refusals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,11 @@ def refusals(spec: ExecutorSpec, request: ExecutorRequest) -> Refusals:
         yield Refusal("ranks", f"at most {spec.max_ranks}", str(request.num_ranks), "--tp 1 --pp 1")
 
 
+def ask(known: Known) -> list[ExecutorRequest]:
+    parallel = known.config.parallel
+    return [ExecutorRequest(num_ranks=parallel.tp * parallel.pp, device=known.device)]
+
+
 KIND = Kind(
     "executor",
     spec=ExecutorSpec,
@@ -46,5 +51,7 @@ KIND = Kind(
     used_by="lmkit.engine.build",
     request=ExecutorRequest,
     refusals=refusals,
+    ask=ask,
+    setting="parallel.executor",
     doc=__doc__,
 )

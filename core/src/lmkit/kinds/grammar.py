@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.specs import Spec
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind
 
 
@@ -33,5 +33,7 @@ KIND = Kind(
     spec=GrammarBackendSpec,
     hook="lmkit_grammars",
     used_by="lmkit.engine.build",
+    ask=lambda known: [SelectRequest(kind="grammar")],
+    takes="all",
     doc=__doc__,
 )

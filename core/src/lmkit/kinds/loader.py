@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Refusals, listed
 
 
@@ -47,5 +47,8 @@ KIND = Kind(
     used_by="lmkit.loading.load",
     request=LoaderRequest,
     refusals=refusals,
+    needs=("checkpoint",),
+    ask=lambda known: [LoaderRequest(format=known.checkpoint.format)],
+    setting="model.loader",
     doc=__doc__,
 )

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Refusals
 
 
@@ -58,5 +58,6 @@ KIND = Kind(
     used_by="lmkit.loading.load",
     request=ModelRequest,
     refusals=refusals,
+    needs=("checkpoint",),
     doc=__doc__,
 )

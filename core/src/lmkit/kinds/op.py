@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Refusals, listed
 
 
@@ -57,5 +57,6 @@ KIND = Kind(
     used_by="lmkit.loading.load",
     request=OpRequest,
     refusals=refusals,
+    needs=("quantization",),
     doc=__doc__,
 )

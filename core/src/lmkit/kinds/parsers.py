@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec, Tier
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec, Tier
 from lmkit.kinds.base import Claim, Refusals, listed
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lmkit.api.specs import Ref, Spec
+from lmkit.contracts.specs import Ref, Spec
 from lmkit.kinds.base import Kind
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Refusals, listed
 
 
@@ -61,5 +61,6 @@ KIND = Kind(
     used_by="lmkit.loading.load",
     request=QuantizationRequest,
     refusals=refusals,
+    needs=("dtype",),
     doc=__doc__,
 )

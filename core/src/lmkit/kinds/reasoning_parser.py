@@ -22,7 +22,7 @@ from lmkit.kinds.parsers import ParserRequest, ParserSpec, auto_refusals, claim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningParserSpec(ParserSpec):
-    """target: a ReasoningFormat, or a ParserFormat instance or class."""
+    """target: a DeclaredFormat (lmkit_formats.ReasoningFormat), or a ParserFormat instance or class."""
 
 
 KIND = Kind(
@@ -33,5 +33,7 @@ KIND = Kind(
     request=ParserRequest,
     auto_refusals=auto_refusals,
     claim=claim,
+    needs=("template",),
+    setting="reasoning_parser",
     doc=__doc__,
 )

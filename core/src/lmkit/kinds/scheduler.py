@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.specs import Spec
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind
 
 
@@ -31,5 +31,7 @@ KIND = Kind(
     spec=SchedulerSpec,
     hook="lmkit_schedulers",
     used_by="lmkit.engine.build",
+    ask=lambda known: [SelectRequest(kind="scheduler")],
+    setting="sched.policy",
     doc=__doc__,
 )

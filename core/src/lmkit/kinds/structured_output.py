@@ -16,14 +16,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmkit.api.specs import Spec
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind
 
 if TYPE_CHECKING:
-    from lmkit.api.errors import ErrorInfo
-    from lmkit.api.params import Grammar
-    from lmkit.api.scheduling import CompiledGrammar
-    from lmkit.api.wire import GrammarMasks, StepPlan, StepResult
+    from lmkit.contracts.errors import ErrorInfo
+    from lmkit.contracts.params import Grammar
+    from lmkit.contracts.scheduling import CompiledGrammar
+    from lmkit.contracts.wire import GrammarMasks, StepPlan, StepResult
 
 
 class StructuredOutput(Protocol):
@@ -76,5 +76,7 @@ KIND = Kind(
     spec=StructuredOutputSpec,
     hook="lmkit_structured_outputs",
     used_by="lmkit.engine.build",
+    ask=lambda known: [SelectRequest(kind="structured_output")],
+    takes="offered",
     doc=__doc__,
 )

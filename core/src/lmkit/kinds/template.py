@@ -21,8 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Refusals, listed
 
 
@@ -62,5 +62,6 @@ KIND = Kind(
     used_by="lmkit.plugins.chat_templates",
     request=TemplateRequest,
     refusals=refusals,
+    needs=("checkpoint",),
     doc=__doc__,
 )

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmkit.api.refusal import Refusal
-from lmkit.api.specs import SelectRequest, Spec
+from lmkit.contracts.refusal import Refusal
+from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Refusals, listed
 
 
@@ -50,5 +50,8 @@ KIND = Kind(
     used_by="lmkit.text.side",
     request=TokenizerRequest,
     refusals=refusals,
+    needs=("files",),
+    ask=lambda known: [TokenizerRequest(files=known.files)],
+    takes="offered",
     doc=__doc__,
 )

@@ -23,7 +23,7 @@ from lmkit.kinds.parsers import ParserRequest, ParserSpec, auto_refusals, claim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolParserSpec(ParserSpec):
-    """target: a ToolFormat, or a ParserFormat instance or class."""
+    """target: a DeclaredFormat (lmkit_formats.ToolFormat), or a ParserFormat instance or class."""
 
 
 KIND = Kind(
@@ -34,5 +34,7 @@ KIND = Kind(
     request=ParserRequest,
     auto_refusals=auto_refusals,
     claim=claim,
+    needs=("template",),
+    setting="tool_parser",
     doc=__doc__,
 )

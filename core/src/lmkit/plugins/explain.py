@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from lmkit.api import Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, SelectRequest
-from lmkit.api.errors import UnknownName
 from lmkit.config import EngineConfig
+from lmkit.contracts.errors import UnknownName
 from lmkit.kinds import BY_NAME
 from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import PluginHost
@@ -84,7 +84,7 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
         if why not in known:
             raise UnknownName("candidate", why, {name for name in known if "/" not in name})
         topics = [_narrow(r, why) for r in topics]
-    device = resolver.device
+    device = resolver.known.device
     derived = resolver.plan().derived if device else ()
     warnings = resolver.plan().warnings if device else tuple(host.warnings)
     return Explanation(config.model.model, device, tuple(topics), derived if topic is None else (), warnings)

@@ -19,11 +19,11 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from threading import Timer
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
@@ -35,47 +35,14 @@ from lmkit.api import ConfigError, LmkitError, Origin, PluginError, Refusal, Spe
 from lmkit.config import read_environment
 from lmkit.hookspecs import LmkitSpecs, hooks
 from lmkit.kinds import BY_NAME, EXTENSION, GROUPS
-from lmkit.plugins.catalog import CORE_DIST, install_command, official_dists
+from lmkit.plugins.catalog import CORE_DIST, install_command
+from lmkit.plugins.entry import Entry, State
 from lmkit.plugins.switches import Switches
 
 log = logging.getLogger("lmkit.plugins")
 SLOW_SECONDS = 5.0  # after which a plugin that is being imported or asked is named
 
-State = Literal["ok", "disabled", "incompatible", "broken", "ambiguous", "shadowed"]
 PREFIX = "lmkit."
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One line of an `lmkit.*` entry-point group, and what is known of it. Written by the host only."""
-
-    kind: str
-    name: str
-    module: str  # "lmkit_attention_torch.hooks"
-    dist: str
-    version: str
-    location: str  # directory of the dist's metadata
-    core_range: str | None  # specifier of its requirement on the core; None when it states none
-    state: State = "ok"
-    reason: Refusal | None = None  # why the state is not ok
-    stage: int = 0  # the selection stage at which `reason` was found
-    loaded: bool = False
-    spec: Spec | None = None
-    seconds: float = 0.0  # spent importing and registering its module
-    trace: str = ""  # traceback of a broken entry
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def key(self) -> str:
-        return f"{self.kind}:{self.name}"
-
-    @property
-    def official(self) -> bool:
-        return self.dist in official_dists()
-
-    @property
-    def summary(self) -> str:
-        return self.spec.summary if self.spec else ""
 
 
 class PluginHost(pluggy.PluginManager):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lmkit.api import DeviceInfo, PlatformSpec, PluginError, Refusal, SelectionError, SelectRequest, Unavailable
-from lmkit.api.errors import ConfigError
+from lmkit.contracts.errors import ConfigError
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.select import Candidate, Outcome, Wanted, evaluate, failure, parse_selection

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from lmkit.api import LmkitError, PluginError, ResolvedPlan
-from lmkit.api.refs import load_ref, load_target
+from lmkit.contracts.refs import load_ref, load_target
 
 
 def call(owner: str, function: Callable[..., Any], *args: Any) -> Any:

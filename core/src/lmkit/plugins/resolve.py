@@ -17,7 +17,6 @@ import msgspec
 
 from lmkit.api import (
     Architecture,
-    AttentionRequest,
     AttentionSpec,
     Checkpoint,
     CheckpointError,
@@ -28,9 +27,7 @@ from lmkit.api import (
     Derived,
     DeviceInfo,
     Dims,
-    ExecutorRequest,
     LmkitError,
-    LoaderRequest,
     ModelInfo,
     ModelRequest,
     ModelSpec,
@@ -50,7 +47,6 @@ from lmkit.api import (
     Spec,
     TemplateRequest,
     Tier,
-    TokenizerRequest,
     UnknownArchitecture,
     UnknownKey,
     UnknownName,
@@ -58,6 +54,7 @@ from lmkit.api import (
     nearest,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
+from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.chat_templates import chat_templates, chosen_template
 from lmkit.plugins.host import PluginHost
@@ -77,6 +74,9 @@ FALLBACK = "transformers"  # the model plugin that runs architectures without a 
 END_TOKENS = "lmkit.text.ends:find_ends"  # it renders, which this layer cannot
 TOKENIZER_FOLDER = "lmkit.text.side:tokenizer_directory"  # it may be downloaded
 PARSERS = ("tool_parser", "reasoning_parser")
+FACTS = {"checkpoint": (), "files": ("checkpoint",), "dtype": ("model", "platform")}  # steps that choose no plugin
+NEEDS: Mapping[str, Sequence[str]] = {kind.name: kind.needs for kind in KINDS} | FACTS
+STEPS = in_order(NEEDS)
 
 
 def resolve(
@@ -89,11 +89,11 @@ def resolve(
     """
     resolver = Resolver(config, host or PluginHost(), imports=imports)
     resolver.run()
-    return resolver.plan(), resolver.found_checkpoint, resolver.described_model
+    return resolver.plan(), resolver.known.checkpoint, resolver.known.info
 
 
 class Resolver:
-    """One resolution. After `run`: `device`, `checkpoint`, `info`, `outcomes`, and `plan()`.
+    """One resolution. After `run`: `known`, `outcomes`, and `plan()`.
 
     With `tolerant`, a step that fails is recorded in `errors` and the steps that need its answer are skipped.
     """
@@ -102,10 +102,7 @@ class Resolver:
         self, config: EngineConfig, host: PluginHost, *, imports: bool = False, tolerant: bool = False
     ) -> None:
         self.config, self.host, self.imports, self.tolerant = config, host, imports, tolerant
-        self.device: DeviceInfo | None = None
-        self.checkpoint: Checkpoint | None = None
-        self.info: ModelInfo | None = None
-        self.dtype = self.kv_dtype = ""
+        self.known = Known(config)
         self.outcomes: list[Outcome] = []
         self.ends: Sequence[Any] = ()  # lmkit.text.ends.EndToken: id, token, sources
         self.errors: dict[str, LmkitError] = {}  # step -> why it failed, or why one it needs failed
@@ -121,24 +118,23 @@ class Resolver:
 
     def run(self) -> None:
         """All steps, in order."""
-        self._step("platform", self._choose_platform)
-        self._step("checkpoint", self._find_checkpoint)
-        self._step("model", self._choose_model, needs=("checkpoint",))
-        self._step("dtype", self._settle_dtypes, needs=("model", "platform"))
-        self._step("attention", self._choose_attention, needs=("dtype",))
-        self._step("quantization", self._choose_quantization, needs=("dtype",))
-        self._step("op", self._choose_ops, needs=("quantization",))
-        self._step("loader", self._choose_loader, needs=("checkpoint",))
-        for topic, choose in (
-            ("scheduler", self._choose_scheduler),
-            ("executor", self._choose_executor),
-            ("grammar", self._choose_grammars),
-        ):
-            self._step(topic, choose)
-        self._step("tokenizer", self._choose_tokenizer, needs=("checkpoint",))
-        self._step("template", self._choose_template, needs=("checkpoint",))
-        for kind in PARSERS:
-            self._step(kind, partial(self._choose_parser, kind), needs=("template",))
+        own: dict[str, Callable[[], None]] = {
+            "checkpoint": self._find_checkpoint,
+            "files": self._list_files,
+            "dtype": self._settle_dtypes,
+            "platform": self._choose_platform,
+            "model": self._choose_model,
+            "quantization": self._choose_quantization,
+            "op": self._choose_ops,
+            "template": self._choose_template,
+            **{kind: partial(self._choose_parser, kind) for kind in PARSERS},
+        }
+        for name in STEPS:
+            kind = BY_NAME.get(name)
+            if name in own:
+                self._step(name, own[name], NEEDS[name])
+            elif kind is not None and kind.ask is not None:
+                self._step(name, partial(self._choose, kind), NEEDS[name])
         self._step("ends", self._find_ends, needs=("model", "platform", "tokenizer", *PARSERS))
         self._step("options", self._check_options)
         self._step("values", self._settle_values, needs=("model", "platform", "attention"))
@@ -148,9 +144,12 @@ class Resolver:
 
     def plan(self) -> ResolvedPlan:
         """What has been chosen. Needs a device."""
-        assert self.device is not None
         warnings = dict.fromkeys((*self.host.warnings, *self._warnings))
-        return ResolvedPlan(self.device, tuple(self._choices), tuple(self._derived), tuple(warnings))
+        return ResolvedPlan(self._device(), tuple(self._choices), tuple(self._derived), tuple(warnings))
+
+    def _device(self) -> DeviceInfo:
+        assert self.known.device is not None
+        return self.known.device
 
     # ------------------------------------------------------------------------------------------------- the steps
 
@@ -158,7 +157,7 @@ class Resolver:
         config = self.config
         if self.tolerant:
             self.outcomes.append(consider_platforms(self.host, config.platform, config.device)[0])
-        outcome, self.device = choose_platform(self.host, config.platform, config.device)
+        outcome, self.known.device = choose_platform(self.host, config.platform, config.device)
         self._keep(outcome)
         spec = outcome.chosen.spec if outcome.chosen else None
         self._platform = spec if isinstance(spec, PlatformSpec) else None
@@ -170,13 +169,13 @@ class Resolver:
         if model.model not in self.host.names("extension"):
             hint = install_command("extension", model.model)  # a checkpoint that comes with a plugin
         try:
-            self.checkpoint = self.host.first("lmkit_resolve_checkpoint", ref=model.model, options=options)
+            self.known.checkpoint = self.host.first("lmkit_resolve_checkpoint", ref=model.model, options=options)
         except CheckpointError as e:
             e.fix = hint or e.fix
             raise
-        if not isinstance(self.checkpoint, Checkpoint | None):
-            raise PluginError(f"a lmkit_resolve_checkpoint hook answered {self.checkpoint!r}, not a Checkpoint")
-        if self.checkpoint is None:
+        if not isinstance(self.known.checkpoint, Checkpoint | None):
+            raise PluginError(f"a lmkit_resolve_checkpoint hook answered {self.known.checkpoint!r}, not a Checkpoint")
+        if self.known.checkpoint is None:
             like = nearest(model.model, self.host.names("extension"))
             raise CheckpointError(
                 f"no checkpoint {model.model!r}: neither a directory nor a name that an installed plugin knows",
@@ -186,12 +185,12 @@ class Resolver:
             )
 
         if text := self.config.model.overrides:
-            config = overlay(self.checkpoint.config, parse_overrides(text))
-            self.checkpoint = replace(self.checkpoint, config=config)
+            config = overlay(self.known.checkpoint.config, parse_overrides(text))
+            self.known.checkpoint = replace(self.known.checkpoint, config=config)
             self._derive("hf_overrides", text, "user")
 
     def _choose_model(self) -> None:
-        checkpoint, parallel = self.found_checkpoint, self.config.parallel
+        checkpoint, parallel = self.known.checkpoint, self.config.parallel
         architecture = checkpoint.architecture
         if not architecture:
             raise CheckpointError(f"{checkpoint.path / 'config.json'} names no architecture", fix="add 'architectures'")
@@ -201,7 +200,7 @@ class Resolver:
         name, why = self._implementation(native, known), f"the checkpoint is a {architecture}"
         if name != native:
             why = f"{why}, run by {name}"
-        request = ModelRequest(architecture=native, device=self.device, tp=parallel.tp, pp=parallel.pp)
+        request = ModelRequest(architecture=native, device=self.known.device, tp=parallel.tp, pp=parallel.pp)
         outcome = self._consider(request, name)
         choice = outcome.choice(why=why)
         choice = self._keep(outcome, converted(choice, head) if head else choice)
@@ -213,9 +212,10 @@ class Resolver:
             if name != native and (like := families.get(nearest(_family(native), families) or "")):
                 e.fix = f"{e.fix}; nearest of lmkit's own families: {like}"
             raise
-        self.info = replace(info, pooler=complete_pooler(info, checkpoint, task))
-        if self.info.pooler is not None:
-            self._derive("pooler", msgspec.to_builtins(self.info.pooler), "the checkpoint's modules and configuration")
+        self.known.info = replace(info, pooler=complete_pooler(info, checkpoint, task))
+        if self.known.info.pooler is not None:
+            why = "the checkpoint's modules and configuration"
+            self._derive("pooler", msgspec.to_builtins(self.known.info.pooler), why)
 
     def _implementation(self, native: str, known: Sequence[str]) -> str:
         """Name of the model plugin: the family's own, or the one that runs any. Raises SelectionError by name."""
@@ -225,39 +225,45 @@ class Resolver:
         return native if impl in ("auto", "native") else impl
 
     def _settle_dtypes(self) -> None:
-        info, device = self.described_model, self.chosen_device
+        info, device = self.known.info, self._device()
         asked = canonical(self.config.model.dtype)
         if asked == "auto":
             native = info.dtype in device.dtypes
-            self.dtype = info.dtype if native else device.dtypes[0]
+            self.known.dtype = info.dtype if native else device.dtypes[0]
             source = "the checkpoint's" if native else f"{device.platform} has no {info.dtype} (user: auto)"
         else:
-            self.dtype, source = asked, "user"
+            self.known.dtype, source = asked, "user"
             if asked not in device.dtypes:
                 reason = Refusal("dtype", "{" + ",".join(device.dtypes) + "}", asked, f"--dtype {device.dtypes[0]}")
                 refused = Refused("platform", device.platform, None, 7, (reason,))
                 raise SelectionError(f"dtype {asked!r} cannot be used on {device.platform}", [refused], fix=reason.fix)
         asked = canonical(self.config.cache.dtype)
-        self.kv_dtype = self.dtype if asked == "auto" else asked
-        self._derive("dtype", self.dtype, source)
-        self._derive("kv_dtype", self.kv_dtype, "the model's dtype" if asked == "auto" else "user")
+        self.known.kv_dtype = self.known.dtype if asked == "auto" else asked
+        self._derive("dtype", self.known.dtype, source)
+        self._derive("kv_dtype", self.known.kv_dtype, "the model's dtype" if asked == "auto" else "user")
 
-    def _choose_attention(self) -> None:
-        needs = [
-            replace(need, dtype=self.dtype, kv_dtype=self.kv_dtype, block_size=self.config.cache.block_size or 0)
-            for need, _ in self.described_model.kv_groups()
-        ]
-        if not needs:
-            if self.config.attention != "auto":
-                raise ConfigError(f"attention: {self.config.attention!r}: the model has none", fix="--attention auto")
-            return
-        requests = [AttentionRequest(need=need, device=self.device, dtype=self.dtype) for need in needs]
-        outcome = self._consider(requests, self.config.attention)
-        self._keep(outcome)
-        self._warn_reference(outcome)
+    def _choose(self, kind: Kind) -> None:
+        """What a kind asks for, as its file says."""
+        requests, user = kind.ask(self.known) if kind.ask else (), self._named(kind)
+        if not requests:
+            if user != "auto":
+                raise ConfigError(f"{kind.name}: {user!r}: the model has none", fix=f"--{kind.name} auto")
+        elif kind.takes == "one":
+            outcome = self._consider(requests, user)
+            self._keep(outcome)
+            self._warn_reference(outcome)
+        else:
+            for outcome in self._offered(requests[0]):
+                for candidate in outcome.survivors if kind.takes == "all" else (outcome.chosen,):
+                    self._keep(outcome, outcome.choice(candidate), candidate)
+
+    def _named(self, kind: Kind) -> str:
+        """What the user's configuration says of a kind."""
+        section, _, name = kind.setting.rpartition(".")
+        return str(getattr(getattr(self.config, section) if section else self.config, name)) if name else "auto"
 
     def _choose_quantization(self) -> None:
-        checkpoint, user = self.found_checkpoint, self.config.model.quantization
+        checkpoint, user = self.known.checkpoint, self.config.model.quantization
         quantization = checkpoint.config.get("quantization_config")
         method = str(quantization.get("quant_method", "")) if isinstance(quantization, Mapping) else ""
         if method and user == "none":
@@ -265,7 +271,7 @@ class Resolver:
         if not method and user not in ("auto", "none", *self.host.names("quantization")):
             raise UnknownName("quantization", user, ["auto", "none", *self.host.names("quantization")])
         if method or user not in ("auto", "none"):
-            request = QuantizationRequest(method=method, device=self.device, dtype=self.dtype)
+            request = QuantizationRequest(method=method, device=self.known.device, dtype=self.known.dtype)
             choice = self._pick(request, user, why=f"checkpoint says quant_method={method}" if method else "explicit")
             spec = self._specs[-1]
             assert isinstance(spec, QuantizationSpec)
@@ -278,7 +284,7 @@ class Resolver:
         """Kernels for each format that the weights may be in."""
         for fmt in self._formats:
             self._choose_op("linear", f"linear:{fmt}", fmt)
-            if any(linear.experts for linear in self.described_model.linears):
+            if any(linear.experts for linear in self.known.info.linears):
                 self._choose_experts(fmt)
         self._choose_op("rowwise", "rowwise")
         if idle := [str(w) for w in self._wanted_ops() if w not in self._used_ops]:
@@ -306,7 +312,7 @@ class Resolver:
 
     def _choose_op(self, op: str, component: str, fmt: str = "plain") -> None:
         """All survivors, best first: a kernel may still refuse single layers, which then go to the next."""
-        request = OpRequest(op=op, format=fmt, component=component, device=self.device, dtype=self.dtype)
+        request = OpRequest(op=op, format=fmt, component=component, device=self.known.device, dtype=self.known.dtype)
         asked = self._asked_op(op, fmt)
         outcome = self._consider(request, asked, only=lambda spec: isinstance(spec, OpSpec) and spec.op == op)
         for i, candidate in enumerate(outcome.survivors):
@@ -317,7 +323,9 @@ class Resolver:
 
     def _choose_experts(self, fmt: str) -> None:
         """Kernels for experts where there are any; without one, each expert runs on a kernel for linears."""
-        request = OpRequest(op="moe", format=fmt, component=f"moe:{fmt}", device=self.device, dtype=self.dtype)
+        request = OpRequest(
+            op="moe", format=fmt, component=f"moe:{fmt}", device=self.known.device, dtype=self.known.dtype
+        )
         asked = self._asked_op("moe", fmt)
         how: dict[str, Any] = {"only": lambda spec: isinstance(spec, OpSpec) and spec.op == "moe"}
         if asked == "auto":  # none need pass
@@ -328,35 +336,14 @@ class Resolver:
         for candidate in outcome.survivors:
             self._keep(outcome, outcome.choice(candidate), candidate)
 
-    def _choose_loader(self) -> None:
-        self._pick(LoaderRequest(format=self.found_checkpoint.format), self.config.model.loader)
-
-    def _choose_scheduler(self) -> None:
-        self._pick(SelectRequest(kind="scheduler"), self.config.sched.policy)
-
-    def _choose_executor(self) -> None:
-        parallel = self.config.parallel
-        request = ExecutorRequest(num_ranks=parallel.tp * parallel.pp, device=self.device)
-        self._pick(request, parallel.executor)
-
-    def _choose_grammars(self) -> None:
-        """Every usable backend, in order: which one compiles a constraint is decided per request. And who runs them."""
-        for outcome in self._offered(SelectRequest(kind="structured_output")):
-            self._keep(outcome)
-        for outcome in self._offered(SelectRequest(kind="grammar")):
-            for candidate in outcome.survivors:
-                self._keep(outcome, outcome.choice(candidate), candidate)
-
-    def _choose_tokenizer(self) -> None:
-        """By the files that are there. Without one, whoever needs a tokenizer says what is missing."""
-        folder = load_target(TOKENIZER_FOLDER)(self.found_checkpoint, self.config.model)
-        files = frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset[str]()
-        for outcome in self._offered(TokenizerRequest(files=files)):
-            self._keep(outcome)
+    def _list_files(self) -> None:
+        """Names in the tokenizer's folder: by them its reader is chosen."""
+        folder = load_target(TOKENIZER_FOLDER)(self.known.checkpoint, self.config.model)
+        self.known.files = frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
 
     def _choose_template(self) -> None:
         """A plugin's, for the file that the user names or for the checkpoint; without one, files are read as text."""
-        checkpoint, model = self.found_checkpoint, self.config.model
+        checkpoint, model = self.known.checkpoint, self.config.model
         suffix = Path(model.chat_template).suffix if model.chat_template else None
         request = TemplateRequest(suffix=suffix, architecture=checkpoint.architecture, model=checkpoint.name)
         if suffix is not None or not model.tokenizer:
@@ -368,7 +355,7 @@ class Resolver:
 
     def _choose_parser(self, kind: str) -> None:
         """A parser that `auto` does not find is absent, and text stays text."""
-        checkpoint, chooser, user = self.found_checkpoint, self._parsers, getattr(self.config, kind)
+        checkpoint, chooser, user = self.known.checkpoint, self._parsers, self._named(BY_NAME[kind])
         assert chooser is not None
         if user == "none" or (user == "auto" and not self.host.names(kind)):
             return
@@ -387,7 +374,7 @@ class Resolver:
 
     def _find_ends(self) -> None:
         """What the files name, and what the chat template ends a turn with."""
-        checkpoint, info = self.found_checkpoint, self.described_model
+        checkpoint, info = self.known.checkpoint, self.known.info
         ids = {
             "config": info.eos_token_ids,
             "generation_config": _ints(checkpoint.generation_config.get("eos_token_id")),
@@ -406,7 +393,7 @@ class Resolver:
                 self._warnings.append(f"options of {key} are not used: it was not chosen")
 
     def _settle_values(self) -> None:
-        config, info = self.config, self.described_model
+        config, info = self.config, self.known.info
         attention = [s for s in self._specs if isinstance(s, AttentionSpec)]
         user = {
             "cache.block_size": config.cache.block_size,
@@ -450,7 +437,7 @@ class Resolver:
 
         Of recurrent state copies are kept, which costs memory, and prompts a step more: where that is asked for.
         """
-        info, asked = self.described_model, self.config.cache.prefix_cache
+        info, asked = self.known.info, self.config.cache.prefix_cache
         reason = "" if info.causal else "the model's tokens see those that follow"
         state = f"{len(info.recurrent)} layers keep recurrent state, which is that of the last token only"
         if info.recurrent and not info.kv_groups():
@@ -463,15 +450,15 @@ class Resolver:
 
     def _platform_defaults(self) -> list[tuple[str, ConfigProposal]]:
         """What the platform suggests; its module loads torch in the worker only."""
-        choice = self._choices[0]
+        choice = next(c for c in self._choices if c.kind == "platform")
         platform: Platform = load_target(choice)()
-        suggested = call(f"{choice.target}.defaults", platform.defaults, self.described_model, self.chosen_device)
+        suggested = call(f"{choice.target}.defaults", platform.defaults, self.known.info, self._device())
         return [(choice.name, ConfigProposal(key, value, "the platform's default")) for key, value in suggested.items()]
 
     def _pooling_defaults(self, proposals: Sequence[tuple[str, ConfigProposal]]) -> list[tuple[str, ConfigProposal]]:
         """The checkpoint's own length, and steps that hold a whole prompt where tokens see those that follow."""
-        info, found = self.described_model, []
-        length = max_length(self.found_checkpoint)
+        info, found = self.known.info, []
+        length = max_length(self.known.checkpoint)
         if info.pooler is not None and length is not None and length < info.max_length:
             found.append(("the checkpoint", ConfigProposal("model.max_length", length, "its max_seq_length")))
         if not info.causal:
@@ -483,7 +470,7 @@ class Resolver:
 
     # --------------------------------------------------------------------------------------------------- helpers
 
-    def _step(self, topic: str, work: Callable[[], None], needs: tuple[str, ...] = ()) -> None:
+    def _step(self, topic: str, work: Callable[[], None], needs: Sequence[str] = ()) -> None:
         """Run a step; with `tolerant`, record its failure, and skip it when one that it needs has failed."""
         if not self.tolerant:
             work()
@@ -548,25 +535,12 @@ class Resolver:
             return
         if self._platform is not None and not self._platform.fallback:
             why = "; ".join(f"{c.name}: {c.reasons[0]}" for c in outcome.candidates if not c.ok)
-            self._warnings.append(f"attention is the slow reference {spec.name!r}; refused: {why or 'none installed'}")
+            self._warnings.append(
+                f"{outcome.request.kind} is the slow reference {spec.name!r}; refused: {why or 'none installed'}"
+            )
 
     def _derive(self, key: str, value: Any, source: str) -> None:
         self._derived.append(Derived(key, value, source))
-
-    @property
-    def chosen_device(self) -> DeviceInfo:
-        assert self.device is not None
-        return self.device
-
-    @property
-    def found_checkpoint(self) -> Checkpoint:
-        assert self.checkpoint is not None
-        return self.checkpoint
-
-    @property
-    def described_model(self) -> ModelInfo:
-        assert self.info is not None
-        return self.info
 
 
 def describe(choice: Choice) -> str:

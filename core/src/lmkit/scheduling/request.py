@@ -5,28 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lmkit.api import FinishReason, Gate, MediaItem, PoolingParams, SamplingParams
+from lmkit.api import Admitted, FinishReason
 
 if TYPE_CHECKING:
     from lmkit.scheduling.table import BlockTable
 
 
 @dataclass(slots=True, eq=False)
-class Request:
-    """Made by engine.intake from an EngineRequest: the fields up to `gates`. The rest belongs to the scheduler."""
-
-    id: str
-    params: SamplingParams
-    num_prompt_tokens: int
-    tokens: list[int]  # prompt + accepted output
-    priority: int = 0
-    arrival: float = 0.0
-    adapter: str | None = None
-    pooling: PoolingParams | None = None  # then the prompt is all there is
-    every_position: bool = False  # its vectors need all hidden states: no prefix is taken from the cache
-    root_hash: bytes = b""  # parent of the first block's hash
-    media: tuple[MediaItem, ...] = ()
-    gates: list[Gate] = field(default_factory=list)
+class Request(Admitted):
+    """Made by engine.intake from an EngineRequest; what it adds belongs to the scheduler."""
 
     order: int = 0  # order of `add`: the last resort of every ordering
     admit_key: tuple = ()  # place in the waiting queue

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from lmkit.api import (
+    Admitted,
     ConfigError,
     EngineBusy,
     EngineError,
@@ -83,8 +84,9 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------ in and out
 
-    def add(self, r: Request) -> None:
+    def add(self, r: Admitted) -> None:
         """Queue a request. Raises EngineBusy, RequestTooLarge (it cannot fit alone) or InvalidParam (id in use)."""
+        assert isinstance(r, Request)  # the engine's intake makes them so
         limits = self.limits
         if r.id in self.requests:
             raise InvalidParam("id", r.id, "an id that no unfinished request has")

@@ -1,6 +1,6 @@
 """What a request asks of its output, as one Grammar and one Thinking. No torch.
 
-Tool calls become a structural tag (see lmkit.api.Grammar) made of the ToolFormat; an answer that may be
+Tool calls become a structural tag (see lmkit.api.Grammar) made by the tool format; an answer that may be
 constrained text instead becomes an alternative of it.
 """
 
@@ -11,19 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmkit.api import (
-    ChannelFormat,
-    Grammar,
-    ParserFormat,
-    ReasoningFormat,
-    RequestError,
-    Thinking,
-    ToolChoice,
-    ToolDef,
-    ToolFormat,
-)
-from lmkit.text.derive import calls_format, channel_calls_format, free_format
-from lmkit.text.reasoning import begins_inside, thinking
+from lmkit.api import DeclaredFormat, Grammar, RequestError, Thinking, ToolChoice, ToolDef
+from lmkit.text.formats import AnyFormat
 
 Format = dict[str, Any]
 _ANY_TEXT: Format = {"type": "any_text"}
@@ -36,41 +25,30 @@ class CannotConstrain(RequestError):
 
 
 def thinking_of(
-    fmt: ReasoningFormat | ChannelFormat | ParserFormat | None, prompt_tail: str, template_kwargs: Mapping[str, object],
-    budget: int | None = None,
-) -> Thinking | None:  # fmt: skip
+    fmt: AnyFormat | None, prompt_tail: str, template_kwargs: Mapping[str, object], budget: int | None = None
+) -> Thinking | None:
     """The thinking that may come before the answer; None where there is none. Raises CannotConstrain."""
-    if fmt is None or (isinstance(fmt, ReasoningFormat) and not fmt.close):
+    if fmt is None:
         return None
-    if isinstance(fmt, ChannelFormat):
-        opens = tuple(f"{fmt.channel}{name}{fmt.message}" for name in fmt.reasoning)
-        return Thinking((f"{fmt.ends[0]}{fmt.start}{fmt.role}",), opens, budget=budget)
-    if not isinstance(fmt, ReasoningFormat):
+    if not isinstance(fmt, DeclaredFormat):
         raise CannotConstrain(
             f"the reasoning format {fmt.name!r} does not say where the answer begins",
             fix="leave out the constraint, or start with another --reasoning-parser (none is possible too)",
         )
-    inside = begins_inside(fmt, prompt_tail, template_kwargs)
-    closed = any(prompt_tail.rstrip().endswith(text.rstrip()) for text in fmt.close)
-    may_open = not inside and not closed and thinking(fmt, template_kwargs)
-    if not inside and not may_open:
-        return None
-    return Thinking(fmt.close, fmt.open if may_open else (), inside, (*fmt.until, *fmt.answer), budget)
+    return fmt.thinking(prompt_tail, template_kwargs, budget)
 
 
-def answer_of(fmt: ReasoningFormat | ChannelFormat | ParserFormat | None, answer: Grammar | None) -> Grammar | None:
+def answer_of(fmt: AnyFormat | None, answer: Grammar | None) -> Grammar | None:
     """The constraint on content with what stands around content. Raises CannotConstrain."""
-    if answer is None or not isinstance(fmt, ChannelFormat):
+    header = fmt.answer_header if isinstance(fmt, DeclaredFormat) else ""
+    if answer is None or not header:
         return answer
-    header = f"{fmt.channel}{fmt.final}{fmt.message}"
     return _grammar({"type": "tag", "begin": header, "content": _as_format(answer), "end": ""}, answer.backend)
 
 
 def constraint(
-    answer: Grammar | None, tools: Sequence[ToolDef], choice: ToolChoice,
-    fmt: ToolFormat | ChannelFormat | ParserFormat | None,
-    parallel: bool = True,
-) -> Grammar | None:  # fmt: skip
+    answer: Grammar | None, tools: Sequence[ToolDef], choice: ToolChoice, fmt: AnyFormat | None, parallel: bool = True
+) -> Grammar | None:
     """`answer`: the constraint on content. Raises CannotConstrain."""
     if not tools or choice.mode == "none" or fmt is None:
         return answer
@@ -118,14 +96,11 @@ def _loads(source: str) -> Any:
         raise CannotConstrain(f"the constraint is not JSON: {e}") from None
 
 
-def _calls(
-    fmt: ToolFormat | ChannelFormat | ParserFormat, tools: Sequence[ToolDef], choice: ToolChoice, parallel: bool
-) -> Any:
+def _calls(fmt: AnyFormat, tools: Sequence[ToolDef], choice: ToolChoice, parallel: bool) -> Format | Grammar:
     """One call or more; with choice "auto", free text with calls in it."""
-    if isinstance(fmt, ToolFormat):
-        found: Any = free_format(fmt, tools, parallel) if choice.mode == "auto" else calls_format(fmt, tools, parallel)
-    elif isinstance(fmt, ChannelFormat):
-        found = None if choice.mode == "auto" else channel_calls_format(fmt, tools)
+    found: Format | Grammar | None
+    if isinstance(fmt, DeclaredFormat):
+        found = fmt.tag(tools, free=choice.mode == "auto", parallel=parallel)
     else:
         found = fmt.grammar(tools, choice)
     if found is None:

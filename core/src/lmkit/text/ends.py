@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lmkit.api import ChannelFormat, LmkitError
+from lmkit.api import DeclaredFormat, LmkitError
 from lmkit.plugins.chat_templates import chat_templates, chosen_template, read_object, read_own
 from lmkit.text.apart import Apart, ApartRenderer
 from lmkit.text.control import shown
@@ -24,7 +24,7 @@ from lmkit.text.tokenizer import content_of
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
-    from lmkit.config.engine import EngineConfig
+    from lmkit.contracts.config import EngineConfig
 
 log = logging.getLogger("lmkit.text")
 
@@ -135,7 +135,7 @@ def turn_ends(
     if not names:
         return []
     token = re.compile("|".join(map(re.escape, names)))
-    fmt_tokens = [f.keep_special for f in formats if f is not None and not isinstance(f, ChannelFormat)]
+    fmt_tokens = [f.within_turn if isinstance(f, DeclaredFormat) else f.keep_special for f in formats if f is not None]
     inside = frozenset[str]().union(*fmt_tokens)  # what a format reads belongs to the turn
     within = list(_within(renderer))
     inside = inside.union(*(token.findall(text) for text in within))

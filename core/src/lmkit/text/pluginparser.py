@@ -33,7 +33,7 @@ class PluginParser:
         if not callable(start):
             raise PluginError(
                 f"{self._owner} is a {type(fmt).__name__}, which is no format",
-                fix="its target must be a ToolFormat, ReasoningFormat, ChannelFormat or ParserFormat of lmkit.api",
+                fix="its target must be a ParserFormat of lmkit.api, or a declaration of lmkit_formats",
             )
         self._parser: StreamParser = call(self._owner, start, prompt_tail, tools)
         if not (callable(getattr(self._parser, "feed", None)) and callable(getattr(self._parser, "flush", None))):

@@ -10,21 +10,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from lmkit.api import (
-    ChannelFormat,
-    ConfigError,
-    LmkitError,
-    Reasoning,
-    ReasoningFormat,
-    Text,
-    ToolArgs,
-    ToolDef,
-    ToolFormat,
-    ToolStart,
-)
+from lmkit.api import ConfigError, DeclaredFormat, LmkitError, Reasoning, Text, ToolArgs, ToolDef, ToolStart
 from lmkit.text.apart import Apart, ApartRenderer
 from lmkit.text.control import shown
-from lmkit.text.parsing import AnyFormat, start_parser
+from lmkit.text.formats import AnyFormat, start_parser
 from lmkit.text.render import Renderer
 
 NAME = "get_weather"
@@ -146,7 +135,7 @@ def _left(case: Shown, load: Callable[[str], AnyFormat], name: str, *, runs: boo
     """(see Shown.left_by, number of markers); a format that raises does not read, nor does code without `runs`."""
     try:
         fmt = load(name)
-        if not runs and not isinstance(fmt, ToolFormat | ReasoningFormat | ChannelFormat):
+        if not runs and not isinstance(fmt, DeclaredFormat):
             return None, 0
         return case.left_by(fmt), len(fmt.keep_special)
     except Exception:

@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmkit.api import (
-    ChannelFormat,
     Checkpoint,
     CheckpointError,
     CheckpointOptions,
+    DeclaredFormat,
     InvalidParam,
-    ParserFormat,
-    ReasoningFormat,
     ResolvedPlan,
     SamplingParams,
     TemplateFailed,
     ToolChoice,
     ToolDef,
-    ToolFormat,
     UnsupportedTask,
     Vocabulary,
 )
@@ -32,8 +29,8 @@ from lmkit.text.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenize
 from lmkit.text.constrain import answer_of, constraint, thinking_of
 from lmkit.text.control import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
+from lmkit.text.formats import AnyFormat, Chain, in_order, start_parser
 from lmkit.text.measure import beginning
-from lmkit.text.parsing import Chain, in_order, start_parser
 from lmkit.text.render import Renderer
 from lmkit.text.stops import Stops
 from lmkit.text.stream import OutputStream, Usage
@@ -41,7 +38,7 @@ from lmkit.text.tokenizer import JsonTokenizer
 
 if TYPE_CHECKING:
     from lmkit.api import Tokenizer
-    from lmkit.config.engine import EngineConfig, ModelConfig
+    from lmkit.contracts.config import EngineConfig, ModelConfig
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
 _TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")
@@ -55,8 +52,8 @@ class TextSide:
 
     tokenizer: Tokenizer
     renderer: Renderer | None = None
-    tool_format: ToolFormat | ChannelFormat | ParserFormat | None = None
-    reasoning_format: ReasoningFormat | ChannelFormat | ParserFormat | None = None
+    tool_format: AnyFormat | None = None
+    reasoning_format: AnyFormat | None = None
     default_params: Mapping[str, Any] | None = None
 
     @classmethod
@@ -134,10 +131,8 @@ class TextSide:
     def prompt_tail(self, prompt: str, continued: str = "") -> str:
         """What `output_stream` needs to know of a rendered prompt. `continued`: the message it ends in, if it does."""
         fmt = self.reasoning_format
-        if continued and isinstance(fmt, ReasoningFormat):
-            opened, closed = (max(map(continued.rfind, texts)) for texts in (fmt.open, fmt.close))
-            if opened > closed:
-                return fmt.open[0]  # the answer goes on inside the reasoning
+        if continued and isinstance(fmt, DeclaredFormat) and (opened := fmt.reopened(continued)):
+            return opened  # the answer goes on inside the reasoning
         return prompt[-TAIL:]
 
     def constrain(

@@ -82,7 +82,7 @@ async def test_a_storm_of_leaving_clients() -> None:
 async def test_aborted_while_waiting() -> None:
     """Also a request that never got to run."""
     from lmkit.config import EngineConfig
-    from lmkit.config.engine import SchedConfig
+    from lmkit.contracts.config import SchedConfig
 
     config = EngineConfig(sched=SchedConfig(max_rows=1))
     async with hashed(config, delay=0.002) as llm, listening(llm) as url, httpx.AsyncClient(base_url=url) as client:
@@ -123,7 +123,7 @@ async def test_death_of_the_engine_ends_every_answer(stream: bool) -> None:
 async def test_errors_before_the_first_token_have_their_status() -> None:
     """A full queue is a 503, also with stream=true."""
     from lmkit.config import EngineConfig
-    from lmkit.config.engine import SchedConfig
+    from lmkit.contracts.config import SchedConfig
 
     config = EngineConfig(sched=SchedConfig(max_rows=1, max_waiting=1))
     async with hashed(config, delay=0.005) as llm, listening(llm) as url, httpx.AsyncClient(base_url=url) as client:
@@ -183,7 +183,7 @@ async def test_a_slow_reader_delays_nobody() -> None:
         begin = time.monotonic()
         response = await client.post("/v1/chat/completions", json=HELLO | {"max_completion_tokens": 50, "stream": True})
         assert response.status_code == 200
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 30  # it takes a fraction of one; with that client waited for, no end
         writer.close()
         await until(lambda: not llm.client._streams)  # type: ignore[attr-defined]
 

@@ -104,7 +104,7 @@ async def test_probes_and_metrics_agree_about_an_engine_that_was_stopped() -> No
         try:
             stopped = time.perf_counter()
             while (await ready())[0] == 200:
-                assert time.perf_counter() - stopped < 6  # it takes about one second
+                assert time.perf_counter() - stopped < 30  # it takes about one second
             assert await ready() == (503, False)
             assert (await client.get("/live")).status_code == 200
         finally:

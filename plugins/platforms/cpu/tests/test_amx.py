@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -26,22 +27,33 @@ pytestmark = [
 ]
 
 
-def build(folder: Path, *families: str) -> Path:
-    """The library with these families of operators for tile registers only, emulated (csrc/amx_emulated.inc)."""
+def build(*families: str) -> Path:
+    """The library with these families of operators for tile registers only, emulated (csrc/amx_emulated.inc).
+
+    Kept beside other builds under a hash of what it is made from: compiled again when that has changed.
+    """
     assert COMPILER is not None
-    library, sanitize = folder / "emulated.so", os.environ.get("SANITIZE")  # as in setup.py
+    sanitize = os.environ.get("SANITIZE")  # as in setup.py
     flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-ffp-contract=off"]
     flags += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all"] if sanitize else []
     flags += ["-DLK_EMULATE_AMX", "-DFAMILIES(X)=" + "".join(f"X({family})" for family in families)]
     sources = [CSRC / f"{name}.cpp" for name in (*families, "pool", "registry")]
-    subprocess.run([COMPILER, *flags, *map(str, sources), "-o", str(library)], check=True, timeout=600)
+    made_from = sha256(f"{COMPILER} {flags}".encode())
+    for path in sorted(CSRC.iterdir()):
+        made_from.update(path.read_bytes())
+    library = FOLDER.parent / "build" / "emulated" / f"{made_from.hexdigest()[:16]}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        part = library.with_suffix(f".{os.getpid()}")  # another process may compile the same
+        subprocess.run([COMPILER, *flags, *map(str, sources), "-o", str(part)], check=True, timeout=600)
+        part.replace(library)
     return library
 
 
-def test_products(tmp_path: Path) -> None:
+def test_products() -> None:
     """bfloat16 within its rounding, integers bit for bit as without tiles; where there are tiles, as those do it."""
     assert LIBRARY is not None
-    emulated = Native(build(tmp_path, "linear", "integer"))
+    emulated = Native(build("linear", "integer"))
     assert emulated.isas == ("amx",)
     noise = torch.Generator().manual_seed(0)
     for rows, (n, k) in itertools.product((1, 9, 16, 49), ((33, 7), (70, 333))):
@@ -61,9 +73,9 @@ def test_products(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_grids(tmp_path: Path) -> None:
+def test_grids() -> None:
     """All tests of linears and experts on the emulated library; not those that need another instruction set."""
-    library = build(tmp_path, "linear", "integer", "experts")
+    library = build("linear", "integer", "experts")
     code = (
         "import sys, pytest, lmkit_platform_cpu.native as native\n"
         "library = native.Native(sys.argv[1])\n"

@@ -481,9 +481,8 @@ def test_the_process_is_killed_when_it_takes_too_much(compiler):
 
 def test_answers_are_cached_failures_too(compiler):
     first = wait(compiler, Grammar("regex", "spin"), Grammar("regex", "4"))
-    began = time.monotonic()
-    assert wait(compiler, Grammar("regex", "spin"), Grammar("regex", "4")) == first
-    assert time.monotonic() - began < 0.8  # "spin" alone takes a second to fail
+    again = wait(compiler, Grammar("regex", "spin"), Grammar("regex", "4"))
+    assert all(one is other for one, other in zip(again, first, strict=True))  # nothing was compiled
 
 
 def test_what_a_library_prints_does_not_disturb(compiler):

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from lmkit.api import Params, ToolDef, ToolFormat
+from lmkit.api import ToolDef
+from lmkit_formats import Params, ToolFormat
 from lmkit_testing import ReasoningParserConformance, ToolParserConformance
 from lmkit_testing.parsers import check_splits
 from lmkit_tool_parser_deepseek.formats import V4, V32, V41

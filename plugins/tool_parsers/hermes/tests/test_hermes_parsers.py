@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from lmkit.api import ToolArgs, ToolStart
-from lmkit.text.parsing import start_parser
+from lmkit.text.formats import start_parser
 from lmkit_testing import ReasoningParserConformance, ToolParserConformance
 from lmkit_testing.parsers import Vector, check_splits, load_vectors, parse
 from lmkit_tool_parser_hermes.formats import HERMES, THINK

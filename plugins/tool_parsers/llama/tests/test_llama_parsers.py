@@ -1,7 +1,7 @@
 """The formats of this plugin read what they declare, whole and split, and survive what is broken."""
 
 import pytest
-from lmkit.api import ToolFormat
+from lmkit_formats import ToolFormat
 from lmkit_testing import ToolParserConformance
 from lmkit_testing.parsers import check_splits
 from lmkit_tool_parser_llama.formats import LLAMA4_PYTHONIC, PYTHONIC

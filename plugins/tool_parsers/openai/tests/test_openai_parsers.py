@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from lmkit.api import ChannelFormat, Grammar, Reasoning, Text, ToolArgs, ToolDef, ToolStart
+from lmkit.api import Grammar, Reasoning, Text, ToolArgs, ToolDef, ToolStart
 from lmkit.text.constrain import answer_of, thinking_of
-from lmkit.text.parsing import in_order, start_parser
+from lmkit.text.formats import in_order, start_parser
+from lmkit_formats import ChannelFormat
 from lmkit_testing import ReasoningParserConformance, ToolParserConformance
 from lmkit_testing.parsers import check_splits, parse
 from lmkit_tool_parser_openai.formats import CALLS, REASONING

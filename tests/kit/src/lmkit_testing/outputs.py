@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmkit.api import Params, ToolDef, ToolFormat
-from lmkit.text.derive import primary, render
+from lmkit.api import ToolDef
+from lmkit_formats import Params, ToolFormat
+from lmkit_formats.derive import primary
 
 TOOLS = (
     ToolDef("get_weather", parameters={
@@ -34,7 +35,7 @@ def examples(fmt: ToolFormat) -> list[tuple[str, Calls]]:
     """Outputs as the family writes them, and their calls."""
     body = primary(fmt)
     verbatim = isinstance(body, Params) and body.verbatim
-    return [(render(fmt, calls, TOOLS), _as_strings(calls) if verbatim else calls) for calls in CALLS]
+    return [(fmt.write(calls, TOOLS), _as_strings(calls) if verbatim else calls) for calls in CALLS]
 
 
 def _as_strings(calls: Calls) -> Calls:
@@ -49,7 +50,7 @@ def with_words(fmt: ToolFormat, source: random.Random) -> str:
         ("get_weather", {"city": words[0], "days": source.randint(0, 99), "places": [words[1], "x"]}),
         *([("now", {})] if source.random() < 0.5 else []),
     ]
-    return f"{words[2]} " + render(fmt, calls, TOOLS) + (f" {words[3]}" if source.random() < 0.5 else "")
+    return f"{words[2]} " + fmt.write(calls, TOOLS) + (f" {words[3]}" if source.random() < 0.5 else "")
 
 
 def mutated(text: str, markers: Sequence[str], source: random.Random) -> str:

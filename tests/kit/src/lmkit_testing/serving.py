@@ -19,13 +19,10 @@ from lmkit.api import (
     EngineDead,
     ErrorInfo,
     FinishReason,
-    JsonCalls,
     ParserFormat,
-    ReasoningFormat,
     SchedStats,
     TokenEvent,
     TokenLogprob,
-    ToolFormat,
 )
 from lmkit.config import EngineConfig, from_options
 from lmkit.engine.client import BaseClient, EngineClient, ProcessClient
@@ -36,6 +33,7 @@ from lmkit.plugins.resolve import resolve
 from lmkit.text.render import Renderer
 from lmkit.text.side import TextSide
 from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_formats import JsonCalls, ReasoningFormat, ToolFormat
 from lmkit_http.settings import ServerSettings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

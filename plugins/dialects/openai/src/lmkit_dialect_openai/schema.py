@@ -6,8 +6,18 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from lmkit.api import Grammar, InvalidParam, SamplingParams, ToolChoice
-from lmkit.api.params import MAX_BIAS, MAX_LOGPROBS, MAX_STOP, MAX_STOP_IDS, MAX_TOKENS, MIN_REPETITION
+from lmkit.api import (
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP,
+    MAX_STOP_IDS,
+    MAX_TOKENS,
+    MIN_REPETITION,
+    Grammar,
+    InvalidParam,
+    SamplingParams,
+    ToolChoice,
+)
 from lmkit.front.dialect import UnsupportedField
 from lmkit_http.strict import (
     MAX_IDS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from lmkit.api.params import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
+from lmkit.api import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
 from lmkit.front.dialect import UnsupportedField
 from lmkit_http.strict import MAX_IDS, Content, Ids, Label, Strict
 from pydantic import Field

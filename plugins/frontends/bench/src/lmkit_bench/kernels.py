@@ -96,13 +96,13 @@ def all_cases(config: EngineConfig, host: PluginHost, only: str = "*") -> Iterat
 
     resolver = Resolver(config, host)
     resolver.run()
-    plan, info = resolver.plan(), resolver.described_model
+    plan, info = resolver.plan(), resolver.known.info
     adopt_environment(platform_environment(config, plan))
     platform = load_target(_choice(plan, "platform"))()
     platform.bind(0)
     if config.parallel.threads:
         torch.set_num_threads(config.parallel.threads)
-    builder = make_builder(plan, resolver.found_checkpoint, info, None)
+    builder = make_builder(plan, resolver.known.checkpoint, info, None)
     dtype = str(plan.value("dtype", info.dtype))
     kv_dtype, size = str(plan.value("kv_dtype", dtype)), int(plan.value("block_size", 0))
     needs = [replace(n, dtype=dtype, kv_dtype=kv_dtype, block_size=size) for n, _ in info.kv_groups()[:1]]

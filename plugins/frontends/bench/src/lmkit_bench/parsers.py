@@ -9,10 +9,8 @@ from fnmatch import fnmatch
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from lmkit.api import ChannelFormat, ReasoningFormat, ToolDef, ToolFormat
-from lmkit.text.derive import render
-from lmkit.text.formats import load_format
-from lmkit.text.parsing import AnyFormat, start_parser
+from lmkit.api import DeclaredFormat, ToolDef
+from lmkit.text.formats import AnyFormat, load_format, start_parser
 
 if TYPE_CHECKING:
     from lmkit.plugins.host import PluginHost
@@ -52,9 +50,11 @@ def measure_parsers(host: PluginHost, only: str = "*", rounds: int = 5) -> Itera
 
 def answer(fmt: AnyFormat) -> str:
     """Some prose, and much of what the format is about."""
-    if isinstance(fmt, ToolFormat | ChannelFormat):
-        return (_PROSE * 2 + render(fmt, [CALL] * 2, TOOLS)) * 40
-    opened, closed = (fmt.open[0], fmt.close[0]) if isinstance(fmt, ReasoningFormat) and fmt.open else ("", "")
+    opened = closed = ""
+    if isinstance(fmt, DeclaredFormat):
+        if calls := fmt.write([CALL] * 2, TOOLS):
+            return (_PROSE * 2 + calls) * 40
+        opened, closed = fmt.thought
     return opened + _PROSE * 160 + closed + _PROSE * 160
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 Level = Literal["ok", "warn", "fail"]
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "starlette", "uvicorn", "uvloop")
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "fastapi", "uvicorn", "uvloop")
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
@@ -69,7 +69,7 @@ def _packages() -> Iterator[Finding]:
         try:
             yield Finding("package", "ok", f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            serving = name in ("starlette", "uvicorn", "uvloop")
+            serving = name in ("fastapi", "uvicorn", "uvloop")
             fix = install("lmkit-http" if serving else "lmkit-core")
             yield Finding("package", "warn" if serving else "fail", f"{name} is not installed", fix)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmkit.api.errors import nearest
+from lmkit.contracts.errors import nearest
 
 # flag of vLLM, SGLang or llama.cpp -> what to write here; -: nothing, and why
 ELSEWHERE = {

@@ -29,7 +29,7 @@ def command(
     """Show what a checkpoint is (format, architecture, size, context), the memory it takes, and what would run it."""
     resolver = Resolver(settings.config, plugin_host(settings), tolerant=True)
     resolver.run()
-    if resolver.checkpoint is None:
+    if "checkpoint" in resolver.errors:
         raise resolver.errors["checkpoint"]
     found = inspect(resolver, context)
     if as_json:
@@ -40,7 +40,7 @@ def command(
 
 def inspect(resolver: Resolver, context: int | None = None) -> dict[str, Any]:
     """What is known of the checkpoint of `resolver`, which has run; under "problems" what prevents running it."""
-    checkpoint = resolver.found_checkpoint
+    checkpoint = resolver.known.checkpoint
     quantization = checkpoint.config.get("quantization_config")
     found: dict[str, Any] = {
         "model": checkpoint.ref,
@@ -52,14 +52,14 @@ def inspect(resolver: Resolver, context: int | None = None) -> dict[str, Any]:
         "quantization": quantization.get("quant_method") if isinstance(quantization, dict) else None,
         "defaults": dict(checkpoint.generation_config),
     }
-    if (info := resolver.info) is not None:
+    if (info := getattr(resolver.known, "info", None)) is not None:
         found |= _model(info)
         if context is not None and not 1 <= context <= info.max_length:
             raise ConfigError(f"--context {context}: the model reads from 1 to {info.max_length} tokens")
-        if "attention" not in resolver.errors and resolver.device is not None:
+        if "attention" not in resolver.errors and resolver.known.device is not None:
             found["memory"] = _memory(resolver, info, context or info.max_length)
     found["ends"] = [{"id": e.id, "token": e.token, "from": list(e.sources)} for e in resolver.ends]
-    choices = resolver.plan().choices if resolver.device is not None else ()
+    choices = resolver.plan().choices if resolver.known.device is not None else ()
     found["run_by"] = [
         {"kind": c.kind, "component": c.component, "name": c.name, "why": c.why, "refused": [r.name for r in c.refused]}
         for c in choices
@@ -98,7 +98,7 @@ def _memory(resolver: Resolver, info: ModelInfo, context: int) -> dict[str, Any]
     plan, config = resolver.plan(), resolver.config
     dtype, tokens = plan.value("dtype"), memory.step_tokens(config, plan)
     specs = info.kv_specs(plan.value("block_size", 16), plan.value("kv_dtype", dtype))
-    weights = memory.weight_bytes(info, resolver.found_checkpoint, plan)
+    weights = memory.weight_bytes(info, resolver.known.checkpoint, plan)
     activations = memory.activation_bytes(info, dtype, tokens, config.sched.max_rows)
     kv, process = memory.bytes_for(specs, context, tokens), plan.device.process_bytes
     return {

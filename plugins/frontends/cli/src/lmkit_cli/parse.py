@@ -26,8 +26,7 @@ from lmkit.api import (
     UnknownName,
 )
 from lmkit.front.message import Message
-from lmkit.text.formats import load_format
-from lmkit.text.parsing import AnyFormat, Chain, in_order, start_parser
+from lmkit.text.formats import AnyFormat, Chain, in_order, load_format, start_parser
 from lmkit.text.tools import tool_def
 
 if TYPE_CHECKING:

@@ -9,9 +9,13 @@ from string import Template
 
 import lmkit
 from lmkit.api import ConfigError, UnknownName
-from lmkit.api.specs import NAME
+from lmkit.contracts.specs import NAME
 
-MORE_DEPENDENCIES = {"attention": ', "torch>=2.4"', "model": ', "lmkit-decoders{range}", "torch>=2.4"'}
+MORE_DEPENDENCIES = {
+    "attention": ', "torch>=2.4"',
+    "model": ', "lmkit-decoders{range}", "torch>=2.4"',
+    "tool_parser": ', "lmkit-formats{range}"',
+}
 
 
 def kinds() -> list[str]:

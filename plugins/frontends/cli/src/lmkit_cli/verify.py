@@ -11,16 +11,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from lmkit.api import (
-    ChannelFormat,
-    Grammar,
-    LmkitError,
-    ReasoningFormat,
-    ToolChoice,
-    ToolDef,
-    ToolFormat,
-    load_target,
-)
+from lmkit.api import DeclaredFormat, Grammar, LmkitError, ToolChoice, ToolDef, load_target
 from lmkit.config import Sourced
 from rich.console import Console
 from rich.table import Table
@@ -151,10 +142,11 @@ def _parsers(text: TextSide) -> Iterator[Check]:
         yield Check("tools", "history is read back", "warning", "the template does not show calls")
     elif text.renderer is not None and text.renderer.takes_tools:
         yield _run("tools", "history is read back", lambda: _tool_history(text))
-    thought = _thought(text.reasoning_format)
+    reasoning = text.reasoning_format
+    thought = reasoning.thought if isinstance(reasoning, DeclaredFormat) else ("", "")
     if any(thought):
         yield _run("reasoning", "markers are read back", lambda: _reasoning(text, thought))
-        if isinstance(text.tool_format, ToolFormat) and isinstance(text.reasoning_format, ReasoningFormat):
+        if isinstance(text.tool_format, DeclaredFormat) and not text.tool_format.whole:
             yield _run("reasoning", "calls that are only mentioned", lambda: _mentioned(text, thought))
     else:
         yield Check("reasoning", "parser", "absent", "no reasoning parser is chosen")
@@ -185,12 +177,10 @@ def _shown(text: TextSide, plan: ResolvedPlan, host: PluginHost) -> Iterator[Che
 
 def _mentioned(text: TextSide, thought: tuple[str, str]) -> str:
     """A call that the model thinks of is part of its thought."""
-    from lmkit.text.derive import render
-
     before, after = thought
     fmt = text.tool_format
-    marker = min((m for m in (*fmt.section, *fmt.open) if m), default="") if isinstance(fmt, ToolFormat) else ""
-    call = render(fmt, [(TOOL.name, ARGUMENTS)], [TOOL]) if isinstance(fmt, ToolFormat) else ""
+    assert isinstance(fmt, DeclaredFormat)
+    marker, call = min(fmt.openers, default=""), fmt.write([(TOOL.name, ARGUMENTS)], [TOOL])
     thinks = f"I might call {marker} later.\nAs in {call} it is"
     name, _, reasoning, content = _parse(text, f"{before}{thinks}\n{after}Good day")
     assert not name, "a call that was only thought of became a call"
@@ -220,16 +210,6 @@ def _tool_history(text: TextSide) -> str:
     return f"{len(written)} characters"
 
 
-def _thought(fmt: object) -> tuple[str, str]:
-    """What stands before and after a thought that an answer follows; "" for formats that do not say."""
-    if isinstance(fmt, ReasoningFormat) and fmt.close:
-        return fmt.open[0], fmt.close[0]
-    if isinstance(fmt, ChannelFormat):
-        begin, end = fmt.channel, fmt.message
-        return f"{begin}{fmt.reasoning[0]}{end}", f"{fmt.ends[0]}{fmt.start}{fmt.role}{begin}{fmt.final}{end}"
-    return "", ""
-
-
 def _reasoning(text: TextSide, thought: tuple[str, str]) -> str:
     before, after = thought
     _, _, reasoning, content = _parse(text, f"{before}\nhm\n{after}\n\nGood day")
@@ -241,7 +221,7 @@ def _reasoning(text: TextSide, thought: tuple[str, str]) -> str:
 def _parse(text: TextSide, written: str) -> tuple[str, str, str, str]:
     """Name and arguments of the first call, reasoning, content."""
     from lmkit.front.message import Message
-    from lmkit.text.parsing import Chain, in_order, start_parser
+    from lmkit.text.formats import Chain, in_order, start_parser
 
     formats = in_order(text.reasoning_format, text.tool_format)
     parser = Chain(*(start_parser(f, "", [TOOL]) for f in formats))

@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import lmkit
+from fastapi import FastAPI
 from lmkit.api import EngineBusy, EngineDead, LmkitError
 from lmkit.front.ask import PoolAsk, ScoreAsk
 from lmkit.front.dialect import Dialect, Exchange
 from lmkit.front.dialects import installed_dialects
 from lmkit.front.prepare import Turn, prepare, prepare_pooling
 from lmkit.front.run import Generation, check_finish
-from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -39,7 +40,7 @@ log = logging.getLogger("lmkit.server")
 
 def build_app(
     llm: ServedModel, settings: ServerSettings | None = None, dialects: Sequence[Dialect] | None = None
-) -> Starlette:
+) -> FastAPI:
     """The application. `app.state.backend` is the Backend; draining is its business and `server.run`'s."""
     settings = settings or ServerSettings()
     settings = replace(settings, max_body=body_limit(llm.facts, settings))
@@ -49,7 +50,7 @@ def build_app(
     dialects = installed_dialects() if dialects is None else dialects
     spoken = {route: dialect for dialect in dialects for route in dialect.routes}
     backend.routes = frozenset(spoken)
-    app = Starlette(routes=[
+    app = FastAPI(title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None, routes=[
         *(Route(path, _answering(backend, path, dialect), methods=["POST"]) for path, dialect in spoken.items()),
         *(Route(path, _guarded(backend, path, handler), methods=methods)
           for path, methods, handler in info_routes.routes(backend)),

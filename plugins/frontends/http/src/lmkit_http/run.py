@@ -21,7 +21,7 @@ from lmkit_http.settings import ServerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from lmkit.config.engine import EngineConfig
+    from lmkit.contracts.config import EngineConfig
     from lmkit.front.dialect import Dialect
     from lmkit.plugins.host import PluginHost
 

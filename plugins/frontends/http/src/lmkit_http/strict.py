@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from lmkit.api import InvalidParam, RequestError, nearest
-from lmkit.api.params import MAX_TOKENS
+from lmkit.contracts.params import MAX_TOKENS
 from lmkit.front.ask import UnsupportedField
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 

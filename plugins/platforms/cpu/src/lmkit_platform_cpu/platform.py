@@ -14,7 +14,7 @@ from lmkit_platform_cpu.probe import memory, physical_cores, reserve
 
 if TYPE_CHECKING:
     import torch
-    from lmkit.api.execution import EngineConfig
+    from lmkit.api import EngineConfig
     from torch import Tensor
 
 

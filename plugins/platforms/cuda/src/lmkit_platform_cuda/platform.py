@@ -8,7 +8,7 @@ from lmkit.api import DeviceInfo, ModelInfo, NullCollectives, NullGraphs, StepLi
 
 if TYPE_CHECKING:
     import torch
-    from lmkit.api.execution import EngineConfig
+    from lmkit.api import EngineConfig
     from torch import Tensor
 
 GIB = 1 << 30

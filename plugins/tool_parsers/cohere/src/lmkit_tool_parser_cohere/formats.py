@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import JsonCalls, ReasoningFormat, ToolFormat
+from lmkit_formats import JsonCalls, ReasoningFormat, ToolFormat
 
 _WRAPPERS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 COMMAND = ToolFormat(

@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import JsonCalls, NamedJson, Params, ReasoningFormat, ToolFormat
+from lmkit_formats import JsonCalls, NamedJson, Params, ReasoningFormat, ToolFormat
 
 LONGCAT = ToolFormat("longcat", JsonCalls(), open=("<longcat_tool_call>",), close=("</longcat_tool_call>",))
 INTERNLM = ToolFormat(

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lmkit.api import NamedJson, Params, ReasoningFormat, ToolFormat
+from lmkit_formats import NamedJson, Params, ReasoningFormat, ToolFormat
 
 V31 = ToolFormat(
     "deepseek_v31",

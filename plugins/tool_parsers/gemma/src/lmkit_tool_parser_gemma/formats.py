@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import LooseObject, ReasoningFormat, ToolFormat
+from lmkit_formats import LooseObject, ReasoningFormat, ToolFormat
 
 GEMMA4 = ToolFormat(
     "gemma4",

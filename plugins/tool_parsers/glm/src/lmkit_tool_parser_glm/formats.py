@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lmkit.api import Params, ReasoningFormat, ToolFormat
+from lmkit_formats import Params, ReasoningFormat, ToolFormat
 
 GLM45 = ToolFormat(
     "glm45",

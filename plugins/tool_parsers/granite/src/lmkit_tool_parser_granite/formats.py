@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import JsonCalls, ReasoningFormat, ToolFormat
+from lmkit_formats import JsonCalls, ReasoningFormat, ToolFormat
 
 GRANITE = ToolFormat(
     "granite",

@@ -1,6 +1,6 @@
 """The two formats as data."""
 
-from lmkit.api import JsonCalls, ReasoningFormat, ToolFormat
+from lmkit_formats import JsonCalls, ReasoningFormat, ToolFormat
 
 HERMES = ToolFormat("hermes", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",), inner="\n", between="\n")
 

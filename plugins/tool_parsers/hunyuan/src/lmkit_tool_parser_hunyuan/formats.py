@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import JsonCalls, Params, ReasoningFormat, ToolFormat
+from lmkit_formats import JsonCalls, Params, ReasoningFormat, ToolFormat
 
 HUNYUAN_A13B = ToolFormat(
     "hunyuan_a13b",

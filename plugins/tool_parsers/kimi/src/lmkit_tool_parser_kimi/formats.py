@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import NamedJson, ReasoningFormat, ToolFormat
+from lmkit_formats import NamedJson, ReasoningFormat, ToolFormat
 
 KIMI_K2 = ToolFormat(
     "kimi_k2",

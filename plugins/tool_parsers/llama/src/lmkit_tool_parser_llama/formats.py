@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lmkit.api import JsonCalls, PyCalls, ToolFormat
+from lmkit_formats import JsonCalls, PyCalls, ToolFormat
 
 LLAMA3_JSON = ToolFormat(
     "llama3_json",

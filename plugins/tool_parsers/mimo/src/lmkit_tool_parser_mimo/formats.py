@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import Params, ReasoningFormat, ToolFormat
+from lmkit_formats import Params, ReasoningFormat, ToolFormat
 
 # the XML of Qwen 3 Coder, but values are on the line of their tags, so that a newline at one end belongs to the value
 MIMO = ToolFormat(

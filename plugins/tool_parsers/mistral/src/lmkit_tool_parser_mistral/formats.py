@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import JsonCalls, NamedJson, ReasoningFormat, ToolFormat
+from lmkit_formats import JsonCalls, NamedJson, ReasoningFormat, ToolFormat
 
 MISTRAL = ToolFormat(
     "mistral",

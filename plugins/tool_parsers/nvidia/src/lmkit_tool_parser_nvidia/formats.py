@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import JsonCalls, ReasoningFormat, ToolFormat
+from lmkit_formats import JsonCalls, ReasoningFormat, ToolFormat
 
 NEMOTRON_V2 = ToolFormat("nemotron_v2", JsonCalls(many="list"), open=("<TOOLCALL>",), close=("</TOOLCALL>",))
 

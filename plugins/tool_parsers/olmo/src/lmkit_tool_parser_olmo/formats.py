@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import PyCalls, ReasoningFormat, ToolFormat
+from lmkit_formats import PyCalls, ReasoningFormat, ToolFormat
 
 OLMO3 = ToolFormat("olmo3", PyCalls(lines=True), open=("<function_calls>",), close=("</function_calls>",))
 

@@ -5,7 +5,7 @@
 
 from dataclasses import replace
 
-from lmkit.api import ChannelFormat
+from lmkit_formats import ChannelFormat
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lmkit.api import JsonCalls, Params, ReasoningFormat, ToolFormat
+from lmkit_formats import JsonCalls, Params, ReasoningFormat, ToolFormat
 
 QWEN3_JSON = ToolFormat(
     "qwen3_json", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",), inner="\n", between="\n"

@@ -1,6 +1,6 @@
 """The formats as data."""
 
-from lmkit.api import Params, ReasoningFormat, ToolFormat
+from lmkit_formats import Params, ReasoningFormat, ToolFormat
 
 SEED_OSS = ToolFormat(
     "seed_oss",

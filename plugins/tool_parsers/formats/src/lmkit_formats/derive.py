@@ -1,4 +1,4 @@
-"""What a ToolFormat is good for besides parsing: calls written as the model would write them, and the grammar of them.
+"""What a ToolSyntax is good for besides parsing: calls written as the model would write them, and the grammar of them.
 
     render(fmt, [("get_time", {"zone": "UTC"})])  -> text that the format's parser reads back to the same calls
     calls_format(fmt, tools)                      -> structural tag of all such texts
@@ -9,37 +9,39 @@ how arguments are written (`_write`), and which texts are arguments by a JSON sc
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmkit.api import (
-    CallBody,
-    ChannelFormat,
-    InvalidParam,
-    JsonCalls,
-    LooseObject,
-    NamedJson,
-    Params,
-    PyCalls,
-    ToolDef,
-    ToolFormat,
+from lmkit.api import InvalidParam, ToolDef
+
+from lmkit_formats.calls import JsonCalls, NamedJson
+from lmkit_formats.looseobject import LooseObject
+from lmkit_formats.params import Params
+from lmkit_formats.pycalls import PyCalls
+from lmkit_formats.schemas import kinds_of
+from lmkit_formats.syntax import CallBody, ToolSyntax
+from lmkit_formats.tags import (
+    Calls,
+    Tag,
+    const,
+    dump,
+    listed,
+    maybe,
+    plain,
+    properties_of,
+    schema_of,
+    sequence,
+    standing_alone,
+    tag_of,
 )
-from lmkit.text.params import items_of, kinds_of
 
-Tag = dict[str, Any]  # one format of a structural tag
-Calls = Sequence[tuple[str, Mapping[str, Any]]]
 _MAX_DEPTH = 16  # of objects with bare keys
-_MAX_OPTIONAL = 16  # Python arguments that may be left out; the grammar wants more of them given
 
 
-def render(fmt: ToolFormat | ChannelFormat, calls: Calls, tools: Sequence[ToolDef] = ()) -> str:
+def render(fmt: ToolSyntax, calls: Calls, tools: Sequence[ToolDef] = ()) -> str:
     """The calls as a model of this family writes them; "" for none."""
     if not calls:
         return ""
-    if isinstance(fmt, ChannelFormat):
-        end = f"{fmt.ends[0]}{fmt.start}{fmt.role}"
-        return end.join(_channel_header(fmt, name) + _dump(arguments) for name, arguments in calls)
     body = primary(fmt)
     schemas = {t.name: t.parameters for t in tools}
     written = []
@@ -52,7 +54,7 @@ def render(fmt: ToolFormat | ChannelFormat, calls: Calls, tools: Sequence[ToolDe
     return _section(fmt, fmt.between.join(_wrap(fmt, call) for call in written)).removeprefix(fmt.begun)
 
 
-def calls_format(fmt: ToolFormat, tools: Sequence[ToolDef], parallel: bool = True) -> Tag | None:
+def calls_format(fmt: ToolSyntax, tools: Sequence[ToolDef], parallel: bool = True) -> Tag | None:
     """One call or more and nothing else, as a format of a structural tag (see lmkit.api.Grammar); None where the format
     cannot be constrained. Raises InvalidParam for a strict tool whose schema cannot be enforced.
     """
@@ -72,10 +74,10 @@ def calls_format(fmt: ToolFormat, tools: Sequence[ToolDef], parallel: bool = Tru
     if _is_list(body):
         inner, brackets = _markers(fmt), _brackets(body)
         begin, end = begin + inner[0] + brackets[0], brackets[1] + inner[1] + end
-    return _tag(begin, calls, end) if begin or end else calls
+    return tag_of(begin, calls, end) if begin or end else calls
 
 
-def free_format(fmt: ToolFormat, tools: Sequence[ToolDef], parallel: bool = True) -> Tag | None:
+def free_format(fmt: ToolSyntax, tools: Sequence[ToolDef], parallel: bool = True) -> Tag | None:
     """Text with calls in it, likewise; None also where nothing tells a call from text."""
     calls = calls_format(fmt, tools, parallel)
     if calls is None:
@@ -90,17 +92,7 @@ def free_format(fmt: ToolFormat, tools: Sequence[ToolDef], parallel: bool = True
     return {"type": "triggered_tags", "triggers": [opener], "tags": tags, "stop_after_first": not parallel}
 
 
-def channel_calls_format(fmt: ChannelFormat, tools: Sequence[ToolDef]) -> Tag:
-    """One call, after the thinking: the model ends its turn with it."""
-    tags = [_tag(_channel_header(fmt, t.name), {"type": "json_schema", "json_schema": _schema(t)}, "") for t in tools]
-    return {"type": "or", "elements": tags}
-
-
-def _channel_header(fmt: ChannelFormat, name: str) -> str:
-    return f" {fmt.to}{fmt.namespace}{name}{fmt.channel}{fmt.call} {fmt.content_type}{fmt.message}"
-
-
-def primary(fmt: ToolFormat) -> CallBody:
+def primary(fmt: ToolSyntax) -> CallBody:
     """The body that the family writes; others are accepted."""
     return fmt.body[0] if isinstance(fmt.body, tuple) else fmt.body
 
@@ -108,7 +100,7 @@ def primary(fmt: ToolFormat) -> CallBody:
 # -- around calls
 
 
-def _markers(fmt: ToolFormat) -> tuple[str, str]:
+def _markers(fmt: ToolSyntax) -> tuple[str, str]:
     begin = (fmt.open or ("",))[0]
     end = (fmt.close or ("",))[0] if begin else ""
     if begin.endswith(("[", "{")):
@@ -116,18 +108,18 @@ def _markers(fmt: ToolFormat) -> tuple[str, str]:
     return begin + (fmt.inner if begin else ""), (fmt.inner if end else "") + end
 
 
-def _wrap(fmt: ToolFormat, call: str) -> str:
+def _wrap(fmt: ToolSyntax, call: str) -> str:
     begin, end = _markers(fmt)
     return begin + call + end
 
 
-def _edges(fmt: ToolFormat) -> tuple[str, str]:
+def _edges(fmt: ToolSyntax) -> tuple[str, str]:
     gap = fmt.between if fmt.between.isspace() else ""
     begin = fmt.section[0] + gap if fmt.section else ""
     return begin, gap + fmt.section_close[0] if fmt.section_close else ""
 
 
-def _section(fmt: ToolFormat, calls: str) -> str:
+def _section(fmt: ToolSyntax, calls: str) -> str:
     begin, end = _edges(fmt)
     return begin + calls + end
 
@@ -149,8 +141,8 @@ def _call(body: CallBody, tool: ToolDef, before: str, after: str) -> Tag:
     arguments = _accept(body, tool)
     if "\0" in begin:  # any index
         begin, rest = begin.split("\0")
-        arguments = _sequence({"type": "regex", "pattern": "[0-9]{1,4}"}, _const(rest), arguments)
-    return _tag(before + begin, arguments, end + after)
+        arguments = sequence({"type": "regex", "pattern": "[0-9]{1,4}"}, const(rest), arguments)
+    return tag_of(before + begin, arguments, end + after)
 
 
 # -- one call
@@ -160,9 +152,9 @@ def _frame(body: CallBody, name: str, index: str) -> tuple[str, str]:
     """What is written before and after the arguments."""
     if isinstance(body, JsonCalls):
         if body.keyed:
-            return f"{{{_dump(name)}: ", "}"
+            return f"{{{dump(name)}: ", "}"
         id = f'"{body.id[0]}": "{index}", ' if body.id else ""
-        return f'{{{id}"{body.name[0]}": {_dump(name)}, "{body.arguments[0]}": ', "}"
+        return f'{{{id}"{body.name[0]}": {dump(name)}, "{body.arguments[0]}": ', "}"
     if isinstance(body, PyCalls):
         return f"{name}(", ")"
     prefix = "".join(body.prefix)
@@ -181,12 +173,12 @@ def _write(body: CallBody, arguments: Mapping[str, Any], schema: Mapping[str, An
     if isinstance(body, LooseObject):
         return _loose(body, arguments)[1:-1]
     if not isinstance(body, Params):
-        return _dump(arguments)
+        return dump(arguments)
     elements = []
     for key, value in arguments.items():
         as_text = isinstance(value, str)
         begin, end = _element(body, key, as_text)
-        elements.append(begin + (value if as_text else _dump(value)) + end + body.gap)
+        elements.append(begin + (value if as_text else dump(value)) + end + body.gap)
     return "".join(elements)
 
 
@@ -199,17 +191,17 @@ def _element(body: Params, key: str, as_text: bool) -> tuple[str, str]:
 
 def _accept(body: CallBody, tool: ToolDef) -> Tag:
     """The arguments that the tool's schema allows, as this body writes them."""
-    schema = _schema(tool)
+    schema = schema_of(tool)
     if isinstance(body, (JsonCalls, NamedJson)):
         return {"type": "json_schema", "json_schema": schema}
     if isinstance(body, LooseObject):
         return _loose_members(body, schema, schema, tool.strict)
-    properties, required, optional = _properties(schema)
+    properties, required, optional = properties_of(schema)
     if isinstance(body, PyCalls):
-        return _listed(required, optional, ", ", lambda k: (f"{k}=", _python_value(properties[k], schema)))
+        return listed(required, optional, ", ", lambda k: (f"{k}=", _python_value(properties[k], schema)))
     elements = [_parameter(body, key, properties[key], schema, tool.strict) for key in required]
-    elements += [_maybe(_parameter(body, key, properties[key], schema, tool.strict)) for key in optional]
-    return _sequence(*elements)
+    elements += [maybe(_parameter(body, key, properties[key], schema, tool.strict)) for key in optional]
+    return sequence(*elements)
 
 
 def _parameter(body: Params, key: str, schema: object, root: Mapping[str, Any], strict: bool) -> Tag:
@@ -218,67 +210,23 @@ def _parameter(body: Params, key: str, schema: object, root: Mapping[str, Any], 
     options = []
     if only_text or (kinds and "string" in kinds):
         begin, end = _element(body, key, as_text=True)
-        options += [_tag(begin, content, end + body.gap) for content in _plain(schema, strict)]
+        options += [tag_of(begin, content, end + body.gap) for content in plain(schema, strict)]
     if not only_text:
         begin, end = _element(body, key, as_text=False)
         rest = {"type": sorted(kinds - {"string"})} if kinds else {}
-        content = {"type": "json_schema", "json_schema": {**_standing_alone(schema, root), **rest}}
-        options.append(_tag(begin, content, end + body.gap))
+        content = {"type": "json_schema", "json_schema": {**standing_alone(schema, root), **rest}}
+        options.append(tag_of(begin, content, end + body.gap))
     return options[0] if len(options) == 1 else {"type": "or", "elements": options}
-
-
-def _plain(schema: object, strict: bool) -> list[Tag]:
-    """Strings that are written without quotes. Raises InvalidParam for what cannot be enforced on them."""
-    if not isinstance(schema, Mapping):
-        return [{"type": "any_text"}]
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if choices is not None:
-        return [_const(c) for c in choices if isinstance(c, str)]
-    if strict and ("pattern" in schema or "format" in schema):
-        raise InvalidParam("tools", dict(schema), "string parameters without pattern and format, for this tool format")
-    low, high = schema.get("minLength", 0), schema.get("maxLength")
-    if not low and high is None:
-        return [{"type": "any_text"}]
-    return [{"type": "regex", "pattern": f"[^<]{{{low},{'' if high is None else high}}}"}]
-
-
-def _schema(tool: ToolDef) -> Mapping[str, Any]:
-    return tool.parameters if "$ref" in tool.parameters else {"type": "object", **tool.parameters}
-
-
-def _properties(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str], list[str]]:
-    """(all, names of the required ones, names of the others)"""
-    properties = schema.get("properties")
-    properties = properties if isinstance(properties, Mapping) else {}
-    required = [k for k in items_of(schema.get("required")) if k in properties]
-    return properties, required, [k for k in properties if k not in required]
-
-
-def _listed(
-    required: Sequence[str], optional: Sequence[str], comma: str, member: Callable[[str], tuple[str, Tag]]
-) -> Tag:
-    """Members with a comma between them. `member`: what is written before a value, and the value."""
-
-    def written(key: str, comma: str) -> Tag:
-        begin, value = member(key)
-        return _sequence(_const(comma + begin), value)
-
-    given = [written(key, comma if i else "") for i, key in enumerate(required)]
-    rest = [_maybe(written(key, comma)) for key in optional]
-    if given or not optional:
-        return _sequence(*given, *rest)
-    starts = [_sequence(written(key, ""), *rest[i + 1 :]) for i, key in enumerate(optional[:_MAX_OPTIONAL])]
-    return _maybe({"type": "or", "elements": starts})
 
 
 def _loose_members(
     body: LooseObject, schema: Mapping[str, Any], root: Mapping[str, Any], strict: bool, depth: int = 0
 ) -> Tag:
     """Raises InvalidParam for an object that does not say what is in it."""
-    properties, required, optional = _properties(schema)
+    properties, required, optional = properties_of(schema)
     if (not properties and depth) or depth > _MAX_DEPTH:
         raise InvalidParam("tools", dict(schema), "objects with properties, not nested too deep, for this tool format")
-    return _listed(
+    return listed(
         required, optional, ",", lambda k: (f"{k}:", _loose_value(body, properties[k], root, strict, depth + 1))
     )
 
@@ -289,15 +237,15 @@ def _loose_value(body: LooseObject, schema: object, root: Mapping[str, Any], str
     quote = body.quotes[0]
     options: list[Tag] = []
     if kinds is None or "string" in kinds:
-        options += [_tag(quote, content, quote) for content in _plain(schema, strict)]
+        options += [tag_of(quote, content, quote) for content in plain(schema, strict)]
     if kinds and "array" in kinds:
-        item = _tag("", _loose_value(body, known.get("items"), root, strict, depth + 1), "")
-        options.append(_tag("[", {"type": "tags_with_separator", "tags": [item], "separator": ","}, "]"))
+        item = tag_of("", _loose_value(body, known.get("items"), root, strict, depth + 1), "")
+        options.append(tag_of("[", {"type": "tags_with_separator", "tags": [item], "separator": ","}, "]"))
     if kinds and "object" in kinds:
-        options.append(_tag("{", _loose_members(body, known, root, strict, depth), "}"))
+        options.append(tag_of("{", _loose_members(body, known, root, strict, depth), "}"))
     scalars = {"integer", "number", "boolean", "null"} & (kinds or {"number", "boolean", "null"})
     if scalars:
-        rest = {**_standing_alone(schema, root), "type": sorted(scalars)}
+        rest = {**standing_alone(schema, root), "type": sorted(scalars)}
         options.append({"type": "json_schema", "json_schema": rest})
     return options[0] if len(options) == 1 else {"type": "or", "elements": options}
 
@@ -308,7 +256,7 @@ def _loose(body: LooseObject, value: object) -> str:
         return "{" + ",".join(f"{k}:{_loose(body, v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(_loose(body, v) for v in value) + "]"
-    return f"{body.quotes[0]}{value}{body.quotes[0]}" if isinstance(value, str) else _dump(value)
+    return f"{body.quotes[0]}{value}{body.quotes[0]}" if isinstance(value, str) else dump(value)
 
 
 def _python_value(schema: object, root: Mapping[str, Any]) -> Tag:
@@ -317,39 +265,13 @@ def _python_value(schema: object, root: Mapping[str, Any]) -> Tag:
     if kinds and kinds <= words.keys():
         return {"type": "regex", "pattern": "|".join(words[k] for k in sorted(kinds))}
     rest = {"type": sorted(kinds)} if kinds else {}
-    return {"type": "json_schema", "json_schema": {**_standing_alone(schema, root), **rest}}
-
-
-def _standing_alone(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part of a schema with the definitions that it may refer to."""
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**shared, **schema} if isinstance(schema, Mapping) else shared
-
-
-def _tag(begin: str, content: Tag, end: str) -> Tag:
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-def _const(text: str) -> Tag:
-    return {"type": "const_string", "value": text}
-
-
-def _maybe(tag: Tag) -> Tag:
-    return {"type": "or", "elements": [tag, _const("")]}
-
-
-def _sequence(*tags: Tag) -> Tag:
-    return {"type": "sequence", "elements": list(tags) or [_const("")]}
-
-
-def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return {"type": "json_schema", "json_schema": {**standing_alone(schema, root), **rest}}
 
 
 def _python(value: object) -> str:
     """A JSON value as a Python literal."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_dump(k)}: {_python(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{dump(k)}: {_python(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_python, value)) + "]"
-    return _dump(value) if isinstance(value, str) else repr(value)
+    return dump(value) if isinstance(value, str) else repr(value)

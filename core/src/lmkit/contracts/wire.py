@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from lmkit.api.errors import ErrorInfo
-from lmkit.api.params import PoolingParams, SamplingParams
+from lmkit.contracts.errors import ErrorInfo
+from lmkit.contracts.params import PoolingParams, SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from lmkit.api.checkpoint import Checkpoint
-    from lmkit.api.device import DeviceInfo
-    from lmkit.api.model import AttnNeed, KVSpec, LinearSpec, ModelInfo, NormKind, WeightRule
-    from lmkit.api.operators import RowOps
-    from lmkit.api.params import SamplingParams
-    from lmkit.api.wire import GrammarMasks, StepPlan, StepResult
-    from lmkit.config import EngineConfig
+    from lmkit.contracts.checkpoint import Checkpoint
+    from lmkit.contracts.config import EngineConfig
+    from lmkit.contracts.device import DeviceInfo
+    from lmkit.contracts.model import AttnNeed, KVSpec, LinearSpec, ModelInfo, NormKind, WeightRule
+    from lmkit.contracts.operators import RowOps
+    from lmkit.contracts.params import SamplingParams
+    from lmkit.contracts.wire import GrammarMasks, StepPlan, StepResult
 
 
 # ---------------------------------------------------------------------------------------------------- platform

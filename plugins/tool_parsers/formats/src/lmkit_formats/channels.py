@@ -1,24 +1,101 @@
-"""The machine of formats in which the output is messages, each with a header (lmkit.api.ChannelFormat).
+"""The machine of formats in which the output is messages, each with a header (ChannelFormat).
 
     START header MESSAGE body END START header MESSAGE body END ...
 
 The prompt ends inside the first header. A header names a channel and perhaps a recipient; from these the body is
-reasoning, content, or the arguments of a call. Calls that break are handled as lmkit.text.parsing says.
+reasoning, content, or the arguments of a call. Calls that break are handled as lmkit_formats.parsing says.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from lmkit.api import ChannelFormat, ParseEvent, ParseWarning, Reasoning, Text
-from lmkit.text.calls import ArgumentsReader, CallSink, is_name
-from lmkit.text.markers import markers, skip_blanks
+from lmkit.api import DeclaredFormat, ParseEvent, ParseWarning, Reasoning, StreamParser, Text, Thinking, ToolDef
+
+from lmkit_formats.calls import ArgumentsReader, CallSink, is_name
+from lmkit_formats.markers import markers, skip_blanks
+from lmkit_formats.tags import Calls, Tag, dump, schema_of, tag_of
 
 MAX_HEADER = 1024  # characters; what is longer is text
 
 Kind = Literal["reasoning", "content", "call"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelFormat(DeclaredFormat):
+    """Messages with a header that names a channel, perhaps a recipient: <start>role to=f<channel>c<message>body
+    <end>. The prompt ends after the role of the first. It reads reasoning, content and calls: no other format runs
+    beside it."""
+
+    name: str
+    start: str  # begins a message
+    channel: str  # begins the name of its channel
+    message: str  # begins its body
+    ends: tuple[str, ...]  # what ends a message
+    role: str  # of the model's own messages
+    reasoning: tuple[str, ...]  # channels whose messages are reasoning; all others are content
+    final: str  # the channel of answers
+    call: str  # the channel of calls
+    content_type: str = ""  # what the header of a call ends with
+    content_types: tuple[str, ...] = ()  # all that it may end with
+    to: str = "to="  # before the recipient
+    namespace: str = ""  # of the recipients that are tools; not part of their names
+    nobody: tuple[str, ...] = ()  # recipients that are not tools; messages to them are reasoning
+    calls: bool = True  # messages to tools are calls; False: they are content, without their header
+    special: tuple[str, ...] = ()  # further special tokens of headers
+
+    @property
+    def keep_special(self) -> frozenset[str]:
+        return frozenset((self.start, self.channel, self.message, *self.ends, *self.special))
+
+    @property
+    def within_turn(self) -> frozenset[str]:
+        return frozenset()  # its tokens end messages, and so perhaps turns
+
+    @property
+    def whole(self) -> bool:
+        return self.calls
+
+    def build(
+        self, prompt_tail: str | None, tools: Sequence[ToolDef], template_kwargs: Mapping[str, object], *,
+        constrained: bool,
+    ) -> StreamParser:  # fmt: skip
+        return ChannelParser(self, prompt_tail or "", constrained=constrained)
+
+    def tag(self, tools: Sequence[ToolDef], *, free: bool, parallel: bool) -> Tag | None:
+        """One call, after the thinking: the model ends its turn with it."""
+        if free:
+            return None
+        schemas: list[Tag] = [{"type": "json_schema", "json_schema": schema_of(t)} for t in tools]
+        calls = [tag_of(self._call_header(t.name), s, "") for t, s in zip(tools, schemas, strict=True)]
+        return {"type": "or", "elements": calls}
+
+    def thinking(self, prompt_tail: str, template_kwargs: Mapping[str, object], budget: int | None) -> Thinking | None:
+        opens = tuple(f"{self.channel}{name}{self.message}" for name in self.reasoning)
+        return Thinking((self._next,), opens, budget=budget)
+
+    @property
+    def answer_header(self) -> str:
+        return f"{self.channel}{self.final}{self.message}"
+
+    def write(self, calls: Calls, tools: Sequence[ToolDef] = ()) -> str:
+        return self._next.join(self._call_header(name) + dump(arguments) for name, arguments in calls)
+
+    @property
+    def thought(self) -> tuple[str, str]:
+        begin, end = self.channel, self.message
+        return f"{begin}{self.reasoning[0]}{end}", self._next + self.answer_header
+
+    @property
+    def _next(self) -> str:
+        """What ends a message and begins the next one of the model."""
+        return f"{self.ends[0]}{self.start}{self.role}"
+
+    def _call_header(self, name: str) -> str:
+        return f" {self.to}{self.namespace}{name}{self.channel}{self.call} {self.content_type}{self.message}"
 
 
 class ChannelParser:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmkit.api.execution import StepInputs
+    from lmkit.contracts.execution import StepInputs
 
 
 class NullGraphs:

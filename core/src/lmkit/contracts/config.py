@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from lmkit.config.marks import Budget, Flag, Limits, OneOf, Several
+from lmkit.contracts.marks import Budget, Flag, Limits, OneOf, Several
 
 STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from lmkit.api.device import DeviceInfo
-from lmkit.api.refusal import Refused
+from lmkit.contracts.device import DeviceInfo
+from lmkit.contracts.refusal import Refused
 
 
 class Choice(msgspec.Struct, frozen=True):

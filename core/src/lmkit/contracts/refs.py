@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from lmkit.api.errors import PluginError
-from lmkit.api.resolved import Choice
+from lmkit.contracts.errors import PluginError
+from lmkit.contracts.resolved import Choice
 
 
 def load_ref(ref: str, owner: str = "") -> Any:

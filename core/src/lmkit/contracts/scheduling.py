@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from lmkit.api.params import Grammar
-from lmkit.api.wire import SchedStats, StepPlan, StepResult, TokenEvent
+from lmkit.contracts.params import Grammar, PoolingParams, SamplingParams
+from lmkit.contracts.wire import MediaItem, SchedStats, StepPlan, StepResult, TokenEvent
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from lmkit.api.errors import ErrorInfo
-    from lmkit.scheduling.request import Request
+    from lmkit.contracts.errors import ErrorInfo
 
 
 class RequestView(Protocol):
@@ -72,6 +71,24 @@ class Gate(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class Admitted:
+    """A request that the engine has let in: what a scheduler is given of it. It may write `tokens`, its own list."""
+
+    id: str
+    params: SamplingParams
+    num_prompt_tokens: int
+    tokens: list[int]  # prompt + accepted output
+    priority: int = 0
+    arrival: float = 0.0
+    adapter: str | None = None
+    pooling: PoolingParams | None = None  # then the prompt is all there is
+    every_position: bool = False  # its vectors need all hidden states: no prefix is taken from the cache
+    root_hash: bytes = b""  # parent of the first block's hash
+    media: tuple[MediaItem, ...] = ()
+    gates: list[Gate] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class SchedLimits:
     """What the scheduler must respect. Set by engine assembly."""
@@ -91,7 +108,7 @@ class SchedLimits:
 class Scheduler(Protocol):
     """Decides each step. A plugin's own one is constructed as target(limits: SchedLimits, kv: KVConfig, **options)."""
 
-    def add(self, r: Request) -> None:
+    def add(self, r: Admitted) -> None:
         """Raises RequestTooLarge when it cannot fit alone, EngineBusy when the queue is full."""
         ...
 

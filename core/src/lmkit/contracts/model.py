@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
-from lmkit.api.dtypes import itemsize, kv_scale_bytes
-from lmkit.api.params import PoolingTask
+from lmkit.contracts.dtypes import itemsize, kv_scale_bytes
+from lmkit.contracts.params import PoolingTask
 
 if TYPE_CHECKING:
     import torch

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 
-from lmkit.api import LooseObject
-from lmkit.text.calls import MAX_NAME, CallSink, State, is_name, read_prefix
-from lmkit.text.markers import markers, skip_blanks
-from lmkit.text.params import typed
+from lmkit_formats.calls import MAX_NAME, CallSink, State, is_name, read_prefix
+from lmkit_formats.markers import markers, skip_blanks
+from lmkit_formats.params import typed
 
 _MAX_DEPTH = 128
 _MAX_SCALAR = 1000  # characters of a value that is not marked as a string
 _NAME_END = re.compile(r"\{")
 _KEY_END = re.compile(r"[:,{}\[\]]")
 _SCALAR_END = re.compile(r"[,}\]<]")
+
+
+@dataclass(frozen=True, slots=True)
+class LooseObject:
+    """The name and an object with bare keys: f{city:<q>Paris<q>,days:[1,2]}. What is not marked as a string is JSON."""
+
+    quotes: tuple[str, ...]  # stand before and after a string
+    prefix: tuple[str, ...] = ()  # constant texts before the name
 
 
 class LooseObjectReader:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 if TYPE_CHECKING:
-    from lmkit.api.refusal import Refused
+    from lmkit.contracts.refusal import Refused
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):

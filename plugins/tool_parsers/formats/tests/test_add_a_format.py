@@ -12,10 +12,9 @@ from types import ModuleType
 import pytest
 from lmkit.api import ToolChoice, ToolDef
 from lmkit.text.constrain import constraint
-from lmkit.text.derive import render
 from lmkit_testing.parsers import check_splits
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "add_a_format.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "add_a_format.md"
 CALLS = [("get_time", {"zone": "UTC"}), ("now", {})]
 
 
@@ -40,7 +39,7 @@ def test_the_declaration_is_short_and_reads_what_it_writes(files: dict[str, Path
     formats = load(files["formats.py"], "toy_formats")
     num_lines = sum(len(files[name].read_text().splitlines()) for name in ("formats.py", "hooks.py"))
     assert num_lines < 60
-    text = render(formats.TOY, CALLS)
+    text = formats.TOY.write(CALLS)
     assert text == '<call>get_time:{"zone": "UTC"}</call>\n<call>now:{}</call>'
     got = check_splits([formats.TOY_THINK, formats.TOY], f"<mull>hm</mull>So: {text}")
     assert (got.reasoning, got.content) == ("hm", "So: ")

@@ -1,4 +1,4 @@
-"""The reasoning of an output, apart from what follows it (lmkit.api.ReasoningFormat).
+"""The reasoning of an output, apart from what follows it (ReasoningFormat).
 
     start --open--> body --close--> content
 
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from lmkit.api import ParseEvent, Reasoning, ReasoningFormat, Text
-from lmkit.text.jsonread import JsonReader
-from lmkit.text.markers import MAX_GAP, Found, markers, skip_blanks
+from lmkit.api import DeclaredFormat, ParseEvent, Reasoning, StreamParser, Text, Thinking, ToolDef
+
+from lmkit_formats.jsonread import JsonReader
+from lmkit_formats.markers import MAX_GAP, Found, markers, skip_blanks
 
 # how a call goes on after its marker: with a bracket, maybe after a name
 _HEAD = re.compile(rf"[ \t\r\n]{{0,{MAX_GAP}}}(?:[\w.:/-]{{1,256}}[ \t\r\n]{{0,{MAX_GAP}}})?")
@@ -25,18 +27,69 @@ _TAG = re.compile(r"<([\w:]+)>|\[(\w+)\]")
 Step = Callable[[str, int, bool, "list[ParseEvent]"], int]
 
 
-def thinking(fmt: ReasoningFormat, template_kwargs: Mapping[str, object]) -> bool:
-    """Whether the template switches of a request leave thinking on."""
-    given = [template_kwargs[name] for name in fmt.switch if template_kwargs.get(name) is not None]
-    return given[0] not in fmt.off if given else fmt.default_on
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat(DeclaredFormat):
+    """How a family writes its reasoning. Without a marker in the prompt or the output everything is content.
 
+    A template may open the reasoning in the prompt, or open and close it at once when thinking is off: the end of the
+    prompt says so. Where no prompt is known, `prompt_opens` and the template switch do.
+    """
 
-def begins_inside(fmt: ReasoningFormat, prompt_tail: str | None, template_kwargs: Mapping[str, object]) -> bool:
-    """Whether the output begins inside the reasoning: the prompt tells, or else the family's habit."""
-    if prompt_tail is None:
-        return fmt.prompt_opens and thinking(fmt, template_kwargs)
-    tail = prompt_tail.rstrip()
-    return any(tail.endswith(text.rstrip()) for text in fmt.open)
+    name: str
+    open: tuple[str, ...]
+    close: tuple[str, ...]
+    until: tuple[str, ...] = ()  # what begins a call: reasoning that is never closed ends before the calls at its end
+    prompt_opens: bool = False  # the template opens the reasoning, unless thinking is switched off
+    switch: tuple[str, ...] = ()  # template variables that turn thinking on or off
+    off: tuple[object, ...] = (False,)  # their values that turn it off
+    default_on: bool = True  # thinking when no switch is given
+    anywhere: bool = False  # reasoning may begin again after content
+    stray_close: bool = False  # a `close` at the start of the output, without reasoning, is not content
+    drop: tuple[str, ...] = ()  # wrappers around the answer that nobody wants to see
+    answer: tuple[str, ...] = ()  # what begins an answer and nothing else: it ends the reasoning although `close` is
+    # missing, and is not consumed
+    trim: str = "\r\n"  # characters next to `open` and `close` that belong to them
+
+    @property
+    def keep_special(self) -> frozenset[str]:
+        return frozenset((*self.open, *self.close, *self.until, *self.answer, *self.drop))
+
+    def build(
+        self, prompt_tail: str | None, tools: Sequence[ToolDef], template_kwargs: Mapping[str, object], *,
+        constrained: bool,
+    ) -> StreamParser:  # fmt: skip
+        inside = self._begins_inside(prompt_tail, template_kwargs)
+        return ReasoningParser(self, inside=inside, constrained=constrained)
+
+    def thinking(self, prompt_tail: str, template_kwargs: Mapping[str, object], budget: int | None) -> Thinking | None:
+        if not self.close:
+            return None
+        inside = self._begins_inside(prompt_tail, template_kwargs)
+        closed = any(prompt_tail.rstrip().endswith(text.rstrip()) for text in self.close)
+        may_open = not inside and not closed and self._is_on(template_kwargs)
+        if not inside and not may_open:
+            return None
+        return Thinking(self.close, self.open if may_open else (), inside, (*self.until, *self.answer), budget)
+
+    def reopened(self, continued: str) -> str:
+        opened, closed = (max(map(continued.rfind, texts), default=-1) for texts in (self.open, self.close))
+        return self.open[0] if opened > closed else ""
+
+    @property
+    def thought(self) -> tuple[str, str]:
+        return (self.open[0], self.close[0]) if self.open and self.close else ("", "")
+
+    def _is_on(self, template_kwargs: Mapping[str, object]) -> bool:
+        """Whether the template switches of a request leave thinking on."""
+        given = [template_kwargs[name] for name in self.switch if template_kwargs.get(name) is not None]
+        return given[0] not in self.off if given else self.default_on
+
+    def _begins_inside(self, prompt_tail: str | None, template_kwargs: Mapping[str, object]) -> bool:
+        """Whether the output begins inside the reasoning: the prompt tells, or else the family's habit."""
+        if prompt_tail is None:
+            return self.prompt_opens and self._is_on(template_kwargs)
+        tail = prompt_tail.rstrip()
+        return any(tail.endswith(text.rstrip()) for text in self.open)
 
 
 def end_of_call(marker: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from lmkit.api.errors import InvalidParam
+from lmkit.contracts.errors import InvalidParam
 
 MAX_STOP = 16  # stop strings per request
 MAX_STOP_IDS = 128

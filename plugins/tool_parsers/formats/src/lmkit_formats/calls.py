@@ -12,11 +12,13 @@ import json
 import re
 import secrets
 import string
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from lmkit.api import JsonCalls, NamedJson, ParseEvent, ParseWarning, Text, ToolArgs, ToolEnd, ToolStart
-from lmkit.text.jsonread import JsonReader
-from lmkit.text.markers import BLANKS, markers, skip_blanks
+from lmkit.api import ParseEvent, ParseWarning, Text, ToolArgs, ToolEnd, ToolStart
+
+from lmkit_formats.jsonread import JsonReader
+from lmkit_formats.markers import BLANKS, markers, skip_blanks
 
 State = Literal["more", "done", "bad"]
 MAX_NAME = 256  # characters of a tool's name or a key
@@ -27,6 +29,29 @@ _PLAIN_TEXT = re.compile(r'"([^"\\\x00-\x1f]{0,256})"')
 _JSON_BEGINS = '-0123456789tfn"{['
 _HARMLESS = ("id", "type")  # fields of a call that say nothing more
 _ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """{"name": ..., "arguments": {...}}, keys in any order."""
+
+    name: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    id: tuple[str, ...] = ()  # keys whose value is the id of the call
+    many: Literal["one", "list", "any"] = "one"  # an object; an array of objects; either
+    keyed: bool = False  # {NAME: {...}} instead of named fields
+    required: bool = False  # a call without arguments is none
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJson:
+    """The name, a separator, the arguments as a JSON object: get_time<sep>{"zone": "UTC"}."""
+
+    ends: tuple[str, ...]  # what ends the name; "{" is not consumed
+    prefix: tuple[str, ...] = ()  # constant texts before the name
+    id_mark: str = ""  # comes between the name and its end, followed by the id of the call
+    pattern: str = r"(?P<name>[^\s<>\[\]{}|]+)"  # of what stands for the name; groups "name" and perhaps "id"
+    written: str = "{name}"  # how a name is written; may use {index}
 
 
 class CallSink:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from lmkit.api.device import DeviceInfo
-    from lmkit.api.model import LinearSpec, ParamSpec
+    from lmkit.contracts.device import DeviceInfo
+    from lmkit.contracts.model import LinearSpec, ParamSpec
 
 
 class QuantFormat(Protocol):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Literal
 
-from lmkit.api.device import DeviceInfo
-from lmkit.api.errors import PluginError
+from lmkit.contracts.device import DeviceInfo
+from lmkit.contracts.errors import PluginError
 
 Ref = str  # "package.module:Attr"
 REF = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")

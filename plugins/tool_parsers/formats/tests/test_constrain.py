@@ -6,20 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from lmkit.api import (
-    Grammar,
-    JsonCalls,
-    NamedJson,
-    Params,
-    PyCalls,
-    ReasoningFormat,
-    RequestError,
-    ToolChoice,
-    ToolDef,
-    ToolFormat,
-)
+from lmkit.api import Grammar, RequestError, ToolChoice, ToolDef
 from lmkit.text.constrain import constraint, thinking_of
-from lmkit.text.parsing import start_parser
+from lmkit.text.formats import start_parser
+from lmkit_formats import JsonCalls, NamedJson, Params, PyCalls, ReasoningFormat, ToolFormat
 
 HERMES = ToolFormat("hermes", JsonCalls(), open=("<tool_call>",), close=("</tool_call>",), between="\n")
 LISTED = ToolFormat("listed", JsonCalls(many="list"), open=("[TOOL_CALLS]",))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 
-from lmkit.api import PyCalls
-from lmkit.text.calls import CallSink, State, is_name
-from lmkit.text.markers import skip_blanks
+from lmkit_formats.calls import CallSink, State, is_name
+from lmkit_formats.markers import skip_blanks
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _WORD = re.compile(r"[A-Za-z0-9_.\-]*")
@@ -18,6 +18,13 @@ _HEAD = re.compile(r"\s{0,64}(?:[A-Za-z_]\w{0,255}\s{0,64}(?:=\s{0,64})?)?")
 _INTEGER = re.compile(r"\s*(-?(?:0|[1-9][0-9]{0,17}))\s*")
 _MAX_DEPTH = 64
 _MAX_WORD = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PyCalls:
+    """Python calls with literal arguments: [f(a=1, b="x"), g()], or with `lines` one call per line."""
+
+    lines: bool = False
 
 
 class PyCallsReader:

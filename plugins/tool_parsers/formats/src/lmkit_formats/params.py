@@ -1,30 +1,40 @@
-"""Bodies with one element per argument (lmkit.api.Params), typed by the tool's JSON schema."""
+"""Bodies with one element per argument (Params), typed by the tool's JSON schema."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from lmkit.api import Params, ToolDef
-from lmkit.text.calls import MAX_NAME, CallSink, State, is_name, read_prefix
-from lmkit.text.jsonread import JsonReader
-from lmkit.text.markers import Found, markers
-from lmkit.text.pycalls import literal
+from lmkit.api import ToolDef
 
-_MAX_SCHEMA_DEPTH = 8  # of $ref and anyOf that are looked into for a type
-_KINDS: dict[str, tuple[type, ...]] = {
-    "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
-    "object": (dict,), "array": (list,),
-}  # fmt: skip
-# types as other languages spell them, with or without a size: int64, unsigned long, float32, dict[str, int]
-_SPELLED = re.compile(
-    r"(?:(?P<integer>u?int|integer|u?long|u?short|unsigned)|(?P<number>num|number|numeric|float|double|decimal)"
-    r"|(?P<boolean>bool|boolean)|(?P<object>dict|dictionary|map|mapping|obj|object|struct)"
-    r"|(?P<array>list|arr|array|tuple|set|sequence|vector)|(?P<string>str|string|text|char|varchar)"
-    r"|(?P<null>none|nonetype|null|nil))(?![a-z_])"
-)
+from lmkit_formats.calls import MAX_NAME, CallSink, State, is_name, read_prefix
+from lmkit_formats.jsonread import JsonReader
+from lmkit_formats.markers import Found, markers
+from lmkit_formats.pycalls import literal
+from lmkit_formats.schemas import kind_of, kinds_of
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """The name, then one element per argument: <parameter=city>Paris</parameter>, typed by the tool's JSON schema."""
+
+    name_ends: tuple[str, ...]  # what ends the name; a text that is also `open` or `foot` is not consumed
+    open: str  # before a key
+    key_ends: tuple[str, ...]  # after a key
+    close: str  # after a value
+    foot: str = ""  # after the last value, when the format has one besides the close of the call
+    prefix: tuple[str, ...] = ()  # constant texts before the name
+    value_open: str = ""  # before a value, when a key is closed of its own
+    typed: tuple[str, ...] = ()  # "string" or "json" for each of `key_ends`, when the element says its type
+    untyped: Literal["string", "json"] = "string"  # how a value is read that the schema says nothing of
+    strip: Literal["", "newline", "blank"] = ""  # taken off both ends of a value; "newline": one at each end
+    verbatim: bool = False  # all values are strings
+    gap: str = ""  # blanks that the family writes around elements
+    block: bool = False  # a value with a newline at both ends stands on lines of its own: they are not part of it
+    raw: tuple[str, ...] = ()  # what may stand before and after a part of a value in which markers are text
+    wrappers: tuple[str, ...] = ()  # keys that hold all arguments as one object, when the tool has none of that name
 
 
 class ParamsReader:
@@ -218,55 +228,6 @@ class ParamsReader:
         return typed(value, kinds)
 
 
-def kinds_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str] | None:
-    """The JSON types that a schema allows, as far as it says so; None = it does not."""
-    if not isinstance(schema, Mapping) or depth > _MAX_SCHEMA_DEPTH:
-        return None
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return _spelled(kind)
-    if isinstance(kind, Sequence):
-        return frozenset().union(*(_spelled(k) or () for k in kind if isinstance(k, str)))
-    if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#/"):
-        return kinds_of(_resolve(ref, root), root, depth + 1)
-    found: set[str] = set()
-    for option in [o for key in ("anyOf", "oneOf", "allOf") for o in items_of(schema.get(key))]:
-        found |= kinds_of(option, root, depth + 1) or frozenset()
-    values = [*items_of(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
-    found |= {_kind_of(v) for v in values}
-    if not found and "properties" in schema:
-        return frozenset(("object",))
-    if not found and "items" in schema:
-        return frozenset(("array",))
-    return frozenset(found) or None
-
-
-def _spelled(kind: str) -> frozenset[str] | None:
-    """The JSON type that a schema means; None where the name says nothing."""
-    if kind in _KINDS or kind == "string":
-        return frozenset((kind,))
-    match = _SPELLED.match(kind.lower())
-    return frozenset((str(match.lastgroup),)) if match else None
-
-
-def items_of(value: object) -> Sequence[Any]:
-    """The first items of what a schema should have a list for."""
-    return value[:64] if isinstance(value, (list, tuple)) else ()
-
-
-def _resolve(ref: str, root: Mapping[str, Any]) -> object:
-    node: Any = root
-    for part in ref[2:].split("/"):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node
-
-
-def _kind_of(value: object) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    return next((k for k, types in _KINDS.items() if isinstance(value, types)), "string")
-
-
 def typed(value: str, kinds: frozenset[str] | None) -> str:
     """The value as JSON text: as JSON where it is JSON of an allowed kind, as a string otherwise. None = any kind."""
     as_string = json.dumps(value, ensure_ascii=False)
@@ -289,7 +250,7 @@ def typed(value: str, kinds: frozenset[str] | None) -> str:
         return as_string
     if kinds is None:
         return written
-    kind = _kind_of(json.loads(written)) if written[0] not in "{[" else {"{": "object", "[": "array"}[written[0]]
+    kind = kind_of(json.loads(written)) if written[0] not in "{[" else {"{": "object", "[": "array"}[written[0]]
     allowed = kind in kinds or (kind == "integer" and "number" in kinds)
     if kind == "string" and "string" in kinds:
         return as_string  # the quotes are part of it

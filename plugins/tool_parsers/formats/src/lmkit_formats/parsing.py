@@ -1,10 +1,9 @@
-"""The channel machine: the text of one choice becomes reasoning, content and tool calls. `feed` and `flush`, no torch.
+"""The machine of tool calls: the text of one choice becomes content and tool calls. `feed` and `flush`, no torch.
 
-    reasoning --close--> content --open--> tool --close--> content ...
+    content --open--> tool --close--> content ...
 
-One `ReasoningParser` and one `ToolParser` run every format that is declared (lmkit.api.ReasoningFormat, ToolFormat);
-bodies of calls are read by lmkit.text.calls, params and pycalls. Text that may begin a marker is held back, at most one
-marker's length; nothing is scanned twice, so the work is linear in the text.
+One `ToolParser` runs every ToolFormat; bodies have readers of their own. Text that may begin a marker is
+held back, at most one marker's length; nothing is scanned twice, so the work is linear in the text.
 
 What breaks its format is handled by one rule. A call that was not announced is content, with its markers. A call that
 was announced keeps the arguments it has, completed to valid JSON; the rest of it is content. A call that is cut off at
@@ -15,33 +14,17 @@ time a ParseWarning says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from lmkit.api import (
-    ChannelFormat,
-    JsonCalls,
-    LooseObject,
-    NamedJson,
-    Params,
-    ParseEvent,
-    ParserFormat,
-    ParseWarning,
-    PyCalls,
-    ReasoningFormat,
-    StreamParser,
-    Text,
-    ToolDef,
-    ToolFormat,
-)
-from lmkit.text.calls import BodyReader, CallSink, JsonCallReader, NamedJsonReader
-from lmkit.text.channels import ChannelParser
-from lmkit.text.looseobject import LooseObjectReader
-from lmkit.text.markers import BLANKS, MAX_GAP, markers, skip_blanks
-from lmkit.text.params import ParamsReader
-from lmkit.text.pluginparser import PluginParser
-from lmkit.text.pycalls import PyCallsReader
-from lmkit.text.reasoning import ReasoningParser, begins_inside
+from lmkit.api import ParseEvent, ParseWarning, ToolDef
+
+from lmkit_formats.calls import BodyReader, CallSink, JsonCallReader, JsonCalls, NamedJson, NamedJsonReader
+from lmkit_formats.looseobject import LooseObject, LooseObjectReader
+from lmkit_formats.markers import BLANKS, MAX_GAP, markers, skip_blanks
+from lmkit_formats.params import Params, ParamsReader
+from lmkit_formats.pycalls import PyCalls, PyCallsReader
+from lmkit_formats.syntax import ToolSyntax
 
 # between "{" and the first key of a bare call
 _GAPS = ("", " ", "\n", "\n ", "\n  ", "\n    ", "\n\t", "\r\n", "\r\n  ")
@@ -53,46 +36,14 @@ _B = r"[ \t\r\n]*+"
 _NO_OBJECT, _NO_LIST = rf'\{{{_B}(?=[^"}} \t\r\n])', rf"\[{_B}(?=[^{{\] \t\r\n])"
 _NO_NAME = rf'\{{{_B}"(?:NAME)"{_B}:{_B}(?=[^" \t\r\n])'
 
-AnyFormat = ToolFormat | ReasoningFormat | ChannelFormat | ParserFormat
-
-
-def in_order(*formats: AnyFormat | None) -> list[AnyFormat]:
-    """Those that run one after another: a ChannelFormat that reads calls separates the reasoning itself."""
-    given = [fmt for fmt in formats if fmt is not None]
-    return [fmt for fmt in given if isinstance(fmt, ChannelFormat) and fmt.calls] or given
-
-
-def start_parser(
-    fmt: AnyFormat,
-    prompt_tail: str | None,
-    tools: Sequence[ToolDef] = (),
-    template_kwargs: Mapping[str, object] | None = None,
-    *,
-    constrained: bool = False,
-) -> StreamParser:
-    """A parser for one choice. `prompt_tail`: the end of the rendered prompt; None when no prompt is known.
-
-    `constrained`: a grammar sees to it that the answer is calls, or one text in which markers are text. Raises
-    PluginError for a plugin's parser that cannot be started.
-    """
-    if isinstance(fmt, ReasoningFormat):
-        inside = begins_inside(fmt, prompt_tail, template_kwargs or {})
-        return ReasoningParser(fmt, inside=inside, constrained=constrained)
-    if isinstance(fmt, ToolFormat):
-        begun = not fmt.begun or not prompt_tail or prompt_tail.rstrip().endswith(fmt.begun)
-        return ToolParser(fmt, tools, constrained=constrained, begun=fmt.begun if begun else "")
-    if isinstance(fmt, ChannelFormat):
-        return ChannelParser(fmt, prompt_tail or "", constrained=constrained)
-    return PluginParser(fmt, prompt_tail or "", tools)
-
 
 class ToolParser:
     """Content, and calls as `fmt` declares them. Blanks next to a call are not content."""
 
     def __init__(
-        self, fmt: ToolFormat, tools: Sequence[ToolDef] = (), *, constrained: bool = False, begun: str = ""
+        self, fmt: ToolSyntax, tools: Sequence[ToolDef] = (), *, constrained: bool = False, begun: str = ""
     ) -> None:
-        """`constrained`: what does not begin with a call is content to its end. `begun`: see ToolFormat."""
+        """`constrained`: what does not begin with a call is content to its end. `begun`: see ToolSyntax."""
         self._fmt, self._tools, self._constrained = fmt, tools, constrained
         self._bodies = fmt.body if isinstance(fmt.body, tuple) else (fmt.body,)
         json_bodies = [b for b in self._bodies if isinstance(b, JsonCalls)]
@@ -402,29 +353,3 @@ def _first_chars(body: object) -> str:
     if isinstance(body, JsonCalls):
         return {"one": "{", "list": "[", "any": "{["}[body.many]
     return "["
-
-
-class Chain:
-    """Reasoning, then tools: the text of one stage is the input of the next."""
-
-    def __init__(self, *stages: StreamParser) -> None:
-        self._stages = stages
-
-    @property
-    def pending(self) -> int:
-        """Characters that were fed and are not decided yet; 0 for parsers that do not say."""
-        return sum(getattr(stage, "pending", 0) for stage in self._stages)
-
-    def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
-        return self._run(0, self._stages[0].feed(text, ids)) if self._stages else ([Text(text)] if text else [])
-
-    def flush(self) -> list[ParseEvent]:
-        events: list[ParseEvent] = []
-        for i, stage in enumerate(self._stages):
-            events += self._run(i, stage.flush())
-        return events
-
-    def _run(self, i: int, events: list[ParseEvent]) -> list[ParseEvent]:
-        for stage in self._stages[i + 1 :]:
-            events = [out for e in events for out in (stage.feed(e.text) if isinstance(e, Text) else [e])]
-        return events
