@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lmkit.cli as lmkit_cli
+import lmkit_cli
 import pytest
 from lmkit_bench.result import Result, read
 

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-import lmkit.cli
+import lmkit_cli
 import pytest
 
 from . import conftest
@@ -24,7 +24,7 @@ def test_complete(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     args = ("--model", str(tiny), "--max-tokens", "6", "--temperature", "0")
     first = conftest.lmkit("complete", "hello", *args)
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello"))
-    assert lmkit.cli.run(("complete", "-", *args)) == 0
+    assert lmkit_cli.run(("complete", "-", *args)) == 0
     piped, _ = capsys.readouterr()
     assert first.returncode == 0, first.stderr
     assert first.stdout
@@ -49,7 +49,7 @@ def test_generate_and_resume(tiny: Path, tmp_path: Path) -> None:
     assert len(rows[1]["outputs"][0]["token_ids"]) <= 2
 
     out.write_text("\n".join(whole.splitlines()[:1]) + '\n{"id": "torn')
-    assert lmkit.cli.run(("generate", *args, "--resume")) == 0
+    assert lmkit_cli.run(("generate", *args, "--resume")) == 0
     assert out.read_text() == whole
 
 
@@ -58,7 +58,7 @@ def test_generate_reports_bad_lines_before_loading(
 ) -> None:
     prompts = tmp_path / "in.jsonl"
     prompts.write_text('{"prompt": "a"}\n{"promt": "b"}\n')
-    assert lmkit.cli.run(("generate", str(prompts), "--model", str(tiny))) == 2
+    assert lmkit_cli.run(("generate", str(prompts), "--model", str(tiny))) == 2
     shown = capsys.readouterr().err
     assert "line 2" in shown
     assert "'prompt'" in shown
@@ -67,7 +67,7 @@ def test_generate_reports_bad_lines_before_loading(
 def test_plan_agrees_with_what_is_loaded(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from lmkit import LLM
 
-    assert lmkit.cli.run(("plan", str(tiny), "--json", "--max-rows", "8")) == 0
+    assert lmkit_cli.run(("plan", str(tiny), "--json", "--max-rows", "8")) == 0
     plan = json.loads(capsys.readouterr().out)
     with LLM(str(tiny), max_rows=8) as llm:
         facts = llm.facts
@@ -78,12 +78,12 @@ def test_plan_agrees_with_what_is_loaded(tiny: Path, capsys: pytest.CaptureFixtu
 
 
 def test_explain_of_serve_serves_nothing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lmkit.cli.run(("serve", str(tiny), "--explain")) == 0
+    assert lmkit_cli.run(("serve", str(tiny), "--explain")) == 0
     assert "attention" in capsys.readouterr().out
 
 
 def test_doctor_as_data(capsys: pytest.CaptureFixture[str]) -> None:
-    lmkit.cli.run(("doctor", "--json"))
+    lmkit_cli.run(("doctor", "--json"))
     findings = json.loads(capsys.readouterr().out)
     assert {"area", "level", "text", "fix"} == set(findings[0])
     assert any(f["area"] == "device" or f["level"] == "fail" for f in findings)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         BenchmarkSpec,
         Checkpoint,
         CheckpointOptions,
-        CommandSpec,
         ConfigProposal,
         DoctorCheck,
         ModelInfo,
@@ -142,20 +141,6 @@ class LmkitSpecs(Protocol):
             @hookimpl
             def lmkit_engine_stopping(info):
                 logging.getLogger("toy_bye").info("engine for %s stops", info.model)
-        """
-
-    @hookspec
-    def lmkit_commands(self) -> Iterable[CommandSpec]:
-        """Subcommands of `lmkit`. The target is imported when the command runs.
-
-        Example, entry point `[project.entry-points."lmkit.extension"] toy_cli = "toy_cli.hooks"`::
-
-            from lmkit.api import CommandSpec, hookimpl
-
-
-            @hookimpl
-            def lmkit_commands():
-                yield CommandSpec(name="toy", summary="Plays with toys", target="toy_cli.commands:app")
         """
 
     @hookspec

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lmkit.plugins.catalog import catalog, folders, install, install_command, official_dists
+from lmkit.plugins.catalog import catalog, install, install_command, official_dists
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,9 +24,12 @@ def test_commands() -> None:
     assert install_command("attention", "torch").endswith("plugins/attention/torch")
     assert install_command("model", "LlamaForCausalLM").endswith("plugins/models/llama")
     assert install_command("attention", "nothing") == ""
-    assert {"lmkit-core", "lmkit-platform-cpu"} <= official_dists()
     assert all(dist.startswith("lmkit-") for names in catalog().values() for dist in names.values())
-    assert official_dists() <= set(folders())
+    assert {
+        "lmkit-core",
+        "lmkit-bench",
+        *(d for names in catalog().values() for d in names.values()),
+    } <= official_dists()
 
 
 def test_only_folders_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "lmkit_engine_started": {"info": INFO},
     "lmkit_engine_stopping": {"info": INFO},
     "lmkit_request_finished": {"stats": RequestStats("r1", "stop", num_output_tokens=3)},
-    "lmkit_commands": {},
     "lmkit_doctor_checks": {},
     "lmkit_benchmarks": {},
 }

@@ -322,7 +322,7 @@ def test_observers_never_fail(world: World, caplog: pytest.LogCaptureFixture) ->
 def test_a_broken_extension_is_a_warning(world: World) -> None:
     world.add("ext-bad", {"extension": {"bad": "ext_bad2.hooks"}}, {"ext_bad2.hooks": "raise RuntimeError('x')"})
     host = world.host()
-    assert host.gather("lmkit_commands") == []
+    assert host.gather("lmkit_doctor_checks") == []
     assert host.warnings == ["extension bad (ext-bad) is off: RuntimeError: x"]
 
 

@@ -539,3 +539,16 @@ def test_a_described_device_is_not_run(whole: World) -> None:
     plan, checkpoint, _ = resolve(config, whole.host())
     with pytest.raises(ConfigError, match="only described"):
         build_engine(config, plan, checkpoint)
+
+
+def test_another_familys_code_runs_no_architecture(whole: World) -> None:
+    other = "from lmkit.api import ModelSpec, hookimpl\n\n@hookimpl\ndef lmkit_models():\n    yield ModelSpec("
+    for name, module in (("OddForCausalLM", "odd.hooks"), ("general", "any.hooks")):
+        spec = f'name="{name[:3].lower()}", summary="x", target="toy_model.hooks:Toy", architectures=("{name}",))\n'
+        whole.add(module[:3], {"model": {name: module}}, {module: other + spec})
+    assert resolve(with_model(impl="general"), whole.host())[0].choice("model").name == "general"  # type: ignore[union-attr]
+    assert resolve(TOY, whole.host())[0].choice("model").name == "ToyForCausalLM"  # type: ignore[union-attr]
+    with pytest.raises(UnknownName, match="general"):
+        resolve(with_model(impl="OddForCausalLM"), whole.host())
+    with pytest.raises(SelectionError, match="nowhere"):
+        resolve(with_model(impl="nowhere"), whole.host())

@@ -31,6 +31,7 @@ from lmkit.contracts.errors import (
     UnsupportedModel,
     UnsupportedTask,
     WeightMismatch,
+    error_of,
     info_of,
     nearest,
 )
@@ -129,7 +130,6 @@ from lmkit.contracts.specs import (
     ANY,
     BenchmarkCase,
     BenchmarkSpec,
-    CommandSpec,
     ConfigProposal,
     Dims,
     DoctorCheck,

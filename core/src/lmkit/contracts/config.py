@@ -19,8 +19,7 @@ class ModelConfig:
     tokenizer: Annotated[str | None, "tokenizer directory or id, when it is not the checkpoint's own"] = None
     impl: Annotated[
         str,
-        "code that runs the model: auto, native (lmkit's own families), or transformers (the library's)",
-        OneOf(("auto", "native", "transformers")),
+        "code that runs the model: auto, native (lmkit's own families), or a plugin's name that runs any architecture",
         Flag("model-impl"),
     ] = "auto"
     task: Annotated[

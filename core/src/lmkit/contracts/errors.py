@@ -229,3 +229,21 @@ def info_of(error: BaseException) -> ErrorInfo:
     return ErrorInfo(
         "engine", f"{type(error).__name__}: {error}", "set LMKIT_DEBUG=1 for the stack trace, and report this"
     )
+
+
+def error_of(info: ErrorInfo) -> LmkitError:
+    """The exception that `info` describes: the class with its code, or EngineError."""
+    found = next((c for c in _subclasses(LmkitError) if c.code == info.code), EngineError)
+    error = found.__new__(found)
+    LmkitError.__init__(error, info.message, fix=info.fix)
+    error.field = info.field
+    if isinstance(error, SelectionError):
+        error.refused = ()  # the reasons stayed with the resolver, which runs in the parent
+    return error
+
+
+def _subclasses(kind: type[LmkitError]) -> list[type[LmkitError]]:
+    found = [kind]
+    for sub in kind.__subclasses__():
+        found.extend(_subclasses(sub))
+    return found

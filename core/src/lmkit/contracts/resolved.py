@@ -21,7 +21,6 @@ class Choice(msgspec.Struct, frozen=True):
     dist: str
     version: str
     module: str  # hooks module that registered it
-    interface: int = 1  # of its kind; an older one is adapted when the target is loaded
     options: dict[str, Any] = {}
     why: str = ""  # "explicit", "auto", "only candidate", "checkpoint says quant_method=fp8"
     refused: tuple[Refused, ...] = ()

@@ -137,15 +137,6 @@ class SelectRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandSpec:
-    """A CLI subcommand of a plugin: `target` is a typer app or function, imported when the command runs."""
-
-    name: str
-    summary: str
-    target: Ref
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorCheck:
     """A health check of a plugin: `target` is () -> None | str, where a string is the problem."""
 

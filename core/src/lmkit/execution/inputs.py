@@ -158,7 +158,7 @@ class InputBuilder:
         self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, sample_rows: np.ndarray,
         drafts: np.ndarray | None,
     ) -> Layout:  # fmt: skip
-        """Of rows with any number of tokens; `drafts` [R] of each, None where none has any."""
+        """The layout of rows with any number of tokens; `drafts` [R] of each, None where none has any."""
         n, single = len(slots), (lengths if drafts is None else lengths - drafts) == 1
         decodes, max_query = n if single.all() else int(single.argmin()), int(lengths.max())
         query_start = np.zeros(n + 1, np.int64)

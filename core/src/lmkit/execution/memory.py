@@ -40,7 +40,7 @@ def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) ->
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan) -> int:
-    """Of a loaded model: quantized weights stay as stored, others take the chosen dtype, or what packs them at load.
+    """Bytes of a loaded model: quantized weights stay as stored, others take the chosen dtype, or what packs them.
 
     A tied output head that is packed takes the place of the embedding, which stays mapped from its file.
     """

@@ -134,7 +134,7 @@ class Runner:
             return self.graphs.run(self.model.forward, step.inputs)
 
     def _logits(self, hidden: Tensor, slots: Sequence[int]) -> Tensor:
-        """Of rows that belong to `slots`."""
+        """The logits of rows that belong to `slots`."""
         if not self.adapters.rows:
             return self.model.logits(hidden)
         with self.adapters.applied(self.model, slots, [1] * len(slots), head=True):

@@ -24,7 +24,10 @@ from lmkit.kinds.base import Kind, Refusals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Spec):
-    """target: an Architecture class (its module is torch-free; `build` imports torch)."""
+    """target: an Architecture class (its module is torch-free; `build` imports torch).
+
+    A plugin that runs any architecture has one entry point, with the plugin's own name, which is in lower case.
+    """
 
     architectures: tuple[str, ...]
     features: frozenset[str] = frozenset({"causal"})  # attention features it may need, for lists

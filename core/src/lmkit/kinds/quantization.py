@@ -33,7 +33,6 @@ class QuantizationSpec(Spec):
     checkpoint_methods: tuple[str, ...] = ()
     weight_formats: tuple[str, ...] = ()
     activation_dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
-    moe: bool = False
     tensors: tuple[str, ...] = ()  # suffixes it consumes
     online: bool = False
 

@@ -40,7 +40,7 @@ class TokenizerRequest(SelectRequest):
 
 def refusals(spec: TokenizerSpec, request: TokenizerRequest) -> Refusals:
     if missing := set(spec.files) - request.files:
-        yield Refusal("format", listed(missing), "a checkpoint without")
+        yield Refusal("format", listed(missing), "a folder without")
 
 
 KIND = Kind(

@@ -71,7 +71,7 @@ class Place:
     experts: int = 0
 
     def shape(self, side: str, rank: int) -> tuple[int, ...]:
-        """Of the tensor of that side; an embedding's weight is [in, out]."""
+        """The shape of the tensor of that side; an embedding's weight is [in, out]."""
         whole = (self.high - self.low, self.in_features)
         if side == LENGTHS:
             return whole[:1]
@@ -339,7 +339,7 @@ def _names(module: str, place: Place) -> tuple[str, ...]:
 
 
 def _most_bytes(info: ModelInfo, max_rank: int) -> int:
-    """Of an adapter that fits: all linears in float32, at the largest rank and with lengths; embedding, head whole."""
+    """What an adapter that fits has at most: all linears in float32 at the largest rank, embedding and head whole."""
     rows = [spec.total_out + (spec.experts or 1) * spec.in_features for spec in info.linears]
     largest = info.vocab_size * info.hidden_size
     routers = sum((spec.experts + spec.in_features) * max_rank for spec in info.linears if spec.experts)

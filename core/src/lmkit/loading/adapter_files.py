@@ -54,7 +54,7 @@ def open_regular(file: Path) -> BinaryIO:
 
 
 def digest(path: Path) -> str:
-    """Of an adapter's content: 16 hex digits of SHA-256. Raises CheckpointError."""
+    """The digest of an adapter's content: 16 hex digits of SHA-256. Raises CheckpointError."""
     h = sha256()
     try:
         for name in (CONFIG, WEIGHTS):

@@ -216,7 +216,7 @@ class Place:
         return tuple(shape)
 
     def sizes(self, parts: Sequence[str | int | None]) -> list[int]:
-        """Of those parts along part_axis, as the checkpoint has them."""
+        """Sizes of those parts along part_axis, as the checkpoint has them."""
         return [self.stored_sizes[self.parts.index(part)] for part in parts]
 
     def put(self, part: str | int | None, value: Tensor, device: torch.device) -> None:
@@ -353,7 +353,7 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
 
 
 def _likeliest(names: Sequence[str], entries: Sequence[TensorEntry]) -> str | None:
-    """Of names that would do, the first that begins, up to a number, like a tensor that is there."""
+    """Finds among names that would do the first that begins, up to a number, like a tensor that is there."""
     begins = {re.split("[0-9]", entry.name)[0] for entry in entries}
     return next((name for name in names if re.split("[0-9]", name)[0] in begins), next(iter(names), None))
 

@@ -36,7 +36,8 @@ def catalog() -> dict[str, dict[str, str]]:
 
 @cache
 def official_dists() -> frozenset[str]:
-    return frozenset({CORE_DIST, *(dist for names in catalog().values() for dist in names.values())})
+    """All dists of the repository."""
+    return frozenset(folders())
 
 
 def install(dist: str, extra: str = "") -> str:

@@ -54,6 +54,7 @@ from lmkit.api import (
     nearest,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
+from lmkit.contracts.specs import NAME
 from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.chat_templates import chat_templates, chosen_template
@@ -70,7 +71,6 @@ from lmkit.plugins.stages import claim_of
 
 log = logging.getLogger("lmkit.plugins")
 
-FALLBACK = "transformers"  # the model plugin that runs architectures without a family of their own
 END_TOKENS = "lmkit.text.ends:find_ends"  # it renders, which this layer cannot
 TOKENIZER_FOLDER = "lmkit.text.side:tokenizer_directory"  # it may be downloaded
 PARSERS = ("tool_parser", "reasoning_parser")
@@ -218,10 +218,13 @@ class Resolver:
             self._derive("pooler", msgspec.to_builtins(self.known.info.pooler), why)
 
     def _implementation(self, native: str, known: Sequence[str]) -> str:
-        """Name of the model plugin: the family's own, or the one that runs any. Raises SelectionError by name."""
+        """Name of the model plugin: the family's own, or one that runs any. Raises UnknownName for another family's."""
         impl = self.config.model.impl
-        if impl == "auto" and native not in known and FALLBACK in known:
-            return FALLBACK
+        general = [name for name in known if NAME.match(name)]  # what else is known is named as an architecture is
+        if impl == "auto" and native not in known and general:
+            return general[0]
+        if impl in known and impl not in (native, *general):
+            raise UnknownName("model implementation", impl, ["auto", "native", *general])
         return native if impl in ("auto", "native") else impl
 
     def _settle_dtypes(self) -> None:
@@ -297,7 +300,7 @@ class Resolver:
         return parse_selection(self.config.op)
 
     def _asked_op(self, op: str, fmt: str) -> str:
-        """Of the kernels that the user named, those for `op` and `fmt`; without one, auto."""
+        """Picks among the kernels that the user named those for `op` and `fmt`; without one, auto."""
         asked = []
         for wanted in self._wanted_ops():
             entry, _ = self.host.find("op", wanted.name, wanted.dist)

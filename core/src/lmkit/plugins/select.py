@@ -116,7 +116,6 @@ class Outcome:
             dist=origin.dist,
             version=origin.version,
             module=origin.module,
-            interface=spec.interface,
             options=options or {},
             why=why or default,
             refused=self.refused,

@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from lmkit.plugins.entry import Entry
+
+class Named(Protocol):
+    """What a pattern looks at: an entry point, as "kind:name", and its dist."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def dist(self) -> str: ...
+
+
+class Switchable(Named, Protocol):
+    """An entry of the plugin table."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def official(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +33,7 @@ class Pattern:
     text: str
     source: str
 
-    def matches(self, entry: Entry) -> bool:
+    def matches(self, entry: Named) -> bool:
         return fnmatchcase(entry.key, self.text) or fnmatchcase(entry.dist, self.text)
 
 
@@ -55,11 +70,11 @@ class Switches:
             strict=_on(environ, "LMKIT_STRICT_PLUGINS"),
         )
 
-    def unmatched(self, entries: Sequence[Entry]) -> tuple[list[Pattern], list[Pattern]]:
+    def unmatched(self, entries: Sequence[Switchable]) -> tuple[list[Pattern], list[Pattern]]:
         """Patterns of `disable` and of `only` that match no entry."""
         return tuple([p for p in ps if not any(map(p.matches, entries))] for ps in (self.disable, self.only))  # type: ignore[return-value]
 
-    def off(self, entries: Sequence[Entry]) -> dict[int, str]:
+    def off(self, entries: Sequence[Switchable]) -> dict[int, str]:
         """Index of each entry that is switched off -> what did it."""
         result: dict[int, str] = {}
         for pattern in self.only:

@@ -28,8 +28,8 @@ from lmkit.api import (
     InvalidParam,
     RequestError,
     TemplateFailed,
+    error_of,
 )
-from lmkit.engine.messages import error_of
 from lmkit.killable import Killable, Limits, Unfinished
 from lmkit.text.process import UNKNOWN, pack, unpack
 from lmkit.text.render import Renderer
@@ -49,7 +49,7 @@ def _open_limits(file_bytes: int) -> Limits:
 
 
 def _render_limits(nbytes: int) -> Limits:
-    """Of one prompt from a request of so many bytes. The sandbox's own budget (lmkit.text.budget) is smaller."""
+    """Limits of a prompt from a request of so many bytes. The sandbox's own budget (lmkit.text.budget) is smaller."""
     return Limits(1.0 + nbytes * 5e-7, 512 * _MIB + 32 * nbytes, 30.0 + nbytes * 2e-6)
 
 

@@ -37,7 +37,7 @@ class BudgetSpent(Exception):
 
 
 class Budget:
-    """Of one rendering."""
+    """What one rendering may cost."""
 
     def __init__(self) -> None:
         self._steps = 0

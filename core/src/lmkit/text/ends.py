@@ -116,7 +116,7 @@ def _is_id(key: str) -> bool:
 def _renderer(
     checkpoint: Checkpoint, plan: ResolvedPlan, config: EngineConfig, folder: Path, settings: Mapping[str, Any]
 ) -> Renderer | None:
-    """Of the template that TextSide takes."""
+    """The renderer of the template that TextSide takes."""
     source = chosen_template(plan.choices, config.model.chat_template, checkpoint)
     source = source or chat_templates(folder).get("default") or chat_templates(checkpoint.path).get("default")
     special = {k: content_of(v) for k, v in settings.items() if k.endswith("_token") and content_of(v)}

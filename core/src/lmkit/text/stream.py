@@ -39,7 +39,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of the tokens that made the Text that follows; `offsets`: where each begins in the text of the choice."""
+    """What is known of the tokens that made the Text that follows; `offsets`: where each begins in the text."""
 
     entries: list[TokenLogprob]
     offsets: list[int]

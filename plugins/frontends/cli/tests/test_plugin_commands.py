@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from lmkit_cli import run
+from lmkit_cli.root import plugin_commands
 from lmkit_testing.dists import write_dist
-
-HOOKS = """
-from lmkit.api import CommandSpec, hookimpl
-
-
-@hookimpl
-def lmkit_commands():
-    yield CommandSpec(name="greet", summary="Greet somebody.", target="greet_plugin.command:command")
-"""
 
 COMMAND = """
 def command(name: str, loud: bool = False) -> None:
@@ -24,21 +18,32 @@ def command(name: str, loud: bool = False) -> None:
 
 
 @pytest.fixture
-def _greet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _greet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     write_dist(
         tmp_path,
         "greet-plugin",
-        {"extension": {"greet": "greet_plugin.hooks"}},
-        {"greet_plugin.hooks": HOOKS, "greet_plugin.command": COMMAND},
+        {"command": {"greet": "greet_plugin.command:command"}},
+        {"greet_plugin.command": COMMAND},
+        summary="Greet somebody.",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    plugin_commands.cache_clear()
+    yield
+    plugin_commands.cache_clear()
 
 
 @pytest.mark.usefixtures("_greet")
 def test_command_of_a_plugin_is_listed_and_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     assert "Greet somebody." in capsys.readouterr().out
+    assert "greet_plugin" not in sys.modules
     assert run(["greet", "you", "--loud"]) == 0
     assert capsys.readouterr().out == "HELLO you\n"
     assert run(["gret", "you"]) == 2
     assert "did you mean 'greet'?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_greet")
+def test_a_command_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMKIT_PLUGINS_DISABLE", "command:greet")
+    assert run(["greet", "you"]) == 2

@@ -14,6 +14,7 @@ def write_dist(
     *,
     version: str = "0.1.0",
     requires: Sequence[str] = ("lmkit-core>=0.1,<0.3",),
+    summary: str = "",
 ) -> Path:
     """Write an importable dist into `folder` (to be put on sys.path); returns `folder`.
 
@@ -26,6 +27,7 @@ def write_dist(
         "Metadata-Version: 2.1",
         f"Name: {name}",
         f"Version: {version}",
+        *([f"Summary: {summary}"] if summary else []),
         *(f"Requires-Dist: {r}" for r in requires),
     ]
     (info / "METADATA").write_text("\n".join(lines) + "\n")

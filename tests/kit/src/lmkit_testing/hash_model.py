@@ -246,7 +246,7 @@ class HashExecutor:
         self.high = [[EMPTY] * n for n in counts]
 
     def _entries(self, group: int) -> int:
-        """Of one block: a state is one entry."""
+        """The entries of one block: a state is one entry."""
         return 1 if self.model.windows[group] == RECURRENT else self.block_size
 
     def _later(self, result: StepResult) -> StepResult:
@@ -381,7 +381,7 @@ class HashExecutor:
         return tokens
 
     def _logprobs(self, i: int, row: _Row, work: RowWork, tokens: list[int]) -> RowLogprobs:
-        """Of the sampled tokens, and of the prompt tokens that follow the positions of this step."""
+        """Log-probabilities of the sampled tokens, and of prompt tokens that follow the positions of the step."""
         found = RowLogprobs(i)
         if row.params.logprobs is not None:
             for j, token in enumerate(tokens):

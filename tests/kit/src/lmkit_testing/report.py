@@ -86,7 +86,7 @@ def _architecture(item: pytest.Item) -> str | None:
 
 
 def _row(plugin: str, found: dict[str, set[str]]) -> dict[str, Any]:
-    """Of the report: a check is passed when no test of it failed and one passed, "no" when all were skipped."""
+    """One row of the report: a check is passed when no test of it failed and one passed, "no" when all were skipped."""
     _, entry, spec = find_plugin(plugin)
     checks = {
         check: next((word for word in ("failed", "passed") if word in outcomes), "no")

@@ -28,7 +28,7 @@ class UsageBody(msgspec.Struct):
 
 
 def usage_of(usages: list[Usage], num_per_prompt: int = 1) -> UsageBody:
-    """Of all choices; a prompt counts once however many choices it has. `usages` in order of the choices."""
+    """The usage of all choices; a prompt counts once however many it has. `usages` in order of the choices."""
     prompt = sum(u.prompt_tokens for u in usages[::num_per_prompt])
     output = sum(u.completion_tokens for u in usages)
     return UsageBody(

@@ -92,7 +92,7 @@ def _model(info: ModelInfo) -> dict[str, Any]:
 
 
 def _memory(resolver: Resolver, info: ModelInfo, context: int) -> dict[str, Any]:
-    """Of one request of `context` tokens."""
+    """The bytes of one request of `context` tokens."""
     from lmkit.execution import memory
 
     plan, config = resolver.plan(), resolver.config

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module, metadata
 from typing import Annotated, Any
 
 import typer
 from lmkit import __version__
-from lmkit.api import CommandSpec, UnknownName
-from lmkit.plugins.catalog import official_dists
+from lmkit.api import UnknownName
+from lmkit.config.environment import read_environment
+from lmkit.plugins.switches import Switches
 from typer.core import TyperCommand, TyperGroup
 
 RUN, LOOK, MANAGE, MORE = "Run", "Look", "Manage", "From plugins"
@@ -55,8 +58,8 @@ class LazyGroup(TyperGroup):
         """A stand-in that knows its summary: enough for help and completion of names."""
         if cmd_name in COMMANDS:
             _, summary, panel = COMMANDS[cmd_name]
-        elif (spec := plugin_commands().get(cmd_name)) is not None:
-            summary, panel = spec.summary, MORE
+        elif (command := plugin_commands().get(cmd_name)) is not None:
+            summary, panel = command.summary, MORE
         else:
             return None
         return TyperCommand(cmd_name, help=summary, short_help=summary, rich_help_panel=panel)
@@ -87,15 +90,34 @@ def load_command(name: str, ref: str) -> Any:
     return command
 
 
-def plugin_commands() -> dict[str, CommandSpec]:
-    """Commands of extensions, by name. Official extensions have none, so that help need not import them."""
-    extensions = metadata.entry_points(group="lmkit.extension")
-    if all(ep.dist is not None and ep.dist.name in official_dists() for ep in extensions):
-        return {}
-    from lmkit.plugins.host import PluginHost
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of another dist: an entry point of the group `lmkit.command`, named and summed up by its metadata."""
 
-    host = PluginHost()
-    return {spec.name: spec for _, spec in host.gather("lmkit_commands")}
+    name: str
+    target: str  # "package.module:attribute": a typer app, or a function
+    dist: str
+    summary: str
+
+    @property
+    def key(self) -> str:
+        return f"command:{self.name}"
+
+
+@cache
+def plugin_commands() -> dict[str, Command]:
+    """Commands of other dists than those of the table, by name. Nothing of theirs is imported."""
+    disabled = Switches.build(read_environment().switches).disable
+    found = {}
+    for entry in metadata.entry_points(group="lmkit.command"):
+        if entry.dist is None or entry.name in COMMANDS:
+            continue
+        about = entry.dist.metadata
+        summary = about["Summary"] if "Summary" in about else entry.value  # noqa: SIM401 - it has no `get`
+        command = Command(entry.name, entry.value, entry.dist.name, summary)
+        if not any(pattern.matches(command) for pattern in disabled):
+            found[entry.name] = command
+    return dict(sorted(found.items()))
 
 
 def _version(wanted: bool) -> None:

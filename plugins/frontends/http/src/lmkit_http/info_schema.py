@@ -21,7 +21,7 @@ class UnloadAdapterRequest(Strict):
 
 
 class TokenizeRequest(Strict):
-    """Of text (`prompt`) or of messages."""
+    """What is to be tokenized: text (`prompt`) or messages."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
     prompt: Content | None = None

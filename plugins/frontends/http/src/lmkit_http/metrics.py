@@ -74,7 +74,7 @@ class _EngineCollector:
 
 
 class Metrics:
-    """Of one server. Called from the event loop only."""
+    """The metrics of one server. Called from the event loop only."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()

@@ -125,11 +125,15 @@ async def _serve(
 
 
 def _dialects(host: PluginHost | None) -> Sequence[Dialect]:
-    """Those of the host, or of this environment; the application's modules are imported on the way."""
+    """Those of this environment, by the switches of `host`; the application's modules are imported on the way.
+
+    In a thread, so with a host of its own: the other one is in use meanwhile.
+    """
     import_module("lmkit_http.app")
     from lmkit.front.dialects import installed_dialects, load_dialects
+    from lmkit.plugins.host import PluginHost
 
-    return load_dialects(host) if host is not None else installed_dialects()
+    return load_dialects(PluginHost(switches=host.switches)) if host is not None else installed_dialects()
 
 
 async def run_app(

@@ -158,7 +158,7 @@ class InvalidBody(RequestError):
 
 
 def _most_specific(problems: list[Any]) -> Any:
-    """Of the branches of a union, the one that got furthest, and whose type was right."""
+    """Finds among the branches of a union the one that got furthest, and whose type was right."""
     return max(problems, key=lambda p: (not p["type"].endswith("_type"), len(p["loc"])))
 
 

@@ -185,7 +185,7 @@ def _enforceable(schema: Any) -> dict[str, Any]:
 
 
 def _enforceable_part(schema: object) -> dict[str, Any]:
-    """Of a structural tag: refused by itself, with a shorter message. Raises GrammarError."""
+    """What can be enforced of a structural tag; the rest is refused, shortly. Raises GrammarError."""
     made = _enforceable(schema)
     source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(made), overrides=cast(Any, OPTIONS))
     if problem := llguidance.LLMatcher.validate_grammar(source, limits=LIMITS):

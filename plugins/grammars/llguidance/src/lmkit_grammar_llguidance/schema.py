@@ -108,7 +108,7 @@ class Rewriter:
         return _with_parts(made, parts)
 
     def _possible(self, schemas: Sequence[Schema]) -> list[Any]:
-        """Of alternatives that we made ourselves: those that can be enforced. Raises GrammarError when none can."""
+        """Those of our own alternatives that can be enforced. Raises GrammarError when none can."""
         found, error = [], None
         for schema in schemas:
             try:

@@ -263,7 +263,7 @@ class DecoderConfig:
         return {"q": self.num_q_heads * self.head_dim, "k": kv, "v": kv}
 
     def mlp_linears(self, i: int, to: str, m: int, role: str = "") -> list[LinearSpec]:
-        """Of an MLP with intermediate size `m` at module `to`; `role` precedes the names of its roles."""
+        """The linears of an MLP with intermediate size `m` at module `to`; `role` precedes the names of its roles."""
         d, bias = self.hidden_size, self.mlp_bias
         down = LinearSpec(f"{to}.down", m, (d,), bias, "row", (), self.sources(i, f"{role}down"))
         if not self.gated:

@@ -161,7 +161,7 @@ class ConfigReader:
         return str(names[0])
 
     def length(self, positions: int) -> int:
-        """Of `positions` those that full attention may serve: dual chunk attention (arXiv 2402.17463) equals it within
+        """How many `positions` full attention may serve: dual chunk attention (arXiv 2402.17463) equals it within
         the first chunk, and is not implemented beyond."""
         if self.config.get("dual_chunk_attention_config") is None:
             return positions

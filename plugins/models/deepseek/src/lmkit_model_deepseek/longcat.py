@@ -121,7 +121,7 @@ class Longcat(DecoderArchitecture):
 
 
 def mixture_linears(cfg: DecoderConfig, n: int) -> Iterable[LinearSpec]:
-    """Of the mixture in layer `n` of the file."""
+    """The linears of the mixture in layer `n` of the file."""
     assert cfg.moe is not None
     for spec in cfg.moe.linears(cfg, n):
         yield replace(spec, name=spec.name.replace(MIXTURE.format(i=n), AT.format(i=n)))

@@ -131,7 +131,7 @@ def alike(r: ConfigReader) -> dict[str, Any]:
 
 
 def sharing(r: ConfigReader, windows: Sequence[int | None], default: int) -> list[int | None]:
-    """Of which layer each one reads the keys and values (None: its own): the last of its kind before the sharing."""
+    """Whose keys and values each layer reads (None: its own): those of the last of its kind before the sharing."""
     num = r.count("num_kv_shared_layers", default)
     first = len(windows) - num
     last = {window: i for i, window in enumerate(windows[: max(first, 0)])}

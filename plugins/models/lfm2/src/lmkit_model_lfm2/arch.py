@@ -51,7 +51,7 @@ def short_conv(r: ConfigReader, layers: tuple[bool, ...]) -> MixerConfig:
 
 
 def mlp_size(r: ConfigReader) -> int:
-    """Of the MLP: two thirds of what the file says, rounded up."""
+    """The width of the MLP: two thirds of what the file says, rounded up."""
     size = r.integer("block_ff_dim", r.integer("intermediate_size", 12288))
     if not r.flag("block_auto_adjust_ff_dim", True):
         return size

@@ -45,7 +45,7 @@ def kind(block: ConfigReader) -> str:
 
 
 def kinds(r: ConfigReader) -> Mapping[str, Any]:
-    """Of all layers."""
+    """The kinds of all layers, as the configuration lists them."""
     both = blocks(r)
     return {"attn": [kind(attention) for attention, _ in both], "mlp": [kind(ffn) for _, ffn in both]}
 

@@ -106,7 +106,7 @@ def grouped_ba(cfg: DecoderConfig, weight: Tensor) -> Tensor:
 
 
 def cat_parts(parts: tuple[Tensor, ...]) -> Tensor:
-    """Of [heads, n, in] each -> [heads * n + ..., in]."""
+    """Joins parts of [heads, n, in] each -> [heads * n + ..., in]."""
     import torch
 
     return torch.cat([part.flatten(0, 1) for part in parts])

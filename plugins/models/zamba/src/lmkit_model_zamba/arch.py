@@ -84,7 +84,7 @@ def blocks(r: ConfigReader) -> Mapping[str, Any]:
 
 
 def block_linears(cfg: DecoderConfig, given: Mapping[str, Any]) -> list[LinearSpec]:
-    """Of the blocks, and of their uses."""
+    """The linears of the blocks, and of their uses."""
     d, m, q, kv = (
         cfg.hidden_size,
         cfg.intermediate_size,
@@ -148,7 +148,7 @@ class Zamba(DecoderArchitecture):
 
 
 def block_rules(n: int, layer: int) -> list[WeightRule]:
-    """Of block `n`, which files have in `layer`, with the adapters of its uses."""
+    """The rules of block `n`, which files have in `layer`, with the adapters of its uses."""
     at, to = SHARED.format(i=layer), f"blocks.{n}"
     attn, mlp = f"{at}.self_attn", f"{at}.feed_forward"
     rules = [

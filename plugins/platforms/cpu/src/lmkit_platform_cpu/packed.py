@@ -50,7 +50,7 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Of the weight itself; the last panel is padded."""
+        """Bytes of the weight itself; the last panel is padded."""
         return self.n * self.panel_bytes // PANEL
 
 
