@@ -22,6 +22,7 @@ from lmkit.api import ChatWriter, ConfigError, InvalidParam, TemplateFailed
 from lmkit.text.budget import Budget, BudgetSpent
 from lmkit.text.control import breaker, marker
 from lmkit.text.origin import concat, theirs_of_request
+from lmkit.text.probe import probe
 from lmkit.text.tracked import TrackedEnvironment
 
 _NAME = "chat template"
@@ -95,8 +96,6 @@ class Renderer:
     @cached_property
     def findings(self) -> dict[str, str]:
         """See lmkit.text.probe."""
-        from lmkit.text.probe import probe
-
         return probe(self)
 
     @property
