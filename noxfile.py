@@ -52,10 +52,11 @@ def quick_install(session: nox.Session) -> None:
     ours = [line.removeprefix("-e ./") for line in lines if line.startswith("-e ")] + GPU_PLUGINS
     theirs = {line for line in lines if not line.startswith("-e ")}
     for path in ours:
-        folder, _, extra = path.removesuffix("]").partition("[")
+        folder, _, extras = path.removesuffix("]").partition("[")
         project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         needed = project.get("dependencies", []) if folder not in GPU_PLUGINS else []
-        needed = needed + project.get("optional-dependencies", {}).get(extra, [])
+        optional = project.get("optional-dependencies", {})
+        needed = needed + [dep for extra in extras.split(",") for dep in optional.get(extra, [])]
         theirs |= {requirement for requirement in needed if not requirement.startswith("lmkit-")}
     session.install("-q", *BUILD)
     with beside(session, "python", "setup.py", "-q", "build_ext", "--inplace", cwd=NATIVE):

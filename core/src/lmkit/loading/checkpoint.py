@@ -121,15 +121,19 @@ def download(
     ref: str, options: CheckpointOptions, patterns: Sequence[str] = PATTERNS, ignore: Sequence[str] = UNNEEDED
 ) -> Path:
     """Directory with those files of a hub checkpoint, from the cache or the network. Raises CheckpointError."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+    except ModuleNotFoundError as e:
+        raise CheckpointError(
+            f"{ref} is no directory, and looking at the hub needs {e.name}", fix="pip install huggingface_hub"
+        ) from e
     try:
         return Path(
             snapshot_download(

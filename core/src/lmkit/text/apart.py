@@ -32,7 +32,7 @@ from lmkit.api import (
 )
 from lmkit.killable import Killable, Limits, Unfinished
 from lmkit.text.process import UNKNOWN, pack, unpack
-from lmkit.text.render import Renderer
+from lmkit.text.renderer import ChatRenderer
 from lmkit.text.tokenizer import JsonTokenizer
 
 log = logging.getLogger("lmkit.text")
@@ -225,7 +225,7 @@ class ApartTokenizer(JsonTokenizer):
             ) from e
 
 
-class ApartRenderer(Renderer):
+class ApartRenderer(ChatRenderer):
     """Renders in another process."""
 
     def __init__(

@@ -18,7 +18,7 @@ from lmkit.api import DeclaredFormat, LmkitError
 from lmkit.plugins.chat_templates import chat_templates, chosen_template, read_object, read_own
 from lmkit.text.apart import Apart, ApartRenderer
 from lmkit.text.control import shown
-from lmkit.text.render import Renderer
+from lmkit.text.renderer import ChatRenderer
 from lmkit.text.side import format_of, load_tokenizer, tokenizer_directory
 from lmkit.text.tokenizer import content_of
 
@@ -115,7 +115,7 @@ def _is_id(key: str) -> bool:
 
 def _renderer(
     checkpoint: Checkpoint, plan: ResolvedPlan, config: EngineConfig, folder: Path, settings: Mapping[str, Any]
-) -> Renderer | None:
+) -> ChatRenderer | None:
     """The renderer of the template that TextSide takes."""
     source = chosen_template(plan.choices, config.model.chat_template, checkpoint)
     source = source or chat_templates(folder).get("default") or chat_templates(checkpoint.path).get("default")
@@ -124,7 +124,7 @@ def _renderer(
 
 
 def turn_ends(
-    renderer: Renderer, names: Iterable[str], formats: Sequence[Any] = (), known: Collection[str] = ()
+    renderer: ChatRenderer, names: Iterable[str], formats: Sequence[Any] = (), known: Collection[str] = ()
 ) -> list[str]:
     """Which of the tokens `names` stand directly behind what the assistant said, and nowhere within a turn.
 
@@ -153,14 +153,14 @@ def turn_ends(
     return list(dict.fromkeys(found))
 
 
-def answer_tails(renderer: Renderer) -> Iterator[str]:
+def answer_tails(renderer: ChatRenderer) -> Iterator[str]:
     """What the template writes behind an answer: up to the next message, and at the end of a conversation."""
     answer = {"role": "assistant", "content": _SAID}
     yield from _tails(renderer, [_USER, answer, _NEXT])
     yield from _tails(renderer, [_USER, answer])
 
 
-def _call_tails(renderer: Renderer) -> Iterator[str]:
+def _call_tails(renderer: ChatRenderer) -> Iterator[str]:
     """What it writes behind a call: of a tool of the request, and of one that an option names as the model's own."""
     turns = [_USER, _calls(_SAID), _result(_THEN)]
     yield from _tails(renderer, turns, _TOOLS)
@@ -174,7 +174,7 @@ def _is_sign(name: str) -> bool:
 
 
 def _tails(
-    renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping] = (),
+    renderer: ChatRenderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[str]:  # fmt: skip
     text = _rendered(renderer, messages, tools, options)
@@ -183,7 +183,7 @@ def _tails(
         yield tail
 
 
-def _within(renderer: Renderer) -> Iterator[str]:
+def _within(renderer: ChatRenderer) -> Iterator[str]:
     """What the template writes between the parts of one turn."""
     parts: list[dict[str, Any]] = [_calls(_SAID, _ALSO)]
     for field in ("content", "reasoning_content", "reasoning", "thinking"):
@@ -211,7 +211,7 @@ def _result(text: str, number: int = 0) -> dict[str, Any]:
 
 
 def _rendered(
-    renderer: Renderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping],
+    renderer: ChatRenderer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping],
     options: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     try:

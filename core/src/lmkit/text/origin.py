@@ -8,15 +8,20 @@ string, so a template decides as if there were none. What cannot be followed cou
 from __future__ import annotations
 
 import re
+from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
-from jinja2 import Undefined
-
 OURS, THEIRS = b"\0", b"\1"
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_HARMLESS = (bool, int, float, Undefined)
 _STAND_IN = re.compile("(\ufdd1[0-9]+\ufdd2)")
+
+
+class Harmless(ABC):
+    """What prints as nobody's text. The template engine registers its undefined values."""
+
+
+_HARMLESS = (bool, int, float, Harmless)
 
 
 class ClientText(str):

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from lmkit.api import LmkitError, RequestError
+from lmkit.api import ConfigError, LmkitError, RequestError
 from lmkit.killable import serve
-from lmkit.text.render import Renderer
+from lmkit.text.renderer import ChatRenderer
 from lmkit.text.tokenizer import JsonTokenizer, read_tokenizer
 
 UNKNOWN = b"unknown"  # an answer
@@ -46,7 +46,7 @@ class Opened:
     """One tokenizer, one template, or both, and the jobs by name. What the first two jobs make the others use."""
 
     tokenizer: JsonTokenizer | None = None
-    renderer: Renderer | None = None
+    renderer: ChatRenderer | None = None
 
     def open_tokenizer(self, path: str, **options: Any) -> dict[str, Any]:
         """What JsonTokenizer is made of, but for what can encode."""
@@ -55,6 +55,10 @@ class Opened:
 
     def open_template(self, **options: Any) -> dict[str, Any]:
         """What is known of the template. The tokenizer that is open says what else spells control tokens."""
+        try:
+            from lmkit.text.render import Renderer
+        except ModuleNotFoundError as e:
+            raise ConfigError(f"chat templates need {e.name}", fix="pip install 'jinja2>=3.1.5'") from e
         fold = self.tokenizer.fold if self.tokenizer is not None else None
         self.renderer = Renderer(fold=fold, **options)
         assert self.renderer.findings  # found out now, and not in a request

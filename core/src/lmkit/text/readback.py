@@ -14,7 +14,7 @@ from lmkit.api import ConfigError, DeclaredFormat, LmkitError, Reasoning, Text, 
 from lmkit.text.apart import Apart, ApartRenderer
 from lmkit.text.control import shown
 from lmkit.text.formats import AnyFormat, start_parser
-from lmkit.text.render import Renderer
+from lmkit.text.renderer import ChatRenderer
 
 NAME = "get_weather"
 TOOL = ToolDef(NAME, "Weather of a city", {
@@ -54,7 +54,7 @@ class Shown:
 class Readback:
     """What one template shows."""
 
-    def __init__(self, renderer: Renderer | None) -> None:
+    def __init__(self, renderer: ChatRenderer | None) -> None:
         self._renderer = renderer
 
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 import jinja2
@@ -22,7 +22,7 @@ from lmkit.api import ChatWriter, ConfigError, InvalidParam, TemplateFailed
 from lmkit.text.budget import Budget, BudgetSpent
 from lmkit.text.control import breaker, marker
 from lmkit.text.origin import concat, theirs_of_request
-from lmkit.text.probe import probe
+from lmkit.text.renderer import ChatRenderer
 from lmkit.text.tracked import TrackedEnvironment
 
 _NAME = "chat template"
@@ -63,7 +63,7 @@ def _now(pattern: str) -> str:
     return datetime.datetime.now().strftime(pattern)
 
 
-class Renderer:
+class Renderer(ChatRenderer):
     """One compiled template. `render` is thread-safe and may be called on the event loop: it is bounded."""
 
     def __init__(
@@ -85,26 +85,13 @@ class Renderer:
         else:
             self._generate = partial(_written, source)
             self.takes_tools, self.options, self.takes_documents = source.takes_tools, source.options, False
-        self.content: Literal["string", "list", "both"] = "string"  # how the template wants content
+        self.content = "string"
         self.content = self._find_content()
         self._with_tools = None
         if tools_source is not None:
             self._with_tools = Renderer(tools_source, special_tokens, control_tokens=self.control_tokens, fold=fold)
             self.takes_tools = self._with_tools.takes_tools
             self.options |= self._with_tools.options
-
-    @cached_property
-    def findings(self) -> dict[str, str]:
-        """See lmkit.text.probe."""
-        return probe(self)
-
-    @property
-    def takes_system(self) -> bool:
-        return self.findings["system"] == "yes"
-
-    @property
-    def takes_tool_results(self) -> bool:
-        return self.findings["tool results"] == "yes"
 
     def _compile(self, source: str) -> None:
         env = TrackedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
@@ -136,10 +123,6 @@ class Renderer:
         continue_final_message: bool = False,
         documents: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt, with MARK where a client's text spells a control token. `messages` as in the OpenAI API.
-
-        Raises TemplateFailed, InvalidParam.
-        """
         if tools and self._with_tools is not None:
             return self._with_tools.render(
                 messages, tools, kwargs, add_generation_prompt=add_generation_prompt,

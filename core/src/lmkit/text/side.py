@@ -31,7 +31,7 @@ from lmkit.text.control import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
 from lmkit.text.formats import AnyFormat, Chain, in_order, start_parser
 from lmkit.text.measure import beginning
-from lmkit.text.render import Renderer
+from lmkit.text.renderer import ChatRenderer
 from lmkit.text.stops import Stops
 from lmkit.text.stream import OutputStream, Usage
 from lmkit.text.tokenizer import JsonTokenizer
@@ -51,7 +51,7 @@ class TextSide:
     """Immutable and thread-safe; made once per process."""
 
     tokenizer: Tokenizer
-    renderer: Renderer | None = None
+    renderer: ChatRenderer | None = None
     tool_format: AnyFormat | None = None
     reasoning_format: AnyFormat | None = None
     default_params: Mapping[str, Any] | None = None
@@ -204,7 +204,7 @@ class TextSide:
         return BytesDetokenizer(lambda token: b"" if token in hidden else tokenizer.piece(token))
 
 
-def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]) -> Renderer | None:
+def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]) -> ChatRenderer | None:
     """For the user's or a plugin's `template`, or else for those of the checkpoint or its tokenizer's ChatWriter."""
     source = template or tokenizer.chat_template or getattr(tokenizer, "chat_writer", None)
     if not source:
@@ -218,6 +218,8 @@ def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]
     if isinstance(source, str):
         apart = tokenizer.apart if isinstance(tokenizer, ApartTokenizer) else Apart()
         return ApartRenderer(apart, source, variables, tools_source=tools_source, control_tokens=control)
+    from lmkit.text.render import Renderer
+
     renderer = Renderer(source, variables, control_tokens=control)  # code of a plugin, and no data of a checkpoint
     assert renderer.findings  # found out now, and not in a request
     return renderer

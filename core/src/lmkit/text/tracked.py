@@ -11,14 +11,15 @@ from functools import wraps
 from types import FunctionType
 from typing import Any
 
-from jinja2 import pass_environment
+from jinja2 import Undefined, pass_environment
 from jinja2.filters import make_attrgetter
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 
 from lmkit.text.budget import BudgetedEnvironment
-from lmkit.text.origin import ClientText, concat, formatted, is_theirs, joined, text_of
+from lmkit.text.origin import ClientText, Harmless, concat, formatted, is_theirs, joined, text_of
 
+Harmless.register(Undefined)
 _SAME = frozenset({"first", "last", "min", "max", "default", "attr"})  # they give back what they got
 _FOLLOWED = frozenset({"trim", "replace", "upper", "lower", "join", "reverse"})  # by the methods of strings alone
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,19 @@ def test_command_of_a_plugin_is_listed_and_runs(capsys: pytest.CaptureFixture[st
 def test_a_command_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMKIT_PLUGINS_DISABLE", "command:greet")
     assert run(["greet", "you"]) == 2
+
+
+def test_a_dist_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Missing(MetaPathFinder):
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name.partition(".")[0] == "lmkit_bench":
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lmkit_bench"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    assert run(("bench", "latency")) != 0
+    said = capsys.readouterr().err
+    assert "lmkit bench is a dist of its own" in said
+    assert "pip install -e" in said
+    assert "plugins/frontends/bench" in said.replace("\n", "")

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 from lmkit import __version__
-from lmkit.api import UnknownName
+from lmkit.api import ConfigError, UnknownName
 from lmkit.config.environment import read_environment
+from lmkit.plugins.catalog import install
 from lmkit.plugins.switches import Switches
 from typer.core import TyperCommand, TyperGroup
 
@@ -80,7 +81,13 @@ class LazyGroup(TyperGroup):
 def load_command(name: str, ref: str) -> Any:
     """The click command that `ref` names: a typer app, or a function."""
     module, _, attribute = ref.partition(":")
-    target = getattr(import_module(module), attribute)
+    try:
+        target = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as e:
+        if e.name != module.partition(".")[0]:
+            raise
+        fix = install(e.name.replace("_", "-"))
+        raise ConfigError(f"lmkit {name} is a dist of its own, which is not installed", fix=fix) from e
     if not isinstance(target, typer.Typer):
         app = typer.Typer(add_completion=False, rich_markup_mode="rich")
         app.command(name, cls=getattr(target, "command_class", None), epilog=getattr(target, "examples", None))(target)
