@@ -11,8 +11,7 @@ from uuid import uuid4
 
 from msgspec import structs
 
-from lmkit.api import EngineBusy, EngineRequest, ErrorInfo, LmkitError, SamplingParams, TokenEvent
-from lmkit.engine.messages import error_of
+from lmkit.api import EngineBusy, EngineRequest, ErrorInfo, LmkitError, SamplingParams, TokenEvent, error_of
 from lmkit.front.prepare import Turn, numbered
 from lmkit.text.pooling import Call, Vector, vector_of
 from lmkit.text.stream import Finish, OutputEvent
