@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "src" / "lmkit"
-MAX_LINES = 17_000  # of the core
+MAX_LINES = 21_600  # of the core; it falls, to 17,000
 MAX_FUNCTION, MAX_MODULE = 80, 600  # lines
 DEPENDENCIES = {"pluggy", "msgspec", "packaging", "pyyaml", "numpy", "torch", "safetensors", "tokenizers"}
 NAMES = re.compile(

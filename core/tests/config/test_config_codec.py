@@ -11,7 +11,7 @@ from lmkit.api import ConfigError, UnknownKey
 from lmkit.config import EngineConfig, from_dict, from_options, to_dict
 from lmkit.config.codec import flatten, from_flat
 from lmkit.config.schema import Leaf, leaves, sections
-from lmkit.contracts.marks import Budget, Limits, OneOf
+from lmkit.contracts.marks import Between, MemoryBudget, OneOf
 
 NAMES = st.text(st.characters(whitelist_categories=("Ll",), max_codepoint=127), min_size=1, max_size=8).filter(
     lambda name: name != "none"  # on the command line: not set
@@ -22,12 +22,12 @@ def value_of(leaf: Leaf) -> st.SearchStrategy:
     if leaf.type is bool:
         values: st.SearchStrategy = st.booleans()
     elif leaf.type is int:
-        assert isinstance(leaf.limits, Limits), leaf.key
+        assert isinstance(leaf.limits, Between), leaf.key
         low, high = leaf.limits.low, leaf.limits.high
         values = st.integers(low, high if high is not None else 1 << 40)
     elif isinstance(leaf.limits, OneOf):
         values = st.sampled_from(leaf.limits.words)
-    elif isinstance(leaf.limits, Budget):
+    elif isinstance(leaf.limits, MemoryBudget):
         values = st.sampled_from(["auto", "2GiB", "60%", "1048576"])
     else:
         values = NAMES

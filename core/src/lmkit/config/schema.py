@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from lmkit.api import ConfigError, canonical
 from lmkit.config.sizes import parse_budget
 from lmkit.contracts.config import EngineConfig
-from lmkit.contracts.marks import Budget, Flag, Limits, OneOf, Several
+from lmkit.contracts.marks import Between, Flag, MemoryBudget, OneOf, Several
 
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -26,7 +26,7 @@ class Leaf:
     default: object
     doc: str
     flag: str  # "--block-size"
-    limits: Limits | OneOf | Budget | None = None
+    limits: Between | OneOf | MemoryBudget | None = None
     several: bool = False  # parts with commas between: the flag may be given once for each
 
     @property
@@ -49,13 +49,13 @@ class Leaf:
             raise ConfigError(
                 f"{self.key} = {value!r} in {where}: needs {_TYPE_NAMES[self.type]}", fix=f"{self.key}: {self.doc}"
             )
-        if isinstance(self.limits, Limits):
+        if isinstance(self.limits, Between):
             low, high = self.limits.low, self.limits.high
             if (low is not None and value < low) or (high is not None and value > high):  # type: ignore[operator]
                 raise ConfigError(f"{self.key} = {value} in {where}: needs an integer {self.limits}", fix=self.doc)
         elif isinstance(self.limits, OneOf) and value not in self.limits.words:
             raise ConfigError(f"{self.key} = {value!r} in {where}: not understood", fix=f"use one of {self.limits}")
-        elif isinstance(self.limits, Budget):
+        elif isinstance(self.limits, MemoryBudget):
             parse_budget(str(value), 0, f"{self.key} in {where}")
         return value
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from lmkit.contracts.marks import Budget, Flag, Limits, OneOf, Several
+from lmkit.contracts.marks import Between, Flag, MemoryBudget, OneOf, Several
 
 STEP_TOKENS = 512  # token budget of a step when neither user nor plugin says otherwise
 
@@ -31,7 +31,7 @@ class ModelConfig:
         "auto"
     )
     max_length: Annotated[
-        int | None, "longest prompt + output in tokens; default: what model and memory allow", Limits(1)
+        int | None, "longest prompt + output in tokens; default: what model and memory allow", Between(1)
     ] = None
     revision: Annotated[str | None, "branch, tag or commit of a Hugging Face id"] = None
     cache_dir: Annotated[str | None, "where downloaded checkpoints are kept"] = None
@@ -48,7 +48,7 @@ class ModelConfig:
     packed_cache: Annotated[
         str | None, "folder that keeps weights as kernels packed them: the next start maps them and packs nothing"
     ] = None
-    seed: Annotated[int, "noise of requests that give no seed", Limits(-(1 << 63), (1 << 63) - 1)] = 0
+    seed: Annotated[int, "noise of requests that give no seed", Between(-(1 << 63), (1 << 63) - 1)] = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,13 +63,13 @@ class CacheConfig:
     memory: Annotated[
         str,
         "bytes for the KV cache: 'auto', a size ('2GiB') or a share of free memory ('60%')",
-        Budget(),
+        MemoryBudget(),
         Flag("kv-memory"),
     ] = "auto"
     block_size: Annotated[
-        int | None, "tokens per KV block; default: what the attention backend prefers", Limits(1, 4096)
+        int | None, "tokens per KV block; default: what the attention backend prefers", Between(1, 4096)
     ] = None
-    num_blocks: Annotated[int | None, "exact number of KV blocks, instead of a memory budget", Limits(2)] = None
+    num_blocks: Annotated[int | None, "exact number of KV blocks, instead of a memory budget", Between(2)] = None
     dtype: Annotated[str, "auto (the model's), or a dtype the attention backend declares", Flag("kv-dtype")] = "auto"
     prefix_cache: Annotated[
         bool | None,
@@ -85,14 +85,14 @@ class SchedConfig:
     max_tokens: Annotated[
         int | None,
         "token budget of one step (prefill chunk size); default: the platform's",
-        Limits(1, 1 << 20),
+        Between(1, 1 << 20),
         Flag("max-step-tokens"),
     ] = None
-    max_rows: Annotated[int, "requests running at once", Limits(1, 1 << 16)] = 64
+    max_rows: Annotated[int, "requests running at once", Between(1, 1 << 16)] = 64
     max_waiting: Annotated[
         int | None,
         "requests that may queue; more are refused with 503; default: 4 times max-rows, at least 256",
-        Limits(1),
+        Between(1),
     ] = None
 
     @property
@@ -106,10 +106,10 @@ class ParallelConfig:
     """Processes and devices."""
 
     executor: Annotated[str, "auto or an executor plugin's name"] = "auto"
-    tp: Annotated[int, "tensor-parallel ranks", Limits(1, 1024)] = 1
-    pp: Annotated[int, "pipeline-parallel ranks", Limits(1, 1024)] = 1
-    depth: Annotated[int, "steps in flight: 1, or 2 to overlap host and device", Limits(1, 2)] = 1
-    threads: Annotated[int | None, "compute threads; default: physical cores of the cgroup", Limits(1, 4096)] = None
+    tp: Annotated[int, "tensor-parallel ranks", Between(1, 1024)] = 1
+    pp: Annotated[int, "pipeline-parallel ranks", Between(1, 1024)] = 1
+    depth: Annotated[int, "steps in flight: 1, or 2 to overlap host and device", Between(1, 2)] = 1
+    threads: Annotated[int | None, "compute threads; default: physical cores of the cgroup", Between(1, 4096)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ class LoraConfig:
     enabled: Annotated[
         bool, "let adapters be loaded and unloaded while it runs (POST /v1/load_lora_adapter)", Flag("enable-lora")
     ] = False
-    max_adapters: Annotated[int, "adapters loaded at once", Limits(1, 4096), Flag("max-loras")] = 16
-    max_rank: Annotated[int, "largest rank of an adapter", Limits(1, 1024), Flag("max-lora-rank")] = 64
+    max_adapters: Annotated[int, "adapters loaded at once", Between(1, 4096), Flag("max-loras")] = 16
+    max_rank: Annotated[int, "largest rank of an adapter", Between(1, 1024), Flag("max-lora-rank")] = 64
 
     @property
     def on(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Between:
     """An integer from `low` to `high`, both included; None = unbounded."""
 
     low: int | None = None
@@ -29,7 +29,7 @@ class OneOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MemoryBudget:
     """'auto', a size ('2GiB') or a share of what is free ('60%')."""
 
     def __str__(self) -> str:

@@ -186,7 +186,7 @@ def _choice(resolved: ResolvedPlan, kind: str) -> Choice:
 
 
 @dataclass(slots=True)
-class Place:
+class Destination:
     """One parameter to fill: where it lives, how the checkpoint stores it, which parts have been claimed."""
 
     name: str
@@ -255,9 +255,9 @@ class Place:
         target.copy_(value)
 
 
-def places(model: nn.Module) -> dict[str, Place]:
+def places(model: nn.Module) -> dict[str, Destination]:
     """Every parameter that the checkpoint must fill, by name. Tied parameters appear once."""
-    found: dict[str, Place] = {}
+    found: dict[str, Destination] = {}
     for path, module in model.named_modules():
         if isinstance(module, Linear):
             for key, stored in module.stored.items():
@@ -266,7 +266,7 @@ def places(model: nn.Module) -> dict[str, Place]:
                 sizes = stored.part_sizes or spec.out_features
                 local_sizes = local.part_sizes or module.local.out_features
                 name = f"{path}.{key}"
-                found[name] = Place(name, module, key, stored, local, parts, sizes, local_sizes, module.rank)
+                found[name] = Destination(name, module, key, stored, local, parts, sizes, local_sizes, module.rank)
         else:
             for key, parameter in module.named_parameters(recurse=False):
                 name = f"{path}.{key}" if path else key
@@ -277,7 +277,7 @@ def places(model: nn.Module) -> dict[str, Place]:
                 whole = ParamSpec(shape, str(parameter.dtype).removeprefix("torch."))
                 equal = (shape[0] // len(parts),) * len(parts) if len(parts) > 1 else ()
                 sizes = tuple(given.values()) if sized else equal
-                found[name] = Place(name, module, key, whole, whole, parts, sizes, sizes)
+                found[name] = Destination(name, module, key, whole, whole, parts, sizes, sizes)
     return found
 
 
@@ -305,11 +305,11 @@ class Fill:
     """One checkpoint tensor and the part it fills."""
 
     entry: TensorEntry
-    place: Place
+    place: Destination
     match: Match
 
 
-def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str, Place]) -> list[Fill]:
+def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str, Destination]) -> list[Fill]:
     """Every tensor with its place, checked both ways from headers alone. Raises WeightMismatch."""
     fills: list[Fill] = []
     extra: list[str] = []
@@ -358,7 +358,7 @@ def _likeliest(names: Sequence[str], entries: Sequence[TensorEntry]) -> str | No
     return next((name for name in names if re.split("[0-9]", name)[0] in begins), next(iter(names), None))
 
 
-def _mismatch(entry: TensorEntry, match: Match, place: Place) -> str | None:
+def _mismatch(entry: TensorEntry, match: Match, place: Destination) -> str | None:
     """Why this tensor cannot fill its part, or None."""
     shape: tuple[int, ...] = entry.shape
     if match.rule.transform is not None:
@@ -454,7 +454,7 @@ def fill_model(
     return warnings
 
 
-def _fill_default(place: Place, device: torch.device) -> None:
+def _fill_default(place: Destination, device: torch.device) -> None:
     """An optional parameter that the checkpoint does not have."""
     if place.stored.fill is None:
         setattr(place.module, place.attribute, None)

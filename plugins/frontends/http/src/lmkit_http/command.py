@@ -135,8 +135,8 @@ def _serve(settings: Sourced, server: ServerSettings, process: EngineProcess, be
     bar = StartBar()
 
     def ready(llm: Any, url: str) -> list[tuple[str, float]]:  # an AsyncLLM
+        import lmkit_cli.screen as screen
         from lmkit.text.probe import warnings
-        from lmkit_cli import screen
 
         gc.enable()
         gc.freeze()
@@ -178,7 +178,7 @@ def first_screen(
     has_template: bool = True,
 ) -> None:
     """What was chosen and why, the memory budget, the address, and one line to try."""
-    from lmkit_cli import screen
+    import lmkit_cli.screen as screen
 
     resolved, checkpoint, info = resolution
     screen.heading(console, f"lmkit serves {facts.model}")
