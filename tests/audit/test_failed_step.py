@@ -38,7 +38,7 @@ def test_only_the_row_at_fault_ends(
         def broken(*args: Any) -> Any:
             result = noted(*args) if where == "forward" else real(*args)  # it was computed: the state has changed
             plan = seen[-1]
-            ids = sorted({row.id for p in seen for row in p.rows}, key=lambda id: int(id.rpartition("-")[2]))
+            ids = sorted({row.id for p in seen for row in p.rows}, key=lambda id: int(id.split("-")[-2]))
             hit = bad is not None and any(row.id == ids[min(bad, len(ids) - 1)] and row.start > 60 for row in plan.rows)
             if hit or (bad is None and len(seen) == 5):
                 raise RuntimeError(SECRET)
