@@ -58,6 +58,7 @@ def test_phases_of_a_start_sum_to_the_wall_time(tiny: Path, tmp_path: Path) -> N
     assert m["resident"].median > 50 << 20
 
 
+@pytest.mark.full("lmkit-bench")
 def test_serve_starts_a_server_with_the_same_options(tiny: Path, tmp_path: Path) -> None:
     found = bench(
         tmp_path, "serve", str(tiny), "--max-length", "200", "--no-prefix-cache", "--concurrency", "1,3", "--rate",

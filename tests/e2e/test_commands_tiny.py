@@ -82,6 +82,7 @@ def test_explain_of_serve_serves_nothing(tiny: Path, capsys: pytest.CaptureFixtu
     assert "attention" in capsys.readouterr().out
 
 
+@pytest.mark.full("lmkit-cli")
 def test_doctor_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     lmkit_cli.run(("doctor", "--json"))
     findings = json.loads(capsys.readouterr().out)

@@ -127,6 +127,7 @@ def test_streamed_and_whole_answers_agree(client: openai.OpenAI) -> None:
     assert "".join(c.choices[0].delta.content or "" for c in parts) == whole.choices[0].message.content
 
 
+@pytest.mark.full("lmkit-cli", "lmkit-http")
 def test_first_token_within_five_seconds_of_the_command(record_property: Callable[[str, object], None]) -> None:
     with serving() as server:
         url = server.url()
@@ -139,6 +140,7 @@ def test_first_token_within_five_seconds_of_the_command(record_property: Callabl
     assert seconds < 20.0  # the target is 5 s on an idle machine; a loaded one must not fail for that
 
 
+@pytest.mark.full("lmkit-cli", "lmkit-model-demo")
 def test_chat_through_a_pipe() -> None:
     done = lmkit("chat", "--temperature", "0", stdin="Hello!\nWhat is lmkit?\n")
     assert done.returncode == 0, done.stderr

@@ -43,6 +43,7 @@ async def held_when_full(config: EngineConfig) -> int:
         await llm.close()
 
 
+@pytest.mark.full("lmkit-platform-cpu", "lmkit-cli")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
 def test_plan_is_near_what_a_process_takes() -> None:
     config = from_options({"model": "demo", "kv_memory": "64MiB", "max_rows": 16})
