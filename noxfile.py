@@ -1,5 +1,5 @@
-"""Test sessions. `nox` runs the default ones, in eight minutes on two cores; `nox -s full` runs everything that they
-leave out too; `nox --list` shows all. What a test needs and how long it takes: tests/README.md."""
+"""Test sessions. `nox` runs the default ones, a quarter of an hour on two cores; `nox -s full` runs what they leave
+out too; `nox --list` shows all. What a test needs and how long it takes: tests/README.md."""
 
 from __future__ import annotations
 

@@ -108,7 +108,11 @@ class ParallelConfig:
     executor: Annotated[str, "auto or an executor plugin's name"] = "auto"
     tp: Annotated[int, "tensor-parallel ranks", Between(1, 1024)] = 1
     pp: Annotated[int, "pipeline-parallel ranks", Between(1, 1024)] = 1
-    depth: Annotated[int, "steps in flight: 1, or 2 to overlap host and device", Between(1, 2)] = 1
+    depth: Annotated[
+        int,
+        "steps in flight: 1, or 2, which overlaps nothing where the executor computes at once, as on the CPU",
+        Between(1, 2),
+    ] = 1
     threads: Annotated[int | None, "compute threads; default: physical cores of the cgroup", Between(1, 4096)] = None
 
 
