@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from lmkit.contracts.params import MAX_TOKENS
+from lmkit.api import MAX_TOKENS
 from pydantic import Field
 
 from lmkit_http.strict import MAX_IDS, MAX_MESSAGES, MAX_TOOLS, Content, Json, Message, Strict, TokenId, Tool

@@ -9,8 +9,7 @@ from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
-from lmkit.api import InvalidParam, RequestError, nearest
-from lmkit.contracts.params import MAX_TOKENS
+from lmkit.api import MAX_TOKENS, InvalidParam, RequestError, nearest
 from lmkit.front.ask import UnsupportedField
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
