@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
 LIBRARIES = [
-    *("plugins/models/layers", "plugins/models/decoders"),
+    *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker"),
     *("plugins/tool_parsers/formats", "plugins/structured_output/masks"),
 ]
 OURS = ["core", *LIBRARIES, *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
