@@ -241,8 +241,9 @@ def peers(session: nox.Session) -> None:
 @nox.session
 def api(session: nox.Session) -> None:
     """Compare the public surface with core/api.lock.json (`nox -s api -- --write` renews it)."""
-    libraries = ("-e", "./plugins/models/layers", "-e", "./plugins/models/decoders")
-    session.install("-q", "-e", "./core", *libraries, "-c", "constraints.txt")
+    session.install(
+        "-q", *(arg for path in ("core", *LIBRARIES) for arg in ("-e", f"./{path}")), "-c", "constraints.txt"
+    )
     session.run("python", "tools/api_lock.py", *session.posargs)
 
 

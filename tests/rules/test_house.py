@@ -24,7 +24,7 @@ PLUGIN_SOURCES = [p for p in SOURCES if not {CORE, FRONT_ENDS, KIT} & set(p.pare
 LAYER = {
     "contracts": 0, "api": 0, "kinds": 0, "hookspecs": 0,
     "config": 1, "plugins": 1, "builtin": 1, "progress": 1, "logs": 1, "killable": 1,
-    "checkpoint": 2, "sentence": 2,
+    "checkpoint": 2,
     "memory": 3, "scheduling": 3,
     "engine": 4, "text": 4, "front": 5,
     "llm": 6, "outputs": 6, "pooled": 6, "command": 6,
