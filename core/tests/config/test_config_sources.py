@@ -40,7 +40,7 @@ def test_command_line_beats_environment_beats_file_beats_default(file: Path) -> 
     sourced = gather({"cache.memory": "3GiB"}, file, environment)
     assert sourced.config.cache.memory == "3GiB"
     assert sourced.config.cache.block_size == 64
-    assert sourced.config.attention == "torch"
+    assert sourced.config.wants("attention") == "torch"
     assert sourced.config.plugins == {"attention.flashinfer": {"workspace_mb": 7}}
     by_key = {setting.key: setting for setting in sourced.settings()}
     assert by_key["cache.memory"].source == "command line --kv-memory"

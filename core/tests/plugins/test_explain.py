@@ -110,9 +110,9 @@ def lmkit_models():
     ("config", "topic", "why"),
     [
         (replace(TOY, model=replace(TOY.model, overrides='{"architectures": ["OddForCausalLM"]}')), "model", "layers"),
-        (replace(TOY, op="fast4"), "op", "nothing to run"),
-        (replace(TOY, attention="prefill=ref,decode=other"), "attention", "cannot read selection"),
-        (replace(TOY, attention="vision:ref"), "attention", "cannot read selection"),
+        (replace(TOY, wanted={"op": "fast4"}), "op", "nothing to run"),
+        (replace(TOY, wanted={"attention": "prefill=ref,decode=other"}), "attention", "cannot read selection"),
+        (replace(TOY, wanted={"attention": "vision:ref"}), "attention", "cannot read selection"),
     ],
 )
 def test_nothing_is_selected_that_a_plan_refuses(whole: World, config: EngineConfig, topic: str, why: str) -> None:

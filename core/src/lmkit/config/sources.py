@@ -37,14 +37,13 @@ class Sourced:
     official_only: bool = False
 
     def settings(self) -> list[Setting]:
-        """All values in order of declaration, then plugin options."""
+        """All values, section by section, then plugin options."""
         data = to_dict(self.config)
         rows = []
         for key, leaf in leaves().items():
             section, _, name = key.rpartition(".")
-            table = data.get(section) if section else data
-            value = leaf.default if table is None else table[name]
-            rows.append(Setting(key, value, self.sources.get(key, "default")))
+            table = data[section] if section else data
+            rows.append(Setting(key, table.get(name, leaf.default), self.sources.get(key, "default")))
         for plugin, options in data["plugins"].items():
             for option, value in options.items():
                 key = f"plugins.{plugin}.{option}"

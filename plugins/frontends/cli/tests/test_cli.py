@@ -114,7 +114,7 @@ def test_options_of_a_command_reach_it_beside_the_settings() -> None:
     @with_config
     def command(settings: Sourced, port: int = 1) -> None:
         """Test."""
-        seen.append((settings.config.attention, port))
+        seen.append((settings.config.wants("attention"), port))
 
     app = typer.Typer()
     app.command(cls=command.command_class)(command)
