@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lmkit.api import ExecutorSpec, LoaderSpec, OpSpec, Tier, TokenizerSpec, hookimpl
+from lmkit.api import ExecutorSpec, LoaderSpec, Tier, TokenizerSpec, hookimpl
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, CheckpointOptions
@@ -45,26 +45,6 @@ def lmkit_tokenizers() -> Iterable[TokenizerSpec]:
         tier=Tier.PORTABLE,
         stability="stable",
         files=("tokenizer.json",),
-    )
-
-
-@hookimpl
-def lmkit_ops() -> Iterable[OpSpec]:
-    yield OpSpec(
-        name="linear_reference",
-        summary="Any weight format, dequantized; the oracle of linear kernels",
-        target="lmkit.layers.linear:ReferenceLinear",
-        tier=Tier.REFERENCE,
-        stability="stable",
-        op="linear",
-    )
-    yield OpSpec(
-        name="rowwise_torch",
-        summary="Norms, activations and rotary positions in plain torch; the oracle of row-wise operators",
-        target="lmkit.layers.rowwise:TorchRowOps",
-        tier=Tier.REFERENCE,
-        stability="stable",
-        op="rowwise",
     )
 
 

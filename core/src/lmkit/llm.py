@@ -28,6 +28,7 @@ from lmkit.engine.shared import SharedCore
 from lmkit.engine.spawn import FACTORY, EngineProcess
 from lmkit.engine.supervisor import RESTARTS, Supervised
 from lmkit.front.ask import Ask, Messages, PoolAsk, Prompt, ScoreAsk, chat_asks, one_text_ask, text_asks
+from lmkit.front.message import Change
 from lmkit.front.prepare import Turn, prepare_all, prepare_pooling
 from lmkit.front.run import Generation, at_once, check_taken, play, pool, pool_now
 from lmkit.outputs import RequestOutput, output_of
@@ -142,6 +143,13 @@ class LLM(PoolingCalls):
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputEvent]:
         """The completion as it is made: Text events and a Finish. Leaving the iterator early aborts."""
         yield from self._stream(one_text_ask(prompt, params))
+
+    def changes(self, ask: Ask) -> Iterator[tuple[Turn, Change]]:
+        """What each step adds to the messages of the ask's turns, until all have finished. Leaving it early aborts."""
+        self._shared.require_open()
+        with closing(self._play(self._prepare([ask]))) as playing:
+            for turn, events in playing:
+                yield turn, turn.message.feed(events)
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """The checkpoint's own sampling defaults (generation_config), changed as asked."""

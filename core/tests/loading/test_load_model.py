@@ -22,13 +22,13 @@ from lmkit.api import (
     WeightMismatch,
     WeightRule,
 )
-from lmkit.layers.linear import PLAIN, Linear, PlainFormat, ReferenceLinear, shard
 from lmkit.loading import open_checkpoint
 from lmkit.loading.load import places
 from lmkit.loading.safetensors import SafetensorsLoader
 from lmkit_decoders import DecoderConfig
 from lmkit_decoders.describe import ConfigReader, decoder_info
 from lmkit_decoders.weights import decoder_weights
+from lmkit_layers.linear import PLAIN, Linear, PlainFormat, ReferenceLinear, shard
 from lmkit_testing.model import choice, load_tiny
 from lmkit_testing.steps import ModelDriver, Ranks
 from safetensors.torch import save_file

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import GrammarMasks, InvalidParam, SampleContext, SamplingParams
-from lmkit.layers import truncate, vocabulary
 from lmkit.sampling import SampleBatch, Sampler, sampler
 from lmkit.sampling.noise import seed_of, uniform
+from lmkit_layers import truncate, vocabulary
 
 V = 50
 

@@ -1,6 +1,6 @@
 """The only public surface for plugins: specs to register, requests to answer, protocols to implement.
 
-Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.layers` (for models),
+Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit_layers` (for models),
 `lmkit.killable` (for work on what strangers wrote) and the libraries, is free to move.
 """
 

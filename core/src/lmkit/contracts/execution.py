@@ -238,7 +238,7 @@ class Model(Protocol):
 
 
 class BuildContext(Protocol):
-    """What a model is built with. Implemented by lmkit.layers; modules are made on the meta device."""
+    """What a model is built with. Implemented by lmkit_layers; modules are made on the meta device."""
 
     info: ModelInfo
     dtype: torch.dtype

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from lmkit_layers.adapters import AdapterBank
 
 from lmkit.api import (
     GrammarMasks,
@@ -23,7 +24,6 @@ from lmkit.execution.heads import RowHead, TokenHead
 from lmkit.execution.inputs import InputBuilder, Step
 from lmkit.execution.pooling import RowPooler
 from lmkit.execution.rows import RowTable
-from lmkit.layers.adapters import AdapterBank
 from lmkit.sampling import Sampler
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+from lmkit_layers.adapters import Adapter
 
 from lmkit.api import (
     Checkpoint,
@@ -33,7 +34,6 @@ from lmkit.api import (
 )
 from lmkit.execution import memory
 from lmkit.execution.runner import Runner
-from lmkit.layers.adapters import Adapter
 from lmkit.plugins import load_target
 
 if TYPE_CHECKING:

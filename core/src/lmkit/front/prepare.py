@@ -96,15 +96,21 @@ def expand(params: SamplingParams, n: int, scores_each: bool = False) -> list[Sa
     return several
 
 
+def rendered(text: TextSide, ask: ChatAsk) -> str:
+    """The prompt that the chat template makes of a conversation, for `TextSide.encode_prompt`. Raises RequestError."""
+    return text.render_chat(
+        ask.messages, ask.tools, _template_options(text, ask), ask.add_generation_prompt, ask.continue_final,
+        ask.documents,
+    )  # fmt: skip
+
+
 def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Turn]:
     if ask.tools:
         _check_tools(text)
     options = _template_options(text, ask)
     given = strings([ask.messages, ask.tools, options, ask.documents])
     check_texts(text.tokenizer, given, facts, TEMPLATE_SLACK)
-    prompt = text.render_chat(
-        ask.messages, ask.tools, options, ask.add_generation_prompt, ask.continue_final, ask.documents
-    )
+    prompt = rendered(text, ask)
     check_texts(text.tokenizer, [prompt], facts)
     token_ids = text.encode_prompt(prompt, add_special=False)
     params = replace(ask.params, max_tokens=check_prompt(token_ids, facts, ask.params.max_tokens))

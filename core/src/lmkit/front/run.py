@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from msgspec import structs
 
-from lmkit.api import EngineBusy, EngineRequest, ErrorInfo, LmkitError, SamplingParams, TokenEvent, error_of
+from lmkit.api import EngineBusy, EngineError, EngineRequest, ErrorInfo, SamplingParams, TokenEvent, error_of
 from lmkit.front.prepare import Turn, numbered
 from lmkit.text.pooling import Call, Vector, vector_of
 from lmkit.text.stream import Finish, OutputEvent
@@ -25,7 +25,7 @@ _ABORTED = ErrorInfo("aborted", "the request was aborted", status=503, retryable
 _ENDED = ErrorInfo("engine", "the engine ended the stream without a reason")
 
 
-class GenerationFailed(LmkitError):
+class GenerationFailed(EngineError):
     """The engine ended a choice with an error: `ErrorInfo` as an exception."""
 
     def __init__(self, info: ErrorInfo) -> None:

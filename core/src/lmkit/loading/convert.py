@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lmkit_layers.poolers import class_pooler
+
 from lmkit.api import (
     Architecture,
     LinearSpec,
@@ -20,7 +22,6 @@ from lmkit.api import (
     UnsupportedModel,
     WeightRule,
 )
-from lmkit.layers.poolers import class_pooler
 from lmkit.plugins import load_target
 from lmkit.plugins.pooling import decoder_name
 
@@ -62,7 +63,7 @@ class ConvertedArchitecture(Architecture):
         return replace(info, linears=linears, num_parameters=num_parameters, pooler=pooler, layers=layers)
 
     def build(self, info: ModelInfo, ctx: BuildContext) -> Model:
-        from lmkit.layers.pooled import PooledDecoder
+        from lmkit_layers.pooled import PooledDecoder
 
         assert info.pooler is not None
         decoder = self.decoder.build(self._whole(info), ctx)

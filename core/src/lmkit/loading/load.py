@@ -14,6 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from lmkit_layers.build import Builder
+from lmkit_layers.linear import Linear
+from lmkit_layers.pooled import Dense
 from torch import Tensor, nn
 
 from lmkit.api import (
@@ -39,9 +42,6 @@ from lmkit.api import (
     WeightRule,
     nearest,
 )
-from lmkit.layers.build import Builder
-from lmkit.layers.linear import Linear
-from lmkit.layers.pooled import Dense
 from lmkit.loading.checkpoint import weight_files
 from lmkit.loading.packed_cache import PackedCache
 from lmkit.loading.rules import Match, Rules

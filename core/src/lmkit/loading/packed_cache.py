@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lmkit_layers.linear import Linear
 from torch import Tensor, nn
 
 from lmkit.api import Checkpoint, CheckpointError, Choice, ConfigError, Progress, ResolvedPlan
-from lmkit.layers.linear import Linear
 from lmkit.loading.safetensors import DTYPES, SafetensorsLoader
 
 VERSION = 2  # of the file's form

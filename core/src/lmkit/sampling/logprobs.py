@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from lmkit_layers.vocabulary import topk
 from torch import Tensor
 
 from lmkit.api import TokenLogprob
-from lmkit.layers.vocabulary import topk
 
 
 class TokenChoice(NamedTuple):

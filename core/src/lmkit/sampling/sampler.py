@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from lmkit_layers import truncate, vocabulary
+from lmkit_layers.rowwise import TorchRowOps
 from torch import Tensor
 
 from lmkit.api import DrawParams, GrammarMasks, LogitsProcessor, RowOps, SamplingParams, TokenLogprob
-from lmkit.layers import truncate, vocabulary
-from lmkit.layers.rowwise import TorchRowOps
 from lmkit.sampling.counts import TokenCounts
 from lmkit.sampling.logprobs import TokenChoice, gather_logprobs, row_index
 from lmkit.sampling.noise import uniform

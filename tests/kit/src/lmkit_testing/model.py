@@ -59,7 +59,7 @@ def load_tiny(
 
     `kernel` goes before the reference, or takes its place if it is an explicit choice.
     """
-    reference = choice("op", "lmkit.layers.linear:ReferenceLinear", "linear:plain", why="auto")
+    reference = choice("op", "lmkit_layers.linear:ReferenceLinear", "linear:plain", why="auto")
     checkpoint = open_checkpoint(str(directory), CheckpointOptions())
     assert checkpoint is not None
     info: ModelInfo = load_target(target)().describe(checkpoint.config)

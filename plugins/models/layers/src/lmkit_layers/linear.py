@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from lmkit.api import (
     Collectives,
     DeviceInfo,
@@ -20,6 +17,8 @@ from lmkit.api import (
     PluginError,
     QuantFormat,
 )
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class PlainFormat:

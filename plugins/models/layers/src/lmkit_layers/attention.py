@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-
 from lmkit.api import AttentionBackend, AttnNeed, RotatingAttention, StepInputs
+from torch import Tensor, nn
 
 
 class Attention(nn.Module):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import torch
-from torch import Tensor, nn
-
 from lmkit.api import NormKind, RowOps
+from torch import Tensor, nn
 
 
 class Norm(nn.Module):

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
+from lmkit.api import EngineError, Model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmkit.api import EngineError, Model
-from lmkit.layers.embedding import Embedding
-from lmkit.layers.experts import Experts, LinearExperts, Mixture, PackedExperts, Router
-from lmkit.layers.linear import Linear
+from lmkit_layers.embedding import Embedding
+from lmkit_layers.experts import Experts, LinearExperts, Mixture, PackedExperts, Router
+from lmkit_layers.linear import Linear
 
 HEAD = "lm_head"  # runs on the rows that are sampled, after the other modules
 

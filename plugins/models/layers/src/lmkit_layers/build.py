@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-
 from lmkit.api import (
     AttentionBackend,
     Collectives,
@@ -22,13 +21,14 @@ from lmkit.api import (
     RowOps,
     SelectionError,
 )
-from lmkit.layers.attention import Attention
-from lmkit.layers.embedding import Embedding
-from lmkit.layers.experts import Experts, LinearExperts, one_expert
-from lmkit.layers.linear import PLAIN, Linear
-from lmkit.layers.norm import Norm, make_norm
-from lmkit.layers.rotary import Rotary
-from lmkit.layers.rowwise import TorchRowOps
+
+from lmkit_layers.attention import Attention
+from lmkit_layers.embedding import Embedding
+from lmkit_layers.experts import Experts, LinearExperts, one_expert
+from lmkit_layers.linear import PLAIN, Linear
+from lmkit_layers.norm import Norm, make_norm
+from lmkit_layers.rotary import Rotary
+from lmkit_layers.rowwise import TorchRowOps
 
 HEAD = "lm_head"
 

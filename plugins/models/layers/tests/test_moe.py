@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import DeviceInfo, LinearSpec, PackedWeight, PluginError, QuantFormat, Routing, SelectionError
-from lmkit.layers import LinearExperts, ReferenceLinear, TorchRowOps
-from lmkit.layers.build import Builder
-from lmkit.layers.experts import Experts
-from lmkit.layers.linear import PLAIN, Linear, PlainFormat
-from lmkit.layers.routing import choose
+from lmkit_layers import LinearExperts, ReferenceLinear, TorchRowOps
+from lmkit_layers.build import Builder
+from lmkit_layers.experts import Experts
+from lmkit_layers.linear import PLAIN, Linear, PlainFormat
+from lmkit_layers.routing import choose
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from lmkit.api import UnsupportedModel
 from torch import Tensor
 from torch.nn import functional as F
-
-from lmkit.api import UnsupportedModel
 
 tanh_gelu = partial(F.gelu, approximate="tanh")
 

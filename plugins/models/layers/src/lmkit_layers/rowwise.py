@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
+from lmkit.api import DeviceInfo, DrawParams, Routing
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmkit.api import DeviceInfo, DrawParams, Routing
-from lmkit.layers import truncate, vocabulary
-from lmkit.layers.activations import activation
-from lmkit.layers.routing import choose
+from lmkit_layers import truncate, vocabulary
+from lmkit_layers.activations import activation
+from lmkit_layers.routing import choose
 
 
 class TorchRowOps:

@@ -7,15 +7,15 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
-import lmkit.layers
+import lmkit_layers
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lmkit.api import AttnNeed, DeviceInfo, LayerInfo, LinearSpec, ModelInfo, SelectionError, UnsupportedModel
-from lmkit.layers import Builder, RMSNorm, Rotary, TorchRowOps, activation
-from lmkit.layers.attention import Attention
-from lmkit.layers.rotary import frequencies
+from lmkit_layers import Builder, RMSNorm, Rotary, TorchRowOps, activation
+from lmkit_layers.attention import Attention
+from lmkit_layers.rotary import frequencies
 
 ROWS = TorchRowOps()
 PLAIN = {"rope_type": "default", "theta": 100.0, "partial": 1.0}
@@ -103,7 +103,7 @@ def test_a_format_without_kernel_is_named() -> None:
 
 
 def test_sinks_belong_to_layers_that_need_them() -> None:
-    from lmkit.layers import Attention
+    from lmkit_layers import Attention
 
     plain, sinks = (AttnNeed(4, 2, 1, sinks=flag) for flag in (False, True))
     assert Attention(object(), plain, 0, 0, 1.0).sinks is None  # type: ignore[arg-type]
@@ -112,10 +112,10 @@ def test_sinks_belong_to_layers_that_need_them() -> None:
 
 
 def test_names_are_imported_on_first_use() -> None:
-    for name in lmkit.layers.__all__:
-        assert getattr(lmkit.layers, name)
+    for name in lmkit_layers.__all__:
+        assert getattr(lmkit_layers, name)
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
-        _ = lmkit.layers.Nonsense
+        _ = lmkit_layers.Nonsense
 
 
 def test_the_last_attention_reads_nothing_for_nobody() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from lmkit.api import DrawParams
 from torch import Tensor
 
-from lmkit.api import DrawParams
-from lmkit.layers.vocabulary import topk
+from lmkit_layers.vocabulary import topk
 
 FEW = 64  # tokens that usually hold the share asked of top_p
 _BUCKET_SHIFT = 20  # exponent and 3 bits of the mantissa of a float32: 1017 buckets for weights up to 1

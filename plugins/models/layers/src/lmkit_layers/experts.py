@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
-
 from lmkit.api import (
     DeviceInfo,
     ExpertKernel,
@@ -19,7 +17,9 @@ from lmkit.api import (
     Routing,
     RowOps,
 )
-from lmkit.layers.linear import Linear
+from torch import Tensor, nn
+
+from lmkit_layers.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)

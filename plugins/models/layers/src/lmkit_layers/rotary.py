@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from lmkit.api import RowOps, UnsupportedModel
+from torch import Tensor, nn
 
 
 class Rotary(nn.Module):

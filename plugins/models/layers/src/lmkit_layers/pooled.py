@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from lmkit.api import BuildContext, DenseInfo, LinearSpec, Model, StepInputs
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from lmkit.api import BuildContext, DenseInfo, LinearSpec, Model, StepInputs
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
