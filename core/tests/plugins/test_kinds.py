@@ -72,7 +72,7 @@ from lmkit.config import EngineConfig, from_options, read_environment
 from lmkit.config.schema import leaves
 from lmkit.hookspecs import hooks
 from lmkit.kinds.echo import EchoRequest
-from lmkit.plugins.explain import explain
+from lmkit_cli.story import explain
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import load_target
 from lmkit.plugins.select import select

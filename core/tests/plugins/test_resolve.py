@@ -491,7 +491,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 sys.path.insert(0, sys.argv[1])
 from lmkit.config import EngineConfig, ModelConfig
-from lmkit.plugins.explain import explain
+from lmkit_cli.story import explain
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.plugins.switches import Switches

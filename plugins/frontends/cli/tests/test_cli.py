@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import typer
 from lmkit.api import LmkitError, Refusal, Refused, SelectionError
-from lmkit.config import Sourced
 from lmkit_cli import errors, run
 from lmkit_cli.options import split_dotted, with_config
 from lmkit_cli.root import COMMANDS, load_command
+from lmkit_cli.settings import Sourced
 
 
 def call(args: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

@@ -11,9 +11,9 @@ from lmkit.api import LmkitError, UnknownName
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.catalog import install
 from lmkit.plugins.codes import CODES, STAGES
-from lmkit.plugins.explain import Explanation, explain
 from lmkit.plugins.resolve import resolve
 from lmkit_cli.explanation import render
+from lmkit_cli.story import Explanation, explain
 from lmkit_testing.world import World
 from rich.console import Console
 
