@@ -24,6 +24,7 @@ from lmkit.api import (
     Reply,
     ResetCache,
     ResolvedPlan,
+    SchedLimits,
     StepLimits,
     StepPlan,
     StepResult,
@@ -83,25 +84,21 @@ class Worker:
             warnings=self.loaded.warnings,
         )
 
-    def configure_kv(self, kv: KVConfig) -> None:
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
         if self.loaded is None:
             raise EngineError("configure_kv before load")
         attention = self.loaded.attention
         backends = [attention] * len(self.info.kv_groups()) if attention is not None else []
-        tokens = memory.step_tokens(self.config, self.resolved)
-        asked = self.resolved.value("max_length") or self.config.model.max_length
-        max_length = memory.fit_length(self.info, kv, tokens, asked)
         block_size = min(spec.block_size for spec in kv.specs)
-        drafts = memory.num_drafts(self.config, self.resolved, self.info)
-        limits = StepLimits(
-            max_rows=self.config.sched.max_rows,
-            max_tokens=tokens,
-            max_blocks_per_row=-(-(max_length + drafts + 1) // block_size),
-            max_length=max_length,
+        sizes = StepLimits(
+            max_rows=limits.max_rows,
+            max_tokens=limits.max_tokens,
+            max_blocks_per_row=-(-(limits.max_length + limits.lookahead + 1) // block_size),
+            max_length=limits.max_length,
         )
         self.runner = Runner(
-            self.loaded, kv, limits, backends, self.platform, self.device,
-            eos_token_ids=self.resolved.value("eos_token_ids", self.info.eos_token_ids), max_drafts=drafts,
+            self.loaded, kv, sizes, backends, self.platform, self.device,
+            eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead,
             seed=self.config.model.seed, debug_kv=self.debug_kv,
         )  # fmt: skip
 
