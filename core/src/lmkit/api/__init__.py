@@ -71,7 +71,6 @@ from lmkit.contracts.execution import (
     Worker,
     WorkerFacts,
 )
-from lmkit.contracts.json_schema import keywords, subschemas
 from lmkit.contracts.model import (
     AttnNeed,
     DenseInfo,

@@ -100,5 +100,6 @@ KIND = Kind(
     needs=("dtype",),
     ask=ask,
     setting="attention",
+    words="auto, NAME, or 'a,b' (explicit fallback)",
     doc=__doc__,
 )

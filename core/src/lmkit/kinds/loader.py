@@ -50,5 +50,6 @@ KIND = Kind(
     needs=("checkpoint",),
     ask=lambda known: [LoaderRequest(format=known.checkpoint.format)],
     setting="model.loader",
+    words="auto or a loader plugin's name",
     doc=__doc__,
 )

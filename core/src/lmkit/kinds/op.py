@@ -58,5 +58,7 @@ KIND = Kind(
     request=OpRequest,
     refusals=refusals,
     needs=("quantization",),
+    setting="op",
+    words="auto, or names of kernels ('a,b'): what one of them can be for runs on no others",
     doc=__doc__,
 )

@@ -61,5 +61,7 @@ KIND = Kind(
     request=QuantizationRequest,
     refusals=refusals,
     needs=("dtype",),
+    setting="model.quantization",
+    words="auto (what the checkpoint says), none, or a plugin's name",
     doc=__doc__,
 )

@@ -155,10 +155,10 @@ class Resolver:
     # ------------------------------------------------------------------------------------------------- the steps
 
     def _choose_platform(self) -> None:
-        config = self.config
+        user, described = self.config.wants("platform"), self.config.device
         if self.tolerant:
-            self.outcomes.append(consider_platforms(self.host, config.platform, config.device)[0])
-        outcome, self.known.device = choose_platform(self.host, config.platform, config.device)
+            self.outcomes.append(consider_platforms(self.host, user, described)[0])
+        outcome, self.known.device = choose_platform(self.host, user, described)
         self._keep(outcome)
         spec = outcome.chosen.spec if outcome.chosen else None
         self._platform = spec if isinstance(spec, PlatformSpec) else None
@@ -250,7 +250,7 @@ class Resolver:
 
     def _choose(self, kind: Kind) -> None:
         """What a kind asks for, as its file says."""
-        requests, user = kind.ask(self.known) if kind.ask else (), self._named(kind)
+        requests, user = kind.ask(self.known) if kind.ask else (), self.config.wants(kind.name)
         if not requests:
             if user != "auto":
                 raise ConfigError(f"{kind.name}: {user!r}: the model has none", fix=f"--{kind.name} auto")
@@ -263,13 +263,8 @@ class Resolver:
                 for candidate in outcome.survivors if kind.takes == "all" else (outcome.chosen,):
                     self._keep(outcome, outcome.choice(candidate), candidate)
 
-    def _named(self, kind: Kind) -> str:
-        """What the user's configuration says of a kind."""
-        section, _, name = kind.setting.rpartition(".")
-        return str(getattr(getattr(self.config, section) if section else self.config, name)) if name else "auto"
-
     def _choose_quantization(self) -> None:
-        checkpoint, user = self.known.checkpoint, self.config.model.quantization
+        checkpoint, user = self.known.checkpoint, self.config.wants("quantization")
         quantization = checkpoint.config.get("quantization_config")
         method = str(quantization.get("quant_method", "")) if isinstance(quantization, Mapping) else ""
         if method and user == "none":
@@ -300,7 +295,7 @@ class Resolver:
             )
 
     def _wanted_ops(self) -> tuple[Wanted, ...]:
-        return parse_selection(self.config.op)
+        return parse_selection(self.config.wants("op"))
 
     def _asked_op(self, op: str, fmt: str) -> str:
         """Picks among the kernels that the user named those for `op` and `fmt`; without one, auto."""
@@ -361,7 +356,7 @@ class Resolver:
 
     def _choose_parser(self, kind: str) -> None:
         """A parser that `auto` does not find is absent, and text stays text."""
-        checkpoint, chooser, user = self.known.checkpoint, self._parsers, self._named(BY_NAME[kind])
+        checkpoint, chooser, user = self.known.checkpoint, self._parsers, self.config.wants(kind)
         assert chooser is not None
         if user == "none" or (user == "auto" and not self.host.names(kind)):
             return

@@ -27,7 +27,7 @@ from lmkit.api import (
     StepPlan,
     StepResult,
 )
-from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
+from lmkit.config import CacheConfig, EngineConfig, ModelConfig
 from lmkit.plugins import load_target
 from lmkit.plugins.resolve import resolve
 
@@ -53,7 +53,7 @@ class ExecutorConformance(PluginConformance):
         config = EngineConfig(
             model=ModelConfig(model=str(directory), max_length=64),
             cache=CacheConfig(num_blocks=40, block_size=4),
-            parallel=ParallelConfig(executor=name),
+            wanted={"executor": name},
         )
         resolved, checkpoint, _ = resolve(config)
         return config, resolved, checkpoint
@@ -110,7 +110,7 @@ class ExecutorConformance(PluginConformance):
         """W5."""
         from lmkit_worker.uniproc import UniprocExecutor
 
-        reference = UniprocExecutor(replace(tiny[0], parallel=ParallelConfig()), *tiny[1:])
+        reference = UniprocExecutor(replace(tiny[0], wanted={}), *tiny[1:])
         for each in (reference, executor):
             self.ready(each, tiny[0])
         expected, found = self.play(reference), self.play(executor)

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import msgspec
 import typer
-from lmkit.config import Sourced
 from rich.console import Console
 
 from lmkit_cli import screen
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.settings import Sourced
 
 
 @with_config

@@ -11,9 +11,9 @@ from lmkit.api import LmkitError, UnknownName
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.catalog import install
 from lmkit.plugins.codes import CODES, STAGES
-from lmkit.plugins.explain import Explanation, explain
 from lmkit.plugins.resolve import resolve
 from lmkit_cli.explanation import render
+from lmkit_cli.story import Explanation, explain
 from lmkit_testing.world import World
 from rich.console import Console
 
@@ -110,9 +110,9 @@ def lmkit_models():
     ("config", "topic", "why"),
     [
         (replace(TOY, model=replace(TOY.model, overrides='{"architectures": ["OddForCausalLM"]}')), "model", "layers"),
-        (replace(TOY, op="fast4"), "op", "nothing to run"),
-        (replace(TOY, attention="prefill=ref,decode=other"), "attention", "cannot read selection"),
-        (replace(TOY, attention="vision:ref"), "attention", "cannot read selection"),
+        (replace(TOY, wanted={"op": "fast4"}), "op", "nothing to run"),
+        (replace(TOY, wanted={"attention": "prefill=ref,decode=other"}), "attention", "cannot read selection"),
+        (replace(TOY, wanted={"attention": "vision:ref"}), "attention", "cannot read selection"),
     ],
 )
 def test_nothing_is_selected_that_a_plan_refuses(whole: World, config: EngineConfig, topic: str, why: str) -> None:

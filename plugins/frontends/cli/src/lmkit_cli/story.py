@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-
 from lmkit.api import Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, SelectRequest
 from lmkit.config import EngineConfig
 from lmkit.contracts.errors import UnknownName

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmkit.api import ConfigError, UnknownKey
 from lmkit.config.codec import from_flat, to_dict
 from lmkit.config.environment import Environment, parse_scalar, read_environment
-from lmkit.config.files import FileConfig, read_file
+from lmkit.config.options import plugin_key
 from lmkit.config.schema import leaves
 from lmkit.contracts.config import EngineConfig
-from lmkit.kinds import GROUPS
+
+from lmkit_cli.files import FileConfig, read_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,13 @@ class Sourced:
     official_only: bool = False
 
     def settings(self) -> list[Setting]:
-        """All values in order of declaration, then plugin options."""
+        """All values, section by section, then plugin options."""
         data = to_dict(self.config)
         rows = []
         for key, leaf in leaves().items():
             section, _, name = key.rpartition(".")
-            table = data.get(section) if section else data
-            value = leaf.default if table is None else table[name]
-            rows.append(Setting(key, value, self.sources.get(key, "default")))
+            table = data[section] if section else data
+            rows.append(Setting(key, table.get(name, leaf.default), self.sources.get(key, "default")))
         for plugin, options in data["plugins"].items():
             for option, value in options.items():
                 key = f"plugins.{plugin}.{option}"
@@ -75,26 +74,6 @@ def gather(
     return Sourced(from_flat(flat), sources, environment, found.disable, found.only, official_only)
 
 
-def from_options(options: Mapping[str, object]) -> EngineConfig:
-    """Keyword options of LLM(...): a field's name where it is unambiguous, its flag's name, or its dotted key.
-
-    LLM("demo", dtype="float32", kv_memory="1GiB", **{"attention.flashinfer.workspace_mb": 256})
-    """
-    by_name = {leaf.flag.removeprefix("--").replace("-", "_"): leaf for leaf in leaves().values()}
-    flat: dict[str, Any] = {}
-    for name, value in options.items():
-        if name == "plugins" and isinstance(value, Mapping):
-            for plugin, plugin_options in value.items():
-                flat.update({f"plugins.{plugin}.{option}": v for option, v in plugin_options.items()})
-        elif leaf := by_name.get(name) or leaves().get(name):
-            flat[leaf.key] = leaf.check(value, "LLM options")
-        elif "." in name:
-            flat[plugin_key(name)] = value
-        else:
-            raise UnknownKey(name, by_name, "LLM options")
-    return from_flat(flat, "LLM options")
-
-
 def parse_dotted(args: Sequence[tuple[str, str]]) -> tuple[dict[str, object], dict[str, str]]:
     """Values of dotted flags: ("cache.block_size", "16") and ("attention.flashinfer.workspace_mb", "256").
 
@@ -111,15 +90,3 @@ def parse_dotted(args: Sequence[tuple[str, str]]) -> tuple[dict[str, object], di
             values[key] = parse_scalar(text)
         names[key] = flag
     return values, names
-
-
-def plugin_key(name: str) -> str:
-    """The dotted key of option KIND.NAME.OPTION: "plugins.KIND.NAME.OPTION". Raises UnknownKey."""
-    parts = name.split(".")
-    if len(parts) == 3 and parts[0] in GROUPS and all(parts):
-        return "plugins." + name
-    if len(parts) == 3:
-        raise UnknownKey(parts[0], GROUPS, f"plugin option --{name}")
-    if len(parts) == 2:
-        raise UnknownKey(name, leaves(), "the command line")
-    raise ConfigError(f"--{name} is not an option", fix="plugin options are written --KIND.NAME.OPTION VALUE")
