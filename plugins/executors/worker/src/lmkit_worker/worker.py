@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from lmkit import memory
@@ -20,7 +20,6 @@ from lmkit.api import (
     LoadAdapter,
     LoadedModel,
     ModelInfo,
-    PluginError,
     Reply,
     ResetCache,
     ResolvedPlan,
@@ -30,10 +29,10 @@ from lmkit.api import (
     StepResult,
     WorkerFacts,
     describe_model,
-    load_target,
 )
 from lmkit_layers.adapters import Adapter
 
+from lmkit_worker.chosen import choice_of, make
 from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter
 from lmkit_worker.loading.adapter_files import digest
 from lmkit_worker.loading.convert import architecture_of
@@ -54,7 +53,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self.config, self.resolved, self.checkpoint, self.progress = config, resolved, checkpoint, progress
         self.rank, self.debug_kv = rank, debug_kv
-        self.platform: Platform = make(resolved, "platform")
+        self.platform: Platform = make(choice_of(resolved, "platform"))
         self.info = describe_model(resolved, checkpoint)
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None
@@ -150,16 +149,8 @@ class Worker:
         return self.runner
 
 
-def make(resolved: ResolvedPlan, kind: str, component: str | None = None) -> Any:
-    """The chosen implementation of `kind`, constructed with its options."""
-    choice = resolved.choice(kind, component)
-    if choice is None:
-        raise PluginError(f"the resolved plan chooses no {kind}")
-    return load_target(choice)(**choice.options)
-
-
 def base_model(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> BaseModel:
     """What adapters need to know of the model that they are for."""
-    loader = make(resolved, "loader")
+    loader = make(choice_of(resolved, "loader"))
     entries = {entry.name: entry for entry in loader.tensors(checkpoint)}
     return BaseModel(Rules(architecture_of(resolved).weights(info)), loader, entries)
