@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from lmkit.contracts.refusal import Refusal
 from lmkit.contracts.specs import SelectRequest, Spec
-from lmkit.kinds.base import Kind, Refusals, listed
+from lmkit.kinds.base import Kind, Known, Refusals, listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,19 @@ def refusals(spec: OpSpec, request: OpRequest) -> Refusals:
         yield Refusal("dtype", listed(spec.dtypes), request.dtype)
 
 
+def ask(known: Known) -> list[OpRequest]:
+    """One for each format that the weights may be in, of experts too where there are any, and the row-wise operators'.
+
+    Each is a choice of its own.
+    """
+    ops = ("linear", "moe") if any(linear.experts for linear in known.info.linears) else ("linear",)
+    parts = [(op, fmt, f"{op}:{fmt}") for fmt in known.formats for op in ops]
+    return [
+        OpRequest(op=op, format=fmt, component=component, device=known.device, dtype=known.dtype)
+        for op, fmt, component in (*parts, ("rowwise", "plain", "rowwise"))
+    ]
+
+
 KIND = Kind(
     "op",
     spec=OpSpec,
@@ -58,6 +71,7 @@ KIND = Kind(
     request=OpRequest,
     refusals=refusals,
     needs=("quantization",),
+    ask=ask,
     setting="op",
     words="auto, or names of kernels ('a,b'): what one of them can be for runs on no others",
     doc=__doc__,
