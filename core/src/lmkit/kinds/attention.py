@@ -94,7 +94,7 @@ KIND = Kind(
     "attention",
     spec=AttentionSpec,
     hook="lmkit_attention_backends",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.load",
     request=AttentionRequest,
     refusals=refusals,
     needs=("dtype",),

@@ -62,11 +62,11 @@ class Known:
 class Kind:
     """One kind of plugin. Its hook, entry-point group, options, `explain` topic and page of reference follow from this.
 
-    A kind with `ask` is chosen by the resolver, in the order that `needs` gives; where it takes "offered" the plan can be
-    without one, and the user may say "none". A kind without `ask` is looked up when it is used, or found by the
-    resolver (platform, model). `doc` is the text of the hook, with an example that the tests
-    install and run. A kind stands in the tuple `lmkit.kinds.KINDS`, and its public names in `lmkit.api`; nothing else
-    in the core knows of it but its consumer.
+    A kind with `ask` is chosen by the resolver, in the order that `needs` gives; where it takes "offered" the plan can
+    be without one, and the user may say "none". A kind without `ask` is looked up when it is used, or found by the
+    resolver (platform, model). `doc` is the text of the hook, with an example that the tests install and run. A kind
+    stands in the tuple `lmkit.kinds.KINDS`, and its public names in `lmkit.api`; nothing else in the core knows of it
+    but its consumer.
     """
 
     name: str  # "attention": the group is "lmkit.attention", and options are attention.NAME.OPTION

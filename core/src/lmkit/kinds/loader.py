@@ -44,7 +44,7 @@ KIND = Kind(
     "loader",
     spec=LoaderSpec,
     hook="lmkit_loaders",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.load",
     request=LoaderRequest,
     refusals=refusals,
     needs=("checkpoint",),

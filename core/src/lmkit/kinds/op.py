@@ -67,7 +67,7 @@ KIND = Kind(
     "op",
     spec=OpSpec,
     hook="lmkit_ops",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.load",
     request=OpRequest,
     refusals=refusals,
     needs=("quantization",),

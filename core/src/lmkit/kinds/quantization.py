@@ -78,7 +78,7 @@ KIND = Kind(
     "quantization",
     spec=QuantizationSpec,
     hook="lmkit_quantization_methods",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.load",
     request=QuantizationRequest,
     refusals=refusals,
     claim=claim,

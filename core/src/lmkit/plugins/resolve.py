@@ -52,6 +52,7 @@ from lmkit.api import (
     nearest,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
+from lmkit.contracts.describe import described
 from lmkit.contracts.specs import NAME
 from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order, op, template
 from lmkit.plugins.catalog import install_command
@@ -61,7 +62,7 @@ from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
 from lmkit.plugins.parsers import ParserChooser
 from lmkit.plugins.platforms import choose_platform, consider_platforms
-from lmkit.plugins.pooling import complete_pooler, converted, find_head, max_length
+from lmkit.plugins.pooling import complete_pooler, find_head, max_length
 from lmkit.plugins.proposals import PROPOSABLE, merge
 from lmkit.plugins.refs import call, load_ref, load_target
 from lmkit.plugins.select import Candidate, Outcome, Wanted, consider, failure, parse_selection
@@ -197,12 +198,14 @@ class Resolver:
         request = ModelRequest(architecture=native, device=self.known.device, tp=parallel.tp, pp=parallel.pp)
         outcome = self._consider(request, name)
         choice = outcome.choice(why=why)
-        choice = self._keep(outcome, converted(choice, head) if head else choice)
+        choice = self._keep(outcome, choice)
         spec = outcome.chosen.spec if outcome.chosen else None
         self.known.quantization = spec.quantization if isinstance(spec, ModelSpec) else None
         target: Architecture = load_target(choice)(**choice.options)
+        if head is not None:
+            self._derive("head", head, f"made of a {native}")
         try:
-            info: ModelInfo = call(f"{choice.target}.describe", target.describe, checkpoint.config)
+            info: ModelInfo = call(f"{choice.target}.describe", described, target, checkpoint.config, head)
         except UnknownArchitecture as e:
             families = {_family(architecture): architecture for architecture in known}
             if name != native and (like := families.get(nearest(_family(native), families) or "")):

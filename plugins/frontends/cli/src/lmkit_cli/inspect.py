@@ -94,7 +94,7 @@ def _model(info: ModelInfo) -> dict[str, Any]:
 
 def _memory(resolver: Resolver, info: ModelInfo, context: int) -> dict[str, Any]:
     """The bytes of one request of `context` tokens."""
-    from lmkit.execution import memory
+    from lmkit import memory
 
     plan, config = resolver.plan(), resolver.config
     dtype, tokens = plan.value("dtype"), memory.step_tokens(config, plan)
