@@ -17,11 +17,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from lmkit.contracts.errors import ConfigError
 from lmkit.contracts.refusal import Refusal
 from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Claim, Kind, Known, Refusals, listed
+
+if TYPE_CHECKING:
+    from lmkit.contracts.model import LinearSpec
+    from lmkit.contracts.operators import QuantFormat
+
+
+class QuantScheme(Protocol):
+    """A checkpoint format ("fp8", "gptq", ...)."""
+
+    name: str
+
+    @classmethod
+    def parse(cls, quantization_config: Mapping[str, object]) -> QuantScheme:
+        """Strict: an unknown key or unsupported value raises UnsupportedModel."""
+        ...
+
+    def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
+        """None = leave this layer unquantized."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
