@@ -19,7 +19,6 @@ from lmkit.api import (
     Collectives,
     Derived,
     DeviceInfo,
-    LoadedModel,
     ModelInfo,
     ModelSpec,
     PluginError,
@@ -33,6 +32,7 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit_decoders import multimodal
 from lmkit_worker.chosen import make
+from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.loading import load_model
 from torch import Tensor
 

@@ -18,11 +18,10 @@ from lmkit.api import (
     SchedLimits,
     StepPlan,
     StepResult,
-    Worker,
     WorkerFacts,
 )
 
-from lmkit_worker.worker import Worker as ModelWorker
+from lmkit_worker.worker import Worker
 
 if TYPE_CHECKING:
     from lmkit.api import EngineConfig, Progress
@@ -38,7 +37,7 @@ class UniprocExecutor:
         self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
     ) -> None:
         self.depth = config.parallel.depth
-        self.worker: Worker | None = ModelWorker(config, resolved, checkpoint, progress)
+        self.worker: Worker | None = Worker(config, resolved, checkpoint, progress)
         self._failed: dict[int, Exception] = {}  # step -> what its forward pass raised
 
     def start(self) -> WorkerFacts:

@@ -18,7 +18,6 @@ from lmkit.api import (
     KVConfig,
     LmkitError,
     LoadAdapter,
-    LoadedModel,
     ModelInfo,
     Reply,
     ResetCache,
@@ -33,6 +32,7 @@ from lmkit.api import (
 from lmkit_layers.adapters import Adapter
 
 from lmkit_worker.chosen import choice_of, make
+from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter
 from lmkit_worker.loading.adapter_files import digest
 from lmkit_worker.loading.convert import architecture_of

@@ -19,7 +19,6 @@ from lmkit.api import (
     Checkpoint,
     CheckpointError,
     Collectives,
-    LoadedModel,
     Loader,
     ModelInfo,
     ParamSpec,
@@ -43,6 +42,7 @@ from lmkit_layers.pooled import Dense
 from torch import Tensor, nn
 
 from lmkit_worker.chosen import choice_of, make
+from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.packed_cache import PackedCache
 from lmkit_worker.loading.rules import Match, Rules
