@@ -6,34 +6,10 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lmkit.api import ExecutorSpec, LoaderSpec, Tier, TokenizerSpec, hookimpl
+from lmkit.api import Tier, TokenizerSpec, hookimpl
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, CheckpointOptions
-
-
-@hookimpl
-def lmkit_executors() -> Iterable[ExecutorSpec]:
-    yield ExecutorSpec(
-        name="uniproc",
-        summary="One worker in the engine process",
-        target="lmkit.execution.uniproc:UniprocExecutor",
-        tier=Tier.PORTABLE,
-        stability="stable",
-        max_ranks=1,
-    )
-
-
-@hookimpl
-def lmkit_loaders() -> Iterable[LoaderSpec]:
-    yield LoaderSpec(
-        name="safetensors",
-        summary="Memory-mapped safetensors files, single or sharded",
-        target="lmkit.loading.safetensors:SafetensorsLoader",
-        tier=Tier.PORTABLE,
-        stability="stable",
-        formats=("safetensors",),
-    )
 
 
 @hookimpl
@@ -51,4 +27,4 @@ def lmkit_tokenizers() -> Iterable[TokenizerSpec]:
 @hookimpl(trylast=True)
 def lmkit_resolve_checkpoint(ref: str, options: CheckpointOptions) -> Checkpoint | None:
     """Local directories and hub ids. The import waits until a checkpoint is really looked for."""
-    return import_module("lmkit.loading.checkpoint").open_checkpoint(ref, options)
+    return import_module("lmkit.checkpoint").open_checkpoint(ref, options)

@@ -238,7 +238,7 @@ class Model(Protocol):
 
 
 class BuildContext(Protocol):
-    """What a model is built with. Implemented by lmkit_layers; modules are made on the meta device."""
+    """What a model is built with. Implemented by the library lmkit-layers; modules are made on the meta device."""
 
     info: ModelInfo
     dtype: torch.dtype
@@ -421,6 +421,14 @@ class Executor(Protocol):
         ...
 
     def control(self, command: Control) -> list[Reply]: ...
+    def inspect_adapter(self, path: str) -> str:
+        """The digest of what is in the folder of an adapter, in 16 hex digits. From any thread, also during a step.
+
+        Raises CheckpointError, UnsupportedModel or WeightMismatch for one that does not fit the model, which is known
+        from its headers: nothing has been loaded.
+        """
+        ...
+
     def on_failure(self, callback: Callable[[Failure], None]) -> None:
         """`callback` is called once, from any thread, when steps can no longer be run: the engine then ends."""
         ...
@@ -444,6 +452,10 @@ class Worker(Protocol):
     def forward(self, plan: StepPlan) -> None: ...
     def sample(self, step: int, masks: GrammarMasks | None) -> StepResult | None: ...
     def control(self, command: Control) -> Reply: ...
+    def inspect_adapter(self, path: str) -> str:
+        """As of Executor."""
+        ...
+
     def close(self) -> None: ...
 
 

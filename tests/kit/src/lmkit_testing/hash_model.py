@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from lmkit.api import (
+    CheckpointError,
     Control,
     Failure,
     ForgetRows,
@@ -222,6 +223,9 @@ class HashExecutor:
             self._plans.clear()
             return [Reply(True)]
         return [Reply(False, f"the hash-model does not know {type(command).__name__}")]
+
+    def inspect_adapter(self, path: str) -> str:
+        raise CheckpointError("the hash-model has no adapters")
 
     def on_failure(self, callback: Callable[[Failure], None]) -> None:
         self._callbacks.append(callback)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from lmkit.api import RequestError, SamplingParams
-from lmkit.config import Sourced
 from rich.console import Console
 from rich.markup import escape
 
 from lmkit_cli.options import plugin_host, with_config
 from lmkit_cli.sampling import merge, with_sampling
+from lmkit_cli.settings import Sourced
 
 if TYPE_CHECKING:
     from lmkit.llm import LLM

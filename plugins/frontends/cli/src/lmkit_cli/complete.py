@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 from lmkit.api import ConfigError
-from lmkit.config import Sourced
 
 from lmkit_cli.options import plugin_host, with_config
 from lmkit_cli.sampling import merge, with_sampling
+from lmkit_cli.settings import Sourced
 
 
 def _prompt(text: str) -> str:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 from lmkit.api import ConfigError, InvalidParam
-from lmkit.config import Sourced
 
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.settings import Sourced
 
 
 @with_config

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from lmkit.api import DeclaredFormat, Grammar, LmkitError, ToolChoice, ToolDef, load_target
-from lmkit.config import Sourced
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Line
 
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.settings import Sourced
 
 if TYPE_CHECKING:
     from lmkit.api import ResolvedPlan, StructuredOutput, Vocabulary

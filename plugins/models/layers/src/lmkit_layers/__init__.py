@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "class_pooler": "poolers",
     "Builder": "build",
     "PLAIN": "linear",
     "Linear": "linear",
