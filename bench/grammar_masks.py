@@ -19,7 +19,7 @@ import numpy as np
 from lmkit.api import Grammar, GrammarError
 from lmkit.plugins import load_target
 from lmkit.text.side import vocabulary
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from lmkit_testing.specs import find_plugin
 from tokenizers import Tokenizer
 

@@ -17,7 +17,7 @@ from lmkit.engine.intake import Intake
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
 from lmkit.scheduling.scheduler import Scheduler
-from lmkit.text.render import Renderer
+from lmkit_tokenizer_json.render import Renderer
 from lmkit.text.side import TextSide, vocabulary
 from lmkit_structured_output_masks.compiler import Compiler
 from lmkit_structured_output_masks.output import ConstrainedOutput

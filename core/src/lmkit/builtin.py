@@ -41,7 +41,7 @@ def lmkit_tokenizers() -> Iterable[TokenizerSpec]:
     yield TokenizerSpec(
         name="json",
         summary="tokenizer.json, in a process of its own",
-        target="lmkit.text.apart:open_tokenizer",
+        target="lmkit_tokenizer_json.apart:open_tokenizer",
         tier=Tier.PORTABLE,
         stability="stable",
         files=("tokenizer.json",),

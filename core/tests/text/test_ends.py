@@ -12,7 +12,7 @@ import pytest
 from lmkit.api import Checkpoint
 from lmkit.config import EngineConfig
 from lmkit.text.ends import find_ends, turn_ends
-from lmkit.text.render import Renderer
+from lmkit_tokenizer_json.render import Renderer
 from lmkit_formats import ReasoningFormat, ToolFormat
 from lmkit_testing.engines import no_plan
 from lmkit_testing.serving import CALLS

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmkit.api import DeclaredFormat, LmkitError
 from lmkit.plugins.chat_templates import chat_templates, chosen_template, read_object, read_own
-from lmkit.text.apart import Apart, ApartRenderer
-from lmkit.text.control import shown
+from lmkit_tokenizer_json.apart import Apart, ApartRenderer
+from lmkit.prompts import shown
 from lmkit.text.renderer import ChatRenderer
 from lmkit.text.side import format_of, load_tokenizer, tokenizer_directory
-from lmkit.text.tokenizer import content_of
+from lmkit_tokenizer_json.tokenizer import content_of
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan

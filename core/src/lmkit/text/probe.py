@@ -49,7 +49,7 @@ _WORTH_A_WARNING = ("user", "system", "several turns", "consecutive users", "lis
 
 
 class Rendering(Protocol):
-    """A chat template that can be tried, see lmkit.text.render."""
+    """A chat template that can be tried, see lmkit_tokenizer_json.render."""
 
     takes_tools: bool
     options: frozenset[str]

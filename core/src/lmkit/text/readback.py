@@ -11,8 +11,8 @@ from itertools import takewhile
 from typing import Any
 
 from lmkit.api import ConfigError, DeclaredFormat, LmkitError, Reasoning, Text, ToolArgs, ToolDef, ToolStart
-from lmkit.text.apart import Apart, ApartRenderer
-from lmkit.text.control import shown
+from lmkit_tokenizer_json.apart import Apart, ApartRenderer
+from lmkit.prompts import shown
 from lmkit.text.formats import AnyFormat, start_parser
 from lmkit.text.renderer import ChatRenderer
 

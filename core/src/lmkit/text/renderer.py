@@ -13,7 +13,7 @@ from lmkit.text.probe import probe
 class ChatRenderer(ABC):
     """Chat messages to a prompt. `render` is thread-safe."""
 
-    control_tokens: frozenset[str]  # what must not come from clients, see lmkit.text.control
+    control_tokens: frozenset[str]  # what must not come from clients, see lmkit.prompts
     options: frozenset[str]  # variables that a request may set
     takes_tools: bool
     takes_documents: bool

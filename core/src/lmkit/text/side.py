@@ -25,16 +25,16 @@ from lmkit.api import (
 from lmkit.plugins import load_target
 from lmkit.plugins.chat_templates import chat_templates, chosen_template
 from lmkit.plugins.refs import call
-from lmkit.text.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
+from lmkit_tokenizer_json.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
 from lmkit.text.constrain import answer_of, constraint, thinking_of
-from lmkit.text.control import MARK
+from lmkit.prompts import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
 from lmkit.text.formats import AnyFormat, Chain, in_order, start_parser
 from lmkit.text.measure import beginning
 from lmkit.text.renderer import ChatRenderer
 from lmkit.text.stops import Stops
 from lmkit.text.stream import OutputStream, Usage
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 
 if TYPE_CHECKING:
     from lmkit.api import Tokenizer
@@ -78,7 +78,7 @@ class TextSide:
         continue_final_message: bool = False,
         documents: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt, for `encode_prompt`; lmkit.text.control.shown makes it presentable. Raises TemplateFailed."""
+        """The prompt, for `encode_prompt`; lmkit.prompts.shown makes it presentable. Raises TemplateFailed."""
         if self.renderer is None:
             raise TemplateFailed(
                 "this checkpoint has no chat template",
@@ -105,7 +105,7 @@ class TextSide:
         return ids[:limit]
 
     def _encode_marked(self, text: str, add_special: bool) -> list[int]:
-        """A text with MARKs in it, see lmkit.text.control."""
+        """A text with MARKs in it, see lmkit.prompts."""
         tokenizer = self.tokenizer
         if isinstance(tokenizer, JsonTokenizer):
             return tokenizer.encode_marked(text, add_special=add_special)
@@ -218,7 +218,7 @@ def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]
     if isinstance(source, str):
         apart = tokenizer.apart if isinstance(tokenizer, ApartTokenizer) else Apart()
         return ApartRenderer(apart, source, variables, tools_source=tools_source, control_tokens=control)
-    from lmkit.text.render import Renderer
+    from lmkit_tokenizer_json.render import Renderer
 
     renderer = Renderer(source, variables, control_tokens=control)  # code of a plugin, and no data of a checkpoint
     assert renderer.findings  # found out now, and not in a request

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lmkit.text.render import Renderer
+from lmkit_tokenizer_json.render import Renderer
 from lmkit_testing.serving import scripted
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}

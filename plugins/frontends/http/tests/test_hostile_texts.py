@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 from lmkit.killable import Limits
-from lmkit.text import apart
-from lmkit.text.apart import ApartRenderer, open_tokenizer
+from lmkit_tokenizer_json import apart
+from lmkit_tokenizer_json.apart import ApartRenderer, open_tokenizer
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import byte_tokenizer, listening, scripted
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from lmkit.text.render import Renderer
+from lmkit_tokenizer_json.render import Renderer
 from lmkit_http.backend import Backend
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import hashed, listening, scripted

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from lmkit.api import PoolerInfo, RequestError
 from lmkit.text.measure import PIECE, beginning, longer_than
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from lmkit_dialect_openai.chat import Chat
 from lmkit_dialect_openai.completions import Completions
 from lmkit_dialect_openai.dialect import OpenAI

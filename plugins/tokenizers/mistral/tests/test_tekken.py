@@ -23,8 +23,8 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
 from lmkit.plugins.select import select
 from lmkit.plugins.switches import Switches
-from lmkit.text.control import MARK, shown
-from lmkit.text.render import Renderer
+from lmkit.prompts import MARK, shown
+from lmkit_tokenizer_json.render import Renderer
 from lmkit.text.side import TextSide
 from lmkit.text.stream import OutputStream
 from lmkit.text.tools import tool_def

@@ -30,9 +30,9 @@ from lmkit.engine.messages import Abort, AskStats, Command, EngineFacts, EngineS
 from lmkit.engine.supervisor import Supervised
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
-from lmkit.text.render import Renderer
+from lmkit_tokenizer_json.render import Renderer
 from lmkit.text.side import TextSide
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from lmkit_formats import JsonCalls, ReasoningFormat, ToolFormat
 from lmkit_http.settings import ServerSettings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

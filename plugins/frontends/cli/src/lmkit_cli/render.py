@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Print the prompt that the chat template makes of messages, as the server would."""
     from lmkit.plugins.resolve import resolve
-    from lmkit.text.control import shown
+    from lmkit.prompts import shown
     from lmkit.text.side import TextSide
 
     request = _read(file)

@@ -191,7 +191,7 @@ def _mentioned(text: TextSide, thought: tuple[str, str]) -> str:
 
 def _tool_history(text: TextSide) -> str:
     """A call of an earlier turn, as the template writes it, is a call to the parser."""
-    from lmkit.text.control import shown
+    from lmkit.prompts import shown
 
     function = {"name": TOOL.name, "arguments": json.dumps(ARGUMENTS, ensure_ascii=False)}
     calls = [{"id": "123456789", "type": "function", "function": function}]

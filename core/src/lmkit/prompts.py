@@ -1,7 +1,7 @@
 """Control tokens that a client spells in its text stay text.
 
 A rendered prompt is one string, in which `<|im_end|>` of the template and `<|im_end|>` typed by a user look the same.
-The renderer knows whose each character is (lmkit.text.origin), and puts a MARK into every control token in which a
+The renderer knows whose each character is (lmkit_tokenizer_json.origin), and puts a MARK into every control token in which a
 client's character takes part: whether it was typed as one, joined from several texts, or cut out of one. Tokenizing
 (JsonTokenizer.encode_marked) takes the MARKs out again, after the tokenizer had its chance to find control tokens.
 
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from lmkit.text.origin import OURS, THEIRS, ClientText, origins
+from lmkit_tokenizer_json.origin import OURS, THEIRS, ClientText, origins
 
 Fold = Callable[[str], str]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 from lmkit.api import TemplateFailed
-from lmkit.text.budget import BudgetedEnvironment
-from lmkit.text.control import MARK, shown
-from lmkit.text.render import Renderer
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_tokenizer_json.budget import BudgetedEnvironment
+from lmkit.prompts import MARK, shown
+from lmkit_tokenizer_json.render import Renderer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from .conftest import DATA
@@ -84,7 +84,7 @@ def bare(renderer: Renderer, source: str) -> Renderer:
     """The same template without any protection."""
     found = copy.copy(renderer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmkit.text.render.TrackedEnvironment", BudgetedEnvironment)
+        patch.setattr("lmkit_tokenizer_json.render.TrackedEnvironment", BudgetedEnvironment)
         found._compile(source)
     found._is_written, found._mark, found._broken = True, (lambda value: value), str
     return found

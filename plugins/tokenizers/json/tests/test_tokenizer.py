@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import CheckpointError
-from lmkit.text.apart import open_tokenizer
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_tokenizer_json.apart import open_tokenizer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from lmkit_testing.clock import least
 from tokenizers import Tokenizer, decoders, models
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import Tokenizer, decoders, models
 
 gguf = pytest.importorskip("gguf", reason="gguf reads the vocabularies")

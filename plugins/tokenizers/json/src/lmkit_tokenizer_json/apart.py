@@ -1,7 +1,7 @@
 """A checkpoint's template and tokenizer, kept apart: what runs them is a process that may be killed.
 
 This side holds tables only (tokens, decoder), in which no look-up can take long. Whatever a template renders or a
-tokenizer encodes is done in lmkit.text.process under the limits below. A request that exceeds them is refused, and
+tokenizer encodes is done in lmkit_tokenizer_json.process under the limits below. A request that exceeds them is refused, and
 the next one finds a fresh process.
 """
 
@@ -31,9 +31,9 @@ from lmkit.api import (
     error_of,
 )
 from lmkit.killable import Killable, Limits, Unfinished
-from lmkit.text.process import UNKNOWN, pack, unpack
+from lmkit_tokenizer_json.process import UNKNOWN, pack, unpack
 from lmkit.text.renderer import ChatRenderer
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 
 log = logging.getLogger("lmkit.text")
 
@@ -49,7 +49,7 @@ def _open_limits(file_bytes: int) -> Limits:
 
 
 def _render_limits(nbytes: int) -> Limits:
-    """Limits of a prompt from a request of so many bytes. The sandbox's own budget (lmkit.text.budget) is smaller."""
+    """Limits of a prompt from a request of so many bytes. The sandbox's own budget (lmkit_tokenizer_json.budget) is smaller."""
     return Limits(1.0 + nbytes * 5e-7, 512 * _MIB + 32 * nbytes, 30.0 + nbytes * 2e-6)
 
 
@@ -128,7 +128,7 @@ class _Pool:
         with self._lock:
             added, self._num = self._num, min(self._num + 1, _MAX_PROCESSES)
         # in one thread there is no pool of them, whose stacks would count as memory
-        made = Killable("lmkit.text.process", {"TOKENIZERS_PARALLELISM": "false"}) if added < self._num else None
+        made = Killable("lmkit_tokenizer_json.process", {"TOKENIZERS_PARALLELISM": "false"}) if added < self._num else None
         if made is not None and not added:
             return made
         if made is not None:
@@ -275,7 +275,7 @@ class ApartRenderer(ChatRenderer):
 def open_tokenizer(
     path: Path, *, eos_token_ids: Sequence[int] = (), chat_template: str | None = None
 ) -> ApartTokenizer:
-    """That of lmkit.text.tokenizer.read_tokenizer, in a process apart. Raises CheckpointError."""
+    """That of lmkit_tokenizer_json.tokenizer.read_tokenizer, in a process apart. Raises CheckpointError."""
     apart = Apart()
     file = path / "tokenizer.json"
     size = file.stat().st_size if file.is_file() else 0

@@ -1,6 +1,6 @@
 """Chat messages to a prompt with the checkpoint's own template, in a sandbox with a budget.
 
-A template is data from a stranger: it cannot reach Python, and what it may spend is bounded (see lmkit.text.budget).
+A template is data from a stranger: it cannot reach Python, and what it may spend is bounded (see lmkit_tokenizer_json.budget).
 Every failure is a TemplateFailed that names the template's line.
 """
 
@@ -19,11 +19,11 @@ import jinja2.nodes
 import jinja2.parser
 
 from lmkit.api import ChatWriter, ConfigError, InvalidParam, TemplateFailed
-from lmkit.text.budget import Budget, BudgetSpent
-from lmkit.text.control import breaker, marker
-from lmkit.text.origin import concat, theirs_of_request
+from lmkit_tokenizer_json.budget import Budget, BudgetSpent
+from lmkit.prompts import breaker, marker
+from lmkit_tokenizer_json.origin import concat, theirs_of_request
 from lmkit.text.renderer import ChatRenderer
-from lmkit.text.tracked import TrackedEnvironment
+from lmkit_tokenizer_json.tracked import TrackedEnvironment
 
 _NAME = "chat template"
 _END = "\u2061lmkit-end\u2061"  # marks the end of a message that is to be continued
@@ -71,7 +71,7 @@ class Renderer(ChatRenderer):
         control_tokens: Iterable[str] = (), fold: Callable[[str], str] | None = None,
     ) -> None:  # fmt: skip
         """`tools_source`: another template, for requests with tools. `control_tokens`: what must not come from clients
-        (see lmkit.text.control), whoever of them is said to have written it; `fold`: what else spells them.
+        (see lmkit.prompts), whoever of them is said to have written it; `fold`: what else spells them.
 
         Raises ConfigError.
         """

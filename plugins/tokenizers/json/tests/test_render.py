@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from lmkit.api import ConfigError, InvalidParam, TemplateFailed
-from lmkit.text.render import Renderer
+from lmkit_tokenizer_json.render import Renderer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -1,6 +1,6 @@
 """Tokenizers from tokenizer.json, without transformers. One object per process, safe to use from several threads.
 
-A checkpoint's is not run in this process but kept apart, see lmkit.text.apart.
+A checkpoint's is not run in this process but kept apart, see lmkit_tokenizer_json.apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from lmkit.api import CheckpointError
 from lmkit.plugins.chat_templates import chat_templates, read_object, read_own
-from lmkit.text.control import MARK
+from lmkit.prompts import MARK
 from lmkit.text.detokenize import BytesDetokenizer, Detokenizer, WindowDetokenizer
 
 _LONG = 1024  # characters
@@ -117,7 +117,7 @@ class JsonTokenizer:
         return self._prefix + ids if add_special and self._prefix else ids
 
     def encode_marked(self, text: str, *, add_special: bool = True) -> list[int]:
-        """`text` with MARKs in it (see lmkit.text.control), which belong to no token."""
+        """`text` with MARKs in it (see lmkit.prompts), which belong to no token."""
         if MARK not in text:
             return self.encode(text, add_special=add_special)
         if self._byte_level:

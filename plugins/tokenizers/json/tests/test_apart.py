@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from lmkit.api import CheckpointError, ConfigError, RequestError, TemplateFailed
 from lmkit.killable import Limits
-from lmkit.text import apart as module
-from lmkit.text.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
-from lmkit.text.render import Renderer
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_tokenizer_json import apart as module
+from lmkit_tokenizer_json.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
+from lmkit_tokenizer_json.render import Renderer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 
 TREE = "{% set ns = namespace(x=[n], y=[n], t=(n, n)) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}"
 TREE += "{% set ns.y = [ns.y, ns.y] %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}"  # 120 lists, 2^40 leaves each
