@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
 LIBRARIES = ["plugins/models/decoders", "plugins/tool_parsers/formats", "plugins/structured_output/masks"]
+LIBRARIES += ["plugins/tokenizers/json"]  # which the core needs
 OURS = ["core", *LIBRARIES, *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
 KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lmkit.api import ExecutorSpec, LoaderSpec, OpSpec, Tier, TokenizerSpec, hookimpl
+from lmkit.api import ExecutorSpec, LoaderSpec, OpSpec, Tier, hookimpl
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, CheckpointOptions
@@ -33,18 +33,6 @@ def lmkit_loaders() -> Iterable[LoaderSpec]:
         tier=Tier.PORTABLE,
         stability="stable",
         formats=("safetensors",),
-    )
-
-
-@hookimpl
-def lmkit_tokenizers() -> Iterable[TokenizerSpec]:
-    yield TokenizerSpec(
-        name="json",
-        summary="tokenizer.json, in a process of its own",
-        target="lmkit_tokenizer_json.apart:open_tokenizer",
-        tier=Tier.PORTABLE,
-        stability="stable",
-        files=("tokenizer.json",),
     )
 
 

@@ -62,6 +62,6 @@ KIND = Kind(
     used_by="lmkit.plugins.chat_templates",
     request=TemplateRequest,
     refusals=refusals,
-    needs=("checkpoint",),
+    needs=("checkpoint", "renderer"),
     doc=__doc__,
 )

@@ -55,9 +55,10 @@ from lmkit.api import (
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
 from lmkit.contracts.specs import NAME
+from lmkit.files import chat_templates
 from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order
 from lmkit.plugins.catalog import install_command
-from lmkit.plugins.chat_templates import chat_templates, chosen_template
+from lmkit.plugins.chat_templates import chosen_template
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
@@ -354,7 +355,7 @@ class Resolver:
                 self._keep(outcome)
         found = chosen_template(self._choices, model.chat_template, checkpoint)
         templates = {"default": found} if found is not None else chat_templates(checkpoint.path)
-        self._parsers = ParserChooser(self.host, templates, checkpoint.path, imports=self.imports)
+        self._parsers = ParserChooser(self.host, self.plan(), templates, checkpoint.path, imports=self.imports)
 
     def _choose_parser(self, kind: str) -> None:
         """A parser that `auto` does not find is absent, and text stays text."""

@@ -10,7 +10,7 @@ import pytest
 from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
+DATA = Path(__file__).resolve().parents[4].parent / "shared" / "data"
 
 
 @pytest.fixture(scope="session")
