@@ -30,8 +30,8 @@ from lmkit.api import (
     StepLimits,
     StepPlan,
 )
-from lmkit.execution.runner import Runner
 from lmkit_testing.toy import ToyAttention, ToyPlatform
+from lmkit_worker.runner import Runner
 from torch import Tensor
 
 BLOCK = 16

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from lmkit import LLM
+from lmkit import LLM, memory
 from lmkit.api import ConfigError, LmkitError, SelectionError, UnknownName, UnsupportedModel, WeightMismatch
 from lmkit.config import from_options
-from lmkit.execution import memory
 from lmkit.plugins.resolve import resolve
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 

@@ -6,10 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from lmkit import LLM, AsyncLLM
+from lmkit import LLM, AsyncLLM, memory
 from lmkit.api import EngineRequest, SamplingParams
 from lmkit.config import EngineConfig, from_options
-from lmkit.execution import memory
 from lmkit.plugins.resolve import resolve
 
 MIB = 1 << 20

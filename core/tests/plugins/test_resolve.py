@@ -28,8 +28,9 @@ from lmkit_testing.world import World
 TOY = EngineConfig(model=ModelConfig(model="toy"))
 
 
-def with_model(**fields: object) -> EngineConfig:
-    return replace(TOY, model=replace(TOY.model, **fields))  # type: ignore[arg-type]
+def with_model(quantization: str = "auto", **fields: object) -> EngineConfig:
+    model = replace(TOY.model, **fields)  # type: ignore[arg-type]
+    return replace(TOY, model=model, wanted={"quantization": quantization})
 
 
 def values(world: World, config: EngineConfig = TOY) -> dict[str, object]:
@@ -260,7 +261,7 @@ def test_reference_on_an_accelerator_is_a_warning(world: World) -> None:
     world.attention("fast", "capability=Range((9, 0), None)")
     plan, _, _ = resolve(TOY, world.host())
     assert plan.warnings == ("attention is the slow reference 'ref'; refused: fast: capability: needs >= 9.0, has 8.0",)
-    assert resolve(replace(TOY, attention="ref"), world.host())[0].warnings == ()
+    assert resolve(replace(TOY, wanted={"attention": "ref"}), world.host())[0].warnings == ()
 
 
 QUANT = """
@@ -301,9 +302,9 @@ def test_quantization_follows_the_checkpoint(whole: World) -> None:
         ("rowwise", "rows", "only candidate"),
     ]
     with pytest.raises(ConfigError, match="stored as 'toy4'"):
-        resolve(with_model(model="toy-quantized", quantization="none"), whole.host())
+        resolve(with_model("none", model="toy-quantized"), whole.host())
     with pytest.raises(SelectionError, match="not quantized"):
-        resolve(with_model(quantization="toy4"), whole.host())
+        resolve(with_model("toy4"), whole.host())
 
 
 def test_quantization_while_loading_is_asked_for_by_name(whole: World) -> None:
@@ -312,11 +313,11 @@ def test_quantization_while_loading_is_asked_for_by_name(whole: World) -> None:
         {"toy_quant.hooks": QUANT.replace('checkpoint_methods=("toy4",)', "online=True")},
     )  # fmt: skip
     assert resolve(with_model(), whole.host())[0].choice("quantization") is None
-    chosen = resolve(with_model(quantization="toy4"), whole.host())[0].choice("quantization")
+    chosen = resolve(with_model("toy4"), whole.host())[0].choice("quantization")
     assert chosen is not None
     assert chosen.name == "toy4"
     with pytest.raises(SelectionError, match="an unquantized checkpoint"):
-        resolve(with_model(model="toy-quantized", quantization="toy4"), whole.host())
+        resolve(with_model("toy4", model="toy-quantized"), whole.host())
 
 
 def test_kernels_by_name(whole: World) -> None:
@@ -327,7 +328,7 @@ def test_kernels_by_name(whole: World) -> None:
     )  # fmt: skip
 
     def ops(names: str, model: str = "toy-quantized") -> list[tuple[str, str, str]]:
-        plan, _, _ = resolve(replace(with_model(model=model), op=names), whole.host())
+        plan, _, _ = resolve(replace(with_model(model=model), wanted={"op": names}), whole.host())
         return [(c.component, c.name, c.why) for c in plan.choices if c.kind == "op"]
 
     rest = [("linear:plain", "matmul", "auto"), ("rowwise", "rows", "only candidate")]
@@ -364,7 +365,7 @@ def test_tool_parser(whole: World) -> None:
     whole.add("toy-parser", {"tool_parser": {"toy": "toy_parser.hooks"}}, {"toy_parser.hooks": PARSER})
 
     def chosen(setting: str, **fields: object) -> str | None:
-        config = replace(with_model(**fields), tool_parser=setting)
+        config = replace(with_model(**fields), wanted={"tool_parser": setting})
         choice = resolve(config, whole.host())[0].choice("tool_parser")
         return choice.name if choice else None
 
@@ -490,7 +491,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 sys.path.insert(0, sys.argv[1])
 from lmkit.config import EngineConfig, ModelConfig
-from lmkit.plugins.explain import explain
+from lmkit_cli.story import explain
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.plugins.switches import Switches

@@ -1,13 +1,14 @@
 """The only public surface for plugins: specs to register, requests to answer, protocols to implement.
 
-Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.layers` (for models),
-`lmkit.killable` and `lmkit.files` (for what strangers wrote), `lmkit.prompts` (for renderers) and the libraries, is
-free to move.
+Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.checkpoint` (for loaders),
+`lmkit.memory` (for executors), `lmkit.killable` and `lmkit.files` (for what strangers wrote), `lmkit.prompts` (for
+renderers) and the libraries, is free to move.
 """
 
 from lmkit.api.hooks import hookimpl
 from lmkit.contracts.checkpoint import Checkpoint, CheckpointOptions
 from lmkit.contracts.config import EngineConfig
+from lmkit.contracts.describe import describe_model
 from lmkit.contracts.device import DeviceInfo, Unavailable
 from lmkit.contracts.dtypes import canonical, itemsize, kv_scale_bytes
 from lmkit.contracts.errors import (
@@ -71,7 +72,6 @@ from lmkit.contracts.execution import (
     Worker,
     WorkerFacts,
 )
-from lmkit.contracts.json_schema import keywords, subschemas
 from lmkit.contracts.model import (
     AttnNeed,
     DenseInfo,
@@ -112,6 +112,7 @@ from lmkit.contracts.params import (
     SamplingParams,
     Thinking,
 )
+from lmkit.contracts.pooling import class_pooler, decoder_name, head_linears
 from lmkit.contracts.refs import load_target
 from lmkit.contracts.refusal import Refusal, Refused
 from lmkit.contracts.resolved import Choice, Derived, ResolvedPlan

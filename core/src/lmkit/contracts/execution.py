@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lmkit.contracts.model import AttnNeed, KVSpec, LinearSpec, ModelInfo, NormKind, WeightRule
     from lmkit.contracts.operators import RowOps
     from lmkit.contracts.params import SamplingParams
+    from lmkit.contracts.scheduling import SchedLimits
     from lmkit.contracts.wire import GrammarMasks, StepPlan, StepResult
 
 
@@ -238,7 +239,7 @@ class Model(Protocol):
 
 
 class BuildContext(Protocol):
-    """What a model is built with. Implemented by lmkit.layers; modules are made on the meta device."""
+    """What a model is built with. Implemented by the library lmkit-layers; modules are made on the meta device."""
 
     info: ModelInfo
     dtype: torch.dtype
@@ -407,7 +408,10 @@ class Executor(Protocol):
     depth: int
 
     def start(self) -> WorkerFacts: ...
-    def configure_kv(self, kv: KVConfig) -> None: ...
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
+        """Reserves the blocks, and what steps within `limits` need. Called once, after `start`."""
+        ...
+
     def forward(self, plan: StepPlan) -> None:
         """Returns at once (uniproc on CPU: after the pass). A plan without rows is a diff to apply."""
         ...
@@ -421,6 +425,14 @@ class Executor(Protocol):
         ...
 
     def control(self, command: Control) -> list[Reply]: ...
+    def inspect_adapter(self, path: str) -> str:
+        """The digest of what is in the folder of an adapter, in 16 hex digits. From any thread, also during a step.
+
+        Raises CheckpointError, UnsupportedModel or WeightMismatch for one that does not fit the model, which is known
+        from its headers: nothing has been loaded.
+        """
+        ...
+
     def on_failure(self, callback: Callable[[Failure], None]) -> None:
         """`callback` is called once, from any thread, when steps can no longer be run: the engine then ends."""
         ...
@@ -440,10 +452,14 @@ class Worker(Protocol):
     """The same object in all executors."""
 
     def load(self) -> WorkerFacts: ...
-    def configure_kv(self, kv: KVConfig) -> None: ...
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None: ...
     def forward(self, plan: StepPlan) -> None: ...
     def sample(self, step: int, masks: GrammarMasks | None) -> StepResult | None: ...
     def control(self, command: Control) -> Reply: ...
+    def inspect_adapter(self, path: str) -> str:
+        """As of Executor."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -163,7 +163,7 @@ class RowOps(Protocol):
     """What a model does between its linears and attention: operators that treat each row (token) by itself.
 
     Arithmetic is float32, rounded once to the dtype of the result. `x` may have gaps between rows and heads, not within
-    the last axis. Results are new tensors where no operand is said to change. `lmkit.layers.TorchRowOps` is the
+    the last axis. Results are new tensors where no operand is said to change. `TorchRowOps` of lmkit-layers is the
     reference; an implementation may subclass it and replace what it does better.
     """
 

@@ -32,6 +32,15 @@ class UnsupportedField(RequestError):
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
+    """What all asks have."""
+
+    adapter: str | None = None
+    priority: int = 0  # smaller is sooner
+    salt: str | None = None  # prompts with different ones share nothing of the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateAsk(Ask):
     """What all asks for text have. A `grammar` in `params` is about the answer: of a chat, what follows its reasoning.
 
     `resume`: whether another engine goes on when this one dies; None: where that cannot be told from the answer.
@@ -39,9 +48,6 @@ class Ask:
 
     params: SamplingParams = field(default_factory=SamplingParams)
     n: int = 1  # independent answers to each prompt, with the seeds seed, seed + 1, ...
-    adapter: str | None = None
-    priority: int = 0  # smaller is sooner
-    salt: str | None = None  # prompts with different ones share nothing of the cache
     resume: bool | None = None
     include_stop: bool = False  # the text that ended the answer is part of it
     skip_special: bool = True  # special tokens are not shown
@@ -53,7 +59,7 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextAsk(Ask):
+class TextAsk(GenerateAsk):
     """Prompts that are to be continued: texts or token ids. Answer i of prompt p has the index p * n + i."""
 
     prompts: Sequence[Prompt]
@@ -64,7 +70,7 @@ class TextAsk(Ask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatAsk(Ask):
+class ChatAsk(GenerateAsk):
     """A conversation that is to be answered. `tools` as in the OpenAI API; messages are kept as templates read them."""
 
     messages: Messages
@@ -118,29 +124,43 @@ class ChatAsk(Ask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolAsk:
-    """Vectors of prompts. `limit`: longer prompts are cut to so many tokens, special ones kept; None: refused."""
+class VectorAsk(Ask):
+    """What all asks for vectors have. `limit`: longer prompts are cut to so many tokens, special ones kept; None: they
+    are refused."""
+
+    limit: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolAsk(VectorAsk):
+    """Vectors of prompts."""
 
     prompts: Sequence[Prompt]
     params: PoolingParams | None = None  # None: the model's own task
     add_special: bool = True
-    limit: int | None = None
-    adapter: str | None = None
-    priority: int = 0
-    salt: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreAsk:
+class ScoreAsk(VectorAsk):
     """How well documents answer queries, pair by pair; one query goes with every document."""
 
     queries: Sequence[str]
     documents: Sequence[str]
     activation: bool | None = None
-    limit: int | None = None
-    adapter: str | None = None
-    priority: int = 0
-    salt: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, texts in (("queries", self.queries), ("documents", self.documents)):
+            if not texts or not all(isinstance(text, str) for text in texts):
+                raise InvalidParam(name, texts, "at least one text")
+        if len(self.queries) not in (1, len(self.documents)):
+            limit = f"one, or as many as documents ({len(self.documents)})"
+            raise InvalidParam("queries", len(self.queries), limit)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """(query, document) for each document."""
+        queries = self.queries if len(self.queries) > 1 else [*self.queries] * len(self.documents)
+        return list(zip(queries, self.documents, strict=True))
 
 
 def _message(number: int, message: object) -> dict[str, Any]:

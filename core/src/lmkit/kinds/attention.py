@@ -94,11 +94,12 @@ KIND = Kind(
     "attention",
     spec=AttentionSpec,
     hook="lmkit_attention_backends",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.load",
     request=AttentionRequest,
     refusals=refusals,
     needs=("dtype",),
     ask=ask,
     setting="attention",
+    words="auto, NAME, or 'a,b' (explicit fallback)",
     doc=__doc__,
 )

@@ -77,7 +77,8 @@ class Kind:
     claim: Callable[[Any, Any], Claim | None] = no_claim  # (spec, request): why `auto` prefers it
     needs: tuple[str, ...] = ()  # steps of the resolver that come before: other kinds, "checkpoint", "files", "dtype"
     ask: Callable[[Known], Sequence[SelectRequest]] | None = None  # what one choice must serve; () = none is needed
-    setting: str = ""  # key of the configuration under which users name one: "sched.policy"
+    setting: str = ""  # key of the configuration under which users name one: "sched.policy"; the flag is --KIND
+    words: str = "auto or a plugin's name"  # what they may say there, for help
     takes: Literal["one", "offered", "all"] = "one"  # one; the best if any can serve; all that can, best first
 
     @property

@@ -53,5 +53,6 @@ KIND = Kind(
     refusals=refusals,
     ask=ask,
     setting="parallel.executor",
+    words="auto or an executor plugin's name",
     doc=__doc__,
 )

@@ -44,11 +44,12 @@ KIND = Kind(
     "loader",
     spec=LoaderSpec,
     hook="lmkit_loaders",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.load",
     request=LoaderRequest,
     refusals=refusals,
     needs=("checkpoint",),
     ask=lambda known: [LoaderRequest(format=known.checkpoint.format)],
     setting="model.loader",
+    words="auto or a loader plugin's name",
     doc=__doc__,
 )

@@ -58,7 +58,7 @@ KIND = Kind(
     "model",
     spec=ModelSpec,
     hook="lmkit_models",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.convert",
     request=ModelRequest,
     refusals=refusals,
     needs=("checkpoint",),

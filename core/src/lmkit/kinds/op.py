@@ -54,9 +54,11 @@ KIND = Kind(
     "op",
     spec=OpSpec,
     hook="lmkit_ops",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.load",
     request=OpRequest,
     refusals=refusals,
     needs=("quantization",),
+    setting="op",
+    words="auto, or names of kernels ('a,b'): what one of them can be for runs on no others",
     doc=__doc__,
 )

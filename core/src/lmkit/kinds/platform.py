@@ -45,5 +45,7 @@ KIND = Kind(
     spec=PlatformSpec,
     hook="lmkit_platforms",
     used_by="lmkit.engine.platform",
+    setting="platform",
+    words="auto or a platform plugin's name",
     doc=__doc__,
 )

@@ -57,9 +57,11 @@ KIND = Kind(
     "quantization",
     spec=QuantizationSpec,
     hook="lmkit_quantization_methods",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.load",
     request=QuantizationRequest,
     refusals=refusals,
     needs=("dtype",),
+    setting="model.quantization",
+    words="auto (what the checkpoint says), none, or a plugin's name",
     doc=__doc__,
 )

@@ -35,5 +35,6 @@ KIND = Kind(
     claim=claim,
     needs=("template",),
     setting="reasoning_parser",
+    words="auto, none or a reasoning parser's name",
     doc=__doc__,
 )

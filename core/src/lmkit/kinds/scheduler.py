@@ -33,5 +33,6 @@ KIND = Kind(
     used_by="lmkit.engine.build",
     ask=lambda known: [SelectRequest(kind="scheduler")],
     setting="sched.policy",
+    words="scheduler plugin: auto, fcfs, ...",
     doc=__doc__,
 )

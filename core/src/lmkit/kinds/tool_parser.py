@@ -36,5 +36,6 @@ KIND = Kind(
     claim=claim,
     needs=("template",),
     setting="tool_parser",
+    words="auto, none or a tool parser's name",
     doc=__doc__,
 )

@@ -54,6 +54,7 @@ from lmkit.api import (
     nearest,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
+from lmkit.contracts.describe import described
 from lmkit.contracts.specs import NAME
 from lmkit.files import chat_templates
 from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order
@@ -64,7 +65,7 @@ from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
 from lmkit.plugins.parsers import ParserChooser
 from lmkit.plugins.platforms import choose_platform, consider_platforms
-from lmkit.plugins.pooling import complete_pooler, converted, find_head, max_length
+from lmkit.plugins.pooling import complete_pooler, find_head, max_length
 from lmkit.plugins.proposals import PROPOSABLE, merge
 from lmkit.plugins.refs import call, load_target
 from lmkit.plugins.select import Candidate, Outcome, Wanted, consider, failure, parse_selection
@@ -155,10 +156,10 @@ class Resolver:
     # ------------------------------------------------------------------------------------------------- the steps
 
     def _choose_platform(self) -> None:
-        config = self.config
+        user, described = self.config.wants("platform"), self.config.device
         if self.tolerant:
-            self.outcomes.append(consider_platforms(self.host, config.platform, config.device)[0])
-        outcome, self.known.device = choose_platform(self.host, config.platform, config.device)
+            self.outcomes.append(consider_platforms(self.host, user, described)[0])
+        outcome, self.known.device = choose_platform(self.host, user, described)
         self._keep(outcome)
         spec = outcome.chosen.spec if outcome.chosen else None
         self._platform = spec if isinstance(spec, PlatformSpec) else None
@@ -204,10 +205,12 @@ class Resolver:
         request = ModelRequest(architecture=native, device=self.known.device, tp=parallel.tp, pp=parallel.pp)
         outcome = self._consider(request, name)
         choice = outcome.choice(why=why)
-        choice = self._keep(outcome, converted(choice, head) if head else choice)
+        choice = self._keep(outcome, choice)
         target: Architecture = load_target(choice)(**choice.options)
+        if head is not None:
+            self._derive("head", head, f"made of a {native}")
         try:
-            info: ModelInfo = call(f"{choice.target}.describe", target.describe, checkpoint.config)
+            info: ModelInfo = call(f"{choice.target}.describe", described, target, checkpoint.config, head)
         except UnknownArchitecture as e:
             families = {_family(architecture): architecture for architecture in known}
             if name != native and (like := families.get(nearest(_family(native), families) or "")):
@@ -248,7 +251,7 @@ class Resolver:
 
     def _choose(self, kind: Kind) -> None:
         """What a kind asks for, as its file says."""
-        requests, user = kind.ask(self.known) if kind.ask else (), self._named(kind)
+        requests, user = kind.ask(self.known) if kind.ask else (), self.config.wants(kind.name)
         if not requests:
             if user != "auto":
                 raise ConfigError(f"{kind.name}: {user!r}: the model has none", fix=f"--{kind.name} auto")
@@ -261,13 +264,8 @@ class Resolver:
                 for candidate in outcome.survivors if kind.takes == "all" else (outcome.chosen,):
                     self._keep(outcome, outcome.choice(candidate), candidate)
 
-    def _named(self, kind: Kind) -> str:
-        """What the user's configuration says of a kind."""
-        section, _, name = kind.setting.rpartition(".")
-        return str(getattr(getattr(self.config, section) if section else self.config, name)) if name else "auto"
-
     def _choose_quantization(self) -> None:
-        checkpoint, user = self.known.checkpoint, self.config.model.quantization
+        checkpoint, user = self.known.checkpoint, self.config.wants("quantization")
         quantization = checkpoint.config.get("quantization_config")
         method = str(quantization.get("quant_method", "")) if isinstance(quantization, Mapping) else ""
         if method and user == "none":
@@ -298,7 +296,7 @@ class Resolver:
             )
 
     def _wanted_ops(self) -> tuple[Wanted, ...]:
-        return parse_selection(self.config.op)
+        return parse_selection(self.config.wants("op"))
 
     def _asked_op(self, op: str, fmt: str) -> str:
         """Picks among the kernels that the user named those for `op` and `fmt`; without one, auto."""
@@ -359,7 +357,7 @@ class Resolver:
 
     def _choose_parser(self, kind: str) -> None:
         """A parser that `auto` does not find is absent, and text stays text."""
-        checkpoint, chooser, user = self.known.checkpoint, self._parsers, self._named(BY_NAME[kind])
+        checkpoint, chooser, user = self.known.checkpoint, self._parsers, self.config.wants(kind)
         assert chooser is not None
         if user == "none" or (user == "auto" and not self.host.names(kind)):
             return

@@ -235,7 +235,7 @@ def tokenizer_directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:
     path = Path(model.tokenizer)
     if path.is_dir() or model.tokenizer.count("/") != 1 or model.tokenizer.startswith((".", "/", "~")):
         return path.expanduser()
-    from lmkit.loading.checkpoint import download
+    from lmkit.checkpoint import download
 
     options = CheckpointOptions(cache_dir=model.cache_dir, offline=model.offline)
     return download(model.tokenizer, options, _TOKENIZER_FILES)

@@ -16,6 +16,7 @@ from lmkit.api import (
     FinishReason,
     ParseEvent,
     PluginError,
+    Pooled,
     Reasoning,
     SamplingParams,
     StreamParser,
@@ -55,7 +56,7 @@ class Finish:
     error: ErrorInfo | None = None
 
 
-OutputEvent = ParseEvent | Logprobs | Finish
+OutputEvent = ParseEvent | Logprobs | Pooled | Finish
 
 
 @dataclass(slots=True)
@@ -114,6 +115,8 @@ class OutputStream:
                 self.must_abort = event.finish is None
                 self._finish("stop", stop, None, events)
                 return
+        if event.pooled is not None:
+            events.append(event.pooled)
         if event.finish is not None:
             self._end(event, events)
 

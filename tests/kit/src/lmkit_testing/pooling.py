@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lmkit.api import Checkpoint, CheckpointOptions, LoadedModel, ModelSpec, WeightMismatch
-from lmkit.loading import open_checkpoint
+from lmkit.checkpoint import open_checkpoint
 from lmkit.plugins import load_target
 from torch import Tensor
 

@@ -21,6 +21,7 @@ from lmkit.api import (
     ErrorInfo,
     FinishReason,
     ParserFormat,
+    Pooled,
     ResolvedPlan,
     SchedStats,
     TokenEvent,
@@ -112,6 +113,12 @@ class ScriptedClient(BaseClient):
             self._receive(Stats(command.number, EngineStats(stats)))
 
     async def _play(self, request: Any, script: list[int]) -> None:
+        if request.pooling is not None:  # zeros
+            size = self.facts.pooler.size if self.facts.pooler is not None else 1
+            await asyncio.sleep(self._delay)
+            self._tasks.pop(request.id, None)
+            self._receive(Events([TokenEvent(request.id, finish="stop", pooled=Pooled(bytes(4 * size), (size,)))]))
+            return
         script = script[: request.params.max_tokens]
         prompt = request.token_ids[1:] if request.params.prompt_logprobs is not None else []
         for at in range(0, len(script), self._per_event):
