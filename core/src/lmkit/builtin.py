@@ -1,4 +1,4 @@
-"""The core's own registrations, through the same hooks as everybody's: without these nothing runs anywhere."""
+"""The core's own hook, registered as everybody's are: it finds checkpoints in directories and on a hub."""
 
 from __future__ import annotations
 
