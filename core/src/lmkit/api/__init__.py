@@ -38,37 +38,26 @@ from lmkit.contracts.errors import (
 )
 from lmkit.contracts.execution import (
     Architecture,
-    AttentionBackend,
     AttnBatch,
     AttnPlan,
-    AttnPlanner,
     Buffer,
     BuildContext,
     Collectives,
     Control,
     DropAdapter,
     Event,
-    Executor,
     Failure,
     ForgetRows,
     Graphs,
     KVConfig,
     LoadAdapter,
-    LoadedModel,
-    Loader,
-    LogitsProcessor,
     Model,
-    Platform,
     Progress,
     Reply,
     ResetCache,
-    RotatingAttention,
-    SampleContext,
     StateBatch,
     StepInputs,
     StepLimits,
-    TensorEntry,
-    Worker,
     WorkerFacts,
 )
 from lmkit.contracts.model import (
@@ -87,13 +76,9 @@ from lmkit.contracts.model import (
 from lmkit.contracts.null import NullCollectives, NullEvent, NullGraphs
 from lmkit.contracts.operators import (
     DrawParams,
-    ExpertKernel,
     IntegerFormat,
     Integers,
-    LinearKernel,
-    PackedWeight,
     QuantFormat,
-    QuantScheme,
     Routing,
     RowOps,
 )
@@ -119,12 +104,8 @@ from lmkit.contracts.scheduling import (
     Admitted,
     CompiledGrammar,
     Gate,
-    GrammarBackend,
     Matcher,
-    OrderPolicy,
-    RequestView,
     SchedLimits,
-    Scheduler,
     Vocabulary,
 )
 from lmkit.contracts.specs import (
@@ -174,18 +155,19 @@ from lmkit.contracts.wire import (
     TokenEvent,
     TokenLogprob,
 )
-from lmkit.kinds.attention import AttentionRequest, AttentionSpec
+from lmkit.kinds.attention import AttentionBackend, AttentionRequest, AttentionSpec, AttnPlanner, RotatingAttention
 from lmkit.kinds.dialect import DialectSpec
-from lmkit.kinds.executor import ExecutorRequest, ExecutorSpec
-from lmkit.kinds.grammar import GrammarBackendSpec
-from lmkit.kinds.loader import LoaderRequest, LoaderSpec
+from lmkit.kinds.executor import Executor, ExecutorRequest, ExecutorSpec
+from lmkit.kinds.grammar import GrammarBackend, GrammarBackendSpec
+from lmkit.kinds.loader import Loader, LoaderRequest, LoaderSpec, TensorEntry
+from lmkit.kinds.logits_processor import LogitsProcessor, LogitsProcessorSpec, SampleContext
 from lmkit.kinds.model import ModelRequest, ModelSpec
-from lmkit.kinds.op import OpRequest, OpSpec
+from lmkit.kinds.op import ExpertKernel, LinearKernel, OpRequest, OpSpec, PackedWeight
 from lmkit.kinds.parsers import ParserRequest, ParserSpec
-from lmkit.kinds.platform import PlatformSpec
-from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec
+from lmkit.kinds.platform import Platform, PlatformSpec
+from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec, QuantScheme
 from lmkit.kinds.reasoning_parser import ReasoningParserSpec
-from lmkit.kinds.scheduler import SchedulerSpec
+from lmkit.kinds.scheduler import OrderPolicy, RequestView, Scheduler, SchedulerSpec
 from lmkit.kinds.structured_output import StructuredOutput, StructuredOutputSpec
 from lmkit.kinds.template import TemplateRequest, TemplateSpec
 from lmkit.kinds.tokenizer import TokenizerRequest, TokenizerSpec

@@ -98,15 +98,14 @@ class Outcome:
     def refused(self) -> tuple[Refused, ...]:
         return tuple(c.refused(self.request.kind) for c in self.candidates if not c.ok)
 
-    def choice(
-        self, candidate: Candidate | None = None, why: str = "", options: dict[str, Any] | None = None
-    ) -> Choice:
+    def choice(self, candidate: Candidate | None = None, why: str = "") -> Choice:
         """The chosen (or another surviving) candidate as a Choice."""
         picked = candidate or self.chosen
         assert picked is not None
         assert picked.spec is not None
         assert picked.spec.origin is not None
         spec, origin = picked.spec, picked.spec.origin
+        claim = claim_of(spec, self.request)
         default = "explicit" if self.wanted else "auto" if len(self.candidates) > 1 else "only candidate"
         return Choice(
             kind=self.request.kind,
@@ -116,8 +115,7 @@ class Outcome:
             dist=origin.dist,
             version=origin.version,
             module=origin.module,
-            options=options or {},
-            why=why or default,
+            why=why or (claim.why if claim and not self.wanted else default),
             refused=self.refused,
         )
 
