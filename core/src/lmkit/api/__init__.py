@@ -160,6 +160,7 @@ from lmkit.kinds.dialect import DialectSpec
 from lmkit.kinds.executor import Executor, ExecutorRequest, ExecutorSpec
 from lmkit.kinds.grammar import GrammarBackend, GrammarBackendSpec
 from lmkit.kinds.loader import Loader, LoaderRequest, LoaderSpec, TensorEntry
+from lmkit.kinds.logits_processor import LogitsProcessor, LogitsProcessorSpec, SampleContext
 from lmkit.kinds.model import ModelRequest, ModelSpec
 from lmkit.kinds.op import ExpertKernel, LinearKernel, OpRequest, OpSpec, PackedWeight
 from lmkit.kinds.parsers import ParserRequest, ParserSpec

@@ -187,6 +187,7 @@ def _intake(
         kv_dtype=str(resolved.value("kv_dtype", "")),
         grammars=grammars,
         pooler=info.pooler,
+        processors={c.name: load_target(c).options for c in resolved.choices if c.kind == "logits_processor"},
     )
 
 

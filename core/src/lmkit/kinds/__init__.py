@@ -13,6 +13,7 @@ from lmkit.kinds import (
     executor,
     grammar,
     loader,
+    logits_processor,
     model,
     op,
     platform,
@@ -41,6 +42,7 @@ KINDS: tuple[Kind, ...] = (
     executor.KIND,
     grammar.KIND,
     structured_output.KIND,
+    logits_processor.KIND,
     dialect.KIND,
 )
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}

@@ -99,6 +99,7 @@ class Worker:
             self.loaded, kv, sizes, backends, self.platform, self.device,
             eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead,
             seed=self.config.model.seed, debug_kv=self.debug_kv,
+            processors={c.name: make(c) for c in self.resolved.choices if c.kind == "logits_processor"},
         )  # fmt: skip
 
     def forward(self, plan: StepPlan) -> None:
