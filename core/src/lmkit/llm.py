@@ -71,7 +71,9 @@ class LLM(PoolingCalls):
             adopt_environment(platform_environment(self.config, self.resolved))
         with ThreadPoolExecutor(1) as beside:
             opening = beside.submit(TextSide.open, self.checkpoint, self.resolved, self.config)
-            from lmkit.engine.build import build_engine  # imports torch, which takes as long
+            from lmkit.engine.build import build_engine, executor_of
+
+            executor_of(self.resolved)  # to import what runs models takes as long
         self.text = opening.result()
         self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress, self.text.tokenizer)
         self._observers = Observers(host, self.resolved, self.facts)

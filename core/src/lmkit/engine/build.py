@@ -78,7 +78,7 @@ def build_engine(
     with phase("model"):
         verify(resolved)
         info = describe_model(resolved, checkpoint)
-        make = load_target(_chosen(resolved, "executor"))
+        make = executor_of(resolved)
         executor: Executor = make(config, resolved, checkpoint, progress)
     try:
         with phase("load weights"):
@@ -108,6 +108,11 @@ def build_engine(
         executor.close()
 
     return Engine(core, shown, close)
+
+
+def executor_of(resolved: ResolvedPlan) -> Any:
+    """The chosen executor's class. Imports what runs models, which takes its time: worth doing beside other work."""
+    return load_target(_chosen(resolved, "executor"))
 
 
 def _chosen(resolved: ResolvedPlan, kind: str) -> Any:
