@@ -25,7 +25,7 @@ from lmkit.engine.platform import platform_environment
 from lmkit.engine.shared import SharedCore
 from lmkit.engine.spawn import FACTORY, EngineProcess
 from lmkit.engine.supervisor import RESTARTS, Supervised
-from lmkit.front.ask import Ask, Messages, Prompt, chat_asks, one_text_ask, text_asks
+from lmkit.front.ask import Adapters, Ask, Messages, Params, Prompt, chat_asks, one_text_ask, text_asks
 from lmkit.front.message import Change
 from lmkit.front.prepare import Turn, prepare_all
 from lmkit.front.run import Generation, at_once, check_taken, play
@@ -89,10 +89,10 @@ class LLM(PoolingCalls):
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         n: int = 1,
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order; `n` outputs for each.
@@ -106,12 +106,12 @@ class LLM(PoolingCalls):
     def chat(
         self,
         messages: Messages | Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         n: int = 1,
         tool_choice: str | ToolChoice = "auto",
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
         template_options: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         progress: bool | None = None,
@@ -264,10 +264,10 @@ class AsyncLLM(PoolingCalls):
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         n: int = 1,
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
     ) -> list[RequestOutput]:
         """As `LLM.generate`."""
         return outputs_of(await self._run(text_asks(prompts, params, n, adapter)))
@@ -275,12 +275,12 @@ class AsyncLLM(PoolingCalls):
     async def chat(
         self,
         messages: Messages | Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         n: int = 1,
         tool_choice: str | ToolChoice = "auto",
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
         template_options: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> list[RequestOutput]:
