@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "src" / "lmkit"
-MAX_LINES = 16_700  # of the core; it falls
+MAX_LINES = 16_580  # of the core; it falls
 MAX_FUNCTION, MAX_MODULE = 80, 600  # lines
 DEPENDENCIES = {"pluggy", "msgspec", "packaging", "numpy", "tokenizers", "lmkit-worker"}
 NAMES = re.compile(

@@ -1,6 +1,7 @@
 """Seams of the worker: buffers, what planners and models read of a step, models, messages between engine and workers.
 
-What one kind of plugins implements stands in the kind's file (lmkit.kinds). Tensors are named in annotations only; this module does not import torch.
+What one kind of plugins implements stands in the kind's file (lmkit.kinds). Tensors are named in annotations only;
+this module does not import torch.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ from lmkit.api import (
 from lmkit.config import from_options
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
-from lmkit.plugins.select import select
 from lmkit.plugins.switches import Switches
 from lmkit.text.control import MARK, shown
 from lmkit.text.render import Renderer
 from lmkit.text.side import TextSide
 from lmkit.text.stream import OutputStream
 from lmkit.text.tools import tool_def
+from lmkit_testing.host import select
 
 pytest.importorskip("mistral_common", reason="mistral-common is not part of the default set")
 
