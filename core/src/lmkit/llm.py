@@ -8,7 +8,7 @@ with LLM("demo") as llm:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
@@ -16,10 +16,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from lmkit.api import ConfigError, EngineRequest, Progress, SamplingParams, ToolChoice
+from lmkit.api import ConfigError, Progress, SamplingParams, ToolChoice
 from lmkit.config import EngineConfig, from_options
 from lmkit.config.environment import adopt_environment
-from lmkit.engine.client import EventStream, ProcessClient
+from lmkit.engine.client import ProcessClient
 from lmkit.engine.observers import Observers
 from lmkit.engine.platform import platform_environment
 from lmkit.engine.shared import SharedCore
@@ -333,13 +333,6 @@ class AsyncLLM(PoolingCalls):
 
     async def _read(self, asks: Sequence[Ask], read: Callable[[list[list[Turn]]], Any]) -> Any:
         return read(await self._run(asks))
-
-    def submit(self, request: EngineRequest) -> EventStream:
-        """The events of the request; exactly one of them finishes it."""
-        return self.client.submit(request)
-
-    def abort(self, ids: Iterable[str]) -> None:
-        self.client.abort(ids)
 
     async def close(self) -> None:
         if self.client.observers is not None and self.client.state != "dead":

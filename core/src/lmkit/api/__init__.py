@@ -1,7 +1,8 @@
 """The only public surface for plugins: specs to register, requests to answer, protocols to implement.
 
 Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.checkpoint` (for loaders),
-`lmkit.memory` (for executors), `lmkit.killable` (for work on what strangers wrote) and the libraries, is free to move.
+`lmkit.memory` (for executors), `lmkit.killable` and `lmkit.files` (for what strangers wrote), `lmkit.prompts` (for
+renderers) and the libraries, is free to move.
 """
 
 from lmkit.api.hooks import hookimpl
@@ -133,13 +134,13 @@ from lmkit.contracts.text import (
     Reasoning,
     StreamParser,
     Text,
-    Tokenizer,
     ToolArgs,
     ToolChoice,
     ToolDef,
     ToolEnd,
     ToolStart,
 )
+from lmkit.contracts.tokenizer import MARK, BytesDetokenizer, Detokenizer, Tokenizer
 from lmkit.contracts.wire import (
     EngineRequest,
     FinishReason,
@@ -160,12 +161,14 @@ from lmkit.kinds.dialect import DialectSpec
 from lmkit.kinds.executor import Executor, ExecutorRequest, ExecutorSpec
 from lmkit.kinds.grammar import GrammarBackend, GrammarBackendSpec
 from lmkit.kinds.loader import Loader, LoaderRequest, LoaderSpec, TensorEntry
+from lmkit.kinds.logits_processor import LogitsProcessor, LogitsProcessorSpec, SampleContext
 from lmkit.kinds.model import ModelRequest, ModelSpec
 from lmkit.kinds.op import ExpertKernel, LinearKernel, OpRequest, OpSpec, PackedWeight
 from lmkit.kinds.parsers import ParserRequest, ParserSpec
 from lmkit.kinds.platform import Platform, PlatformSpec
 from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec, QuantScheme
 from lmkit.kinds.reasoning_parser import ReasoningParserSpec
+from lmkit.kinds.renderer import ChatRenderer, RendererSpec
 from lmkit.kinds.scheduler import OrderPolicy, RequestView, Scheduler, SchedulerSpec
 from lmkit.kinds.structured_output import StructuredOutput, StructuredOutputSpec
 from lmkit.kinds.template import TemplateRequest, TemplateSpec

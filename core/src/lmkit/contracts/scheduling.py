@@ -49,7 +49,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class SchedLimits:
-    """What the scheduler must respect. Set by engine assembly."""
+    """What the scheduler must respect, and workers make room for. Set by engine assembly."""
 
     max_tokens: int  # token budget of a step
     max_rows: int

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from lmkit.contracts.execution import Control, Failure, KVConfig, Reply, WorkerFacts
+    from lmkit.contracts.scheduling import SchedLimits
     from lmkit.contracts.wire import GrammarMasks, StepPlan, StepResult
 
 
@@ -35,7 +36,10 @@ class Executor(Protocol):
     depth: int
 
     def start(self) -> WorkerFacts: ...
-    def configure_kv(self, kv: KVConfig) -> None: ...
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
+        """Reserves the blocks, and what steps within `limits` need. Called once, after `start`."""
+        ...
+
     def forward(self, plan: StepPlan) -> None:
         """Returns at once (uniproc on CPU: after the pass). A plan without rows is a diff to apply."""
         ...

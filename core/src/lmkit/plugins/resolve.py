@@ -54,9 +54,10 @@ from lmkit.api import (
 from lmkit.config import STEP_TOKENS, EngineConfig
 from lmkit.contracts.describe import described
 from lmkit.contracts.specs import NAME
+from lmkit.files import chat_templates
 from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order, op, template
 from lmkit.plugins.catalog import install_command
-from lmkit.plugins.chat_templates import chat_templates, chosen_template
+from lmkit.plugins.chat_templates import chosen_template
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
@@ -452,7 +453,7 @@ class Resolver:
         """The selection for a kind that the plan can be without. Parsers are tried on the model's chat template."""
         if isinstance(request, ParserRequest):
             self._parsers = self._parsers or ParserChooser(
-                self.host, self.known.templates, self.known.checkpoint.path, imports=self.imports
+                self.host, self.plan(), self.known.templates, self.known.checkpoint.path, imports=self.imports
             )
             outcome = self._parsers.choose(request)
             self.outcomes.append(outcome)

@@ -11,11 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import GrammarMasks, InvalidParam, SamplingParams
+from lmkit.api import GrammarMasks, InvalidParam, SampleContext, SamplingParams
 from lmkit_layers import truncate, vocabulary
 from lmkit_worker.sampling import SampleBatch, Sampler, sampler
 from lmkit_worker.sampling.noise import seed_of, uniform
-from lmkit_worker.sampling.processors import SampleContext
 
 V = 50
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from lmkit.api import GrammarMasks, KVConfig, NewRow, PluginError, StepLimits, StepPlan, StepResult
+from lmkit.api import GrammarMasks, KVConfig, LogitsProcessor, NewRow, PluginError, StepLimits, StepPlan, StepResult
 from lmkit_layers.adapters import AdapterBank
 
 from lmkit_worker.heads import RowHead, TokenHead
@@ -16,7 +16,6 @@ from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.pooling import RowPooler
 from lmkit_worker.rows import RowTable
 from lmkit_worker.sampling import Sampler
-from lmkit_worker.sampling.processors import LogitsProcessor
 
 if TYPE_CHECKING:
     from lmkit.api import AttentionBackend, AttnNeed, LayerInfo, Platform

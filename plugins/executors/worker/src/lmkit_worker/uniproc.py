@@ -15,6 +15,7 @@ from lmkit.api import (
     KVConfig,
     Reply,
     ResolvedPlan,
+    SchedLimits,
     StepPlan,
     StepResult,
     WorkerFacts,
@@ -42,8 +43,8 @@ class UniprocExecutor:
     def start(self) -> WorkerFacts:
         return self._open.load()
 
-    def configure_kv(self, kv: KVConfig) -> None:
-        self._open.configure_kv(kv)
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
+        self._open.configure_kv(kv, limits)
 
     def forward(self, plan: StepPlan) -> None:
         try:

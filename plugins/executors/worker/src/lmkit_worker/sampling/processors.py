@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from lmkit.api import LogitsProcessor, SampleContext
 
 from lmkit_worker.sampling.logprobs import row_index
 
@@ -19,30 +19,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("lmkit.engine")
-
-
-@dataclass(slots=True)
-class SampleContext:
-    """What a logits processor may read."""
-
-    slots: Sequence[int]  # slot of each row of the logits
-    positions: Sequence[int]  # position of the token being drawn
-    tokens: Callable[[int], Sequence[int]]  # slot -> all tokens so far (prompt + output)
-
-
-class LogitsProcessor(Protocol):
-    stage: Literal["logits", "probs"]
-    keeps_argmax: bool  # may be skipped for greedy rows
-    options: type | None  # dataclass that validates params.extra[name]
-
-    def add(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> bool:
-        """False = not interested in this row."""
-        ...
-
-    def remove(self, slot: int) -> None: ...
-    def apply(self, logits: Tensor, ctx: SampleContext) -> None:
-        """In place; logits [S, V] float32."""
-        ...
 
 
 class Processors:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from lmkit.api import DrawParams, GrammarMasks, RowOps, SamplingParams, TokenLogprob
+from lmkit.api import DrawParams, GrammarMasks, LogitsProcessor, RowOps, SamplingParams, TokenLogprob
 from lmkit_layers import truncate, vocabulary
 from lmkit_layers.rowwise import TorchRowOps
 from torch import Tensor
@@ -33,7 +33,7 @@ from torch import Tensor
 from lmkit_worker.sampling.counts import TokenCounts
 from lmkit_worker.sampling.logprobs import TokenChoice, gather_logprobs, row_index
 from lmkit_worker.sampling.noise import uniform
-from lmkit_worker.sampling.processors import LogitsProcessor, Processors
+from lmkit_worker.sampling.processors import Processors
 
 MIN_TEMPERATURE = 1e-30  # smaller ones are equal to it: only the most likely token is left, and float32 still holds it
 
