@@ -446,7 +446,7 @@ class Resolver:
             self.outcomes.append(outcome)
         self._warnings.extend(f"{kind}: {text}" for text in outcome.warnings)
         if needed and outcome.chosen is None:
-            raise failure(self.host, outcome, lambda names: consider(self.host, request, "auto", **how))
+            raise failure(self.host, outcome, lambda: consider(self.host, request, "auto", **how))
         return outcome
 
     def _offered(self, request: SelectRequest) -> Outcome:

@@ -197,20 +197,11 @@ def consider(
     return Outcome(first, (), tuple(candidates), chosen, tuple(warnings))
 
 
-def select(
-    host: PluginHost, request: SelectRequest | Sequence[SelectRequest], user: str = "auto", **how: Any
-) -> Choice:
-    """The choice for `request`. Raises SelectionError with all refusals when no candidate passes."""
-    outcome = consider(host, request, user, **how)
-    if outcome.chosen is None:
-        raise failure(host, outcome, lambda names: consider(host, request, "auto", **how) if names else None)
-    return outcome.choice()
+def failure(host: PluginHost, outcome: Outcome, auto: Callable[[], Outcome] | None = None) -> SelectionError:
+    """The error of an outcome without a choice: reasons per candidate, and the names that would have worked.
 
-
-def failure(
-    host: PluginHost, outcome: Outcome, auto: Callable[[list[str]], Outcome | None] | None = None
-) -> SelectionError:
-    """The error of an outcome without a choice: reasons per candidate, and the names that would have worked."""
+    `auto` considers what the user did not name.
+    """
     kind = outcome.request.kind
     where = f" for {outcome.request.component!r}" if outcome.request.component else ""
     lines = [f"{c.name}: " + "; ".join(f"{r.code} (needs {r.needed}, has {r.offered})" for r in c.reasons)
@@ -219,12 +210,10 @@ def failure(
     if outcome.wanted:
         asked = ",".join(map(str, outcome.wanted))
         message = f"{kind} {asked!r} cannot be used{where}: " + " | ".join(lines)
-        others = auto(host.names(kind)) if auto else None
-        works = [c.name for c in others.survivors] if others else []
         if kind == "model":  # its names are architectures: no other runs this checkpoint
             like = nearest(str(outcome.wanted[0]), host.names(kind))
             fixes += [f"nearest: {like}"] if like else []
-        elif works:
+        elif auto and (works := [c.name for c in auto().survivors]):
             fixes.append(f"these would work: {', '.join(works)}")
     else:
         message = f"no {kind} plugin can be used{where}: " + (" | ".join(lines) or "none is installed")

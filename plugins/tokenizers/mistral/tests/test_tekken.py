@@ -22,13 +22,13 @@ from lmkit.api import (
 from lmkit.config import from_options
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
-from lmkit.plugins.select import select
 from lmkit.plugins.switches import Switches
 from lmkit.prompts import shown
 from lmkit.text.renderer import WriterRenderer
 from lmkit.text.side import TextSide
 from lmkit.text.stream import OutputStream
 from lmkit.text.tools import tool_def
+from lmkit_testing.host import select
 
 pytest.importorskip("mistral_common", reason="mistral-common is not part of the default set")
 
