@@ -21,7 +21,6 @@ from lmkit.api import (
     AttnNeed,
     KVConfig,
     LayerInfo,
-    LoadedModel,
     ModelInfo,
     NewRow,
     RowWork,
@@ -31,6 +30,7 @@ from lmkit.api import (
     StepPlan,
 )
 from lmkit_testing.toy import ToyAttention, ToyPlatform
+from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.runner import Runner
 from torch import Tensor
 

@@ -11,8 +11,6 @@ from lmkit.api import CapacityError, CheckpointError, ConfigError, InvalidParam,
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
 peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of peft beside this transformers
     pytest.mark.filterwarnings("ignore::UserWarning:peft.*"),  # that it saves embeddings too
@@ -32,6 +30,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(base: Path, folder: Path, seed: int, merged: Path | None = None, **changes: object) -> Path:
     """A random adapter; with `merged`, also the model that has it in its weights."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")  # seconds to import
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     options = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS, **changes}
     adapted = peft.get_peft_model(model, peft.LoraConfig(**options))

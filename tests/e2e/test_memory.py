@@ -31,7 +31,7 @@ async def held_when_full(config: EngineConfig) -> int:
         async def fill(row: int) -> None:
             ids = [(row * 31 + i) % facts.vocab_size for i in range(length)]
             params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-            async for _ in llm.submit(EngineRequest(f"row {row}", ids, params)):
+            async for _ in llm.client.submit(EngineRequest(f"row {row}", ids, params)):
                 pass
 
         await asyncio.gather(*(fill(row) for row in range(facts.max_rows)))

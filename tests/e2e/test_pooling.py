@@ -48,6 +48,19 @@ def published():
         yield llm, path
 
 
+def test_equal_to_transformers(published) -> None:
+    """The mean over the tokens, scaled: what modules.json of this model says."""
+    llm, path = published
+    transformers = pytest.importorskip("transformers")
+    model = transformers.BertModel.from_pretrained(path).eval()
+    for text, ours in zip(TEXTS, llm.embed(TEXTS), strict=True):
+        with torch.no_grad():
+            hidden = model(torch.tensor([llm.text.encode_prompt(text)])).last_hidden_state[0]
+        theirs = torch.nn.functional.normalize(hidden.mean(0), dim=0)
+        assert np.allclose(ours.data, theirs, atol=1e-5)
+
+
+@pytest.mark.full("lmkit-model-bert")  # eight seconds to import
 def test_equal_to_sentence_transformers(published) -> None:
     llm, path = published
     sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter, sleep
 
 import httpx
+import lmkit_cli
 import pytest
 from lmkit import LLM
 from lmkit.api import CheckpointError
@@ -89,45 +90,43 @@ def test_sixteen_streams_at_once(tiny_server: Server) -> None:
     assert all(texts[i] == texts[i % 4] for i in range(16))
 
 
-def test_killed_engine_ends_streams_and_readiness(tiny: Path) -> None:
-    with serving(str(tiny)) as server:
-        url = server.url()
-        body = {"model": "model", "prompt": "hello", "max_tokens": 240, "stream": True, "ignore_eos": True}
-        body["resume"] = False
-        with ThreadPoolExecutor(8) as pool:
-            started = []
+def test_killed_engine_ends_streams_and_readiness(tiny_server: Server) -> None:
+    server, url = tiny_server, tiny_server.url()
+    body = {"model": "model", "prompt": "hello", "max_tokens": 240, "stream": True, "ignore_eos": True}
+    body["resume"] = False
+    with ThreadPoolExecutor(8) as pool:
+        started = []
 
-            def stream(i: int) -> tuple[str, float]:
-                lines = []
-                with httpx.stream("POST", url + "/v1/completions", json={**body, "seed": i}, timeout=60) as response:
-                    for line in response.iter_lines():
-                        lines.append(line)
-                        if len(lines) == 2:
-                            started.append(i)
-                return "\n".join(lines), perf_counter()
+        def stream(i: int) -> tuple[str, float]:
+            lines = []
+            with httpx.stream("POST", url + "/v1/completions", json={**body, "seed": i}, timeout=60) as response:
+                for line in response.iter_lines():
+                    lines.append(line)
+                    if len(lines) == 2:
+                        started.append(i)
+            return "\n".join(lines), perf_counter()
 
-            jobs = [pool.submit(stream, i) for i in range(8)]
-            while len(started) < 8 and not any(job.done() for job in jobs):
-                sleep(0.001)
-            (pid,) = server.engine_pids()
-            os.kill(pid, signal.SIGKILL)
-            killed = perf_counter()
-            while httpx.get(url + "/ready").status_code == 200:
-                assert perf_counter() - killed < BUSY
-            for job in jobs:
-                text, ended = job.result(timeout=BUSY)
-                assert ended - killed < BUSY
-                assert "engine-dead" in text or "[DONE]" in text
-            assert any("engine-dead" in job.result()[0] for job in jobs)
-        assert httpx.get(url + "/live").status_code == 200
-        refused = post(url, "/v1/completions", model="model", prompt="a")
-        assert refused.status_code == 503
-        while httpx.get(url + "/ready").status_code != 200:  # a new engine takes over
-            assert perf_counter() - killed < 60.0
-            sleep(0.05)
-        assert post(url, "/v1/completions", model="model", prompt="a", max_tokens=3).status_code == 200
-        assert server.engine_pids() != [pid]
-        assert server.stop() == 0
+        jobs = [pool.submit(stream, i) for i in range(8)]
+        while len(started) < 8 and not any(job.done() for job in jobs):
+            sleep(0.001)
+        (pid,) = server.engine_pids()
+        os.kill(pid, signal.SIGKILL)
+        killed = perf_counter()
+        while httpx.get(url + "/ready").status_code == 200:
+            assert perf_counter() - killed < BUSY
+        for job in jobs:
+            text, ended = job.result(timeout=BUSY)
+            assert ended - killed < BUSY
+            assert "engine-dead" in text or "[DONE]" in text
+        assert any("engine-dead" in job.result()[0] for job in jobs)
+    assert httpx.get(url + "/live").status_code == 200
+    refused = post(url, "/v1/completions", model="model", prompt="a")
+    assert refused.status_code == 503
+    while httpx.get(url + "/ready").status_code != 200:  # a new engine takes over
+        assert perf_counter() - killed < 60.0
+        sleep(0.05)
+    assert post(url, "/v1/completions", model="model", prompt="a", max_tokens=3).status_code == 200
+    assert server.engine_pids() != [pid]
 
 
 def test_sigterm_lets_running_requests_finish(tiny: Path) -> None:
@@ -168,7 +167,10 @@ def test_stopped_while_it_starts(tiny: Path, tmp_path: Path, number: signal.Sign
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0])
+BESIDE = pytest.mark.full("lmkit-cli", "lmkit-http")  # another of this file says nearly the same
+
+
+@pytest.mark.parametrize("seconds", [0.3, *(pytest.param(s, marks=BESIDE) for s in (0.0, 1.0))])
 def test_killed_while_it_starts(tiny: Path, seconds: float) -> None:
     """The engine process ends by itself, whatever it was doing."""
     with serving(str(tiny)) as server:
@@ -192,8 +194,14 @@ def test_engine_killed_before_it_listens(tiny: Path) -> None:
         assert "Traceback" not in server.output
 
 
-# pinned: a name that nobody has is refused
-@pytest.mark.parametrize("arguments", [("demmo",), ("demo", "--attention", "nobody"), ("demo", "--port", "1000000")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        # pinned: a name that nobody has is refused
+        ("demo", "--attention", "nobody"),
+        *(pytest.param(a, marks=BESIDE) for a in (("demmo",), ("demo", "--port", "1000000"))),
+    ],
+)
 def test_refused_start_leaves_no_process(arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = lmkit("serve", *arguments, MARK=str(tmp_path))
     assert done.returncode != 0
@@ -209,35 +217,42 @@ def _is_marked(process: Path, mark: str) -> bool:
         return False
 
 
-def test_port_in_use(tiny: Path) -> None:
+def serve(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """`lmkit serve` in this process, where it is refused: status and what it said of that."""
+    status = lmkit_cli.run(("serve", *arguments))
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return status, said
+
+
+def test_port_in_use(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = lmkit("serve", str(tiny), "--port", str(port))
-    assert done.returncode == 2
-    assert str(port) in done.stderr
-    assert "port-in-use" in done.stderr
-    assert "Traceback" not in done.stderr
+        status, said = serve(capsys, str(tiny), "--port", str(port))
+    assert status == 2
+    assert str(port) in said
+    assert "port-in-use" in said
 
 
-def test_public_address_needs_a_key(tiny: Path) -> None:
-    done = lmkit("serve", str(tiny), "--host", "0.0.0.0", "--port", "0")
-    assert done.returncode == 2
-    assert "--api-key" in done.stderr
+def test_public_address_needs_a_key(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = serve(capsys, str(tiny), "--host", "0.0.0.0", "--port", "0")
+    assert status == 2
+    assert "--api-key" in said
 
 
-def test_unknown_model_name() -> None:
-    done = lmkit("serve", "demmo")
-    assert done.returncode == 4
-    assert "demmo" in done.stderr
-    assert "code: checkpoint" in done.stderr
+def test_unknown_model_name(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = serve(capsys, "demmo")
+    assert status == 4
+    assert "demmo" in said
+    assert "code: checkpoint" in said
 
 
-def test_unknown_plugin_option(tiny: Path) -> None:
-    done = lmkit("serve", str(tiny), "--attention.torch.nonsense", "1")
-    assert done.returncode == 2
-    assert "nonsense" in done.stderr
+def test_unknown_plugin_option(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = serve(capsys, str(tiny), "--attention.torch.nonsense", "1")
+    assert status == 2
+    assert "nonsense" in said
 
 
 def corrupt(tiny: Path, path: Path, name: str) -> Path:
@@ -281,15 +296,22 @@ def test_damaged_checkpoint_is_a_typed_error(tiny: Path, tmp_path: Path, name: s
     assert DAMAGES[name] in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["truncated", "activation"])  # found by the engine process, and by the parent
-def test_damaged_checkpoint_is_one_screen(tiny: Path, tmp_path: Path, name: str) -> None:
-    path = corrupt(tiny, tmp_path / "model", name)
-    done = lmkit("serve", str(path), "--port", "0")
+def test_damaged_weights_are_one_screen(tiny: Path, tmp_path: Path) -> None:
+    """The engine process finds it."""
+    done = lmkit("serve", str(corrupt(tiny, tmp_path / "model", "truncated")), "--port", "0")
     assert done.returncode == 4, done.stderr
     assert "error:" in done.stderr
     assert "Traceback" not in done.stderr
 
 
+def test_damaged_config_is_one_screen(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server's own process finds it."""
+    status, said = serve(capsys, str(corrupt(tiny, tmp_path / "model", "activation")), "--port", "0")
+    assert status == 4
+    assert "error:" in said
+
+
+@BESIDE
 def test_no_memory(tiny: Path) -> None:
     done = lmkit("serve", str(tiny), "--port", "0", "--num-blocks", "100000000")
     assert done.returncode == 5, done.stderr

@@ -72,8 +72,10 @@ def test_core_alone_lists_and_explains(make_env) -> None:
     assert "not installed" in text or "not-installed" in text
     assert "plugins/attention/" in text
 
-    done = env.run("lmkit", "explain", "executor")
-    assert "plugins/executors/worker" in done.stdout + done.stderr
+    folders = {"executor": "executors/worker", "tokenizer": "tokenizers/json", "renderer": "tokenizers/json"}
+    for kind, folder in folders.items():
+        done = env.run("lmkit", "explain", kind)
+        assert f"plugins/{folder}" in done.stdout + done.stderr
 
     done = env.run("lmkit", "serve", "demo", "--port", "0")
     assert done.returncode != 0

@@ -1,27 +1,14 @@
-"""The core's own registrations, through the same hooks as everybody's: without these nothing runs anywhere."""
+"""The core's own hook, registered as everybody's are: it finds checkpoints in directories and on a hub."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lmkit.api import Tier, TokenizerSpec, hookimpl
+from lmkit.api import hookimpl
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, CheckpointOptions
-
-
-@hookimpl
-def lmkit_tokenizers() -> Iterable[TokenizerSpec]:
-    yield TokenizerSpec(
-        name="json",
-        summary="tokenizer.json, in a process of its own",
-        target="lmkit.text.apart:open_tokenizer",
-        tier=Tier.PORTABLE,
-        stability="stable",
-        files=("tokenizer.json",),
-    )
 
 
 @hookimpl(trylast=True)

@@ -8,7 +8,7 @@ with LLM("demo") as llm:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
@@ -16,16 +16,16 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from lmkit.api import ConfigError, EngineRequest, Progress, SamplingParams, ToolChoice
+from lmkit.api import ConfigError, Progress, SamplingParams, ToolChoice
 from lmkit.config import EngineConfig, from_options
 from lmkit.config.environment import adopt_environment
-from lmkit.engine.client import EventStream, ProcessClient
+from lmkit.engine.client import ProcessClient
 from lmkit.engine.observers import Observers
 from lmkit.engine.platform import platform_environment
 from lmkit.engine.shared import SharedCore
 from lmkit.engine.spawn import FACTORY, EngineProcess
 from lmkit.engine.supervisor import RESTARTS, Supervised
-from lmkit.front.ask import Ask, Messages, Prompt, chat_asks, one_text_ask, text_asks
+from lmkit.front.ask import Adapters, Ask, Messages, Params, Prompt, chat_asks, one_text_ask, text_asks
 from lmkit.front.message import Change
 from lmkit.front.prepare import Turn, prepare_all
 from lmkit.front.run import Generation, at_once, check_taken, play
@@ -71,7 +71,9 @@ class LLM(PoolingCalls):
             adopt_environment(platform_environment(self.config, self.resolved))
         with ThreadPoolExecutor(1) as beside:
             opening = beside.submit(TextSide.open, self.checkpoint, self.resolved, self.config)
-            from lmkit.engine.build import build_engine  # imports torch, which takes as long
+            from lmkit.engine.build import build_engine, executor_of
+
+            executor_of(self.resolved)  # to import what runs models takes as long
         self.text = opening.result()
         self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress, self.text.tokenizer)
         self._observers = Observers(host, self.resolved, self.facts)
@@ -87,10 +89,10 @@ class LLM(PoolingCalls):
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         n: int = 1,
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order; `n` outputs for each.
@@ -104,12 +106,12 @@ class LLM(PoolingCalls):
     def chat(
         self,
         messages: Messages | Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         n: int = 1,
         tool_choice: str | ToolChoice = "auto",
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
         template_options: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         progress: bool | None = None,
@@ -262,10 +264,10 @@ class AsyncLLM(PoolingCalls):
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         n: int = 1,
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
     ) -> list[RequestOutput]:
         """As `LLM.generate`."""
         return outputs_of(await self._run(text_asks(prompts, params, n, adapter)))
@@ -273,12 +275,12 @@ class AsyncLLM(PoolingCalls):
     async def chat(
         self,
         messages: Messages | Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         n: int = 1,
         tool_choice: str | ToolChoice = "auto",
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
         template_options: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> list[RequestOutput]:
@@ -333,13 +335,6 @@ class AsyncLLM(PoolingCalls):
 
     async def _read(self, asks: Sequence[Ask], read: Callable[[list[list[Turn]]], Any]) -> Any:
         return read(await self._run(asks))
-
-    def submit(self, request: EngineRequest) -> EventStream:
-        """The events of the request; exactly one of them finishes it."""
-        return self.client.submit(request)
-
-    def abort(self, ids: Iterable[str]) -> None:
-        self.client.abort(ids)
 
     async def close(self) -> None:
         if self.client.observers is not None and self.client.state != "dead":

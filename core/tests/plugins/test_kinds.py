@@ -67,7 +67,6 @@ KIND = Kind(
 
 USE = """
 import json, sys
-from lmkit.api import SelectionError
 from lmkit.config import EngineConfig, from_options, read_environment
 from lmkit.config.schema import leaves
 from lmkit.hookspecs import hooks
@@ -75,21 +74,16 @@ from lmkit.kinds.echo import EchoRequest
 from lmkit_cli.story import explain
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import load_target
-from lmkit.plugins.select import select
+from lmkit.plugins.select import consider
 
 host = PluginHost(path=[sys.argv[1]])
 entry = host.entries("echo")[0]
-choice = select(host, EchoRequest(times=2), "twice")
-try:
-    select(host, EchoRequest(times=3), "twice")
-    refused = ""
-except SelectionError as e:
-    refused = e.refused[0].reasons[0].code
+choice = consider(host, EchoRequest(times=2), "twice").choice()
 print(json.dumps({
     "key": entry.key,
     "hook": hooks()["lmkit_echoes"].__annotations__["return"],
     "said": load_target(choice)("ho"),
-    "refused": refused,
+    "refused": consider(host, EchoRequest(times=3), "twice").refused[0].reasons[0].code,
     "topic": explain(EngineConfig(), host, topic="echo").topics[0].candidates[0].name,
     "named": from_options({"echo": "twice"}).wants("echo"),
     "variable": dict(read_environment({"LMKIT_ECHO": "twice"}).values),

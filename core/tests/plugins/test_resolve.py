@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from lmkit.api import (
     CheckpointError,
@@ -72,7 +73,7 @@ def test_everything_is_chosen(whole: World) -> None:
 def test_plan_round_trips(whole: World) -> None:
     whole.attention("other", "head_dims=one_of(8)")
     plan, _, _ = resolve(TOY, whole.host())
-    again = ResolvedPlan.from_json(plan.to_json())
+    again = msgspec.json.decode(plan.to_json(), type=ResolvedPlan)
     assert again == plan
     assert again.hash == plan.hash
     refused = again.choice("attention").refused  # type: ignore[union-attr]
@@ -81,10 +82,11 @@ def test_plan_round_trips(whole: World) -> None:
 
 READ_PLAN = """
 import sys
+import msgspec
 sys.path.insert(0, sys.argv[1])
 from lmkit.api import ResolvedPlan
 from lmkit.plugins import load_target, verify
-plan = ResolvedPlan.from_json(sys.stdin.buffer.read())
+plan = msgspec.json.decode(sys.stdin.buffer.read(), type=ResolvedPlan)
 verify(plan)
 target = load_target(plan.choice("attention", "text"))
 print(plan.hash, target.__name__, "toy_scheduler" in sys.modules)
@@ -112,8 +114,6 @@ def test_target_errors_name_the_plugin_and_the_cause(whole: World) -> None:
     plan, _, _ = resolve(TOY, whole.host())
     choice = plan.choice("attention", "text")
     assert choice is not None
-    import msgspec
-
     whole.add("bad-impl", {}, {"bad_impl": "1 / 0", "exiting_impl": "raise SystemExit"})
     with pytest.raises(PluginError, match=r"attention 'ref' .*toy-attention-ref 0\.1\.0.*ZeroDivisionError") as caught:
         load_target(msgspec.structs.replace(choice, target="bad_impl:It"))

@@ -1,7 +1,8 @@
 """The only public surface for plugins: specs to register, requests to answer, protocols to implement.
 
 Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.checkpoint` (for loaders),
-`lmkit.memory` (for executors), `lmkit.killable` (for work on what strangers wrote) and the libraries, is free to move.
+`lmkit.memory` (for executors), `lmkit.killable` and `lmkit.files` (for what strangers wrote), `lmkit.prompts` (for
+renderers) and the libraries, is free to move.
 """
 
 from lmkit.api.hooks import hookimpl
@@ -38,37 +39,26 @@ from lmkit.contracts.errors import (
 )
 from lmkit.contracts.execution import (
     Architecture,
-    AttentionBackend,
     AttnBatch,
     AttnPlan,
-    AttnPlanner,
     Buffer,
     BuildContext,
     Collectives,
     Control,
     DropAdapter,
     Event,
-    Executor,
     Failure,
     ForgetRows,
     Graphs,
     KVConfig,
     LoadAdapter,
-    LoadedModel,
-    Loader,
-    LogitsProcessor,
     Model,
-    Platform,
     Progress,
     Reply,
     ResetCache,
-    RotatingAttention,
-    SampleContext,
     StateBatch,
     StepInputs,
     StepLimits,
-    TensorEntry,
-    Worker,
     WorkerFacts,
 )
 from lmkit.contracts.model import (
@@ -87,13 +77,9 @@ from lmkit.contracts.model import (
 from lmkit.contracts.null import NullCollectives, NullEvent, NullGraphs
 from lmkit.contracts.operators import (
     DrawParams,
-    ExpertKernel,
     IntegerFormat,
     Integers,
-    LinearKernel,
-    PackedWeight,
     QuantFormat,
-    QuantScheme,
     Routing,
     RowOps,
 )
@@ -119,12 +105,8 @@ from lmkit.contracts.scheduling import (
     Admitted,
     CompiledGrammar,
     Gate,
-    GrammarBackend,
     Matcher,
-    OrderPolicy,
-    RequestView,
     SchedLimits,
-    Scheduler,
     Vocabulary,
 )
 from lmkit.contracts.specs import (
@@ -152,13 +134,13 @@ from lmkit.contracts.text import (
     Reasoning,
     StreamParser,
     Text,
-    Tokenizer,
     ToolArgs,
     ToolChoice,
     ToolDef,
     ToolEnd,
     ToolStart,
 )
+from lmkit.contracts.tokenizer import MARK, BytesDetokenizer, Detokenizer, Tokenizer
 from lmkit.contracts.wire import (
     EngineRequest,
     FinishReason,
@@ -174,18 +156,20 @@ from lmkit.contracts.wire import (
     TokenEvent,
     TokenLogprob,
 )
-from lmkit.kinds.attention import AttentionRequest, AttentionSpec
+from lmkit.kinds.attention import AttentionBackend, AttentionRequest, AttentionSpec, AttnPlanner, RotatingAttention
 from lmkit.kinds.dialect import DialectSpec
-from lmkit.kinds.executor import ExecutorRequest, ExecutorSpec
-from lmkit.kinds.grammar import GrammarBackendSpec
-from lmkit.kinds.loader import LoaderRequest, LoaderSpec
+from lmkit.kinds.executor import Executor, ExecutorRequest, ExecutorSpec
+from lmkit.kinds.grammar import GrammarBackend, GrammarBackendSpec
+from lmkit.kinds.loader import Loader, LoaderRequest, LoaderSpec, TensorEntry
+from lmkit.kinds.logits_processor import LogitsProcessor, LogitsProcessorSpec, SampleContext
 from lmkit.kinds.model import ModelRequest, ModelSpec
-from lmkit.kinds.op import OpRequest, OpSpec
+from lmkit.kinds.op import ExpertKernel, LinearKernel, OpRequest, OpSpec, PackedWeight
 from lmkit.kinds.parsers import ParserRequest, ParserSpec
-from lmkit.kinds.platform import PlatformSpec
-from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec
+from lmkit.kinds.platform import Platform, PlatformSpec
+from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec, QuantScheme
 from lmkit.kinds.reasoning_parser import ReasoningParserSpec
-from lmkit.kinds.scheduler import SchedulerSpec
+from lmkit.kinds.renderer import ChatRenderer, RendererSpec
+from lmkit.kinds.scheduler import OrderPolicy, RequestView, Scheduler, SchedulerSpec
 from lmkit.kinds.structured_output import StructuredOutput, StructuredOutputSpec
 from lmkit.kinds.template import TemplateRequest, TemplateSpec
 from lmkit.kinds.tokenizer import TokenizerRequest, TokenizerSpec

@@ -78,7 +78,7 @@ def build_engine(
     with phase("model"):
         verify(resolved)
         info = describe_model(resolved, checkpoint)
-        make = load_target(_chosen(resolved, "executor"))
+        make = executor_of(resolved)
         executor: Executor = make(config, resolved, checkpoint, progress)
     try:
         with phase("load weights"):
@@ -87,15 +87,12 @@ def build_engine(
         with phase("KV cache"):
             tokens = memory.step_tokens(config, resolved)
             kv = memory.plan_kv(facts, config, max_length=info.max_length, max_tokens=tokens, causal=info.causal)
-            executor.configure_kv(kv)
+            limits = _limits(config, resolved, info, kv, tokens, executor.depth)
+            executor.configure_kv(kv, limits)
         with phase("scheduler"):
-            length = memory.fit_length(info, kv, tokens, resolved.value("max_length") or config.model.max_length)
-            if not info.causal:  # a prompt is computed in one step
-                length = min(length, tokens)
-            limits = _limits(config, resolved, info, length, tokens, executor.depth)
             constrained = _constrained_output(config, resolved, checkpoint, info, limits, tokenizer)
             adapters = Adapters(executor, config.lora.max_adapters) if config.lora.on else NoAdapters()
-            intake = _intake(resolved, checkpoint, info, length, constrained)
+            intake = _intake(resolved, checkpoint, info, limits.max_length, constrained)
             intake = replace(intake, adapters=adapters.loaded)
             core = EngineCore(_scheduler(resolved, limits, kv), executor, intake, adapters=adapters)
         with phase("adapters"):
@@ -113,6 +110,11 @@ def build_engine(
     return Engine(core, shown, close)
 
 
+def executor_of(resolved: ResolvedPlan) -> Any:
+    """The chosen executor's class. Imports what runs models, which takes its time: worth doing beside other work."""
+    return load_target(_chosen(resolved, "executor"))
+
+
 def _chosen(resolved: ResolvedPlan, kind: str) -> Any:
     choice = resolved.choice(kind)
     if choice is None:
@@ -121,8 +123,11 @@ def _chosen(resolved: ResolvedPlan, kind: str) -> Any:
 
 
 def _limits(
-    config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo, length: int, tokens: int, depth: int
+    config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo, kv: KVConfig, tokens: int, depth: int
 ) -> SchedLimits:
+    length = memory.fit_length(info, kv, tokens, resolved.value("max_length") or config.model.max_length)
+    if not info.causal:  # a prompt is computed in one step
+        length = min(length, tokens)
     return SchedLimits(
         max_tokens=tokens,
         max_rows=config.sched.max_rows,
@@ -182,6 +187,7 @@ def _intake(
         kv_dtype=str(resolved.value("kv_dtype", "")),
         grammars=grammars,
         pooler=info.pooler,
+        processors={c.name: load_target(c).options for c in resolved.choices if c.kind == "logits_processor"},
     )
 
 

@@ -11,7 +11,7 @@ from lmkit.api import EngineRequest, InvalidParam, PoolingParams, RequestError, 
 from lmkit.front.ask import Ask, ChatAsk, GenerateAsk, PoolAsk, Prompt, ScoreAsk, TextAsk, UnsupportedField, VectorAsk
 from lmkit.front.limits import TEMPLATE_SLACK, check_prompt, check_texts, strings
 from lmkit.front.message import Message
-from lmkit.text.control import shown
+from lmkit.prompts import shown
 
 if TYPE_CHECKING:
     from lmkit.engine.messages import EngineFacts

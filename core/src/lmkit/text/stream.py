@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lmkit.api import (
+    Detokenizer,
     ErrorInfo,
     FinishReason,
     ParseEvent,
@@ -24,7 +25,6 @@ from lmkit.api import (
     TokenLogprob,
     ToolEnd,
 )
-from lmkit.text.detokenize import Detokenizer
 from lmkit.text.stops import Stops
 
 

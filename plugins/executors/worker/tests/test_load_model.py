@@ -27,6 +27,7 @@ from lmkit_decoders import DecoderConfig
 from lmkit_decoders.describe import ConfigReader, decoder_info
 from lmkit_decoders.weights import decoder_weights
 from lmkit_layers.linear import PLAIN, Linear, PlainFormat, ReferenceLinear, shard
+from lmkit_testing import PluginConformance
 from lmkit_testing.model import choice, load_tiny
 from lmkit_testing.steps import ModelDriver, Ranks
 from lmkit_worker.loading.load import places
@@ -58,6 +59,10 @@ class Toy:
 
     def weights(self, info: ModelInfo) -> list[WeightRule]:
         return Toy.rules(decoder_weights(info))
+
+
+class TestSafetensors(PluginConformance):
+    plugin = "loader:safetensors"
 
 
 def toy_tensors(tie: bool = False) -> dict[str, torch.Tensor]:

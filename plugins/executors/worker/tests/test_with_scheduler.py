@@ -53,7 +53,7 @@ class RunnerExecutor:
     def start(self) -> WorkerFacts:
         raise AssertionError("not used")
 
-    def configure_kv(self, kv: KVConfig) -> None:
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
         raise AssertionError("not used")
 
     def forward(self, plan: StepPlan) -> None:

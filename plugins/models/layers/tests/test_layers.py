@@ -1,4 +1,4 @@
-"""Modules that the core makes for models: rotary angles, norms, activations, linears, attention."""
+"""Modules that models are made of: rotary angles, norms, activations, linears, attention."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ from lmkit.api import AttnNeed, DeviceInfo, LayerInfo, LinearSpec, ModelInfo, Se
 from lmkit_layers import Builder, RMSNorm, Rotary, TorchRowOps, activation
 from lmkit_layers.attention import Attention
 from lmkit_layers.rotary import frequencies
+from lmkit_testing import PluginConformance
 
 ROWS = TorchRowOps()
 PLAIN = {"rope_type": "default", "theta": 100.0, "partial": 1.0}
+
+
+class TestLinear(PluginConformance):
+    plugin = "op:linear_reference"
+
+
+class TestRowwise(PluginConformance):
+    plugin = "op:rowwise_torch"
 
 
 @given(st.integers(0, 500), st.sampled_from([2, 8, 10]), st.sampled_from([1.0, 0.5]), st.booleans())

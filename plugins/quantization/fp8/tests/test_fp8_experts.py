@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from lmkit.api import LoadedModel
 from lmkit_quantization_fp8.kernel import Fp8Weight
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.model import choice, deviation, load_tiny, prompt, reference
 from lmkit_testing.steps import ModelDriver, Ranks
+from lmkit_worker.loaded import LoadedModel
 from safetensors.torch import load_file, save_file
 
 TARGET = "lmkit_quantization_fp8.scheme:Fp8Scheme"

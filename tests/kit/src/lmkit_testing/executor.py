@@ -23,6 +23,7 @@ from lmkit.api import (
     ResolvedPlan,
     RowWork,
     SamplingParams,
+    SchedLimits,
     StepPlan,
     StepResult,
 )
@@ -66,7 +67,9 @@ class ExecutorConformance(PluginConformance):
     @staticmethod
     def ready(executor: Executor, config: EngineConfig) -> KVConfig:
         kv = memory.plan_kv(executor.start(), config)
-        executor.configure_kv(kv)
+        sched = config.sched
+        limits = SchedLimits(memory.step_tokens(config), sched.max_rows, config.model.max_length or kv.num_tokens)
+        executor.configure_kv(kv, limits)
         return kv
 
     @staticmethod

@@ -28,6 +28,7 @@ from lmkit.api import (
     RowLogprobs,
     RowWork,
     SamplingParams,
+    SchedLimits,
     StepPlan,
     StepResult,
     TokenLogprob,
@@ -190,7 +191,7 @@ class HashExecutor:
         specs = hash_kv(block_size=16).specs
         return WorkerFacts(free_kv_bytes=1 << 20, weight_bytes=0, activation_bytes=0, kv_specs=specs)
 
-    def configure_kv(self, kv: KVConfig) -> None:
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits | None = None) -> None:
         self.kv = kv
         self.block_size = min(spec.block_size for spec in kv.specs)
         windows = tuple(RECURRENT if spec.recurrent else spec.window for spec in kv.specs)

@@ -19,7 +19,6 @@ from lmkit.api import (
     Collectives,
     Derived,
     DeviceInfo,
-    LoadedModel,
     ModelInfo,
     ModelSpec,
     PluginError,
@@ -32,8 +31,9 @@ from lmkit.plugins import load_target
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit_decoders import multimodal
+from lmkit_worker.chosen import make
+from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.loading import load_model
-from lmkit_worker.loading.load import make
 from torch import Tensor
 
 from lmkit_testing.checkpoints import tiny_checkpoint

@@ -7,21 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from lmkit.api import (
-    GrammarMasks,
-    KVConfig,
-    LoadedModel,
-    LogitsProcessor,
-    NewRow,
-    PluginError,
-    StepLimits,
-    StepPlan,
-    StepResult,
-)
+from lmkit.api import GrammarMasks, KVConfig, LogitsProcessor, NewRow, PluginError, StepLimits, StepPlan, StepResult
 from lmkit_layers.adapters import AdapterBank
 
 from lmkit_worker.heads import RowHead, TokenHead
 from lmkit_worker.inputs import InputBuilder, Step
+from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.pooling import RowPooler
 from lmkit_worker.rows import RowTable
 from lmkit_worker.sampling import Sampler

@@ -15,13 +15,13 @@ from lmkit.api import (
     KVConfig,
     Reply,
     ResolvedPlan,
+    SchedLimits,
     StepPlan,
     StepResult,
-    Worker,
     WorkerFacts,
 )
 
-from lmkit_worker.worker import Worker as ModelWorker
+from lmkit_worker.worker import Worker
 
 if TYPE_CHECKING:
     from lmkit.api import EngineConfig, Progress
@@ -37,14 +37,14 @@ class UniprocExecutor:
         self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
     ) -> None:
         self.depth = config.parallel.depth
-        self.worker: Worker | None = ModelWorker(config, resolved, checkpoint, progress)
+        self.worker: Worker | None = Worker(config, resolved, checkpoint, progress)
         self._failed: dict[int, Exception] = {}  # step -> what its forward pass raised
 
     def start(self) -> WorkerFacts:
         return self._open.load()
 
-    def configure_kv(self, kv: KVConfig) -> None:
-        self._open.configure_kv(kv)
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
+        self._open.configure_kv(kv, limits)
 
     def forward(self, plan: StepPlan) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from lmkit import memory
@@ -18,21 +18,21 @@ from lmkit.api import (
     KVConfig,
     LmkitError,
     LoadAdapter,
-    LoadedModel,
     ModelInfo,
-    PluginError,
     Reply,
     ResetCache,
     ResolvedPlan,
+    SchedLimits,
     StepLimits,
     StepPlan,
     StepResult,
     WorkerFacts,
     describe_model,
-    load_target,
 )
 from lmkit_layers.adapters import Adapter
 
+from lmkit_worker.chosen import choice_of, make
+from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter
 from lmkit_worker.loading.adapter_files import digest
 from lmkit_worker.loading.convert import architecture_of
@@ -53,7 +53,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self.config, self.resolved, self.checkpoint, self.progress = config, resolved, checkpoint, progress
         self.rank, self.debug_kv = rank, debug_kv
-        self.platform: Platform = make(resolved, "platform")
+        self.platform: Platform = make(choice_of(resolved, "platform"))
         self.info = describe_model(resolved, checkpoint)
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None
@@ -83,26 +83,23 @@ class Worker:
             warnings=self.loaded.warnings,
         )
 
-    def configure_kv(self, kv: KVConfig) -> None:
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
         if self.loaded is None:
             raise EngineError("configure_kv before load")
         attention = self.loaded.attention
         backends = [attention] * len(self.info.kv_groups()) if attention is not None else []
-        tokens = memory.step_tokens(self.config, self.resolved)
-        asked = self.resolved.value("max_length") or self.config.model.max_length
-        max_length = memory.fit_length(self.info, kv, tokens, asked)
         block_size = min(spec.block_size for spec in kv.specs)
-        drafts = memory.num_drafts(self.config, self.resolved, self.info)
-        limits = StepLimits(
-            max_rows=self.config.sched.max_rows,
-            max_tokens=tokens,
-            max_blocks_per_row=-(-(max_length + drafts + 1) // block_size),
-            max_length=max_length,
+        sizes = StepLimits(
+            max_rows=limits.max_rows,
+            max_tokens=limits.max_tokens,
+            max_blocks_per_row=-(-(limits.max_length + limits.lookahead + 1) // block_size),
+            max_length=limits.max_length,
         )
         self.runner = Runner(
-            self.loaded, kv, limits, backends, self.platform, self.device,
-            eos_token_ids=self.resolved.value("eos_token_ids", self.info.eos_token_ids), max_drafts=drafts,
+            self.loaded, kv, sizes, backends, self.platform, self.device,
+            eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead,
             seed=self.config.model.seed, debug_kv=self.debug_kv,
+            processors={c.name: make(c) for c in self.resolved.choices if c.kind == "logits_processor"},
         )  # fmt: skip
 
     def forward(self, plan: StepPlan) -> None:
@@ -153,16 +150,8 @@ class Worker:
         return self.runner
 
 
-def make(resolved: ResolvedPlan, kind: str, component: str | None = None) -> Any:
-    """The chosen implementation of `kind`, constructed with its options."""
-    choice = resolved.choice(kind, component)
-    if choice is None:
-        raise PluginError(f"the resolved plan chooses no {kind}")
-    return load_target(choice)(**choice.options)
-
-
 def base_model(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> BaseModel:
     """What adapters need to know of the model that they are for."""
-    loader = make(resolved, "loader")
+    loader = make(choice_of(resolved, "loader"))
     entries = {entry.name: entry for entry in loader.tensors(checkpoint)}
     return BaseModel(Rules(architecture_of(resolved).weights(info)), loader, entries)

@@ -37,7 +37,7 @@ def command(
     from lmkit.front.ask import ChatAsk
     from lmkit.front.prepare import rendered
     from lmkit.plugins.resolve import resolve
-    from lmkit.text.control import shown
+    from lmkit.prompts import shown
     from lmkit.text.side import TextSide
 
     request = _read(file)

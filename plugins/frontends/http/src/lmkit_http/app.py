@@ -14,7 +14,6 @@ from fastapi import FastAPI
 from lmkit.api import EngineBusy, EngineDead, LmkitError
 from lmkit.front.ask import VectorAsk
 from lmkit.front.dialect import Dialect, Exchange
-from lmkit.front.dialects import installed_dialects
 from lmkit.front.prepare import Turn, prepare
 from lmkit.front.run import Generation, at_once, check_finish
 from starlette.middleware.cors import CORSMiddleware
@@ -26,6 +25,7 @@ from lmkit_http import info_routes
 from lmkit_http.access import Caller, caller_of
 from lmkit_http.access_log import AccessLog
 from lmkit_http.backend import Backend, ServedModel
+from lmkit_http.dialects import installed_dialects
 from lmkit_http.errors import HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate
 from lmkit_http.limits import body_limit

@@ -137,7 +137,7 @@ def _serve(settings: Sourced, server: ServerSettings, process: EngineProcess, be
 
     def ready(llm: Any, url: str) -> list[tuple[str, float]]:  # an AsyncLLM
         import lmkit_cli.screen as screen
-        from lmkit.text.probe import warnings
+        from lmkit.prompts.probe import warnings
 
         gc.enable()
         gc.freeze()

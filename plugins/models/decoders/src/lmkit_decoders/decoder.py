@@ -249,7 +249,7 @@ class Decoder(nn.Module):
     def make_layer(self, i: int, specs: Specs, ctx: BuildContext) -> DecoderLayer:
         attn = self.make_attention(i, specs, ctx)
         mlp = self.make_mlp(i, specs, ctx) if self.cfg.has_mlp(i) else nn.Identity()
-        return LAYERS[self.cfg.placement](self.cfg, attn, mlp, ctx)
+        return LAYERS[self.cfg.wiring](self.cfg, attn, mlp, ctx)
 
     def make_attention(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
         kind: type[nn.Module] = LatentAttention if self.cfg.mla else self.attention

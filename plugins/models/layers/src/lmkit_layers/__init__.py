@@ -1,4 +1,4 @@
-"""Modules that the core makes for models: linears, experts, norms, rotary positions, attention, embeddings. Public.
+"""Modules that models are built of: linears, experts, norms, rotary positions, attention, embeddings.
 
 A model plugin gets them from its BuildContext. Names are imported on first use, so that importing this package costs
 nothing; the modules import torch. What decoders are composed of is a library of its own, `lmkit_decoders`.

@@ -16,6 +16,8 @@ from lmkit.api import (
     load_target,
 )
 
+from lmkit_worker.chosen import choice_of
+
 if TYPE_CHECKING:
     from lmkit.api import BuildContext, Model
 
@@ -24,9 +26,7 @@ HEAD = "lm_head"  # name that decoders give to their language-model head
 
 def architecture_of(resolved: ResolvedPlan) -> Architecture | PoolingDecoder:
     """What builds the model of the plan and says where its weights go."""
-    choice = resolved.choice("model")
-    if choice is None:
-        raise PluginError("the resolved plan has no choice of kind 'model'")
+    choice = choice_of(resolved, "model")
     architecture: Architecture = load_target(choice)(**choice.options)
     return architecture if resolved.value("head") is None else PoolingDecoder(architecture)
 

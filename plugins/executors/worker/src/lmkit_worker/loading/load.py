@@ -18,9 +18,7 @@ from lmkit.api import (
     AttentionBackend,
     Checkpoint,
     CheckpointError,
-    Choice,
     Collectives,
-    LoadedModel,
     Loader,
     ModelInfo,
     ParamSpec,
@@ -43,6 +41,8 @@ from lmkit_layers.linear import Linear
 from lmkit_layers.pooled import Dense
 from torch import Tensor, nn
 
+from lmkit_worker.chosen import choice_of, make
+from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.packed_cache import PackedCache
 from lmkit_worker.loading.rules import Match, Rules
@@ -76,7 +76,7 @@ def load_model(
         model = architecture.build(info, builder)
     if not isinstance(model, nn.Module):
         raise PluginError(f"{info.architecture}: build() must return a torch module, got {type(model).__name__}")
-    loader: Loader = load_target(_choice(resolved, "loader"))()
+    loader: Loader = make(choice_of(resolved, "loader"))
     cache = None
     if packed_cache is not None:
         cache = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
@@ -149,7 +149,7 @@ def _attention(resolved: ResolvedPlan, info: ModelInfo) -> AttentionBackend | No
     """The chosen backend, when it takes what each group of layers needs. Raises SelectionError with its own reason."""
     if not info.kv_groups():
         return None
-    backend: AttentionBackend = make(_choice(resolved, "attention"))
+    backend: AttentionBackend = make(choice_of(resolved, "attention"))
     for need, layers in info.kv_groups():
         try:
             reason, sizes = backend.can_run(need, resolved.device), backend.block_sizes(need)
@@ -168,18 +168,6 @@ def _row_ops(resolved: ResolvedPlan, dtype: str) -> RowOps | None:
     """The first of the chosen row-wise operators that runs here."""
     found = (make(c) for c in resolved.choices if c.kind == "op" and c.component == "rowwise")
     return next((rows for rows in found if rows.can_run(dtype, resolved.device) is None), None)
-
-
-def make(choice: Choice) -> Any:
-    """An instance of the chosen implementation, with its options."""
-    return load_target(choice)(**choice.options)
-
-
-def _choice(resolved: ResolvedPlan, kind: str) -> Choice:
-    choice = resolved.choice(kind)
-    if choice is None:
-        raise PluginError(f"the resolved plan has no choice of kind {kind!r}")
-    return choice
 
 
 # ---------------------------------------------------------------------------------------------------- places

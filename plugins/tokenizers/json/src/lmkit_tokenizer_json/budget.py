@@ -1,7 +1,7 @@
 """What a template may spend: steps, seconds, and characters. Enforced inside the sandbox, without threads or signals.
 
 It says what was too much and where, as long as each single call is short. Those that are not are ended from outside,
-see lmkit.text.apart.
+see lmkit_tokenizer_json.apart.
 
 Steps are loop iterations, calls and operators, so recursion and nested loops count. Values that grow (concatenation,
 repetition, padding, joining) are measured before they are made.

@@ -1,4 +1,4 @@
-"""The environment of chat templates, in which texts of clients stay known as such (see lmkit.text.origin).
+"""The environment of chat templates, in which texts of clients stay known as such (see lmkit_tokenizer_json.origin).
 
 What jinja2 does outside of the strings' own methods is followed here. A filter that is not known to keep track makes
 its whole result the client's, when it was given something of theirs.
@@ -16,8 +16,8 @@ from jinja2.filters import make_attrgetter
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 
-from lmkit.text.budget import BudgetedEnvironment
-from lmkit.text.origin import ClientText, Harmless, concat, formatted, is_theirs, joined, text_of
+from lmkit_tokenizer_json.budget import BudgetedEnvironment
+from lmkit_tokenizer_json.origin import ClientText, Harmless, concat, formatted, is_theirs, joined, text_of
 
 Harmless.register(Undefined)
 _SAME = frozenset({"first", "last", "min", "max", "default", "attr"})  # they give back what they got

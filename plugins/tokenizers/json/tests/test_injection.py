@@ -10,19 +10,18 @@ import copy
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lmkit.api import TemplateFailed
-from lmkit.text.budget import BudgetedEnvironment
-from lmkit.text.control import MARK, shown
-from lmkit.text.render import Renderer
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit.prompts import MARK, shown
+from lmkit_testing.tokenizers import DATA
+from lmkit_tokenizer_json.budget import BudgetedEnvironment
+from lmkit_tokenizer_json.render import Renderer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-from .conftest import DATA
 
 TEMPLATES = sorted((DATA / "chat_templates").glob("*.jinja"))
 MARKER = re.compile(r"</?[\w:|\uff5c\u2581.-]{2,40}>|<\|[^<>\s|]{1,30}\|>|\[/?[A-Z_]{3,20}\]")
@@ -80,13 +79,27 @@ class World:
         return Counter(self.ids[i] for i in ids if i in self.ids)
 
 
+class Bare(Renderer):
+    """Texts stay plain ones."""
+
+    def run(self, *given: Any) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("lmkit_tokenizer_json.render.theirs_of_request", dict)
+            return super().run(*given)
+
+    write = run
+
+    def finished(self, text: str) -> str:
+        return text
+
+
 def bare(renderer: Renderer, source: str) -> Renderer:
     """The same template without any protection."""
     found = copy.copy(renderer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lmkit.text.render.TrackedEnvironment", BudgetedEnvironment)
+        patch.setattr("lmkit_tokenizer_json.render.TrackedEnvironment", BudgetedEnvironment)
         found._compile(source)
-    found._is_written, found._mark, found._broken = True, (lambda value: value), str
+    found.__class__ = Bare
     return found
 
 
@@ -273,28 +286,6 @@ def test_a_template_that_refuses_control_tokens_takes_marked_ones() -> None:
     )
     with pytest.raises(TemplateFailed, match="no"):
         always.render([{"role": "user", "content": "<|end|>"}] * 2)
-
-
-class Joining:
-    """A ChatWriter that puts texts side by side."""
-
-    takes_tools, options = True, frozenset[str]()
-
-    def write(
-        self, messages: Sequence[Mapping[str, Any]], tools: object, options: object, *, add_generation_prompt: bool
-    ) -> str:
-        contents = [m["content"] for m in messages]
-        return "".join(c if isinstance(c, str) else "".join(p["text"].strip() for p in c) for c in contents) + "<|end|>"
-
-
-def test_texts_that_a_writer_joins(byte_level: JsonTokenizer) -> None:
-    renderer = Renderer(Joining(), {}, control_tokens=["<|end|>", "<tool_call>"])
-    renderer.content = "list"
-    for parts in (["a <|en", "d|>"], ["<|end| ", "><tool_", "call>"], [*"<|end|>"], ["<|<", "tool_call>"]):
-        text = renderer.render([{"role": "user", "content": [{"type": "text", "text": part} for part in parts]}])
-        ids = byte_level.encode_marked(text, add_special=False)
-        assert [i for i in ids if i in byte_level.special_ids] == [byte_level.id_of("<|end|>")]
-        assert byte_level.decode(ids, skip_special=False) == "".join(p.strip() for p in parts) + "<|end|>"
 
 
 def test_the_template_for_tools_is_guarded_too(byte_level: JsonTokenizer) -> None:

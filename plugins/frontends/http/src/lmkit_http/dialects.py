@@ -11,7 +11,7 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import call, load_ref
 
 KIND = "dialect"
-log = logging.getLogger("lmkit.front")
+log = logging.getLogger("lmkit.server")
 
 
 def load_dialects(host: PluginHost) -> list[Dialect]:

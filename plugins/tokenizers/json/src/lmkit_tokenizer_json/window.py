@@ -1,40 +1,12 @@
-"""Token ids to text, incrementally. The deltas join to the full decode, and never hold half a character.
+"""Token ids to text, incrementally, for vocabularies that are no table from id to bytes.
 
-Byte-level vocabularies are a table from id to bytes and an incremental UTF-8 decoder. All others decode a small window
-of recent tokens and emit the difference; a run of byte-fallback tokens is decoded when it ends, because only the whole
-run says whether it is valid text.
+A small window of recent tokens is decoded, and the difference emitted; a run of byte-fallback tokens is decoded when it
+ends, because only the whole run says whether it is valid text.
 """
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Sequence
-from typing import Protocol
-
-_utf8 = codecs.getincrementaldecoder("utf-8")
-
-
-class Detokenizer(Protocol):
-    """feed(token) -> the text that became certain; flush() -> the rest, as a full decode would show it."""
-
-    def feed(self, token: int) -> str: ...
-    def flush(self) -> str: ...
-
-
-class BytesDetokenizer:
-    """`piece(token)` gives the bytes of a token; b"" for tokens that are not shown."""
-
-    __slots__ = ("_decode", "_piece")
-
-    def __init__(self, piece: Callable[[int], bytes]) -> None:
-        self._piece = piece
-        self._decode = _utf8("replace").decode
-
-    def feed(self, token: int) -> str:
-        return self._decode(self._piece(token))
-
-    def flush(self) -> str:
-        return self._decode(b"", True)
 
 
 class WindowDetokenizer:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import CheckpointError
-from lmkit.text.apart import open_tokenizer
-from lmkit.text.tokenizer import JsonTokenizer
 from lmkit_testing.clock import least
+from lmkit_tokenizer_json.apart import open_tokenizer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import Tokenizer, decoders, models
 
 MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
@@ -170,10 +170,8 @@ def test_named_templates(tmp_path: Path) -> None:
 
 
 def test_missing_and_damaged(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json.*tokenizer\.model") as caught:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
         open_tokenizer(tmp_path)
-    assert "save_pretrained" in caught.value.fix
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="not a tokenizer"):
         open_tokenizer(tmp_path)

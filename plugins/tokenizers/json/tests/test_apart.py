@@ -6,6 +6,8 @@ import json
 import os
 import random
 import resource
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +17,10 @@ from typing import Any
 import pytest
 from lmkit.api import CheckpointError, ConfigError, RequestError, TemplateFailed
 from lmkit.killable import Limits
-from lmkit.text import apart as module
-from lmkit.text.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
-from lmkit.text.render import Renderer
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_tokenizer_json import apart as module
+from lmkit_tokenizer_json.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
+from lmkit_tokenizer_json.render import Renderer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 
 TREE = "{% set ns = namespace(x=[n], y=[n], t=(n, n)) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}"
 TREE += "{% set ns.y = [ns.y, ns.y] %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}"  # 120 lists, 2^40 leaves each
@@ -352,3 +354,17 @@ def test_a_configuration_that_is_no_configuration(tmp_path: Path, config: str) -
         return
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
         open_tokenizer(tmp_path)
+
+
+def test_the_template_engine_is_imported_in_the_process_apart_only(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "import lmkit_tokenizer_json.hooks\n"
+        "import lmkit.text.side\n"
+        "assert not {'jinja2', 'tokenizers'} & set(sys.modules)\n"
+        "from lmkit_tokenizer_json.apart import open_renderer\n"
+        "renderer = open_renderer('{{ messages[0].content }}!', {})\n"
+        "print(renderer.render([{'role': 'user', 'content': 'hi'}]), 'jinja2' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("hi! False\n", 0), done.stderr

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.text.control import MARK, marker, shown
-from lmkit.text.render import Renderer
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit.prompts import MARK, marker, shown
+from lmkit_tokenizer_json.render import Renderer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 TEMPLATE = (

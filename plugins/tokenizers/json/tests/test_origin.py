@@ -6,8 +6,8 @@ import random
 import warnings
 
 import pytest
-from lmkit.text.origin import OURS, THEIRS, ClientText, concat, origins
-from lmkit.text.tracked import TrackedEnvironment
+from lmkit_tokenizer_json.origin import OURS, THEIRS, ClientText, concat, origins
+from lmkit_tokenizer_json.tracked import TrackedEnvironment
 
 PROGRAMS = 400
 TEXT = "\u03ba\u03bb\u03bc \u03bd\u03be"  # letters that nothing but the client's text has

@@ -1,7 +1,7 @@
-"""The process in which templates and tokenizers of checkpoints run: `python -m lmkit.text.process`.
+"""The process in which templates and tokenizers of checkpoints run: `python -m lmkit_tokenizer_json.process`.
 
 They are data from a stranger, and one call into the template engine or the tokenizer's library may take any time or
-memory, so each job runs under limits of the kernel (see lmkit.killable). The parent's end is lmkit.text.apart.
+memory, so each job runs under limits of the kernel (see lmkit.killable). The parent's end is apart.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
-from lmkit.api import ConfigError, LmkitError, RequestError
+from lmkit.api import ChatRenderer, LmkitError, RequestError
 from lmkit.killable import serve
-from lmkit.text.renderer import ChatRenderer
-from lmkit.text.tokenizer import JsonTokenizer, read_tokenizer
+
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer, read_tokenizer
 
 UNKNOWN = b"unknown"  # an answer
 _KEPT = 4
@@ -55,10 +54,8 @@ class Opened:
 
     def open_template(self, **options: Any) -> dict[str, Any]:
         """What is known of the template. The tokenizer that is open says what else spells control tokens."""
-        try:
-            from lmkit.text.render import Renderer
-        except ModuleNotFoundError as e:
-            raise ConfigError(f"chat templates need {e.name}", fix="pip install 'jinja2>=3.1.5'") from e
+        from lmkit_tokenizer_json.render import Renderer  # not before a template is there
+
         fold = self.tokenizer.fold if self.tokenizer is not None else None
         self.renderer = Renderer(fold=fold, **options)
         assert self.renderer.findings  # found out now, and not in a request

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from lmkit.api import ConfigError, InvalidParam, TemplateFailed
-from lmkit.text.render import Renderer
+from lmkit_tokenizer_json.render import Renderer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -27,7 +27,7 @@ def render(source: str, messages: Any = HELLO, **options: Any) -> str:
 
 
 def templates() -> list[Path]:
-    folder = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "chat_templates"
+    folder = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "chat_templates"
     return sorted(folder.glob("*.jinja")) if folder.is_dir() else []
 
 
@@ -229,5 +229,5 @@ def test_the_sandbox_holds(source: str) -> None:
         message = e.message
     assert text == ""
     assert "0x" not in message
-    assert str(Path(__file__).parents[3]) not in message
+    assert str(Path(__file__).parents[4]) not in message
     assert before == HELLO

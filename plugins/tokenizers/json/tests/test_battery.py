@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from lmkit.api import LmkitError
-from lmkit.text.probe import warnings
-from lmkit.text.render import Renderer
+from lmkit.prompts.probe import warnings
+from lmkit_tokenizer_json.render import Renderer
 
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "chat_templates"
+DATA = Path(__file__).resolve().parents[5] / "shared" / "data" / "chat_templates"
 FILES = sorted(DATA.glob("*.jinja"))
 pytestmark = pytest.mark.skipif(not FILES, reason="needs the chat templates of ../shared/data")
 

@@ -1,7 +1,7 @@
 """A checkpoint's template and tokenizer, kept apart: what runs them is a process that may be killed.
 
 This side holds tables only (tokens, decoder), in which no look-up can take long. Whatever a template renders or a
-tokenizer encodes is done in lmkit.text.process under the limits below. A request that exceeds them is refused, and
+tokenizer encodes is done in process.py under the limits below. A request that exceeds them is refused, and
 the next one finds a fresh process.
 """
 
@@ -17,10 +17,8 @@ from queue import Empty, LifoQueue
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as RawTokenizer
-
 from lmkit.api import (
+    ChatRenderer,
     CheckpointError,
     ConfigError,
     EngineBusy,
@@ -28,16 +26,20 @@ from lmkit.api import (
     InvalidParam,
     RequestError,
     TemplateFailed,
+    Tokenizer,
     error_of,
 )
 from lmkit.killable import Killable, Limits, Unfinished
-from lmkit.text.process import UNKNOWN, pack, unpack
-from lmkit.text.renderer import ChatRenderer
-from lmkit.text.tokenizer import JsonTokenizer
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as RawTokenizer
 
-log = logging.getLogger("lmkit.text")
+from lmkit_tokenizer_json.process import UNKNOWN, pack, unpack
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
+
+log = logging.getLogger("lmkit.tokenizer.json")
 
 _MAX_PROCESSES = min(4, max(2, os.cpu_count() or 1))
+_MODULE = "lmkit_tokenizer_json.process"
 _PATIENCE = 0.02  # seconds that a request waits before another process is started
 _WAIT = 60.0  # seconds that it waits at most
 _MIB = 1 << 20
@@ -49,7 +51,7 @@ def _open_limits(file_bytes: int) -> Limits:
 
 
 def _render_limits(nbytes: int) -> Limits:
-    """Limits of a prompt from a request of so many bytes. The sandbox's own budget (lmkit.text.budget) is smaller."""
+    """Limits of a prompt from a request of so many bytes. The sandbox's own budget (budget.py) is smaller."""
     return Limits(1.0 + nbytes * 5e-7, 512 * _MIB + 32 * nbytes, 30.0 + nbytes * 2e-6)
 
 
@@ -128,7 +130,7 @@ class _Pool:
         with self._lock:
             added, self._num = self._num, min(self._num + 1, _MAX_PROCESSES)
         # in one thread there is no pool of them, whose stacks would count as memory
-        made = Killable("lmkit.text.process", {"TOKENIZERS_PARALLELISM": "false"}) if added < self._num else None
+        made = Killable(_MODULE, {"TOKENIZERS_PARALLELISM": "false"}) if added < self._num else None
         if made is not None and not added:
             return made
         if made is not None:
@@ -195,7 +197,7 @@ class ApartTokenizer(JsonTokenizer):
 
     @property
     def encode_inner(self) -> Callable[[str], list[int]] | None:
-        """Never raises: a text that cannot be encoded has no ids."""
+        """A text that cannot be encoded has no ids."""
         if super().encode_inner is None:
             return None
 
@@ -275,7 +277,7 @@ class ApartRenderer(ChatRenderer):
 def open_tokenizer(
     path: Path, *, eos_token_ids: Sequence[int] = (), chat_template: str | None = None
 ) -> ApartTokenizer:
-    """That of lmkit.text.tokenizer.read_tokenizer, in a process apart. Raises CheckpointError."""
+    """That of lmkit_tokenizer_json.tokenizer.read_tokenizer, in a process apart. Raises CheckpointError."""
     apart = Apart()
     file = path / "tokenizer.json"
     size = file.stat().st_size if file.is_file() else 0
@@ -291,6 +293,14 @@ def open_tokenizer(
     except RequestError as e:
         raise CheckpointError(f"{file} cannot be loaded: {e.message}", fix="download it again") from e
     return ApartTokenizer(apart, table)
+
+
+def open_renderer(
+    source: str, special_tokens: Mapping[str, str], *, tokenizer: Tokenizer | None = None, **options: Any
+) -> ApartRenderer:
+    """Target of the spec, see lmkit.api.ChatRenderer. A tokenizer of ours is asked what else spells control tokens."""
+    apart = tokenizer.apart if isinstance(tokenizer, ApartTokenizer) else Apart()
+    return ApartRenderer(apart, source, special_tokens, **options)
 
 
 def _busy(error: Unfinished) -> EngineBusy | None:

@@ -1,6 +1,6 @@
 """Tokenizers from tokenizer.json, without transformers. One object per process, safe to use from several threads.
 
-A checkpoint's is not run in this process but kept apart, see lmkit.text.apart.
+A checkpoint's is not run in this process but kept apart, see apart.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from lmkit.api import MARK, BytesDetokenizer, CheckpointError, Detokenizer, Tokenizer
+from lmkit.files import chat_templates, content_of, read_object, read_own
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
-from lmkit.api import CheckpointError
-from lmkit.plugins.chat_templates import chat_templates, read_object, read_own
-from lmkit.text.control import MARK
-from lmkit.text.detokenize import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from lmkit_tokenizer_json.window import WindowDetokenizer
 
 _LONG = 1024  # characters
 _CONTEXT = 8  # tokens
@@ -34,8 +33,8 @@ def _byte_of_char() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
-class JsonTokenizer:
-    """Implements lmkit.api.Tokenizer over the `tokenizers` library."""
+class JsonTokenizer(Tokenizer):
+    """Over the `tokenizers` library."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class JsonTokenizer:
         }
 
     def markers(self, texts: Iterable[str]) -> set[str]:
-        """Added tokens that are not special and yet mean more than their text, as `<think>` does.
+        """Added tokens, as `<think>`.
 
         They begin and end with a sign, and are no part of the vocabulary that the model was first trained with, or
         stand in one of `texts`, which are the model's templates and formats. Others are words, blanks and the like.
@@ -109,6 +108,9 @@ class JsonTokenizer:
             return None
         return normalizer.normalize_str
 
+    def template_variables(self) -> Mapping[str, str]:
+        return self.special_tokens or super().template_variables()
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         if len(text) > _LONG:  # the batch call lets other threads run, and does not compute offsets
             ids = self._raw.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
@@ -117,7 +119,6 @@ class JsonTokenizer:
         return self._prefix + ids if add_special and self._prefix else ids
 
     def encode_marked(self, text: str, *, add_special: bool = True) -> list[int]:
-        """`text` with MARKs in it (see lmkit.text.control), which belong to no token."""
         if MARK not in text:
             return self.encode(text, add_special=add_special)
         if self._byte_level:
@@ -142,14 +143,9 @@ class JsonTokenizer:
 
     @property
     def encode_inner(self) -> Callable[[str], list[int]] | None:
-        """Encodes text from the middle of another, where the vocabulary allows that."""
         return (lambda text: self.encode(text, add_special=False)) if self._byte_level else None
 
     def encode_pair(self, first: str, second: str | None, limit: int | None = None) -> tuple[list[int], int]:
-        """Ids of one or two texts with special tokens, and where the second begins; 0 when its types do not tell.
-
-        `limit`: the longer text loses tokens at its end until all fit.
-        """
         raw = self._raw
         a = raw.encode(first, add_special_tokens=False)
         b = None if second is None else raw.encode(second, add_special_tokens=False)
@@ -196,10 +192,6 @@ class JsonTokenizer:
     def detokenizer(
         self, *, skip_special: bool = True, keep: frozenset[str] = frozenset(), context: Sequence[int] = ()
     ) -> Detokenizer:
-        """A fresh incremental decoder. `keep`: special tokens to show all the same.
-
-        `context`: the tokens before, for text that goes on there: some decoders drop the blank at the start of a text.
-        """
         hidden = self.special_ids if skip_special else frozenset()
         if keep and hidden:
             hidden = frozenset(i for i in hidden if self._added[i].content not in keep)
@@ -229,12 +221,6 @@ def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
     `eos_token_ids` and `chat_template` come before what the files say. Raises CheckpointError.
     """
     file = path / "tokenizer.json"
-    if not file.is_file():
-        have = sorted(p.name for p in path.glob("*token*")) if path.is_dir() else []
-        raise CheckpointError(
-            f"there is no tokenizer.json in {path}" + (f" (found: {', '.join(have)})" if have else ""),
-            fix="convert it once: transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
-        )
     data = read_own(file)
     _check_ids(file, data)
     try:
@@ -289,12 +275,6 @@ def _check_ids(file: Path, data: bytes) -> None:
             f"{file} gives a token the id {largest}; {len(vocab)} tokens have ids up to {limit}",
             fix="download it again",
         )
-
-
-def content_of(token: Any) -> str:
-    """Special tokens are written as a string or as {"content": ...}."""
-    value = token.get("content") if isinstance(token, dict) else token
-    return value if isinstance(value, str) else ""
 
 
 def _add_missing(raw: RawTokenizer, added: Any) -> None:

@@ -7,9 +7,9 @@ that drops system messages is known before a user wonders.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from lmkit.api import LmkitError
+from lmkit.api import ChatRenderer, LmkitError
 
 _SEEN = "lmkitprobe"
 _USER = {"role": "user", "content": "Hello"}
@@ -48,22 +48,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 _WORTH_A_WARNING = ("user", "system", "several turns", "consecutive users", "list content")
 
 
-class Rendering(Protocol):
-    """A chat template that can be tried, see lmkit.text.render."""
-
-    takes_tools: bool
-    options: frozenset[str]
-
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (),
-        kwargs: Mapping[str, Any] | None = None, *, add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> str:  # fmt: skip
-        """The prompt. Raises LmkitError for what the template refuses."""
-        ...
-
-
-def probe(renderer: Rendering) -> dict[str, str]:
+def probe(renderer: ChatRenderer) -> dict[str, str]:
     """name -> "yes" or "no: reason"."""
     found = {name: _try(renderer, *case) for name, case in _BATTERY.items()}
     if not renderer.takes_tools:
@@ -82,7 +67,7 @@ def warnings(findings: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _try(renderer: Rendering, messages: Sequence, tools: Sequence, texts: tuple[str, ...]) -> str:
+def _try(renderer: ChatRenderer, messages: Sequence, tools: Sequence, texts: tuple[str, ...]) -> str:
     try:
         text = renderer.render(messages, tools)
     except LmkitError as e:
@@ -91,7 +76,7 @@ def _try(renderer: Rendering, messages: Sequence, tools: Sequence, texts: tuple[
     return "no: it is dropped" if missing else "yes"
 
 
-def _prefill(renderer: Rendering) -> str:
+def _prefill(renderer: ChatRenderer) -> str:
     """Whether a message of the assistant can be begun."""
     try:
         text = renderer.render([_USER, {"role": "assistant", "content": _SEEN}], continue_final_message=True)
@@ -100,7 +85,7 @@ def _prefill(renderer: Rendering) -> str:
     return "yes" if text.endswith(_SEEN) else "no: the message does not end the prompt"
 
 
-def _switch(renderer: Rendering) -> str:
+def _switch(renderer: ChatRenderer) -> str:
     """The variable that turns thinking on or off, if it changes the prompt."""
     for name in _SWITCHES:
         if name not in renderer.options:

@@ -12,7 +12,8 @@ from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
-OURS, THEIRS = b"\0", b"\1"
+from lmkit.prompts import OURS, THEIRS
+
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _STAND_IN = re.compile("(\ufdd1[0-9]+\ufdd2)")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.text.tokenizer import JsonTokenizer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import Tokenizer, decoders, models
 
 gguf = pytest.importorskip("gguf", reason="gguf reads the vocabularies")
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "tokenizers"
+DATA = Path(__file__).resolve().parents[5] / "shared" / "data" / "tokenizers"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="needs the tokenizers of ../shared/data")
 
 SPM = decoders.Sequence([
