@@ -91,9 +91,9 @@ def test_values_not_understood_are_refused(change: dict[str, object], key: str) 
 
 
 def test_a_pattern_that_takes_for_ever_is_refused() -> None:
-    scheme = GptqScheme.parse(PLAIN | {"dynamic": {r"(a|a)*(a|a)*(a|a)*b": {}}})
+    scheme = GptqScheme.parse(PLAIN | {"dynamic": {r"(a|aa)+$": {}}})
     with pytest.raises(UnsupportedModel, match="quick to match"):
-        scheme.for_layer(LinearSpec("x", 64, (64,), sources=("a" * 60,)))
+        scheme.for_layer(LinearSpec("x", 64, (64,), sources=("a" * 60 + ".b",)))
 
 
 def test_merged_layers_are_stored_alike() -> None:
@@ -110,7 +110,10 @@ def test_modules_of_a_block() -> None:
 
 
 def test_sizes_that_do_not_divide_are_named() -> None:
-    for what, layer in (("columns", LinearSpec("layers.1.up", 80, (64,))), ("rows", LinearSpec("layers.1.up", 64, (72,)))):
+    for what, layer in (
+        ("columns", LinearSpec("layers.1.up", 80, (64,))),
+        ("rows", LinearSpec("layers.1.up", 64, (72,))),
+    ):
         fmt = GptqScheme.parse(PLAIN).for_layer(layer)
         assert fmt is not None
         with pytest.raises(UnsupportedModel, match=rf"{what} of layers\.1\.up"):
@@ -143,7 +146,7 @@ def test_the_resolver_takes_it_as_it_is(name: str) -> None:
     """Nobody names the format: the checkpoint does, and integer kernels come first for it."""
     pytest.importorskip("lmkit_platform_cpu")
     (folder,) = folders(__file__, name)
-    resolved = resolve(EngineConfig(model=ModelConfig(model=str(folder))))
+    resolved, _, _ = resolve(EngineConfig(model=ModelConfig(model=str(folder))))
     chosen = resolved.choice("quantization")
     assert chosen is not None
     assert (chosen.name, "quant_method=gptq" in chosen.why) == ("gptq", True)
