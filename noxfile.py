@@ -18,7 +18,10 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
-LIBRARIES = ["plugins/models/decoders", "plugins/tool_parsers/formats", "plugins/structured_output/masks"]
+LIBRARIES = [
+    *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker"),
+    *("plugins/tool_parsers/formats", "plugins/structured_output/masks", "plugins/tokenizers/json"),
+]
 OURS = ["core", *LIBRARIES, *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
 KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling
@@ -238,7 +241,9 @@ def peers(session: nox.Session) -> None:
 @nox.session
 def api(session: nox.Session) -> None:
     """Compare the public surface with core/api.lock.json (`nox -s api -- --write` renews it)."""
-    session.install("-q", "-e", "./core", "-e", "./plugins/models/decoders", "-c", "constraints.txt")
+    session.install(
+        "-q", *(arg for path in ("core", *LIBRARIES) for arg in ("-e", f"./{path}")), "-c", "constraints.txt"
+    )
     session.run("python", "tools/api_lock.py", *session.posargs)
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from lmkit.api import Grammar, GrammarError
 from lmkit.plugins import load_target
 from lmkit.text.side import vocabulary
-from lmkit.text.tokenizer import JsonTokenizer
 from lmkit_testing.specs import find_plugin
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import Tokenizer
 
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string", "String": "string"}

@@ -21,7 +21,6 @@ from lmkit.api import (
     AttnNeed,
     KVConfig,
     LayerInfo,
-    LoadedModel,
     ModelInfo,
     NewRow,
     RowWork,
@@ -30,8 +29,9 @@ from lmkit.api import (
     StepLimits,
     StepPlan,
 )
-from lmkit.execution.runner import Runner
 from lmkit_testing.toy import ToyAttention, ToyPlatform
+from lmkit_worker.loaded import LoadedModel
+from lmkit_worker.runner import Runner
 from torch import Tensor
 
 BLOCK = 16

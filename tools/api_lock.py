@@ -27,7 +27,7 @@ from lmkit.hookspecs import hooks
 from lmkit.kinds import KINDS
 
 LOCK = Path(__file__).resolve().parents[1] / "core" / "api.lock.json"
-LIBRARIES = ("lmkit.layers", "lmkit_decoders")  # what plugins of one kind are written with
+LIBRARIES = ("lmkit_layers", "lmkit_decoders")  # what plugins of one kind are written with
 DEFAULT = " = ..."
 Surface = dict[str, Any]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "src" / "lmkit"
-MAX_LINES = 21_600  # of the core; it falls, to 17,000
+MAX_LINES = 15_300  # of the core; it falls
 MAX_FUNCTION, MAX_MODULE = 80, 600  # lines
-DEPENDENCIES = {"pluggy", "msgspec", "packaging", "pyyaml", "numpy", "torch", "safetensors", "tokenizers"}
+DEPENDENCIES = {"pluggy", "msgspec", "packaging", "numpy", "lmkit-tokenizer-json", "lmkit-worker"}
 NAMES = re.compile(
     r"torch\.cuda|is_cuda|is_rocm|\bcuda\b|\brocm\b|nvidia|flashinfer|\bllama\b|\bqwen\b|\bmistral\b|\bhermes\b|\bgptq\b"
     r"|\bawq\b|\bmamba\b|\btransformers\b",

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from lmkit.api import CheckpointError, ConfigError, UnknownName
 from lmkit.config import from_options
-from lmkit.plugins.explain import explain
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.text.side import TextSide
+from lmkit_cli.story import explain
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 

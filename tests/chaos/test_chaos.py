@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from lmkit.config import from_options
 from lmkit.llm import AsyncLLM
-from lmkit.sampling import Sampler
 from lmkit_testing.serving import listening, supervised
+from lmkit_worker.sampling import Sampler
 
 from . import stories
 from .storm import Storm

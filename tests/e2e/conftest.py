@@ -69,7 +69,7 @@ class Server:
 
     def engine_pids(self) -> list[int]:
         """Engine processes of this server."""
-        return self.children(but="lmkit.text.process")
+        return self.children(but="lmkit_tokenizer_json.process")
 
     def children(self, but: str = "-") -> list[int]:
         """Processes that it started; not those that run the module `but`."""

@@ -9,6 +9,8 @@ from time import perf_counter
 import openai
 import pytest
 from lmkit import LLM, SamplingParams
+from lmkit_cli.chat import Session
+from rich.console import Console
 
 from .conftest import Server, lmkit, serving
 
@@ -78,6 +80,20 @@ def test_reasoning_is_apart_from_the_answer(llm: LLM) -> None:
     assert output.reasoning.strip()
     assert "think>" not in output.text
     assert "63" in output.text
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_the_terminal_shows_what_a_whole_answer_says(
+    llm: LLM, thinks: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The history has its content; both come through the one fold."""
+    session = Session(llm, GREEDY, Console(highlight=False), stats=False, think=thinks)
+    session._answer("What is 28 + 35?")
+    options = {"enable_thinking": thinks}
+    (output,) = llm.chat(ask("What is 28 + 35?"), GREEDY, template_options=options)
+    assert session.messages[1:] == [{"role": "assistant", "content": output.text}]
+    shown = capsys.readouterr().out
+    assert "".join(shown.split()) == "".join((output.reasoning + output.text).split())
 
 
 def test_openai_client_streams_a_tool_call(client: openai.OpenAI) -> None:

@@ -199,7 +199,7 @@ def test_start_errors_are_typed(tiny: Path, tmp_path: Path) -> None:
 async def test_async_llm_runs_in_its_own_process(tiny: Path) -> None:
     async with await AsyncLLM.start(EngineConfig(model=ModelConfig(model=str(tiny)))) as llm:
         ids = llm.text.encode_prompt("hello")
-        events = [event async for event in llm.submit(EngineRequest("a", ids, GREEDY))]
+        events = [event async for event in llm.client.submit(EngineRequest("a", ids, GREEDY))]
         assert [e.finish for e in events if e.finish] == ["length"]
         assert llm.facts.vocab_size == 259
         assert llm.client.client.pid is not None

@@ -6,10 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from lmkit import LLM, AsyncLLM
+from lmkit import LLM, AsyncLLM, memory
 from lmkit.api import EngineRequest, SamplingParams
 from lmkit.config import EngineConfig, from_options
-from lmkit.execution import memory
 from lmkit.plugins.resolve import resolve
 
 MIB = 1 << 20
@@ -32,7 +31,7 @@ async def held_when_full(config: EngineConfig) -> int:
         async def fill(row: int) -> None:
             ids = [(row * 31 + i) % facts.vocab_size for i in range(length)]
             params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-            async for _ in llm.submit(EngineRequest(f"row {row}", ids, params)):
+            async for _ in llm.client.submit(EngineRequest(f"row {row}", ids, params)):
                 pass
 
         await asyncio.gather(*(fill(row) for row in range(facts.max_rows)))

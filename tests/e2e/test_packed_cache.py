@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from lmkit.api import ConfigError, LoadedModel
+from lmkit.api import ConfigError
 from lmkit.config import from_options
-from lmkit.layers.linear import Linear
-from lmkit.loading import load_model
 from lmkit.plugins.resolve import resolve
+from lmkit_layers.linear import Linear
 from lmkit_testing.steps import ModelDriver, plain_platform
+from lmkit_worker.loaded import LoadedModel
+from lmkit_worker.loading import load_model
 
 CASES = [("bfloat16", "none"), ("float32", "none"), ("bfloat16", "int8"), ("bfloat16", "int4")]
 

@@ -65,6 +65,16 @@ def test_render_refuses_what_it_cannot_use(
     assert word in err
 
 
+def test_render_shows_messages_as_the_server_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "messages.json"
+    path.write_text(json.dumps([{"role": "developer", "content": [{"type": "text", "text": "Be brief"}]}, *MESSAGES]))
+    _, out, _ = call(capsys, "render", "demo", str(path))
+    assert out.startswith("<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\n")
+    path.write_text(json.dumps([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]))
+    status, _, err = call(capsys, "render", "demo", str(path))
+    assert (status, "messages[0].content[0]" in err) == (2, True)
+
+
 def test_the_demo_verifies(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capsys, "verify", "demo", "--json")
     checks = {(c["part"], c["name"]): c["status"] for c in json.loads(out)}
@@ -119,7 +129,9 @@ def test_typed_markers_are_text_wherever_they_come_from(tmp_path: Path, capsys: 
         ]
         path = tmp_path / "messages.json"
         path.write_text(
-            json.dumps({"messages": messages, "tools": [{"type": "function", "function": {"name": third}}]})
+            json.dumps(
+                {"messages": messages, "tools": [{"type": "function", "function": {"name": "f", "description": third}}]}
+            )
         )
         status, data, _ = call(capsys, "render", "demo", str(path), "--json")
         assert status == 0

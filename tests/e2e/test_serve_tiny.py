@@ -194,10 +194,10 @@ def test_engine_killed_before_it_listens(tiny: Path) -> None:
         assert "Traceback" not in server.output
 
 
-# pinned: a name that nobody has is refused
 @pytest.mark.parametrize(
     "arguments",
     [
+        # pinned: a name that nobody has is refused
         ("demo", "--attention", "nobody"),
         *(pytest.param(a, marks=BESIDE) for a in (("demmo",), ("demo", "--port", "1000000"))),
     ],

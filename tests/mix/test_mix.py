@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import tomllib
 from collections.abc import Iterable
@@ -17,9 +18,19 @@ DEFAULT = [
     for line in (ROOT / "requirements.txt").read_text().splitlines()
     if line.startswith("-e ./plugins/")
 ]
-LIBRARIES = [p for p in DEFAULT if "entry-points" not in (ROOT / p / "pyproject.toml").read_text()]
+PROJECTS = {p: tomllib.loads((ROOT / p / "pyproject.toml").read_text())["project"] for p in ("core", *DEFAULT)}
+LIBRARIES = [path for path in DEFAULT if "entry-points" not in PROJECTS[path]]
 FRONT = [path for path in DEFAULT if path.startswith("plugins/frontends/")]  # released with the core
-ALWAYS = ["core", *FRONT, *LIBRARIES]  # what plugins depend on is not for choosing
+
+
+def brought(path: str) -> set[str]:
+    """Folders of what pip brings of this repository beside the dist in `path`."""
+    names = {re.split(r"[<>=\[]", dep)[0] for dep in PROJECTS[path].get("dependencies", ())}
+    found = {other for other in DEFAULT if PROJECTS[other]["name"] in names}
+    return found.union(*map(brought, found))
+
+
+ALWAYS = list(dict.fromkeys(["core", *FRONT, *LIBRARIES, *brought("core")]))  # this is not for choosing
 PLUGINS = [path for path in DEFAULT if path not in ALWAYS]
 NEEDED = (  # what generating with the demo checkpoint cannot do without: one of each
     ("plugins/platforms/cpu",),
@@ -45,7 +56,7 @@ def listed(stdout: str) -> set[str]:
 
 def with_plugins(paths: Iterable[str]) -> set[str]:
     """Names of those dists that bring plugins: a library or a front end brings none."""
-    projects = [tomllib.loads((ROOT / path / "pyproject.toml").read_text())["project"] for path in paths]
+    projects = [PROJECTS[path] for path in paths]
     return {project["name"] for project in projects if {*project.get("entry-points", ())} - {"lmkit.command"}}
 
 
@@ -60,6 +71,11 @@ def test_core_alone_lists_and_explains(make_env) -> None:
     assert "Traceback" not in text
     assert "not installed" in text or "not-installed" in text
     assert "plugins/attention/" in text
+
+    folders = {"executor": "executors/worker", "tokenizer": "tokenizers/json", "renderer": "tokenizers/json"}
+    for kind, folder in folders.items():
+        done = env.run("lmkit", "explain", kind)
+        assert f"plugins/{folder}" in done.stdout + done.stderr
 
     done = env.run("lmkit", "serve", "demo", "--port", "0")
     assert done.returncode != 0

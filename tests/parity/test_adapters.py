@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 from lmkit.api import CheckpointOptions, UnsupportedModel
-from lmkit.layers.adapters import Adapter, AdapterBank
-from lmkit.loading import open_checkpoint
-from lmkit.loading.adapter import BaseModel, open_adapter
-from lmkit.loading.patterns import Patterns
-from lmkit.loading.rules import Rules
-from lmkit.loading.safetensors import SafetensorsLoader
+from lmkit.checkpoint import open_checkpoint
 from lmkit.plugins import load_target
+from lmkit_layers.adapters import Adapter, AdapterBank
 from lmkit_testing.checkpoints import FAMILIES, tiny_checkpoint
 from lmkit_testing.model import deviation, load_tiny, prompt, reference
 from lmkit_testing.specs import find_plugin
 from lmkit_testing.steps import ModelDriver
+from lmkit_worker.loading.adapter import BaseModel, open_adapter
+from lmkit_worker.loading.patterns import Patterns
+from lmkit_worker.loading.rules import Rules
+from lmkit_worker.loading.safetensors import SafetensorsLoader
 
 peft = pytest.importorskip("peft")
 pytestmark = [

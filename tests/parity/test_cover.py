@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from lmkit.api import CheckpointOptions
-from lmkit.loading import open_checkpoint
+from lmkit.checkpoint import open_checkpoint
 from lmkit.plugins import load_target
 from lmkit_testing import ArchitectureConformance
 from lmkit_testing.checkpoints import tiny_checkpoint

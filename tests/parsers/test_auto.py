@@ -16,6 +16,7 @@ from lmkit.plugins.select import Outcome, consider
 from lmkit.plugins.switches import Switches
 from lmkit.text.formats import load_format
 from lmkit.text.readback import Readback
+from lmkit_testing.serving import text_plan
 
 TEMPLATES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "chat_templates"
 HOST = PluginHost(switches=Switches())
@@ -173,7 +174,7 @@ SHOWN = {  # what the template shows, the model's name or architecture: tool par
 
 def read_back(tmp_path: Path, template: str, architecture: str) -> list[Outcome]:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}}))
-    chooser = ParserChooser(HOST, {"default": template}, tmp_path)
+    chooser = ParserChooser(HOST, text_plan(), {"default": template}, tmp_path)
     requests = [
         ParserRequest(kind=kind, model="model", architecture=architecture, chat_template=template)
         for kind in ("tool_parser", "reasoning_parser")
@@ -220,7 +221,7 @@ def test_the_choice_is_tried_first_and_code_of_others_is_not_run() -> None:
         loaded.append(name)
         return Code() if name == "code" else load_format(HOST, "tool_parser", name)
 
-    back = Readback.of({"default": SHOWN["no sign at all"][0]}, {})
+    back = Readback.of(text_plan(), {"default": SHOWN["no sign at all"][0]}, {})
     names = ["code", "mimo", "hermes"]
     assert back.readers("tool_parser", "hermes", names, load) == ("hermes",)
     assert loaded == ["hermes"]

@@ -13,8 +13,8 @@ from lmkit.api import ToolDef
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
 from lmkit.text.formats import load_format
-from lmkit.text.render import Renderer
 from lmkit_testing.parsers import Message, parse
+from lmkit_tokenizer_json.render import Renderer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bfcl import DATA, Question, questions

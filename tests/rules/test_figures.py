@@ -15,6 +15,7 @@ import house  # noqa: E402
 
 sys.path.remove(str(ROOT / "tools"))
 PACKAGES = house.packages()
+NEUTRAL = [path for name in ("lmkit", "lmkit_layers", "lmkit_worker") for path in sorted(PACKAGES[name].rglob("*.py"))]
 
 
 def test_the_core_is_small() -> None:
@@ -49,18 +50,19 @@ def test_functions_and_modules_fit_on_a_page() -> None:
     assert not list(house.sizes(path for folder in PACKAGES.values() for path in folder.rglob("*.py")))
 
 
-def test_the_core_names_no_device_model_or_format() -> None:
-    assert not house.named(house.CORE.rglob("*.py"))
+def test_the_core_and_what_runs_models_name_no_device_model_or_format() -> None:
+    assert not house.named(NEUTRAL)
 
 
 def test_a_name_is_that_of_one_thing() -> None:
-    """No two public classes of the core have the same name, but a protocol and what implements it."""
+    """No two public classes of the core and of what runs models have the same name, but a protocol and what implements
+    it."""
     places: dict[str, list[str]] = {}
-    for path in house.CORE.rglob("*.py"):
+    for path in NEUTRAL:
         for node in ast.parse(path.read_text()).body:
             bases = {ast.unparse(base) for base in getattr(node, "bases", ())}
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "Protocol" not in bases:
-                places.setdefault(node.name, []).append(str(path.relative_to(house.CORE)))
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 

@@ -17,7 +17,6 @@ from lmkit.engine.intake import Intake
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
 from lmkit.scheduling.scheduler import Scheduler
-from lmkit.text.render import Renderer
 from lmkit.text.side import TextSide, vocabulary
 from lmkit_structured_output_masks.compiler import Compiler
 from lmkit_structured_output_masks.output import ConstrainedOutput
@@ -25,6 +24,7 @@ from lmkit_testing.engines import Fcfs
 from lmkit_testing.hash_model import HashExecutor, hash_kv
 from lmkit_testing.inproc import InprocClient
 from lmkit_testing.serving import END, ServedLLM, byte_tokenizer, listening, text_side
+from lmkit_tokenizer_json.render import Renderer
 
 LLGUIDANCE = Choice(
     "grammar", "grammar", "llguidance", "lmkit_grammar_llguidance.backend:LlGuidance", "lmkit-grammar-llguidance", "",

@@ -13,8 +13,9 @@ from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 
-from lmkit.api import Grammar, GrammarBackend, GrammarError, Vocabulary, keywords
+from lmkit.api import Grammar, GrammarBackend, GrammarError, Vocabulary
 from lmkit.plugins import load_target
+from lmkit_structured_output_masks.sources import keywords
 from lmkit_testing.grammars import allowed_ids, byte_vocabulary
 from lmkit_testing.specs import find_plugin
 

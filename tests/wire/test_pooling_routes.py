@@ -12,6 +12,9 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from lmkit import LLM, AsyncLLM
+from lmkit.api import RequestError, UnsupportedTask
+from lmkit.config import from_options
 from lmkit_testing.pooling import pooling_checkpoint
 from lmkit_testing.published import minilm
 from lmkit_testing.serving import ServedLLM, listening, real, scripted
@@ -127,6 +130,35 @@ async def test_many_inputs_are_not_refused_for_their_number(tmp_path: Path) -> N
         status, answer = await post(url, "/v1/embeddings", input=[f"text {i}" for i in range(300)])
         assert status == 200
         assert [d["index"] for d in answer["data"]] == list(range(300))
+
+
+async def test_every_door_gives_the_same_vectors(tmp_path: Path) -> None:
+    """LLM, AsyncLLM and HTTP; and all refuse the same."""
+    path = str(pooling_checkpoint("BertConfig", "BertModel", tmp_path))
+    options = {"model": path, "dtype": "float32", "kv_memory": "8MiB"}
+    llm_async = await AsyncLLM.start(from_options(options))
+    with LLM(**options) as llm:
+        async with llm_async, listening(llm_async) as url:
+            whole, asynchronous = llm.embed(TEXTS, dimensions=8), await llm_async.embed(TEXTS, dimensions=8)
+            _, answer = await post(url, "/v1/embeddings", input=TEXTS, dimensions=8)
+            served = [d["embedding"] for d in answer["data"]]
+            for one, other, third in zip(whole, asynchronous, served, strict=True):
+                assert one.data.tolist() == pytest.approx(other.data.tolist(), abs=1e-6)
+                assert one.data.tolist() == pytest.approx(third, abs=1e-6)
+                assert one.prompt_token_ids == other.prompt_token_ids
+            scores = llm.score(TEXTS[0], TEXTS[1:])
+            assert await llm_async.score(TEXTS[0], TEXTS[1:]) == pytest.approx(scores, abs=1e-6)
+            _, answer = await post(url, "/score", queries=TEXTS[0], documents=TEXTS[1:])
+            assert [d["score"] for d in answer["data"]] == pytest.approx(scores, abs=1e-6)
+            for wrong in ([[1, 10**9]], ["x " * 3000], [[]]):
+                with pytest.raises(RequestError) as sync:
+                    llm.embed(["fine", *wrong])
+                with pytest.raises(RequestError) as later:
+                    await llm_async.embed(["fine", *wrong])
+                assert str(sync.value) == str(later.value)
+                assert str(sync.value).startswith("prompt 1: ")
+            with pytest.raises(UnsupportedTask):
+                await llm_async.classify("x")
 
 
 async def test_a_generating_model_refuses() -> None:

@@ -8,33 +8,31 @@ with LLM("demo") as llm:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import count
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from lmkit.api import ConfigError, EngineRequest, Progress, SamplingParams, TokenEvent, ToolChoice
+from lmkit.api import ConfigError, Progress, SamplingParams, ToolChoice
 from lmkit.config import EngineConfig, from_options
 from lmkit.config.environment import adopt_environment
-from lmkit.engine.client import EventStream, ProcessClient
+from lmkit.engine.client import ProcessClient
 from lmkit.engine.observers import Observers
 from lmkit.engine.platform import platform_environment
 from lmkit.engine.shared import SharedCore
 from lmkit.engine.spawn import FACTORY, EngineProcess
 from lmkit.engine.supervisor import RESTARTS, Supervised
-from lmkit.front.ask import Ask, Messages, PoolAsk, Prompt, ScoreAsk, chat_asks, one_text_ask, text_asks
-from lmkit.front.prepare import Turn, prepare_all, prepare_pooling
-from lmkit.front.run import Generation, at_once, check_taken, play, pool, pool_now
-from lmkit.outputs import RequestOutput, output_of
+from lmkit.front.ask import Adapters, Ask, Messages, Params, Prompt, chat_asks, one_text_ask, text_asks
+from lmkit.front.message import Change
+from lmkit.front.prepare import Turn, prepare_all
+from lmkit.front.run import Generation, at_once, check_taken, play
+from lmkit.outputs import RequestOutput, outputs_of
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.pooled import PoolingCalls
-from lmkit.text.pooling import Vector
 from lmkit.text.side import TextSide
 from lmkit.text.stream import OutputEvent
 
@@ -73,7 +71,9 @@ class LLM(PoolingCalls):
             adopt_environment(platform_environment(self.config, self.resolved))
         with ThreadPoolExecutor(1) as beside:
             opening = beside.submit(TextSide.open, self.checkpoint, self.resolved, self.config)
-            from lmkit.engine.build import build_engine  # imports torch, which takes as long
+            from lmkit.engine.build import build_engine, executor_of
+
+            executor_of(self.resolved)  # to import what runs models takes as long
         self.text = opening.result()
         self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress, self.text.tokenizer)
         self._observers = Observers(host, self.resolved, self.facts)
@@ -89,29 +89,29 @@ class LLM(PoolingCalls):
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         n: int = 1,
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """One RequestOutput per prompt, in order; `n` outputs for each.
 
         `params`: one for all, or one per prompt. `progress`: a bar on stderr; default: when it is a terminal and
-        there are several prompts. Raises RequestError when a prompt cannot be taken; then no output is returned.
+        there are several outputs. Raises RequestError when a prompt cannot be taken; then no output is returned.
         `adapter`: the name of a loaded one, or one name or None per prompt.
         """
-        return self._run(text_asks(prompts, params, n, adapter), progress)
+        return outputs_of(self._run(text_asks(prompts, params, n, adapter), progress))
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         n: int = 1,
         tool_choice: str | ToolChoice = "auto",
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
         template_options: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         progress: bool | None = None,
@@ -126,7 +126,7 @@ class LLM(PoolingCalls):
             messages, params, tools=tools, n=n, tool_choice=tool_choice, adapter=adapter,
             template_options=template_options, continue_final_message=continue_final_message,
         )  # fmt: skip
-        return self._run(asks, progress)
+        return outputs_of(self._run(asks, progress))
 
     def stream_chat(
         self,
@@ -143,6 +143,12 @@ class LLM(PoolingCalls):
         """The completion as it is made: Text events and a Finish. Leaving the iterator early aborts."""
         yield from self._stream(one_text_ask(prompt, params))
 
+    def changes(self, ask: Ask) -> Iterator[tuple[Turn, Change]]:
+        """What each step adds to the messages of the ask's turns, until all have finished. Leaving it early aborts."""
+        with closing(self._play(self._prepare([ask]))) as playing:
+            for turn, events in playing:
+                yield turn, turn.message.feed(events)
+
     def default_params(self, **changes: Any) -> SamplingParams:
         """The checkpoint's own sampling defaults (generation_config), changed as asked."""
         return SamplingParams(**{**(self.text.default_params or {}), **changes})
@@ -157,54 +163,33 @@ class LLM(PoolingCalls):
             self._engine.core.adapters.unload(name)
 
     def _prepare(self, asks: Sequence[Ask]) -> list[list[Turn]]:
+        self._shared.require_open()
         return prepare_all(self.text, self.facts, asks, f"llm-{next(self._numbers)}")
 
-    def _run(self, asks: Sequence[Ask], progress: bool | None) -> list[RequestOutput]:
-        self._shared.require_open()
+    def _run(self, asks: Sequence[Ask], progress: bool | None = None) -> list[list[Turn]]:
+        """The turns of each ask, all of which have finished."""
         groups = self._prepare(asks)
-        left = Counter({id(group): len(group) for group in groups})
-        of = {turn.request.id: id(group) for group in groups for turn in group}
-        with _bar(len(groups), progress) as advance, closing(self._play(groups)) as playing:
+        with _bar(sum(map(len, groups)), progress) as advance, closing(self._play(groups)) as playing:
             for turn, events in playing:
                 turn.message.feed(events)
                 if turn.stream.finished:
-                    group = of[turn.request.id]
-                    left[group] -= 1
-                    advance(len(turn.stream.token_ids), left[group] == 0)
-        return [output_of(group) for group in groups]
+                    check_taken(turn)
+                    advance(len(turn.stream.token_ids), True)
+        return groups
 
     def _stream(self, asks: Sequence[Ask]) -> Iterator[OutputEvent]:
-        self._shared.require_open()
         with closing(self._play(self._prepare(asks))) as playing:
             for _, events in playing:
                 yield from events
 
     def _play(self, groups: Sequence[Sequence[Turn]]) -> Generator[tuple[Turn, list[OutputEvent]], None, None]:
+        """Shows the events of the engine to the plugins that watch their requests, too."""
         turns = [turn for group in groups for turn in group]
-        return play(self._shared, turns, self._seeing([turn.request for turn in turns]))
+        watches = {t.request.id: watch for t in turns if (watch := self._observers.watch(t.request))}
+        return play(self._shared, turns, (lambda event: watches[event.id].see(event)) if watches else None)
 
-    def _seeing(self, requests: Sequence[EngineRequest]) -> Callable[[TokenEvent], None] | None:
-        """What shows the events of requests to the plugins that watch them; None when none does."""
-        watches = {request.id: watch for request in requests if (watch := self._observers.watch(request))}
-        return (lambda event: watches[event.id].see(event)) if watches else None
-
-    def _pooled(self, ask: PoolAsk | ScoreAsk) -> Any:
-        self._shared.require_open()
-        call = prepare_pooling(self.text, self.facts, ask)
-        requests = [
-            EngineRequest(f"llm-{next(self._numbers)}", one.token_ids, SamplingParams(), arrival=monotonic(),
-                          adapter=ask.adapter, pooling=one.params)
-            for one in call.requests
-        ]  # fmt: skip
-        vectors: dict[int, Vector] = {}
-        with (
-            _bar(len(requests), None) as advance,
-            closing(pool_now(self._shared, requests, self._seeing(requests))) as playing,
-        ):
-            for number, vector in playing:
-                vectors[number] = vector
-                advance(0, True)
-        return call.finish([vectors[number] for number in range(len(requests))])
+    def _read(self, asks: Sequence[Ask], read: Callable[[list[list[Turn]]], Any]) -> Any:
+        return read(self._run(asks))
 
     def close(self) -> None:
         """Frees everything; what other threads are waiting for ends with EngineDead. Idempotent."""
@@ -279,23 +264,23 @@ class AsyncLLM(PoolingCalls):
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         n: int = 1,
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
     ) -> list[RequestOutput]:
         """As `LLM.generate`."""
-        return await self._run(text_asks(prompts, params, n, adapter))
+        return outputs_of(await self._run(text_asks(prompts, params, n, adapter)))
 
     async def chat(
         self,
         messages: Messages | Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         n: int = 1,
         tool_choice: str | ToolChoice = "auto",
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: Adapters = None,
         template_options: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
     ) -> list[RequestOutput]:
@@ -304,7 +289,7 @@ class AsyncLLM(PoolingCalls):
             messages, params, tools=tools, n=n, tool_choice=tool_choice, adapter=adapter,
             template_options=template_options, continue_final_message=continue_final_message,
         )  # fmt: skip
-        return await self._run(asks)
+        return outputs_of(await self._run(asks))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[OutputEvent]:
         """As `LLM.stream`."""
@@ -328,7 +313,7 @@ class AsyncLLM(PoolingCalls):
     def _prepare(self, asks: Sequence[Ask]) -> list[list[Turn]]:
         return prepare_all(self.text, self.facts, asks, f"llm-{uuid4().hex}")
 
-    async def _run(self, asks: Sequence[Ask]) -> list[RequestOutput]:
+    async def _run(self, asks: Sequence[Ask]) -> list[list[Turn]]:
         """Texts are rendered and tokenized in a thread. An error of the first event is one of the request."""
         groups = await asyncio.to_thread(self._prepare, asks)
         turns = [turn for group in groups for turn in group]
@@ -337,7 +322,7 @@ class AsyncLLM(PoolingCalls):
                 async for turn, events in generation.events():
                     turn.message.feed(events)
                     check_taken(turn)
-        return [output_of(group) for group in groups]
+        return groups
 
     async def _stream(self, asks: Sequence[Ask]) -> AsyncIterator[OutputEvent]:
         ((turn,),) = await asyncio.to_thread(self._prepare, asks)
@@ -348,16 +333,8 @@ class AsyncLLM(PoolingCalls):
                 for event in events:
                     yield event
 
-    async def _pooled(self, ask: PoolAsk | ScoreAsk) -> Any:
-        call = await asyncio.to_thread(prepare_pooling, self.text, self.facts, ask)
-        return call.finish(await pool(self.client, call, adapter=ask.adapter))
-
-    def submit(self, request: EngineRequest) -> EventStream:
-        """The events of the request; exactly one of them finishes it."""
-        return self.client.submit(request)
-
-    def abort(self, ids: Iterable[str]) -> None:
-        self.client.abort(ids)
+    async def _read(self, asks: Sequence[Ask], read: Callable[[list[list[Turn]]], Any]) -> Any:
+        return read(await self._run(asks))
 
     async def close(self) -> None:
         if self.client.observers is not None and self.client.state != "dead":
@@ -372,11 +349,11 @@ class AsyncLLM(PoolingCalls):
 
 
 @contextmanager
-def _bar(num_prompts: int, wanted: bool | None) -> Iterator[Any]:
-    """Calls of the yielded function (tokens, prompt finished) move a progress bar on stderr, or nothing."""
+def _bar(num_outputs: int, wanted: bool | None) -> Iterator[Any]:
+    """Calls of the yielded function (tokens, output finished) move a progress bar on stderr, or nothing."""
     import sys
 
-    if not (sys.stderr.isatty() and num_prompts > 1 if wanted is None else wanted):
+    if not (sys.stderr.isatty() and num_outputs > 1 if wanted is None else wanted):
         yield lambda num_tokens, finished: None
         return
     try:
@@ -384,5 +361,5 @@ def _bar(num_prompts: int, wanted: bool | None) -> Iterator[Any]:
     except ModuleNotFoundError:  # rich, of the extra lmkit-core[progress]
         yield lambda num_tokens, finished: None
         return
-    with prompt_bar(num_prompts) as advance:
+    with prompt_bar(num_outputs) as advance:
         yield advance

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from lmkit.api import ErrorInfo, FinishReason, TokenLogprob
 from lmkit.front.message import ToolCall
+from lmkit.front.vectors import vector_of
 
 if TYPE_CHECKING:
     from lmkit.front.prepare import Turn
+    from lmkit.front.vectors import Vector
 
 
 @dataclass(slots=True)
@@ -63,6 +65,25 @@ class RequestOutput:
         return self.outputs[0].reasoning
 
 
+@dataclass(slots=True)
+class PoolingOutput:
+    """The answer to one prompt: an embedding, scores of classes, or one of these per token."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    data: Vector
+
+
+def pooling_output(turn: Turn) -> PoolingOutput:
+    """The answer of a turn that has finished. Raises EngineBusy when there is none."""
+    return PoolingOutput(turn.prompt, turn.request.token_ids, vector_of(turn))
+
+
+def outputs_of(groups: Sequence[Sequence[Turn]]) -> list[RequestOutput]:
+    """One for each ask, all of whose turns have finished."""
+    return [output_of(group) for group in groups]
+
+
 def output_of(turns: Sequence[Turn]) -> RequestOutput:
     """The answers to one prompt, all of which have finished."""
     first = turns[0]
@@ -94,4 +115,6 @@ def _completion(turn: Turn) -> Completion:
     )
 
 
-__all__ = ["Completion", "RequestOutput", "ToolCall", "output_of"]
+__all__ = [
+    "Completion", "PoolingOutput", "RequestOutput", "ToolCall", "output_of", "outputs_of", "pooling_output",
+]  # fmt: skip

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lmkit.api import PoolerInfo, PoolingParams, PoolingTask, UnsupportedTask
-from lmkit.front.ask import PoolAsk, Prompt, ScoreAsk, as_prompts
+from lmkit.api import PoolingParams, UnsupportedTask
+from lmkit.front.ask import Ask, PoolAsk, Prompt, ScoreAsk, as_prompts
+from lmkit.front.prepare import Turn
+from lmkit.front.vectors import scores_of
+from lmkit.outputs import pooling_output
 
 if TYPE_CHECKING:
     from lmkit.engine.messages import EngineFacts
 
 
 class PoolingCalls:
-    """`_pooled` answers an ask: in LLM at once, in AsyncLLM as a coroutine, so each method answers as its owner does.
+    """`_read` answers asks: in LLM at once, in AsyncLLM as a coroutine, so each method answers as its owner does.
 
     All raise UnsupportedTask when the model does something else, and RequestError for a prompt it cannot take.
     `truncate`: cut longer prompts to so many tokens (default: refuse what the model cannot read whole).
@@ -24,17 +27,14 @@ class PoolingCalls:
         @property
         def facts(self) -> EngineFacts: ...
 
-        def _pooled(self, ask: PoolAsk | ScoreAsk) -> Any: ...
-
-    @property
-    def _pooler(self) -> PoolerInfo | None:
-        return self.facts.pooler
+        def _read(self, asks: Sequence[Ask], read: Callable[[list[list[Turn]]], Any]) -> Any: ...
 
     def encode(
         self, prompts: Prompt | Sequence[Prompt], params: PoolingParams | None = None, *, truncate: int | None = None
     ) -> Any:
         """A PoolingOutput per prompt for any task; default: the model's own."""
-        return self._pooled(PoolAsk(prompts=as_prompts(prompts), params=params, limit=truncate))
+        asks = [PoolAsk(prompts=[prompt], params=params, limit=truncate) for prompt in as_prompts(prompts)]
+        return self._read(asks, lambda groups: [pooling_output(turn) for (turn,) in groups])
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, truncate: int | None = None
@@ -50,11 +50,10 @@ class PoolingCalls:
 
     def reward(self, prompts: Prompt | Sequence[Prompt], *, truncate: int | None = None) -> Any:
         """A PoolingOutput per prompt with scores before any activation: one vector, or one per token."""
-        pooler = self._pooler
+        pooler = self.facts.pooler
         if pooler is None or pooler.task not in ("classify", "token_classify"):
             raise UnsupportedTask("reward", ("generate",) if pooler is None else pooler.tasks)
-        task: PoolingTask = pooler.task
-        return self.encode(prompts, PoolingParams(task, activation=False), truncate=truncate)
+        return self.encode(prompts, PoolingParams(pooler.task, activation=False), truncate=truncate)
 
     def score(
         self,
@@ -67,4 +66,4 @@ class PoolingCalls:
         """How well each document answers its query (or the only one): a list of floats."""
         several = [[t] if isinstance(t, str) else list(t) for t in (queries, documents)]
         ask = ScoreAsk(queries=several[0], documents=several[1], activation=activation, limit=truncate)
-        return self._pooled(ask)
+        return self._read([ask], lambda groups: scores_of(ask, groups[0]))

@@ -79,6 +79,8 @@ def test_every_field_is_documented_and_has_a_flag_of_its_own() -> None:
     assert all(leaf.doc for leaf in leaves().values())
     for name, section in sections().items():
         assert {f"{name}.{f.name}" for f in fields(section)} <= set(leaves())
+    rest = {f.name for f in fields(EngineConfig)} - {*sections(), *leaves()}
+    assert rest == {"wanted", "plugins"}
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,6 @@ def test_dtype_aliases_are_canonical() -> None:
 
 def test_configurations_are_frozen_and_comparable() -> None:
     config = EngineConfig()
-    assert replace(config, attention="torch") != config
+    assert replace(config, wanted={"attention": "torch"}) != config
     with pytest.raises(AttributeError):
-        config.attention = "torch"  # type: ignore[misc]
+        config.device = "cpu"  # type: ignore[misc]

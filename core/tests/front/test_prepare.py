@@ -5,14 +5,29 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
-from lmkit.api import InvalidParam, RequestError, SamplingParams, TokenEvent, ToolChoice, UnsupportedTask
+from lmkit.api import (
+    EngineBusy,
+    InvalidParam,
+    Pooled,
+    PoolerInfo,
+    RequestError,
+    SamplingParams,
+    TokenEvent,
+    ToolChoice,
+    UnsupportedTask,
+)
 from lmkit.engine.messages import EngineFacts
-from lmkit.front.ask import ChatAsk, PoolAsk, TextAsk, UnsupportedField
+from lmkit.front.ask import ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
 from lmkit.front.limits import ContextTooLong
-from lmkit.front.prepare import Turn, expand, prepare, prepare_all, prepare_pooling
-from lmkit.front.run import Generation, check_finish
+from lmkit.front.message import Message
+from lmkit.front.prepare import Turn, expand, prepare, prepare_all
+from lmkit.front.run import Generation, check_finish, check_taken
+from lmkit.front.vectors import scores_of, vector_of
+from lmkit.text.stream import Finish, Usage
 from lmkit_testing.serving import END, scripted, text_side
+from msgspec import structs
 
 FACTS = EngineFacts("m", 1000, 1000, 257)
 HELLO = {"role": "user", "content": "Hello"}
@@ -116,7 +131,49 @@ def test_who_goes_on_after_a_death() -> None:
 
 def test_a_model_that_generates_has_no_vectors() -> None:
     with pytest.raises(UnsupportedTask):
-        prepare_pooling(text_side(), FACTS, PoolAsk(prompts=["x"]))
+        prepare(text_side(), FACTS, PoolAsk(prompts=["x"]), "id")
+
+
+def pooled(ask: PoolAsk | ScoreAsk, pooler: PoolerInfo, vectors: list[list[float]]) -> list[Turn]:
+    """The turns of the ask; the engine answers each with the next of `vectors`."""
+    turns = prepare(text_side(), structs.replace(FACTS, pooler=pooler), ask, "id")
+    for turn, vector in zip(turns, vectors, strict=True):
+        answer = Pooled(np.array(vector, "<f4").tobytes(), np.shape(vector))
+        turn.message.feed(turn.stream.feed(TokenEvent(turn.request.id, finish="stop", pooled=answer)))
+    return turns
+
+
+def test_vectors_are_messages_like_any_other() -> None:
+    turns = pooled(PoolAsk(prompts=["ab", [7, 8, 9]], limit=2), PoolerInfo("embed", 2), [[1, 2], [3, 4]])
+    assert [turn.prompt for turn in turns] == ["ab", None]
+    assert [turn.request.token_ids for turn in turns] == [[*text_side().tokenizer.encode("ab")], [7, 8]]
+    assert [turn.message.finish for turn in turns] == [Finish("stop", None, Usage(2))] * 2
+    assert [vector_of(turn).tolist() for turn in turns] == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_scores_are_cosines_or_what_a_cross_encoder_says() -> None:
+    ask = ScoreAsk(queries=["q"], documents=["d", "q", "d"])
+    turns = pooled(ask, PoolerInfo("embed", 2), [[3, 4], [4, 3]])
+    assert [turn.prompt for turn in turns] == ["q", "d"]
+    assert scores_of(ask, turns) == pytest.approx([0.96, 1.0, 0.96])
+    late = [[[1, 0], [0, 2]], [[3, 0], [1, 1]]]
+    assert scores_of(ask, pooled(ask, PoolerInfo("token_embed", 2), late)) == pytest.approx(
+        [1 + 0.5**0.5, 2.0, 1 + 0.5**0.5]
+    )
+    turns = pooled(ask, PoolerInfo("classify", 1), [[0.5], [0.25], [2.0]])
+    assert scores_of(ask, turns) == [0.5, 0.25, 2.0]
+    with pytest.raises(UnsupportedTask):
+        pooled(ask, PoolerInfo("classify", 3), [])
+
+
+def test_a_vector_that_does_not_come_is_an_error() -> None:
+    (turn,) = pooled(PoolAsk(prompts=["x"]), PoolerInfo("embed", 1), [[1]])
+    turn.stream.finished, turn.message, turn.number = False, Message(), 2
+    turn.message.feed(turn.stream.fail(EngineBusy("no room").info()))
+    with pytest.raises(EngineBusy):
+        vector_of(turn)
+    with pytest.raises(EngineBusy, match="no room"):
+        check_taken(turn)
 
 
 async def test_as_many_at_a_time_as_are_wanted() -> None:

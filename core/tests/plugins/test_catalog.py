@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lmkit.plugins.catalog import catalog, install, install_command, official_dists
+from lmkit.plugins.catalog import catalog, folders, install, install_command
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,7 +29,7 @@ def test_commands() -> None:
         "lmkit-core",
         "lmkit-bench",
         *(d for names in catalog().values() for d in names.values()),
-    } <= official_dists()
+    } <= set(folders())
 
 
 def test_only_folders_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from lmkit.engine.build import build_engine
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.plugins.switches import Switches
-from lmkit.text.apart import open_tokenizer
 from lmkit.text.side import TextSide, load_tokenizer
+from lmkit_tokenizer_json.apart import open_tokenizer
 
 SMALL = {"model": "demo", "kv_memory": "8MiB", "max_length": 256}
 

@@ -61,35 +61,33 @@ def refusals(spec: EchoSpec, request: EchoRequest) -> Refusals:
 
 KIND = Kind(
     "echo", spec=EchoSpec, hook="lmkit_echoes", used_by="toy_echo.caller", request=EchoRequest, refusals=refusals,
-    doc=__doc__,
+    ask=lambda known: [EchoRequest()], setting="echo", words="auto, or who repeats", doc=__doc__,
 )
 '''
 
 USE = """
 import json, sys
-from lmkit.api import SelectionError
-from lmkit.config import EngineConfig, from_options
+from lmkit.config import EngineConfig, from_options, read_environment
+from lmkit.config.schema import leaves
 from lmkit.hookspecs import hooks
 from lmkit.kinds.echo import EchoRequest
-from lmkit.plugins.explain import explain
+from lmkit_cli.story import explain
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import load_target
-from lmkit.plugins.select import select
+from lmkit.plugins.select import consider
 
 host = PluginHost(path=[sys.argv[1]])
 entry = host.entries("echo")[0]
-choice = select(host, EchoRequest(times=2), "twice")
-try:
-    select(host, EchoRequest(times=3), "twice")
-    refused = ""
-except SelectionError as e:
-    refused = e.refused[0].reasons[0].code
+choice = consider(host, EchoRequest(times=2), "twice").choice()
 print(json.dumps({
     "key": entry.key,
     "hook": hooks()["lmkit_echoes"].__annotations__["return"],
     "said": load_target(choice)("ho"),
-    "refused": refused,
+    "refused": consider(host, EchoRequest(times=3), "twice").refused[0].reasons[0].code,
     "topic": explain(EngineConfig(), host, topic="echo").topics[0].candidates[0].name,
+    "named": from_options({"echo": "twice"}).wants("echo"),
+    "variable": dict(read_environment({"LMKIT_ECHO": "twice"}).values),
+    "flag": [leaves()["echo"].flag, leaves()["echo"].doc],
     "option": from_options({"echo.twice.loud": True}).plugins["echo.twice"],
 }))
 """
@@ -122,7 +120,9 @@ def test_a_kind_is_named_where_plugins_look(kind: Kind) -> None:
 
 
 def test_settings_are_keys_of_the_configuration() -> None:
-    assert {kind.setting for kind in KINDS if kind.setting} <= set(leaves())
+    assert {leaf.key: leaf.kind for leaf in leaves().values() if leaf.kind} == {
+        kind.setting: kind.name for kind in KINDS if kind.setting
+    }
 
 
 def test_steps_follow_what_they_need() -> None:
@@ -163,5 +163,8 @@ def test_a_new_kind_touches_nothing_else(world: World, tmp_path: Path) -> None:
         "said": "hoho",
         "refused": "feature",
         "topic": "twice",
+        "named": "twice",
+        "variable": {"echo": "twice"},
+        "flag": ["--echo", "auto, or who repeats"],
         "option": {"loud": True},
     }

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from lmkit.api import (
     CheckpointError,
@@ -28,8 +29,9 @@ from lmkit_testing.world import World
 TOY = EngineConfig(model=ModelConfig(model="toy"))
 
 
-def with_model(**fields: object) -> EngineConfig:
-    return replace(TOY, model=replace(TOY.model, **fields))  # type: ignore[arg-type]
+def with_model(quantization: str = "auto", **fields: object) -> EngineConfig:
+    model = replace(TOY.model, **fields)  # type: ignore[arg-type]
+    return replace(TOY, model=model, wanted={"quantization": quantization})
 
 
 def values(world: World, config: EngineConfig = TOY) -> dict[str, object]:
@@ -71,7 +73,7 @@ def test_everything_is_chosen(whole: World) -> None:
 def test_plan_round_trips(whole: World) -> None:
     whole.attention("other", "head_dims=one_of(8)")
     plan, _, _ = resolve(TOY, whole.host())
-    again = ResolvedPlan.from_json(plan.to_json())
+    again = msgspec.json.decode(plan.to_json(), type=ResolvedPlan)
     assert again == plan
     assert again.hash == plan.hash
     refused = again.choice("attention").refused  # type: ignore[union-attr]
@@ -80,10 +82,11 @@ def test_plan_round_trips(whole: World) -> None:
 
 READ_PLAN = """
 import sys
+import msgspec
 sys.path.insert(0, sys.argv[1])
 from lmkit.api import ResolvedPlan
 from lmkit.plugins import load_target, verify
-plan = ResolvedPlan.from_json(sys.stdin.buffer.read())
+plan = msgspec.json.decode(sys.stdin.buffer.read(), type=ResolvedPlan)
 verify(plan)
 target = load_target(plan.choice("attention", "text"))
 print(plan.hash, target.__name__, "toy_scheduler" in sys.modules)
@@ -111,8 +114,6 @@ def test_target_errors_name_the_plugin_and_the_cause(whole: World) -> None:
     plan, _, _ = resolve(TOY, whole.host())
     choice = plan.choice("attention", "text")
     assert choice is not None
-    import msgspec
-
     whole.add("bad-impl", {}, {"bad_impl": "1 / 0", "exiting_impl": "raise SystemExit"})
     with pytest.raises(PluginError, match=r"attention 'ref' .*toy-attention-ref 0\.1\.0.*ZeroDivisionError") as caught:
         load_target(msgspec.structs.replace(choice, target="bad_impl:It"))
@@ -260,7 +261,7 @@ def test_reference_on_an_accelerator_is_a_warning(world: World) -> None:
     world.attention("fast", "capability=Range((9, 0), None)")
     plan, _, _ = resolve(TOY, world.host())
     assert plan.warnings == ("attention is the slow reference 'ref'; refused: fast: capability: needs >= 9.0, has 8.0",)
-    assert resolve(replace(TOY, attention="ref"), world.host())[0].warnings == ()
+    assert resolve(replace(TOY, wanted={"attention": "ref"}), world.host())[0].warnings == ()
 
 
 QUANT = """
@@ -301,9 +302,9 @@ def test_quantization_follows_the_checkpoint(whole: World) -> None:
         ("rowwise", "rows", "only candidate"),
     ]
     with pytest.raises(ConfigError, match="stored as 'toy4'"):
-        resolve(with_model(model="toy-quantized", quantization="none"), whole.host())
+        resolve(with_model("none", model="toy-quantized"), whole.host())
     with pytest.raises(SelectionError, match="not quantized"):
-        resolve(with_model(quantization="toy4"), whole.host())
+        resolve(with_model("toy4"), whole.host())
 
 
 def test_quantization_while_loading_is_asked_for_by_name(whole: World) -> None:
@@ -312,11 +313,11 @@ def test_quantization_while_loading_is_asked_for_by_name(whole: World) -> None:
         {"toy_quant.hooks": QUANT.replace('checkpoint_methods=("toy4",)', "online=True")},
     )  # fmt: skip
     assert resolve(with_model(), whole.host())[0].choice("quantization") is None
-    chosen = resolve(with_model(quantization="toy4"), whole.host())[0].choice("quantization")
+    chosen = resolve(with_model("toy4"), whole.host())[0].choice("quantization")
     assert chosen is not None
     assert chosen.name == "toy4"
     with pytest.raises(SelectionError, match="an unquantized checkpoint"):
-        resolve(with_model(model="toy-quantized", quantization="toy4"), whole.host())
+        resolve(with_model("toy4", model="toy-quantized"), whole.host())
 
 
 def test_kernels_by_name(whole: World) -> None:
@@ -327,7 +328,7 @@ def test_kernels_by_name(whole: World) -> None:
     )  # fmt: skip
 
     def ops(names: str, model: str = "toy-quantized") -> list[tuple[str, str, str]]:
-        plan, _, _ = resolve(replace(with_model(model=model), op=names), whole.host())
+        plan, _, _ = resolve(replace(with_model(model=model), wanted={"op": names}), whole.host())
         return [(c.component, c.name, c.why) for c in plan.choices if c.kind == "op"]
 
     rest = [("linear:plain", "matmul", "auto"), ("rowwise", "rows", "only candidate")]
@@ -364,7 +365,7 @@ def test_tool_parser(whole: World) -> None:
     whole.add("toy-parser", {"tool_parser": {"toy": "toy_parser.hooks"}}, {"toy_parser.hooks": PARSER})
 
     def chosen(setting: str, **fields: object) -> str | None:
-        config = replace(with_model(**fields), tool_parser=setting)
+        config = replace(with_model(**fields), wanted={"tool_parser": setting})
         choice = resolve(config, whole.host())[0].choice("tool_parser")
         return choice.name if choice else None
 
@@ -490,7 +491,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 sys.path.insert(0, sys.argv[1])
 from lmkit.config import EngineConfig, ModelConfig
-from lmkit.plugins.explain import explain
+from lmkit_cli.story import explain
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.plugins.switches import Switches

@@ -39,9 +39,9 @@ from lmkit.api import (
 from lmkit.kinds import KINDS
 from lmkit.plugins.codes import CODES
 from lmkit.plugins.host import PluginHost
-from lmkit.plugins.select import Outcome, consider, parse_selection, select
+from lmkit.plugins.select import Outcome, consider, parse_selection
 from lmkit.plugins.switches import Switches
-from lmkit_testing.host import codes, make_device
+from lmkit_testing.host import codes, make_device, select
 from lmkit_testing.world import World
 
 TARGET = "lmkit.plugins.select:select"  # any object that exists

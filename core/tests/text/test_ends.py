@@ -12,12 +12,11 @@ import pytest
 from lmkit.api import Checkpoint
 from lmkit.config import EngineConfig
 from lmkit.text.ends import find_ends, turn_ends
-from lmkit.text.render import Renderer
 from lmkit_formats import ReasoningFormat, ToolFormat
-from lmkit_testing.engines import no_plan
-from lmkit_testing.serving import CALLS
-
-from .conftest import DATA
+from lmkit_testing.serving import CALLS, text_plan
+from lmkit_testing.tokenizers import DATA
+from lmkit_tokenizer_json.render import Renderer
+from msgspec.structs import replace
 
 MARKER = re.compile(r"</?[\w:|\uff5c\u2581.-]{2,40}>|<\|[^<>\s|]{1,30}\|>|\[/?[A-Z_]{3,20}\]|\[e~\[|\]~b\]")
 OTHERS = {"<|im_end|>", "<|user|>", "<|observation|>", "<|return|>", "<|call|>", "<|end|>", "<eos>"}
@@ -110,7 +109,9 @@ def test_calls_may_end_otherwise() -> None:
 def found(path: Path, ids: dict[str, list[int]], *, pooler: object = None, **config: Any) -> dict[int, tuple]:
     info: Any = SimpleNamespace(pooler=pooler, vocab_size=100)
     checkpoint = Checkpoint("x", path, "safetensors", {}, {})
-    ends = find_ends(checkpoint, no_plan(), EngineConfig(**config), info, ids)
+    ends = find_ends(
+        checkpoint, replace(text_plan(), choices=text_plan().choices[1:]), EngineConfig(**config), info, ids
+    )
     return {end.id: (end.token, *end.sources) for end in ends}
 
 

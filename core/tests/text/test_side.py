@@ -18,6 +18,7 @@ from lmkit.api import (
     TemplateFailed,
     Text,
     TokenEvent,
+    Tokenizer,
     ToolChoice,
     ToolDef,
     ToolStart,
@@ -25,7 +26,7 @@ from lmkit.api import (
 from lmkit.config import EngineConfig
 from lmkit.text.side import TextSide
 from lmkit_testing.engines import no_plan
-from lmkit_testing.serving import CALLS, END, THINK, byte_tokenizer, text_side
+from lmkit_testing.serving import CALLS, END, THINK, byte_tokenizer, text_plan, text_side
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 
 def test_open(checkpoint: Checkpoint) -> None:
-    side = TextSide.open(checkpoint, no_plan(), EngineConfig())
+    side = TextSide.open(checkpoint, text_plan(), EngineConfig())
     assert side.tokenizer.eos_token_ids == (5, 6)
     assert side.default_params == {"temperature": 0.6, "top_k": 20}
     assert side.render_chat([{"role": "user", "content": "hi"}]) == "hi!"
@@ -48,8 +49,8 @@ def test_open(checkpoint: Checkpoint) -> None:
 
 def test_the_plan_decides(checkpoint: Checkpoint) -> None:
     choice = Choice("tool_parser", "", "calls", "lmkit_testing.serving:CALLS", "lmkit-core", "0.1.0", "x")
-    plan = no_plan()
-    plan = type(plan)(plan.device, (choice,), (Derived("eos_token_ids", [9], "test"),))
+    plan = text_plan()
+    plan = type(plan)(plan.device, (*plan.choices, choice), (Derived("eos_token_ids", [9], "test"),))
     side = TextSide.open(checkpoint, plan, EngineConfig())
     assert side.tool_format == CALLS
     assert side.tokenizer.eos_token_ids == (9,)
@@ -60,24 +61,34 @@ def test_overrides(checkpoint: Checkpoint, tmp_path: Path) -> None:
     template.write_text("mine")
     config = EngineConfig()
     chosen = replace(config, model=replace(config.model, chat_template=str(template)))
-    assert TextSide.open(checkpoint, no_plan(), chosen).render_chat([{"role": "user", "content": "hi"}]) == "mine"
+    assert TextSide.open(checkpoint, text_plan(), chosen).render_chat([{"role": "user", "content": "hi"}]) == "mine"
     missing = replace(config, model=replace(config.model, chat_template=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="cannot read the chat template"):
-        TextSide.open(checkpoint, no_plan(), missing)
+        TextSide.open(checkpoint, text_plan(), missing)
     other = replace(config, model=replace(config.model, tokenizer=str(tmp_path / "none")))
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         TextSide.open(checkpoint, no_plan(), other)
     offline = replace(config, model=replace(config.model, tokenizer="org/name", offline=True, cache_dir=str(tmp_path)))
     with pytest.raises(CheckpointError, match="org/name is not in the cache"):
-        TextSide.open(checkpoint, no_plan(), offline)
+        TextSide.open(checkpoint, text_plan(), offline)
+
+
+def test_without_a_tokenizer(checkpoint: Checkpoint) -> None:
+    with pytest.raises(CheckpointError, match=r"installed reads .*tokenizer\.json") as caught:
+        TextSide.open(checkpoint, no_plan(), EngineConfig())
+    assert "plugins/tokenizers/json" in caught.value.fix
+    (checkpoint.path / "tokenizer.json").rename(checkpoint.path / "tokenizer.model")
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json.*tokenizer\.model") as caught:
+        TextSide.open(checkpoint, no_plan(), EngineConfig())
+    assert "save_pretrained" in caught.value.fix
 
 
 def test_a_tokenizer_of_a_plugin() -> None:
-    """It needs no more than the protocol."""
+    """It needs no more than what is abstract."""
 
-    class Letters:
+    class Letters(Tokenizer):
         vocab_size, eos_token_ids, bos_token, eos_token = 128, (0,), None, None
-        special_ids, chat_template = frozenset({0, 1}), None
+        special_ids = frozenset({0, 1})
 
         def encode(self, text: str, *, add_special: bool = True) -> list[int]:
             return list(text.encode())
@@ -91,7 +102,7 @@ def test_a_tokenizer_of_a_plugin() -> None:
         def id_of(self, text: str) -> int | None:
             return {"<end>": 0, "<tool_call>": 1}.get(text)
 
-    side = TextSide(Letters(), None, CALLS, None, {})  # type: ignore[arg-type]
+    side = TextSide(Letters(), None, CALLS, None, {})
     ids = [*b"a", 1, *b'{"name": "f"}</tool_call>', 0]
     events = side.output_stream(SamplingParams(), "", [ToolDef("f")]).feed(TokenEvent("r", ids, "stop", 0))
     assert events[0] == Text("a")
@@ -101,7 +112,7 @@ def test_a_tokenizer_of_a_plugin() -> None:
 
 def test_without_a_template(checkpoint: Checkpoint) -> None:
     (checkpoint.path / "tokenizer_config.json").write_text("{}")
-    side = TextSide.open(checkpoint, no_plan(), EngineConfig())
+    side = TextSide.open(checkpoint, text_plan(), EngineConfig())
     with pytest.raises(TemplateFailed, match="no chat template"):
         side.render_chat([{"role": "user", "content": "hi"}])
 
@@ -109,7 +120,7 @@ def test_without_a_template(checkpoint: Checkpoint) -> None:
 def test_a_template_for_tools_is_used(checkpoint: Checkpoint) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].name }}"}]
     (checkpoint.path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    side = TextSide.open(checkpoint, no_plan(), EngineConfig())
+    side = TextSide.open(checkpoint, text_plan(), EngineConfig())
     user = [{"role": "user", "content": "hi"}]
     assert side.render_chat(user) == "plain"
     assert side.render_chat(user, [{"name": "f"}]) == "f"

@@ -18,8 +18,8 @@ from lmkit.api import (
 )
 from lmkit.text.side import TextSide
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
-from lmkit.text.tokenizer import JsonTokenizer
 from lmkit_testing.serving import CALLS, THINK
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 
 CALM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 

@@ -1,12 +1,14 @@
 """The only public surface for plugins: specs to register, requests to answer, protocols to implement.
 
-Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.layers` (for models),
-`lmkit.killable` (for work on what strangers wrote) and the libraries, is free to move.
+Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.checkpoint` (for loaders),
+`lmkit.memory` (for executors), `lmkit.killable` and `lmkit.files` (for what strangers wrote), `lmkit.prompts` (for
+renderers) and the libraries, is free to move.
 """
 
 from lmkit.api.hooks import hookimpl
 from lmkit.contracts.checkpoint import Checkpoint, CheckpointOptions
 from lmkit.contracts.config import EngineConfig
+from lmkit.contracts.describe import describe_model
 from lmkit.contracts.device import DeviceInfo, Unavailable
 from lmkit.contracts.dtypes import canonical, itemsize, kv_scale_bytes
 from lmkit.contracts.errors import (
@@ -37,40 +39,28 @@ from lmkit.contracts.errors import (
 )
 from lmkit.contracts.execution import (
     Architecture,
-    AttentionBackend,
     AttnBatch,
     AttnPlan,
-    AttnPlanner,
     Buffer,
     BuildContext,
     Collectives,
     Control,
     DropAdapter,
     Event,
-    Executor,
     Failure,
     ForgetRows,
     Graphs,
     KVConfig,
     LoadAdapter,
-    LoadedModel,
-    Loader,
-    LogitsProcessor,
     Model,
-    Platform,
     Progress,
     Reply,
     ResetCache,
-    RotatingAttention,
-    SampleContext,
     StateBatch,
     StepInputs,
     StepLimits,
-    TensorEntry,
-    Worker,
     WorkerFacts,
 )
-from lmkit.contracts.json_schema import keywords, subschemas
 from lmkit.contracts.model import (
     AttnNeed,
     DenseInfo,
@@ -87,13 +77,9 @@ from lmkit.contracts.model import (
 from lmkit.contracts.null import NullCollectives, NullEvent, NullGraphs
 from lmkit.contracts.operators import (
     DrawParams,
-    ExpertKernel,
     IntegerFormat,
     Integers,
-    LinearKernel,
-    PackedWeight,
     QuantFormat,
-    QuantScheme,
     Routing,
     RowOps,
 )
@@ -111,6 +97,7 @@ from lmkit.contracts.params import (
     SamplingParams,
     Thinking,
 )
+from lmkit.contracts.pooling import class_pooler, decoder_name, head_linears
 from lmkit.contracts.refs import load_target
 from lmkit.contracts.refusal import Refusal, Refused
 from lmkit.contracts.resolved import Choice, Derived, ResolvedPlan
@@ -118,12 +105,8 @@ from lmkit.contracts.scheduling import (
     Admitted,
     CompiledGrammar,
     Gate,
-    GrammarBackend,
     Matcher,
-    OrderPolicy,
-    RequestView,
     SchedLimits,
-    Scheduler,
     Vocabulary,
 )
 from lmkit.contracts.specs import (
@@ -151,13 +134,13 @@ from lmkit.contracts.text import (
     Reasoning,
     StreamParser,
     Text,
-    Tokenizer,
     ToolArgs,
     ToolChoice,
     ToolDef,
     ToolEnd,
     ToolStart,
 )
+from lmkit.contracts.tokenizer import MARK, BytesDetokenizer, Detokenizer, Tokenizer
 from lmkit.contracts.wire import (
     EngineRequest,
     FinishReason,
@@ -173,18 +156,20 @@ from lmkit.contracts.wire import (
     TokenEvent,
     TokenLogprob,
 )
-from lmkit.kinds.attention import AttentionRequest, AttentionSpec
+from lmkit.kinds.attention import AttentionBackend, AttentionRequest, AttentionSpec, AttnPlanner, RotatingAttention
 from lmkit.kinds.dialect import DialectSpec
-from lmkit.kinds.executor import ExecutorRequest, ExecutorSpec
-from lmkit.kinds.grammar import GrammarBackendSpec
-from lmkit.kinds.loader import LoaderRequest, LoaderSpec
+from lmkit.kinds.executor import Executor, ExecutorRequest, ExecutorSpec
+from lmkit.kinds.grammar import GrammarBackend, GrammarBackendSpec
+from lmkit.kinds.loader import Loader, LoaderRequest, LoaderSpec, TensorEntry
+from lmkit.kinds.logits_processor import LogitsProcessor, LogitsProcessorSpec, SampleContext
 from lmkit.kinds.model import ModelRequest, ModelSpec
-from lmkit.kinds.op import OpRequest, OpSpec
+from lmkit.kinds.op import ExpertKernel, LinearKernel, OpRequest, OpSpec, PackedWeight
 from lmkit.kinds.parsers import ParserRequest, ParserSpec
-from lmkit.kinds.platform import PlatformSpec
-from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec
+from lmkit.kinds.platform import Platform, PlatformSpec
+from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec, QuantScheme
 from lmkit.kinds.reasoning_parser import ReasoningParserSpec
-from lmkit.kinds.scheduler import SchedulerSpec
+from lmkit.kinds.renderer import ChatRenderer, RendererSpec
+from lmkit.kinds.scheduler import OrderPolicy, RequestView, Scheduler, SchedulerSpec
 from lmkit.kinds.structured_output import StructuredOutput, StructuredOutputSpec
 from lmkit.kinds.template import TemplateRequest, TemplateSpec
 from lmkit.kinds.tokenizer import TokenizerRequest, TokenizerSpec

@@ -2,8 +2,8 @@
 
 from lmkit.config.codec import from_dict, to_dict
 from lmkit.config.environment import Environment, read_environment
+from lmkit.config.options import from_options
 from lmkit.config.sizes import format_size, parse_budget, parse_size
-from lmkit.config.sources import Setting, Sourced, from_options, gather
 from lmkit.contracts.config import STEP_TOKENS, CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig
 
 __all__ = [
@@ -14,12 +14,9 @@ __all__ = [
     "ModelConfig",
     "ParallelConfig",
     "SchedConfig",
-    "Setting",
-    "Sourced",
     "format_size",
     "from_dict",
     "from_options",
-    "gather",
     "parse_budget",
     "parse_size",
     "read_environment",

@@ -9,12 +9,16 @@ from typing import Any
 from lmkit.api import ConfigError, UnknownKey
 from lmkit.config.schema import leaves, sections
 from lmkit.contracts.config import EngineConfig
+from lmkit.kinds import BY_NAME
 
 
 def to_dict(config: EngineConfig) -> dict[str, Any]:
     """Plain dicts and scalars; `from_dict(to_dict(c)) == c`."""
     data = asdict(config)
     data["plugins"] = {name: dict(options) for name, options in config.plugins.items()}
+    for kind, name in data.pop("wanted").items():
+        section, _, key = BY_NAME[kind].setting.rpartition(".")
+        (data[section] if section else data)[key] = name
     return data
 
 
@@ -32,8 +36,6 @@ def flatten(data: Mapping[str, Any], where: str = "configuration") -> dict[str, 
         if name == "plugins":
             flat.update(_flatten_plugins(_table(value, "plugins", where), where))
         elif name in sections():
-            if value is None and name == "spec":
-                continue
             for inner, inner_value in _table(value, name, where).items():
                 key = f"{name}.{inner}"
                 if key not in known:
@@ -49,18 +51,23 @@ def flatten(data: Mapping[str, Any], where: str = "configuration") -> dict[str, 
 
 def from_flat(flat: Mapping[str, Any], where: str = "configuration") -> EngineConfig:
     """The configuration of dotted keys (as `flatten` makes them)."""
+    known = leaves()
     parts: dict[str, dict[str, Any]] = {}
+    wanted: dict[str, str] = {}
     plugins: dict[str, dict[str, object]] = {}
     for key, value in flat.items():
         if key.startswith("plugins."):
             kind, name, option = key.split(".", 3)[1:]
             plugins.setdefault(f"{kind}.{name}", {})[option] = value
-            continue
-        section, _, name = key.rpartition(".")
-        parts.setdefault(section, {})[name] = value
+        elif kind := known[key].kind:
+            if value != "auto":
+                wanted[kind] = value
+        else:
+            section, _, name = key.rpartition(".")
+            parts.setdefault(section, {})[name] = value
     root = parts.pop("", {})
     made = {name: sections()[name](**values) for name, values in parts.items()}
-    return EngineConfig(**root, **made, plugins=plugins)
+    return EngineConfig(**root, **made, wanted=wanted, plugins=plugins)
 
 
 def _flatten_plugins(data: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The fields of EngineConfig as data: dotted key, type, default, limits, documentation, flag, environment variable."""
+"""The values of EngineConfig as data: dotted key, type, default, limits, documentation, flag, environment variable.
+
+They are the fields of its sections, and for each kind of plugins that users may name the key that the kind's file says.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from lmkit.api import ConfigError, canonical
 from lmkit.config.sizes import parse_budget
 from lmkit.contracts.config import EngineConfig
 from lmkit.contracts.marks import Between, Flag, MemoryBudget, OneOf, Several
+from lmkit.kinds import KINDS, Kind
 
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -28,6 +32,7 @@ class Leaf:
     flag: str  # "--block-size"
     limits: Between | OneOf | MemoryBudget | None = None
     several: bool = False  # parts with commas between: the flag may be given once for each
+    kind: str = ""  # of the plugins that it names; "" = a field of a section
 
     @property
     def section(self) -> str:
@@ -79,34 +84,29 @@ _TYPE_NAMES = {str: "text", int: "an integer", bool: "true or false"}
 
 @cache
 def leaves() -> Mapping[str, Leaf]:
-    """All values of EngineConfig by dotted key, in order of declaration. Plugin options are not among them."""
-    found: dict[str, Leaf] = {}
-    for name, hint in get_type_hints(EngineConfig, include_extras=True).items():
-        if name == "plugins":
-            continue
-        section = _dataclass_in(hint)
-        if section is None:
-            found[name] = _leaf(EngineConfig, name, hint, "")
-            continue
-        for inner, inner_hint in get_type_hints(section, include_extras=True).items():
-            found[f"{name}.{inner}"] = _leaf(section, inner, inner_hint, name)
-    return types.MappingProxyType(found)
+    """All values of EngineConfig by dotted key, section by section. Plugin options are not among them."""
+    found: list[Leaf] = []
+    for section, owner in {**sections(), "": EngineConfig}.items():
+        hints = get_type_hints(owner, include_extras=True)
+        found += [_leaf(owner, name, hint, section) for name, hint in hints.items() if get_origin(hint) is Annotated]
+        found += [_naming(kind) for kind in KINDS if kind.setting and kind.setting.rpartition(".")[0] == section]
+    return types.MappingProxyType({leaf.key: leaf for leaf in found})
 
 
 @cache
 def sections() -> Mapping[str, type]:
     """Section name -> its dataclass ("cache" -> CacheConfig)."""
-    hints = get_type_hints(EngineConfig, include_extras=True)
-    return {name: found for name, hint in hints.items() if (found := _dataclass_in(hint)) is not None}
+    hints = get_type_hints(EngineConfig)
+    return {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
 
 
-def _dataclass_in(hint: Any) -> type | None:
-    candidates = (hint, *get_args(hint))
-    return next((c for c in candidates if isinstance(c, type) and is_dataclass(c)), None)
+def _naming(kind: Kind) -> Leaf:
+    """The value under which users name a plugin of a kind."""
+    flag = f"--{kind.name.replace('_', '-')}"
+    return Leaf(kind.setting, str, optional=False, default="auto", doc=kind.words, flag=flag, kind=kind.name)
 
 
 def _leaf(owner: type, name: str, hint: Any, section: str) -> Leaf:
-    assert get_origin(hint) is Annotated, f"{owner.__name__}.{name} has no documentation"
     kind, doc, *marks = get_args(hint)
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     default = next(f.default for f in fields(owner) if f.name == name)

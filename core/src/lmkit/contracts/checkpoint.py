@@ -28,7 +28,7 @@ class Checkpoint:
     format: str  # "safetensors", "gguf", ...; a loader plugin reads it
     config: Mapping[str, object]
     generation_config: Mapping[str, object] = field(default_factory=dict)
-    modules: tuple[Mapping[str, object], ...] = ()  # of modules.json (sentence-transformers), see loading.sentence
+    modules: tuple[Mapping[str, object], ...] = ()  # of modules.json (sentence-transformers), see lmkit.checkpoint
     files: tuple[Path, ...] = ()  # weight files, in order
     nbytes: int = 0  # sum of their sizes
     revision: str | None = None

@@ -1,4 +1,7 @@
-"""EngineConfig and its parts. Defaults live here and nowhere else; the command line is derived from these fields."""
+"""EngineConfig and its parts. Defaults live here and nowhere else; the command line is derived from these fields.
+
+Which plugins users may name, and under which keys, the files of `lmkit.kinds` say.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,9 @@ class ModelConfig:
         str | None, "name under which clients see the model; several with commas between, the main one first", Several()
     ] = None
     chat_template: Annotated[str | None, "file with a chat template, instead of the checkpoint's"] = None
-    quantization: Annotated[str, "auto (what the checkpoint says), none, or a plugin's name"] = "auto"
     overrides: Annotated[
         str, "JSON object laid over config.json: rope_scaling, sliding_window, ...; null removes", Flag("hf-overrides")
     ] = ""
-    loader: Annotated[str, "auto or a loader plugin's name"] = "auto"
     packed_cache: Annotated[
         str | None, "folder that keeps weights as kernels packed them: the next start maps them and packs nothing"
     ] = None
@@ -81,7 +82,6 @@ class CacheConfig:
 class SchedConfig:
     """Scheduling."""
 
-    policy: Annotated[str, "scheduler plugin: auto, fcfs, ...", Flag("scheduler")] = "auto"
     max_tokens: Annotated[
         int | None,
         "token budget of one step (prefill chunk size); default: the platform's",
@@ -105,7 +105,6 @@ class SchedConfig:
 class ParallelConfig:
     """Processes and devices."""
 
-    executor: Annotated[str, "auto or an executor plugin's name"] = "auto"
     tp: Annotated[int, "tensor-parallel ranks", Between(1, 1024)] = 1
     pp: Annotated[int, "pipeline-parallel ranks", Between(1, 1024)] = 1
     depth: Annotated[
@@ -143,15 +142,15 @@ class EngineConfig:
     sched: SchedConfig = field(default_factory=SchedConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    platform: Annotated[str, "auto or a platform plugin's name"] = "auto"
-    attention: Annotated[str, "auto, NAME, or 'a,b' (explicit fallback)"] = "auto"
-    op: Annotated[str, "auto, or names of kernels ('a,b'): what one of them can be for runs on no others"] = "auto"
-    tool_parser: Annotated[str, "auto, none or a tool parser's name"] = "auto"
-    reasoning_parser: Annotated[str, "auto, none or a reasoning parser's name"] = "auto"
     log_level: Annotated[
         str | None,
         "what is worth a line: debug, info, warning or error; default: info of a server, else warning",
         OneOf(("debug", "info", "warning", "error")),
     ] = None
     device: Annotated[str | None, "a described device ('cuda:9.0:80GB'), for explain and plan only"] = None
+    wanted: Mapping[str, str] = field(default_factory=dict)  # plugins that the user named, by kind
     plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # options, by "kind.name"
+
+    def wants(self, kind: str) -> str:
+        """What the user named for a kind of plugins: auto, a name, or what else the kind's file says."""
+        return self.wanted.get(kind, "auto")

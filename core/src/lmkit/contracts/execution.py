@@ -1,14 +1,14 @@
-"""Seams of the worker: platform, buffers, attention, models, sampling, executors.
+"""Seams of the worker: buffers, what planners and models read of a step, models, messages between engine and workers.
 
-Tensors are named in annotations only; this module does not import torch.
+What one kind of plugins implements stands in the kind's file (lmkit.kinds). Tensors are named in annotations only;
+this module does not import torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -16,13 +16,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from lmkit.contracts.checkpoint import Checkpoint
-    from lmkit.contracts.config import EngineConfig
-    from lmkit.contracts.device import DeviceInfo
-    from lmkit.contracts.model import AttnNeed, KVSpec, LinearSpec, ModelInfo, NormKind, WeightRule
+    from lmkit.contracts.model import KVSpec, LinearSpec, ModelInfo, NormKind, WeightRule
     from lmkit.contracts.operators import RowOps
-    from lmkit.contracts.params import SamplingParams
-    from lmkit.contracts.wire import GrammarMasks, StepPlan, StepResult
 
 
 # ---------------------------------------------------------------------------------------------------- platform
@@ -74,34 +69,6 @@ class Collectives(Protocol):
     def broadcast(self, x: Tensor, src: int) -> Tensor: ...
 
 
-class Platform(Protocol):
-    """A kind of device. One object per process; passed to whoever needs it, never a global."""
-
-    name: str
-    device_type: str
-
-    def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
-        """Environment of a worker process; set there before torch is imported, only there (thread counts, affinity)."""
-        ...
-
-    def bind(self, rank: int, threads: int | None = None) -> torch.device:
-        """In the worker: select the device, memory policy and thread pool. `threads`: how many the user wants."""
-        ...
-
-    def free_memory(self) -> int:
-        """Bytes that can still be allocated on the device."""
-        ...
-
-    def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:
-        """Suggested configuration values ("cache.block_size": 16); values of the user win."""
-        ...
-
-    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Buffer: ...
-    def event(self) -> Event: ...
-    def graphs(self, limits: StepLimits) -> Graphs: ...
-    def collectives(self, rank: int, size: int) -> Collectives: ...
-
-
 # --------------------------------------------------------------------------------------------------- attention
 
 
@@ -124,67 +91,6 @@ class AttnPlan(Protocol):
     """Made once per step and KV group; read by every layer of the group."""
 
     slots: Tensor  # [T] int64 on the device
-
-
-class AttnPlanner(Protocol):
-    capture: Literal["none", "decode", "any"]  # what may be inside a captured graph
-
-    def plan(self, batch: AttnBatch) -> AttnPlan:
-        """Host work happens only here. May keep references to the batch's buffers until the next `plan`."""
-        ...
-
-
-class AttentionBackend(Protocol):
-    """Paged attention. Contract: ARCHITECTURE 6.2 and `lmkit_testing.AttentionConformance`.
-
-    1. In each layer write_kv for all rows of the step completes before any row is read.
-    2. Prefill and decode rows are mixed in one call.
-    3. Slot -1 is not written; rows of length 0 are legal.
-    4. `out` is given; `forward` allocates nothing on the fast path.
-    5. One object serves all layers and planners of a worker; the planners are made before the first `write_kv`.
-    6. q, k and v are views with any strides, parts of what a model computed them in; `out` has no gaps.
-    """
-
-    name: str
-
-    def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
-        """A reason why not, or None."""
-        ...
-
-    def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
-        """Supported block sizes, preferred first."""
-        ...
-
-    def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
-        """Shape of one layer's KV tensor, in need.kv_dtype."""
-        ...
-
-    def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> AttnPlanner: ...
-
-    def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
-        """k, v [T, num_kv_heads, head_dim] into the layer's KV tensor at `slots` [T]."""
-        ...
-
-    def forward(
-        self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None
-    ) -> None:
-        """q [T, num_q_heads, head_dim], out [T, num_q_heads, v_head_dim]. `scale` multiplies q @ k.
-
-        `sinks` [num_q_heads] float32 is passed exactly when the need has sinks: a logit that takes part in each
-        head's softmax and has no value. A backend that does not declare the feature need not accept the argument.
-        """
-        ...
-
-
-@runtime_checkable
-class RotatingAttention(AttentionBackend, Protocol):
-    """A backend that turns queries and keys as it writes: one pass over them instead of several."""
-
-    def rotate_write(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
-    ) -> None:
-        """RowOps.rotate of q and of k, in place, then write_kv: the same values in all three."""
-        ...
 
 
 # ------------------------------------------------------------------------------------------------------ models
@@ -238,7 +144,7 @@ class Model(Protocol):
 
 
 class BuildContext(Protocol):
-    """What a model is built with. Implemented by lmkit.layers; modules are made on the meta device."""
+    """What a model is built with. Implemented by the library lmkit-layers; modules are made on the meta device."""
 
     info: ModelInfo
     dtype: torch.dtype
@@ -279,59 +185,6 @@ class Architecture(Protocol):
     def build(self, info: ModelInfo, ctx: BuildContext) -> Model: ...
 
     def weights(self, info: ModelInfo) -> list[WeightRule]: ...
-
-
-class Loader(Protocol):
-    """Reads one checkpoint format."""
-
-    def tensors(self, checkpoint: Checkpoint) -> Sequence[TensorEntry]:
-        """Headers only. Raises CheckpointError naming the file when it is damaged."""
-        ...
-
-    def read(self, entry: TensorEntry) -> Tensor:
-        """A memory-mapped CPU tensor where the format allows it. It may become a parameter as it is."""
-        ...
-
-    def release(self) -> None:
-        """What was read so far has been packed or copied, or is read seldom: memory that maps a file may go."""
-        ...
-
-
-class TensorEntry(msgspec.Struct, frozen=True):
-    """One tensor of a checkpoint, from its header."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    file: str
-
-
-# --------------------------------------------------------------------------------------------------- sampling
-
-
-@dataclass(slots=True)
-class SampleContext:
-    """What a logits processor may read."""
-
-    slots: Sequence[int]  # slot of each row of the logits
-    positions: Sequence[int]  # position of the token being drawn
-    tokens: Callable[[int], Sequence[int]]  # slot -> all tokens so far (prompt + output)
-
-
-class LogitsProcessor(Protocol):
-    stage: Literal["logits", "probs"]
-    keeps_argmax: bool  # may be skipped for greedy rows
-    options: type | None  # dataclass that validates params.extra[name]
-
-    def add(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> bool:
-        """False = not interested in this row."""
-        ...
-
-    def remove(self, slot: int) -> None: ...
-    def apply(self, logits: Tensor, ctx: SampleContext) -> None:
-        """In place; logits [S, V] float32."""
-        ...
 
 
 # -------------------------------------------------------------------------------------------------- executors
@@ -401,61 +254,7 @@ class Reply(msgspec.Struct):
     message: str = ""
 
 
-class Executor(Protocol):
-    """Runs the workers. `depth` steps may be in flight."""
-
-    depth: int
-
-    def start(self) -> WorkerFacts: ...
-    def configure_kv(self, kv: KVConfig) -> None: ...
-    def forward(self, plan: StepPlan) -> None:
-        """Returns at once (uniproc on CPU: after the pass). A plan without rows is a diff to apply."""
-        ...
-
-    def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
-        """Called once after each `forward`, in order. The future carries what the step raised.
-
-        Then the engine sends ForgetRows and computes the rows again, one by one, to learn which is at fault; or, when
-        that is refused, ResetCache, and all running requests end. Who cannot go on after that reports a Failure.
-        """
-        ...
-
-    def control(self, command: Control) -> list[Reply]: ...
-    def on_failure(self, callback: Callable[[Failure], None]) -> None:
-        """`callback` is called once, from any thread, when steps can no longer be run: the engine then ends."""
-        ...
-
-    def close(self) -> None:
-        """Idempotent, also after a failure."""
-        ...
-
-
 class Progress(Protocol):
     """Where long work reports: `phase` names it ("load weights"), `done` and `total` are in `unit`."""
 
     def __call__(self, phase: str, done: int, total: int, unit: str = "B") -> None: ...
-
-
-class Worker(Protocol):
-    """The same object in all executors."""
-
-    def load(self) -> WorkerFacts: ...
-    def configure_kv(self, kv: KVConfig) -> None: ...
-    def forward(self, plan: StepPlan) -> None: ...
-    def sample(self, step: int, masks: GrammarMasks | None) -> StepResult | None: ...
-    def control(self, command: Control) -> Reply: ...
-    def close(self) -> None: ...
-
-
-@dataclass(slots=True)
-class LoadedModel:
-    """A model ready to run, with the facts of its loading."""
-
-    model: Model
-    info: ModelInfo
-    weight_bytes: int
-    warnings: tuple[str, ...] = field(default_factory=tuple)
-    pack_seconds: float = 0.0  # spent on laying weights out as kernels want them
-    dense: nn.Module | None = None  # what follows the head of a pooling model
-    attention: AttentionBackend | None = None  # the object the model's layers call: makes planners and KV tensors
-    rows: RowOps | None = None  # that of the model's layers; None: plain torch

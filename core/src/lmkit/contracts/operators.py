@@ -1,4 +1,4 @@
-"""Seams of operators: formats of weights, and the kernels that run linears, experts and work on rows.
+"""Seams of operators: formats of weights, and what works on rows; the kernels are those of the kind `op`.
 
 Tensors are named in annotations only; this module does not import torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,49 +64,6 @@ class IntegerFormat(QuantFormat, Protocol):
         ...
 
 
-class QuantScheme(Protocol):
-    """A checkpoint format ("fp8", "gptq", ...)."""
-
-    name: str
-
-    @classmethod
-    def parse(cls, quantization_config: Mapping[str, object]) -> QuantScheme:
-        """Strict: an unknown key or unsupported value raises UnsupportedModel."""
-        ...
-
-    def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
-        """None = leave this layer unquantized."""
-        ...
-
-
-class PackedWeight(Protocol):
-    """A weight as its kernel wants it."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-class LinearKernel(Protocol):
-    """One way to run a format on a device.
-
-    A kernel whose packed weights may be kept on disk names their types in `packed_types`: dataclasses of tensors, plain
-    values and each other.
-    """
-
-    name: str
-
-    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None: ...
-
-    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedWeight:
-        """Takes ownership of `params` and frees what it does not keep. They may map files: what is written to them is
-        lost."""
-        ...
-
-    def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-        """x [..., in] -> [..., out]."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class DrawParams:
     """How each of S rows of logits is sampled: numpy arrays [S]. Set by the sampler, read by `RowOps.draw`."""
@@ -116,32 +73,6 @@ class DrawParams:
     top_k: np.ndarray  # int64; 0 keeps every token
     top_p: np.ndarray  # float32; 1 keeps every token
     share: np.ndarray  # float64 in [0, 1)
-
-
-class ExpertKernel(Protocol):
-    """One way to run the experts of a mixture on a device."""
-
-    name: str
-
-    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo, act: str | None = None) -> str | None:
-        """A reason why not, or None; asked for each of the two stacked linears (`layer.experts` > 0).
-
-        `act` is the activation that follows the linear: None for the second one.
-        """
-        ...
-
-    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedWeight:
-        """A stacked linear [experts * out, in], as LinearKernel.pack."""
-        ...
-
-    def apply(self, x: Tensor, ids: Tensor, weights: Tensor, up: Any, down: Any, act: str, rows: RowOps) -> Tensor:
-        """x [T, D], chosen experts `ids` [T, K] int64 and their `weights` [T, K] in the dtype of x -> [T, D].
-
-        Each token's result is the weighted sum over its experts of down(act(gate) * up), or of down(act(up)) where an
-        expert has one part. `up` and `down` have `spec` (of all ranks), `packed` (made by `pack`) and `bias`
-        ([experts * out] or None).
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +94,7 @@ class RowOps(Protocol):
     """What a model does between its linears and attention: operators that treat each row (token) by itself.
 
     Arithmetic is float32, rounded once to the dtype of the result. `x` may have gaps between rows and heads, not within
-    the last axis. Results are new tensors where no operand is said to change. `lmkit.layers.TorchRowOps` is the
+    the last axis. Results are new tensors where no operand is said to change. `TorchRowOps` of lmkit-layers is the
     reference; an implementation may subclass it and replace what it does better.
     """
 

@@ -8,10 +8,8 @@ import msgspec
 class Refusal(msgspec.Struct, frozen=True):
     """One reason. `needed` and `offered` are short values; `fix` is what the user can do about it.
 
-    Codes of the core: not-installed, name-conflict, disabled, core-too-old, core-too-new, interface-unsupported,
-    broken, requirement-missing, requirement-version, platform, capability, dtype, kv-dtype, head-dim, block-size,
-    gqa-ratio, format, feature, experimental, target-import. Codes of a plugin's own check carry the plugin's
-    name: "flashinfer.cuda-driver".
+    `lmkit.plugins.codes` lists the codes of the core. Codes of a plugin's own check carry the plugin's name:
+    "flashinfer.cuda-driver".
     """
 
     code: str

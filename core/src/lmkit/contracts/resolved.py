@@ -55,10 +55,6 @@ class ResolvedPlan(msgspec.Struct, frozen=True):
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
 
-    @classmethod
-    def from_json(cls, data: bytes) -> ResolvedPlan:
-        return msgspec.json.decode(data, type=cls)
-
     @property
     def hash(self) -> str:
         """First 16 hex digits of SHA-256 over the JSON form."""

@@ -1,60 +1,18 @@
-"""Seams of the engine thread: scheduling, gates, grammars. Plain Python, no torch."""
+"""Seams of the engine thread: requests, limits, gates, compiled grammars. Plain Python, no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from lmkit.contracts.params import Grammar, PoolingParams, SamplingParams
-from lmkit.contracts.wire import MediaItem, SchedStats, StepPlan, StepResult, TokenEvent
+from lmkit.contracts.params import PoolingParams, SamplingParams
+from lmkit.contracts.wire import MediaItem
 
 if TYPE_CHECKING:
     import numpy as np
 
     from lmkit.contracts.errors import ErrorInfo
-
-
-class RequestView(Protocol):
-    """What a policy may read of a request (lmkit's own `Request` has these and more)."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def priority(self) -> int:
-        """Smaller is sooner."""
-        ...
-
-    @property
-    def arrival(self) -> float:
-        """Seconds, the front end's monotonic clock."""
-        ...
-
-    @property
-    def order(self) -> int:
-        """Counts requests as they enter the engine."""
-        ...
-
-    @property
-    def num_prompt_tokens(self) -> int: ...
-    @property
-    def num_output(self) -> int: ...
-
-
-class OrderPolicy(Protocol):
-    """Who goes first. The usual scheduler plugin: two key functions, asked once when a request enters a queue.
-
-    Running requests take blocks in the order of victim_key, from those with the largest. Among equal keys, the
-    order of `add` decides.
-    """
-
-    def admit_key(self, r: RequestView) -> tuple:
-        """Smallest is admitted first."""
-        ...
-
-    def victim_key(self, r: RequestView) -> tuple:
-        """Largest is preempted first; must invert the admission order, so that the oldest always finishes."""
-        ...
 
 
 class Gate(Protocol):
@@ -91,7 +49,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class SchedLimits:
-    """What the scheduler must respect. Set by engine assembly."""
+    """What the scheduler must respect, and workers make room for. Set by engine assembly."""
 
     max_tokens: int  # token budget of a step
     max_rows: int
@@ -103,38 +61,6 @@ class SchedLimits:
     depth: int = 1  # steps in flight
     watermark: float = 0.01  # share of blocks kept free at admission, against thrashing
     max_waiting: int = 1024
-
-
-class Scheduler(Protocol):
-    """Decides each step. A plugin's own one is constructed as target(limits: SchedLimits, kv: KVConfig, **options)."""
-
-    def add(self, r: Admitted) -> None:
-        """Raises RequestTooLarge when it cannot fit alone, EngineBusy when the queue is full."""
-        ...
-
-    def abort(self, ids: Iterable[str]) -> None:
-        """Idempotent, legal at any moment. No event follows."""
-        ...
-
-    def schedule(self) -> StepPlan: ...
-    def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]: ...
-    def fail_running(self, error: ErrorInfo) -> list[TokenEvent]:
-        """After a lost step: end all running requests, forget all cached content. Workers have forgotten all rows."""
-        ...
-
-    def retry_running(self, plan: StepPlan, error: ErrorInfo) -> list[TokenEvent]:
-        """After `plan` was lost: compute again what was running; only a row that fails alone ends, with `error`.
-
-        Nothing that this step or a later one wrote may be found any more. Workers have forgotten all rows. Optional:
-        without it `fail_running` is called.
-        """
-        ...
-
-    def has_work(self) -> bool: ...
-    def stats(self) -> SchedStats: ...
-    def check(self) -> None:
-        """All invariants; AssertionError naming the broken one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,22 +115,4 @@ class CompiledGrammar(Protocol):
 
     def matcher(self) -> Matcher:
         """A new text; quick."""
-        ...
-
-
-class GrammarBackend(Protocol):
-    """Compiles constraints. Constructed as target(vocabulary, **options), in the engine and in a process for compiling.
-
-    `compile` runs in that process, under limits of time and memory; `load` in the engine, with what `compile` returned,
-    and before that in that process, too, where a short walk over the masks shows what it takes and that it works.
-    """
-
-    kinds: frozenset[str]  # Grammar.kind values it compiles; as in the spec
-
-    def compile(self, grammar: Grammar) -> bytes:
-        """Raises GrammarError with the reason. What cannot be enforced to the letter is refused, never ignored."""
-        ...
-
-    def load(self, compiled: bytes) -> CompiledGrammar:
-        """Quick, and thread-safe."""
         ...

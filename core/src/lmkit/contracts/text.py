@@ -1,4 +1,4 @@
-"""Seams of the text side: tokenizers and stream parsers. No torch."""
+"""Seams of the text side: writers of prompts and stream parsers. No torch."""
 
 from __future__ import annotations
 
@@ -24,30 +24,6 @@ class ChatWriter(Protocol):
         without `add_generation_prompt` a last message of the assistant is not ended. May raise anything: what it
         does not take is the request's fault.
         """
-        ...
-
-
-class Tokenizer(Protocol):
-    """text <-> token ids. Thread-safe; one object per process."""
-
-    vocab_size: int  # ids are in [0, vocab_size)
-    eos_token_ids: tuple[int, ...]
-    bos_token: str | None
-    eos_token: str | None
-    special_ids: frozenset[int]  # ids dropped from text unless a parser keeps them
-    chat_template: str | None
-
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Control tokens that are spelled in the text become those tokens."""
-        ...
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
-    def piece(self, token: int) -> bytes:
-        """The bytes of one token, special tokens as their text. The pieces of a text join to the text."""
-        ...
-
-    def id_of(self, text: str) -> int | None:
-        """The id of the token written `text`, if there is one."""
         ...
 
 

@@ -24,14 +24,8 @@ MAX_PATH = 4096  # characters
 class Adapters:
     """Belongs to the engine thread, but for `prepare`. A load happens between two steps."""
 
-    def __init__(
-        self,
-        executor: Executor | None = None,
-        max_adapters: int = 0,
-        inspect: Callable[[str], object] = lambda path: None,
-    ) -> None:
-        """`inspect` raises what is wrong with the adapter at a path, reading headers only."""
-        self._executor, self._max, self._inspect = executor, max_adapters, inspect
+    def __init__(self, executor: Executor | None = None, max_adapters: int = 0) -> None:
+        self._executor, self._max = executor, max_adapters
         self.names: dict[str, str] = {}  # name -> id
         self.loaded: dict[str, Callable[[], Gate | None]] = {}  # ids that workers hold; Intake.adapters
         self._held: dict[str, str] = {}  # request -> id
@@ -43,15 +37,12 @@ class Adapters:
     def prepare(self, name: str, path: str) -> tuple[str, str]:
         """The adapter's path and the digest of its content. What takes its time: from any thread.
 
-        Raises ConfigError or CheckpointError.
+        Raises ConfigError, or what is wrong with the adapter.
         """
-        from lmkit.loading import adapter_files
-
         if self._executor is None:
             raise ConfigError("this engine runs without adapters", fix="start it with --enable-lora")
         check_adapter(name, path)
-        self._inspect(path)
-        return path, adapter_files.digest(Path(path))
+        return path, self._executor.inspect_adapter(path)
 
     def publish(self, name: str, path: str, digest: str) -> None:
         """The adapter goes by `name` from now on; a former one of that name goes when its requests have ended.

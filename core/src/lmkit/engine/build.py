@@ -9,6 +9,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from lmkit import memory
 from lmkit.api import (
     Checkpoint,
     ConfigError,
@@ -25,6 +26,7 @@ from lmkit.api import (
     Tokenizer,
     Vocabulary,
     WorkerFacts,
+    describe_model,
 )
 from lmkit.config import EngineConfig
 from lmkit.engine.adapters import Adapters, NoAdapters, parse_modules
@@ -32,8 +34,6 @@ from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake, NoStructuredOutput
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
-from lmkit.execution import memory
-from lmkit.execution.worker import describe_model
 from lmkit.plugins import load_target, verify
 
 
@@ -78,7 +78,7 @@ def build_engine(
     with phase("model"):
         verify(resolved)
         info = describe_model(resolved, checkpoint)
-        make = load_target(_chosen(resolved, "executor"))
+        make = executor_of(resolved)
         executor: Executor = make(config, resolved, checkpoint, progress)
     try:
         with phase("load weights"):
@@ -87,15 +87,12 @@ def build_engine(
         with phase("KV cache"):
             tokens = memory.step_tokens(config, resolved)
             kv = memory.plan_kv(facts, config, max_length=info.max_length, max_tokens=tokens, causal=info.causal)
-            executor.configure_kv(kv)
+            limits = _limits(config, resolved, info, kv, tokens, executor.depth)
+            executor.configure_kv(kv, limits)
         with phase("scheduler"):
-            length = memory.fit_length(info, kv, tokens, resolved.value("max_length") or config.model.max_length)
-            if not info.causal:  # a prompt is computed in one step
-                length = min(length, tokens)
-            limits = _limits(config, resolved, info, length, tokens, executor.depth)
             constrained = _constrained_output(config, resolved, checkpoint, info, limits, tokenizer)
-            adapters = _adapters(config, resolved, checkpoint, info, executor)
-            intake = _intake(resolved, checkpoint, info, length, constrained)
+            adapters = Adapters(executor, config.lora.max_adapters) if config.lora.on else NoAdapters()
+            intake = _intake(resolved, checkpoint, info, limits.max_length, constrained)
             intake = replace(intake, adapters=adapters.loaded)
             core = EngineCore(_scheduler(resolved, limits, kv), executor, intake, adapters=adapters)
         with phase("adapters"):
@@ -113,6 +110,11 @@ def build_engine(
     return Engine(core, shown, close)
 
 
+def executor_of(resolved: ResolvedPlan) -> Any:
+    """The chosen executor's class. Imports what runs models, which takes its time: worth doing beside other work."""
+    return load_target(_chosen(resolved, "executor"))
+
+
 def _chosen(resolved: ResolvedPlan, kind: str) -> Any:
     choice = resolved.choice(kind)
     if choice is None:
@@ -121,8 +123,11 @@ def _chosen(resolved: ResolvedPlan, kind: str) -> Any:
 
 
 def _limits(
-    config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo, length: int, tokens: int, depth: int
+    config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo, kv: KVConfig, tokens: int, depth: int
 ) -> SchedLimits:
+    length = memory.fit_length(info, kv, tokens, resolved.value("max_length") or config.model.max_length)
+    if not info.causal:  # a prompt is computed in one step
+        length = min(length, tokens)
     return SchedLimits(
         max_tokens=tokens,
         max_rows=config.sched.max_rows,
@@ -182,19 +187,8 @@ def _intake(
         kv_dtype=str(resolved.value("kv_dtype", "")),
         grammars=grammars,
         pooler=info.pooler,
+        processors={c.name: load_target(c).options for c in resolved.choices if c.kind == "logits_processor"},
     )
-
-
-def _adapters(
-    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, executor: Executor
-) -> Adapters:
-    def inspect(path: str) -> object:
-        from lmkit.execution.worker import base_model
-        from lmkit.loading.adapter import open_adapter
-
-        return open_adapter(path, info, config.lora.max_rank, base_model(resolved, checkpoint, info))
-
-    return Adapters(executor, config.lora.max_adapters, inspect) if config.lora.on else NoAdapters()
 
 
 def _facts(

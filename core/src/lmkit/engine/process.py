@@ -40,7 +40,7 @@ from lmkit.engine.messages import (
     info_of,
 )
 from lmkit.logs import written_logs
-from lmkit.plugins import load_ref
+from lmkit.plugins import load_ref, load_target
 
 log = logging.getLogger("lmkit.engine")
 
@@ -150,7 +150,9 @@ def serve(sock: socket.socket) -> int:
     adopt_environment(start.environment)
     began = perf_counter()
     try:
-        make = load_ref(start.factory, "engine factory")  # imports torch
+        make = load_ref(start.factory, "engine factory")
+        if (executor := start.resolved.choice("executor")) is not None:
+            load_target(executor)  # imports what runs models
         imported = perf_counter() - began
         engine = make(
             from_dict(start.config),

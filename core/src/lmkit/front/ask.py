@@ -5,9 +5,9 @@ A dialect makes an ask of a body, `LLM` of its arguments, a command of its optio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from lmkit.api import InvalidParam, PoolingParams, RequestError, SamplingParams, ToolChoice, ToolDef
 from lmkit.text.constrain import TOOL_NAME
@@ -15,6 +15,7 @@ from lmkit.text.tools import tool_def
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
 
 PROMPT = "a text or a list of token ids"
 MESSAGES = "a list of messages like {'role': 'user', 'content': 'Hello'}"
@@ -32,6 +33,15 @@ class UnsupportedField(RequestError):
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
+    """What all asks have."""
+
+    adapter: str | None = None
+    priority: int = 0  # smaller is sooner
+    salt: str | None = None  # prompts with different ones share nothing of the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateAsk(Ask):
     """What all asks for text have. A `grammar` in `params` is about the answer: of a chat, what follows its reasoning.
 
     `resume`: whether another engine goes on when this one dies; None: where that cannot be told from the answer.
@@ -39,9 +49,6 @@ class Ask:
 
     params: SamplingParams = field(default_factory=SamplingParams)
     n: int = 1  # independent answers to each prompt, with the seeds seed, seed + 1, ...
-    adapter: str | None = None
-    priority: int = 0  # smaller is sooner
-    salt: str | None = None  # prompts with different ones share nothing of the cache
     resume: bool | None = None
     include_stop: bool = False  # the text that ended the answer is part of it
     skip_special: bool = True  # special tokens are not shown
@@ -53,7 +60,7 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextAsk(Ask):
+class TextAsk(GenerateAsk):
     """Prompts that are to be continued: texts or token ids. Answer i of prompt p has the index p * n + i."""
 
     prompts: Sequence[Prompt]
@@ -64,7 +71,7 @@ class TextAsk(Ask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatAsk(Ask):
+class ChatAsk(GenerateAsk):
     """A conversation that is to be answered. `tools` as in the OpenAI API; messages are kept as templates read them."""
 
     messages: Messages
@@ -118,29 +125,43 @@ class ChatAsk(Ask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolAsk:
-    """Vectors of prompts. `limit`: longer prompts are cut to so many tokens, special ones kept; None: refused."""
+class VectorAsk(Ask):
+    """What all asks for vectors have. `limit`: longer prompts are cut to so many tokens, special ones kept; None: they
+    are refused."""
+
+    limit: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolAsk(VectorAsk):
+    """Vectors of prompts."""
 
     prompts: Sequence[Prompt]
     params: PoolingParams | None = None  # None: the model's own task
     add_special: bool = True
-    limit: int | None = None
-    adapter: str | None = None
-    priority: int = 0
-    salt: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreAsk:
+class ScoreAsk(VectorAsk):
     """How well documents answer queries, pair by pair; one query goes with every document."""
 
     queries: Sequence[str]
     documents: Sequence[str]
     activation: bool | None = None
-    limit: int | None = None
-    adapter: str | None = None
-    priority: int = 0
-    salt: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, texts in (("queries", self.queries), ("documents", self.documents)):
+            if not texts or not all(isinstance(text, str) for text in texts):
+                raise InvalidParam(name, texts, "at least one text")
+        if len(self.queries) not in (1, len(self.documents)):
+            limit = f"one, or as many as documents ({len(self.documents)})"
+            raise InvalidParam("queries", len(self.queries), limit)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """(query, document) for each document."""
+        queries = self.queries if len(self.queries) > 1 else [*self.queries] * len(self.documents)
+        return list(zip(queries, self.documents, strict=True))
 
 
 def _message(number: int, message: object) -> dict[str, Any]:
@@ -225,36 +246,30 @@ def as_choice(choice: str | ToolChoice) -> ToolChoice:
     return ToolChoice(choice)  # type: ignore[arg-type]
 
 
-def per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num: int) -> list[SamplingParams]:
-    """One for all, or one for each of `num` prompts. Raises InvalidParam."""
+Params = SamplingParams | Sequence[SamplingParams] | None
+Adapters = str | Sequence[str | None] | None
+
+
+def _with_each(prompts: Sequence[T], params: Params, adapter: Adapters) -> Iterator[tuple[T, SamplingParams, Any]]:
+    """Each prompt with its params and its adapter: one for all, or one for each. Raises InvalidParam."""
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * num
+        params = [params or SamplingParams()] * len(prompts)
+    if adapter is None or isinstance(adapter, str):
+        adapter = [adapter] * len(prompts)
     if not is_list(params) or not all(isinstance(one, SamplingParams) for one in params):
         raise InvalidParam("params", params, "SamplingParams, or a list of them")
-    if len(params) != num:
-        raise InvalidParam("params", len(params), f"one for all, or one per prompt ({num})")
-    return list(params)
-
-
-def per_adapter(adapter: str | Sequence[str | None] | None, num: int) -> list[str | None]:
-    """One for all, or one for each of `num` prompts. Raises InvalidParam."""
-    if adapter is None or isinstance(adapter, str):
-        return [adapter] * num
-    if len(adapter) != num:
-        raise InvalidParam("adapter", len(adapter), f"one for all, or one per prompt ({num})")
-    return list(adapter)
+    for name, given in (("params", params), ("adapter", adapter)):
+        if len(given) != len(prompts):
+            raise InvalidParam(name, len(given), f"one for all, or one per prompt ({len(prompts)})")
+    return zip(prompts, params, adapter, strict=True)
 
 
 def text_asks(
-    prompts: Prompt | Sequence[Prompt],
-    params: SamplingParams | Sequence[SamplingParams] | None = None,
-    n: int = 1,
-    adapter: str | Sequence[str | None] | None = None,
+    prompts: Prompt | Sequence[Prompt], params: Params = None, n: int = 1, adapter: Adapters = None
 ) -> list[TextAsk]:
     """The asks of `LLM.generate`, one per prompt."""
-    each = as_prompts(prompts)
-    rest = zip(each, per_prompt(params, len(each)), per_adapter(adapter, len(each)), strict=True)
-    return [TextAsk(prompts=[prompt], params=one, n=n, adapter=name) for prompt, one, name in rest]
+    each = _with_each(as_prompts(prompts), params, adapter)
+    return [TextAsk(prompts=[prompt], params=one, n=n, adapter=name) for prompt, one, name in each]
 
 
 def one_text_ask(prompt: Prompt, params: SamplingParams | None = None) -> list[TextAsk]:
@@ -267,18 +282,17 @@ def one_text_ask(prompt: Prompt, params: SamplingParams | None = None) -> list[T
 
 def chat_asks(
     messages: Messages | Sequence[Messages],
-    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    params: Params = None,
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     n: int = 1,
     tool_choice: str | ToolChoice = "auto",
-    adapter: str | Sequence[str | None] | None = None,
+    adapter: Adapters = None,
     template_options: Mapping[str, Any] | None = None,
     continue_final_message: bool = False,
 ) -> list[ChatAsk]:
     """The asks of `LLM.chat`, one per conversation."""
-    each = as_conversations(messages)
-    rest = zip(each, per_prompt(params, len(each)), per_adapter(adapter, len(each)), strict=True)
+    each = _with_each(as_conversations(messages), params, adapter)
     choice = as_choice(tool_choice)
     return [
         ChatAsk(
@@ -286,5 +300,5 @@ def chat_asks(
             template_options=template_options or {}, add_generation_prompt=not continue_final_message,
             continue_final=continue_final_message,
         )
-        for conversation, one, name in rest
+        for conversation, one, name in each
     ]  # fmt: skip

@@ -29,7 +29,7 @@ from lmkit.api import ErrorInfo, PoolerInfo, RequestError, Tokenizer
 from lmkit.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
 from lmkit.front.message import CallChange, Change, Message, ToolCall
 from lmkit.front.prepare import Turn
-from lmkit.text.pooling import PoolingOutput
+from lmkit.front.vectors import scores_of
 from lmkit.text.stream import Finish, Usage
 
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
@@ -73,17 +73,13 @@ class Exchange:
     id_kind: ClassVar[str] = "req"  # the first part of the id of its requests
     streamed: bool = False
 
-    def __init__(self, ask: Ask | PoolAsk | ScoreAsk) -> None:
+    def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.id = f"{self.id_kind}-{uuid4().hex}"
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         """The body of a whole answer, from the messages of its turns."""
         raise UnsupportedAnswer("whole answers")
-
-    def pooled(self, answer: Any, num_tokens: int) -> bytes:
-        """The body of the answer to a PoolAsk (list[PoolingOutput]) or a ScoreAsk (list[float])."""
-        raise UnsupportedAnswer("vectors")
 
     def chunk(self, turn: Turn, change: Change) -> bytes:
         """What is sent of a change; b"": nothing."""
@@ -138,7 +134,6 @@ __all__ = [
     "Finish",
     "Message",
     "PoolAsk",
-    "PoolingOutput",
     "ScoreAsk",
     "Served",
     "TextAsk",
@@ -148,4 +143,5 @@ __all__ = [
     "UnsupportedField",
     "Usage",
     "error_json",
+    "scores_of",
 ]

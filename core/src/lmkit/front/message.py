@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from lmkit.api import ParseWarning, Reasoning, Text, TokenLogprob, ToolArgs, ToolStart
+from lmkit.api import ParseWarning, Pooled, Reasoning, Text, TokenLogprob, ToolArgs, ToolStart
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
 
 
@@ -41,6 +41,7 @@ class Change(msgspec.Struct):
     logprobs: list[TokenLogprob] = []
     offsets: list[int] = []
     warnings: list[ParseWarning] = []
+    pooled: Pooled | None = None
     finish: Finish | None = None
 
     @property
@@ -69,6 +70,8 @@ def change_of(events: Sequence[OutputEvent]) -> Change:
                 change.offsets += offsets
             case ParseWarning():
                 change.warnings.append(event)
+            case Pooled():
+                change.pooled = event
             case Finish():
                 change.finish = event
     return change
@@ -81,6 +84,7 @@ class Message:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens of the content
     offsets: list[int] = field(default_factory=list)
     warnings: list[ParseWarning] = field(default_factory=list)
+    pooled: Pooled | None = None  # the vectors, which are all there is of an answer that has some
     finish: Finish | None = None
     _content: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
@@ -109,6 +113,8 @@ class Message:
             self.offsets += change.offsets
         if change.warnings:
             self.warnings += change.warnings
+        if change.pooled is not None:
+            self.pooled = change.pooled
         if change.finish is not None:
             self.finish = change.finish
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from lmkit.api import EngineRequest, InvalidParam, PoolingParams, RequestError, SamplingParams, UnsupportedTask
-from lmkit.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
+from lmkit.front.ask import Ask, ChatAsk, GenerateAsk, PoolAsk, Prompt, ScoreAsk, TextAsk, UnsupportedField, VectorAsk
 from lmkit.front.limits import TEMPLATE_SLACK, check_prompt, check_texts, strings
 from lmkit.front.message import Message
-from lmkit.text.control import shown
-from lmkit.text.pooling import Call, encode_call, score_call
+from lmkit.prompts import shown
 
 if TYPE_CHECKING:
     from lmkit.engine.messages import EngineFacts
@@ -28,7 +27,7 @@ class Turn:
     """One answer under way: what the engine is asked, what reads its tokens, and what they amount to."""
 
     index: int  # of the answer among those of its ask
-    prompt: str | None  # as a person reads it; None: token ids that nobody reads
+    prompt: str | None  # as a person reads it; None: token ids that nobody reads, or two texts
     request: EngineRequest
     stream: OutputStream
     constrained_by: str  # the client's name of what the grammar came from
@@ -40,6 +39,10 @@ class Turn:
 
 def prepare(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
     """The turns of an ask, whose requests are called `id`-0, `id`-1, ... Raises RequestError."""
+    if isinstance(ask, PoolAsk):
+        return _pool(text, facts, ask, id)
+    if isinstance(ask, ScoreAsk):
+        return _score(text, facts, ask, id)
     if facts.pooler is not None:
         raise UnsupportedTask("generate", facts.pooler.tasks)
     if isinstance(ask, ChatAsk):
@@ -71,19 +74,6 @@ def numbered(error: Exception, number: int | None) -> Exception:
     return error
 
 
-def prepare_pooling(text: TextSide, facts: EngineFacts, ask: PoolAsk | ScoreAsk) -> Call[Any]:
-    """The call of an ask for vectors or scores. Raises RequestError, UnsupportedTask."""
-    pooler = facts.pooler
-    texts = [*ask.queries, *ask.documents] if isinstance(ask, ScoreAsk) else filter(_is_text, ask.prompts)
-    if ask.limit is None:  # else they are cut
-        for one in texts:
-            check_texts(text.tokenizer, [one], facts)
-    if isinstance(ask, ScoreAsk):
-        return score_call(text, pooler, ask.queries, ask.documents, activation=ask.activation, limit=ask.limit)
-    params = ask.params or PoolingParams(pooler.task if pooler is not None else "embed")
-    return encode_call(text, pooler, ask.prompts, params, add_special=ask.add_special, limit=ask.limit)
-
-
 def expand(params: SamplingParams, n: int, scores_each: bool = False) -> list[SamplingParams]:
     """The params of n answers to a prompt: the same, with other seeds; the prompt is scored once, or each time."""
     several = [params]
@@ -96,15 +86,21 @@ def expand(params: SamplingParams, n: int, scores_each: bool = False) -> list[Sa
     return several
 
 
+def rendered(text: TextSide, ask: ChatAsk) -> str:
+    """The prompt that the chat template makes of a conversation, for `TextSide.encode_prompt`. Raises RequestError."""
+    return text.render_chat(
+        ask.messages, ask.tools, _template_options(text, ask), ask.add_generation_prompt, ask.continue_final,
+        ask.documents,
+    )  # fmt: skip
+
+
 def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Turn]:
     if ask.tools:
         _check_tools(text)
     options = _template_options(text, ask)
     given = strings([ask.messages, ask.tools, options, ask.documents])
     check_texts(text.tokenizer, given, facts, TEMPLATE_SLACK)
-    prompt = text.render_chat(
-        ask.messages, ask.tools, options, ask.add_generation_prompt, ask.continue_final, ask.documents
-    )
+    prompt = rendered(text, ask)
     check_texts(text.tokenizer, [prompt], facts)
     token_ids = text.encode_prompt(prompt, add_special=False)
     params = replace(ask.params, max_tokens=check_prompt(token_ids, facts, ask.params.max_tokens))
@@ -153,7 +149,7 @@ def _text(text: TextSide, facts: EngineFacts, ask: TextAsk, id: str) -> list[Tur
     return turns
 
 
-def _request(ask: Ask, id: str, token_ids: list[int], params: SamplingParams) -> EngineRequest:
+def _request(ask: GenerateAsk, id: str, token_ids: list[int], params: SamplingParams) -> EngineRequest:
     """One of those whose tokens do not depend on chance is resumed without being told to."""
     certain = ask.n == 1 and (params.greedy or params.seed is not None)
     resume = certain if ask.resume is None else ask.resume
@@ -162,8 +158,68 @@ def _request(ask: Ask, id: str, token_ids: list[int], params: SamplingParams) ->
     )  # fmt: skip
 
 
-def _is_text(prompt: object) -> TypeGuard[str]:
-    return isinstance(prompt, str)
+def _pool(text: TextSide, facts: EngineFacts, ask: PoolAsk, id: str) -> list[Turn]:
+    pooler = facts.pooler
+    params = ask.params or PoolingParams(pooler.task if pooler is not None else "embed")
+    if pooler is None or params.task not in pooler.tasks:
+        raise UnsupportedTask(params.task, _tasks(facts))
+    return _vectors(text, facts, ask, id, ask.prompts, params, ask.add_special)
+
+
+def _score(text: TextSide, facts: EngineFacts, ask: ScoreAsk, id: str) -> list[Turn]:
+    """A cross-encoder (a classifier with one class) reads both texts at once; else each text has a vector."""
+    pooler, texts = facts.pooler, list(dict.fromkeys([*ask.queries, *ask.documents]))
+    if pooler is not None and pooler.task in ("embed", "token_embed"):
+        return _vectors(text, facts, ask, id, texts, PoolingParams(pooler.task))
+    if pooler is None or pooler.task != "classify" or pooler.size != 1:
+        raise UnsupportedTask("score", _tasks(facts))
+    _check_uncut(text, facts, ask, texts)
+    turns: list[Turn] = []
+    for query, document in ask.pairs:
+        token_ids, second = text.encode_pair(query, document, limit=ask.limit)
+        params = PoolingParams("classify", activation=ask.activation, second=second)
+        turns.append(_vector_turn(text, ask, f"{id}-{len(turns)}", len(turns), None, token_ids, params))
+    return turns
+
+
+def _vectors(
+    text: TextSide, facts: EngineFacts, ask: VectorAsk, id: str, prompts: Sequence[Prompt], params: PoolingParams,
+    add_special: bool = True,
+) -> list[Turn]:  # fmt: skip
+    """A turn for each prompt."""
+    _check_uncut(text, facts, ask, prompts)
+    turns: list[Turn] = []
+    for i, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            token_ids = text.encode_prompt(prompt, add_special=add_special, limit=ask.limit)
+        else:
+            token_ids = list(prompt)[: ask.limit]
+        read = prompt if isinstance(prompt, str) else None
+        turns.append(_vector_turn(text, ask, f"{id}-{i}", i, read, token_ids, params))
+    return turns
+
+
+def _vector_turn(
+    text: TextSide, ask: VectorAsk, id: str, index: int, read: str | None, token_ids: list[int], params: PoolingParams
+) -> Turn:
+    request = EngineRequest(
+        id, token_ids, SamplingParams(), ask.priority, monotonic(), ask.adapter, ask.salt, pooling=params
+    )
+    stream = text.output_stream(request.params, parse=False)  # no token comes: nothing joins to the prompt
+    stream.usage.prompt_tokens = len(token_ids)
+    return Turn(index, read, request, stream, "")
+
+
+def _check_uncut(text: TextSide, facts: EngineFacts, ask: VectorAsk, prompts: Iterable[Prompt]) -> None:
+    """All texts, before the first is tokenized; with a limit they are cut. Raises ContextTooLong."""
+    for prompt in prompts if ask.limit is None else ():
+        if isinstance(prompt, str):
+            check_texts(text.tokenizer, [prompt], facts)
+
+
+def _tasks(facts: EngineFacts) -> tuple[str, ...]:
+    """What the model does instead."""
+    return ("generate",) if facts.pooler is None else facts.pooler.tasks
 
 
 def _check_tools(text: TextSide) -> None:

@@ -1,19 +1,16 @@
-"""Turns are played: `Generation` on an event loop, `play` and `pool_now` in this thread. Leaving aborts the rest."""
+"""Turns are played: `Generation` on an event loop, `play` in this thread. Leaving aborts the rest."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
-from uuid import uuid4
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 
-from lmkit.api import EngineBusy, EngineRequest, ErrorInfo, LmkitError, SamplingParams, TokenEvent, error_of
+from lmkit.api import EngineError, ErrorInfo, TokenEvent, error_of
 from lmkit.front.prepare import Turn, numbered
-from lmkit.text.pooling import Call, Vector, vector_of
 from lmkit.text.stream import Finish, OutputEvent
 
 if TYPE_CHECKING:
@@ -25,7 +22,7 @@ _ABORTED = ErrorInfo("aborted", "the request was aborted", status=503, retryable
 _ENDED = ErrorInfo("engine", "the engine ended the stream without a reason")
 
 
-class GenerationFailed(LmkitError):
+class GenerationFailed(EngineError):
     """The engine ended a choice with an error: `ErrorInfo` as an exception."""
 
     def __init__(self, info: ErrorInfo) -> None:
@@ -170,63 +167,9 @@ def play(
                     yield turn, events
 
 
-def pool_now(
-    shared: SharedCore, requests: Sequence[EngineRequest], see: Callable[[TokenEvent], None] | None = None
-) -> Generator[tuple[int, Vector], None, None]:
-    """(number of a request, its vector), as they come. Raises what ended one; then nothing is left behind."""
-    numbers = {request.id: number for number, request in enumerate(requests)}
-    with shared.open() as call:
-        for request in requests:
-            call.add(request)
-        while numbers:
-            for id, event in call.wait():
-                if isinstance(event, Exception):
-                    raise numbered(event, numbers[id] if len(requests) > 1 else None)
-                if see is not None:
-                    see(event)
-                yield numbers.pop(id), _vector(event)
-
-
-async def pool(
-    client: EngineClient,
-    call: Call[Any],
-    *,
-    id: str = "",
-    priority: int = 0,
-    adapter: str | None = None,
-    salt: str | None = None,
-) -> list[Vector]:
-    """Runs a call's requests, as many at a time as the engine runs. The first that fails ends the others."""
-    id = id or f"pool-{uuid4().hex}"
-    vectors: list[Vector] = []
-    running: deque[tuple[str, AsyncIterator[TokenEvent]]] = deque()
-    waiting = deque(enumerate(call.requests))
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once(client):
-                number, one = waiting.popleft()
-                name, params = f"{id}-{number}", SamplingParams()
-                request = EngineRequest(
-                    name, one.token_ids, params, priority, monotonic(), adapter, salt, pooling=one.params
-                )  # fmt: skip
-                running.append((name, client.submit(request)))
-            vectors.append(_vector(await anext(running[0][1])))
-            running.popleft()
-    finally:
-        client.abort([name for name, _ in running])
-    return vectors
-
-
 def at_once(client: EngineClient) -> int:
     """Requests of one call that the engine has at a time: enough for its steps, and no queue that others wait for."""
     return max(16, 2 * client.facts.max_rows)
-
-
-def _vector(event: TokenEvent) -> Vector:
-    """The vector of the only event of a pooling request. Raises what ended it."""
-    if event.pooled is None:
-        raise error_of(event.error) if event.error is not None else EngineBusy("the request was aborted")
-    return vector_of(event.pooled)
 
 
 def check_finish(turn: Turn) -> None:
@@ -239,9 +182,14 @@ def check_finish(turn: Turn) -> None:
 
 
 def check_taken(turn: Turn) -> None:
-    """Raises what the engine refused a request for, before its first token. Errors of grammars are those of an answer:
-    others of the same call need not suffer from them."""
+    """Raises what the engine refused a request for, before its first token, and whatever keeps a vector from coming.
+
+    Errors of grammars are those of an answer: others of the same call need not suffer from them.
+    """
     finish = turn.message.finish
     error = finish.error if finish is not None else None
-    if error is not None and not turn.stream.token_ids and error.status < 500 and error.field != "grammar":
+    if error is None:
+        return
+    refused = not turn.stream.token_ids and error.status < 500 and error.field != "grammar"
+    if refused or turn.request.pooling is not None:
         raise numbered(error_of(error), turn.number)

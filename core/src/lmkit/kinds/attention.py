@@ -17,11 +17,80 @@ Example, entry point `[project.entry-points."lmkit.attention"] toy = "toy_attent
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from lmkit.contracts.model import AttnNeed
 from lmkit.contracts.refusal import Refusal
 from lmkit.contracts.specs import ANY, Dims, SelectRequest, Spec
 from lmkit.kinds.base import Kind, Known, Refusals, listed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lmkit.contracts.device import DeviceInfo
+    from lmkit.contracts.execution import AttnBatch, AttnPlan, StepLimits
+    from lmkit.kinds.platform import Platform
+
+
+class AttnPlanner(Protocol):
+    capture: Literal["none", "decode", "any"]  # what may be inside a captured graph
+
+    def plan(self, batch: AttnBatch) -> AttnPlan:
+        """Host work happens only here. May keep references to the batch's buffers until the next `plan`."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Paged attention. Contract: ARCHITECTURE 6.2 and `lmkit_testing.AttentionConformance`.
+
+    1. In each layer write_kv for all rows of the step completes before any row is read.
+    2. Prefill and decode rows are mixed in one call.
+    3. Slot -1 is not written; rows of length 0 are legal.
+    4. `out` is given; `forward` allocates nothing on the fast path.
+    5. One object serves all layers and planners of a worker; the planners are made before the first `write_kv`.
+    6. q, k and v are views with any strides, parts of what a model computed them in; `out` has no gaps.
+    """
+
+    name: str
+
+    def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
+        """A reason why not, or None."""
+        ...
+
+    def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
+        """Supported block sizes, preferred first."""
+        ...
+
+    def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
+        """Shape of one layer's KV tensor, in need.kv_dtype."""
+        ...
+
+    def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> AttnPlanner: ...
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
+        """k, v [T, num_kv_heads, head_dim] into the layer's KV tensor at `slots` [T]."""
+        ...
+
+    def forward(
+        self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None
+    ) -> None:
+        """q [T, num_q_heads, head_dim], out [T, num_q_heads, v_head_dim]. `scale` multiplies q @ k.
+
+        `sinks` [num_q_heads] float32 is passed exactly when the need has sinks: a logit that takes part in each
+        head's softmax and has no value. A backend that does not declare the feature need not accept the argument.
+        """
+        ...
+
+
+@runtime_checkable
+class RotatingAttention(AttentionBackend, Protocol):
+    """A backend that turns queries and keys as it writes: one pass over them instead of several."""
+
+    def rotate_write(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+    ) -> None:
+        """RowOps.rotate of q and of k, in place, then write_kv: the same values in all three."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +163,12 @@ KIND = Kind(
     "attention",
     spec=AttentionSpec,
     hook="lmkit_attention_backends",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.load",
     request=AttentionRequest,
     refusals=refusals,
     needs=("dtype",),
     ask=ask,
     setting="attention",
+    words="auto, NAME, or 'a,b' (explicit fallback)",
     doc=__doc__,
 )

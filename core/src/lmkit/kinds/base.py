@@ -51,18 +51,22 @@ class Known:
     checkpoint: Checkpoint = field(init=False)
     files: frozenset[str] = field(init=False)  # names of what lies in the tokenizer's folder
     info: ModelInfo = field(init=False)
+    quantization: frozenset[str] | None = None  # what the model runs with; None = any
     dtype: str = field(init=False)
     kv_dtype: str = field(init=False)
+    formats: tuple[str, ...] = ("plain",)  # that the weights may be in
+    templates: Mapping[str, str] = field(init=False)  # chat templates, by name
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of plugin. Its hook, entry-point group, options, `explain` topic and page of reference follow from this.
 
-    A kind with `ask` is chosen by the resolver, in the order that `needs` gives. One without is looked up when it is
-    used, or has a step of its own in the resolver. `doc` is the text of the hook, with an example that the tests
-    install and run. A kind stands in the tuple `lmkit.kinds.KINDS`, and its public names in `lmkit.api`; nothing else
-    in the core knows of it but its consumer.
+    A kind with `ask` is chosen by the resolver, in the order that `needs` gives; where it takes "offered" the plan can
+    be without one, and the user may say "none". A kind without `ask` is looked up when it is used, or found by the
+    resolver (platform, model). `doc` is the text of the hook, with an example that the tests install and run. A kind
+    stands in the tuple `lmkit.kinds.KINDS`, and its public names in `lmkit.api`; nothing else in the core knows of it
+    but its consumer.
     """
 
     name: str  # "attention": the group is "lmkit.attention", and options are attention.NAME.OPTION
@@ -77,7 +81,8 @@ class Kind:
     claim: Callable[[Any, Any], Claim | None] = no_claim  # (spec, request): why `auto` prefers it
     needs: tuple[str, ...] = ()  # steps of the resolver that come before: other kinds, "checkpoint", "files", "dtype"
     ask: Callable[[Known], Sequence[SelectRequest]] | None = None  # what one choice must serve; () = none is needed
-    setting: str = ""  # key of the configuration under which users name one: "sched.policy"
+    setting: str = ""  # key of the configuration under which users name one: "sched.policy"; the flag is --KIND
+    words: str = "auto or a plugin's name"  # what they may say there, for help
     takes: Literal["one", "offered", "all"] = "one"  # one; the best if any can serve; all that can, best first
 
     @property

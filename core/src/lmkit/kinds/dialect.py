@@ -27,6 +27,6 @@ KIND = Kind(
     "dialect",
     spec=DialectSpec,
     hook="lmkit_dialects",
-    used_by="lmkit.front.dialects",
+    used_by="lmkit_http.dialects",
     doc=__doc__,
 )

@@ -15,10 +15,59 @@ Example, entry point `[project.entry-points."lmkit.executor"] threads = "toy_exe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from lmkit.contracts.refusal import Refusal
 from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Known, Refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from lmkit.contracts.execution import Control, Failure, KVConfig, Reply, WorkerFacts
+    from lmkit.contracts.scheduling import SchedLimits
+    from lmkit.contracts.wire import GrammarMasks, StepPlan, StepResult
+
+
+class Executor(Protocol):
+    """Runs the workers. `depth` steps may be in flight."""
+
+    depth: int
+
+    def start(self) -> WorkerFacts: ...
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
+        """Reserves the blocks, and what steps within `limits` need. Called once, after `start`."""
+        ...
+
+    def forward(self, plan: StepPlan) -> None:
+        """Returns at once (uniproc on CPU: after the pass). A plan without rows is a diff to apply."""
+        ...
+
+    def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
+        """Called once after each `forward`, in order. The future carries what the step raised.
+
+        Then the engine sends ForgetRows and computes the rows again, one by one, to learn which is at fault; or, when
+        that is refused, ResetCache, and all running requests end. Who cannot go on after that reports a Failure.
+        """
+        ...
+
+    def control(self, command: Control) -> list[Reply]: ...
+    def inspect_adapter(self, path: str) -> str:
+        """The digest of what is in the folder of an adapter, in 16 hex digits. From any thread, also during a step.
+
+        Raises CheckpointError, UnsupportedModel or WeightMismatch for one that does not fit the model, which is known
+        from its headers: nothing has been loaded.
+        """
+        ...
+
+    def on_failure(self, callback: Callable[[Failure], None]) -> None:
+        """`callback` is called once, from any thread, when steps can no longer be run: the engine then ends."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent, also after a failure."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,5 +102,6 @@ KIND = Kind(
     refusals=refusals,
     ask=ask,
     setting="parallel.executor",
+    words="auto or an executor plugin's name",
     doc=__doc__,
 )

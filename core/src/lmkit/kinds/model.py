@@ -33,7 +33,7 @@ class ModelSpec(Spec):
     features: frozenset[str] = frozenset({"causal"})  # attention features it may need, for lists
     supports_tp: bool = True
     supports_pp: bool = False
-    quantization: frozenset[str] | None = None  # None = any
+    quantization: frozenset[str] | None = None  # names of the plugins for it that it runs with; None = any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ KIND = Kind(
     "model",
     spec=ModelSpec,
     hook="lmkit_models",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.convert",
     request=ModelRequest,
     refusals=refusals,
     needs=("checkpoint",),

@@ -16,10 +16,73 @@ Example, entry point `[project.entry-points."lmkit.op"] toy_linear = "toy_ops.ho
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmkit.contracts.refusal import Refusal
 from lmkit.contracts.specs import SelectRequest, Spec
-from lmkit.kinds.base import Kind, Refusals, listed
+from lmkit.kinds.base import Kind, Known, Refusals, listed
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from lmkit.contracts.device import DeviceInfo
+    from lmkit.contracts.model import LinearSpec
+    from lmkit.contracts.operators import QuantFormat, RowOps
+
+
+class PackedWeight(Protocol):
+    """A weight as its kernel wants it."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class LinearKernel(Protocol):
+    """One way to run a format on a device.
+
+    A kernel whose packed weights may be kept on disk names their types in `packed_types`: dataclasses of tensors, plain
+    values and each other.
+    """
+
+    name: str
+
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None: ...
+
+    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedWeight:
+        """Takes ownership of `params` and frees what it does not keep. They may map files: what is written to them is
+        lost."""
+        ...
+
+    def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        ...
+
+
+class ExpertKernel(Protocol):
+    """One way to run the experts of a mixture on a device."""
+
+    name: str
+
+    def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo, act: str | None = None) -> str | None:
+        """A reason why not, or None; asked for each of the two stacked linears (`layer.experts` > 0).
+
+        `act` is the activation that follows the linear: None for the second one.
+        """
+        ...
+
+    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedWeight:
+        """A stacked linear [experts * out, in], as LinearKernel.pack."""
+        ...
+
+    def apply(self, x: Tensor, ids: Tensor, weights: Tensor, up: Any, down: Any, act: str, rows: RowOps) -> Tensor:
+        """x [T, D], chosen experts `ids` [T, K] int64 and their `weights` [T, K] in the dtype of x -> [T, D].
+
+        Each token's result is the weighted sum over its experts of down(act(gate) * up), or of down(act(up)) where an
+        expert has one part. `up` and `down` have `spec` (of all ranks), `packed` (made by `pack`) and `bias`
+        ([experts * out] or None).
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +113,29 @@ def refusals(spec: OpSpec, request: OpRequest) -> Refusals:
         yield Refusal("dtype", listed(spec.dtypes), request.dtype)
 
 
+def ask(known: Known) -> list[OpRequest]:
+    """One for each format that the weights may be in, of experts too where there are any, and the row-wise operators'.
+
+    Each is a choice of its own.
+    """
+    ops = ("linear", "moe") if any(linear.experts for linear in known.info.linears) else ("linear",)
+    parts = [(op, fmt, f"{op}:{fmt}") for fmt in known.formats for op in ops]
+    return [
+        OpRequest(op=op, format=fmt, component=component, device=known.device, dtype=known.dtype)
+        for op, fmt, component in (*parts, ("rowwise", "plain", "rowwise"))
+    ]
+
+
 KIND = Kind(
     "op",
     spec=OpSpec,
     hook="lmkit_ops",
-    used_by="lmkit.loading.load",
+    used_by="lmkit_worker.loading.load",
     request=OpRequest,
     refusals=refusals,
     needs=("quantization",),
+    ask=ask,
+    setting="op",
+    words="auto, or names of kernels ('a,b'): what one of them can be for runs on no others",
     doc=__doc__,
 )

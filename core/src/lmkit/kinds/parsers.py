@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from lmkit.contracts.refusal import Refusal
 from lmkit.contracts.specs import SelectRequest, Spec, Tier
-from lmkit.kinds.base import Claim, Refusals, listed
+from lmkit.kinds.base import Claim, Known, Refusals, listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,12 @@ class ParserRequest(SelectRequest):
         return {"architecture": self.architecture}
 
 
+def ask(kind: str, known: Known) -> list[ParserRequest]:
+    model, architecture = known.checkpoint.name, known.checkpoint.architecture
+    template = "\n".join(known.templates.values())
+    return [ParserRequest(kind=kind, model=model, architecture=architecture, chat_template=template)]
+
+
 def claim(spec: ParserSpec, request: ParserRequest) -> Claim | None:
     """A template says what its model writes, so markers in it come before the name of an architecture.
 
@@ -47,10 +53,10 @@ def claim(spec: ParserSpec, request: ParserRequest) -> Claim | None:
         return None
     if marker:
         rank = 0 if named else 3 if spec.tier == Tier.REFERENCE else 1
-        return Claim(rank, f"the chat template has {marker!r}", length)
+        return Claim(rank, f"auto: the chat template has {marker!r}", length)
     if named:
-        return Claim(4 if spec.markers and request.chat_template else 2, f"the model is {named[0][0]}", length)
-    return Claim(5 + readers.index(spec.name), "it reads what the chat template shows") if readers else None
+        return Claim(4 if spec.markers and request.chat_template else 2, f"auto: the model is {named[0][0]}", length)
+    return Claim(5 + readers.index(spec.name), "auto: it reads what the chat template shows") if readers else None
 
 
 def auto_refusals(spec: ParserSpec, request: ParserRequest) -> Refusals:

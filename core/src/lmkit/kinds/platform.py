@@ -21,9 +21,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from lmkit.contracts.specs import Ref, Spec
 from lmkit.kinds.base import Kind
+
+if TYPE_CHECKING:
+    import torch
+
+    from lmkit.contracts.config import EngineConfig
+    from lmkit.contracts.device import DeviceInfo
+    from lmkit.contracts.execution import Buffer, Collectives, Event, Graphs, StepLimits
+    from lmkit.contracts.model import ModelInfo
+
+
+class Platform(Protocol):
+    """A kind of device. One object per process; passed to whoever needs it, never a global."""
+
+    name: str
+    device_type: str
+
+    def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
+        """Environment of a worker process; set there before torch is imported, only there (thread counts, affinity)."""
+        ...
+
+    def bind(self, rank: int, threads: int | None = None) -> torch.device:
+        """In the worker: select the device, memory policy and thread pool. `threads`: how many the user wants."""
+        ...
+
+    def free_memory(self) -> int:
+        """Bytes that can still be allocated on the device."""
+        ...
+
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:
+        """Suggested configuration values ("cache.block_size": 16); values of the user win."""
+        ...
+
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Buffer: ...
+    def event(self) -> Event: ...
+    def graphs(self, limits: StepLimits) -> Graphs: ...
+    def collectives(self, rank: int, size: int) -> Collectives: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,5 +82,7 @@ KIND = Kind(
     spec=PlatformSpec,
     hook="lmkit_platforms",
     used_by="lmkit.engine.platform",
+    setting="platform",
+    words="auto or a platform plugin's name",
     doc=__doc__,
 )

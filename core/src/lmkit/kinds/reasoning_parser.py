@@ -15,9 +15,10 @@ Example, entry point `[project.entry-points."lmkit.reasoning_parser"] toy = "toy
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from lmkit.kinds.base import Kind
-from lmkit.kinds.parsers import ParserRequest, ParserSpec, auto_refusals, claim
+from lmkit.kinds.parsers import ParserRequest, ParserSpec, ask, auto_refusals, claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,9 @@ KIND = Kind(
     auto_refusals=auto_refusals,
     claim=claim,
     needs=("template",),
+    ask=partial(ask, "reasoning_parser"),
+    takes="offered",
     setting="reasoning_parser",
+    words="auto, none or a reasoning parser's name",
     doc=__doc__,
 )

@@ -16,9 +16,91 @@ Example, entry point `[project.entry-points."lmkit.scheduler"] shortest = "short
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lmkit.contracts.errors import ErrorInfo
+    from lmkit.contracts.scheduling import Admitted
+    from lmkit.contracts.wire import SchedStats, StepPlan, StepResult, TokenEvent
+
+
+class RequestView(Protocol):
+    """What a policy may read of a request (lmkit's own `Request` has these and more)."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def priority(self) -> int:
+        """Smaller is sooner."""
+        ...
+
+    @property
+    def arrival(self) -> float:
+        """Seconds, the front end's monotonic clock."""
+        ...
+
+    @property
+    def order(self) -> int:
+        """Counts requests as they enter the engine."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_output(self) -> int: ...
+
+
+class OrderPolicy(Protocol):
+    """Who goes first. The usual scheduler plugin: two key functions, asked once when a request enters a queue.
+
+    Running requests take blocks in the order of victim_key, from those with the largest. Among equal keys, the
+    order of `add` decides.
+    """
+
+    def admit_key(self, r: RequestView) -> tuple:
+        """Smallest is admitted first."""
+        ...
+
+    def victim_key(self, r: RequestView) -> tuple:
+        """Largest is preempted first; must invert the admission order, so that the oldest always finishes."""
+        ...
+
+
+class Scheduler(Protocol):
+    """Decides each step. A plugin's own one is constructed as target(limits: SchedLimits, kv: KVConfig, **options)."""
+
+    def add(self, r: Admitted) -> None:
+        """Raises RequestTooLarge when it cannot fit alone, EngineBusy when the queue is full."""
+        ...
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """Idempotent, legal at any moment. No event follows."""
+        ...
+
+    def schedule(self) -> StepPlan: ...
+    def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]: ...
+    def fail_running(self, error: ErrorInfo) -> list[TokenEvent]:
+        """After a lost step: end all running requests, forget all cached content. Workers have forgotten all rows."""
+        ...
+
+    def retry_running(self, plan: StepPlan, error: ErrorInfo) -> list[TokenEvent]:
+        """After `plan` was lost: compute again what was running; only a row that fails alone ends, with `error`.
+
+        Nothing that this step or a later one wrote may be found any more. Workers have forgotten all rows. Optional:
+        without it `fail_running` is called.
+        """
+        ...
+
+    def has_work(self) -> bool: ...
+    def stats(self) -> SchedStats: ...
+    def check(self) -> None:
+        """All invariants; AssertionError naming the broken one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,5 +115,6 @@ KIND = Kind(
     used_by="lmkit.engine.build",
     ask=lambda known: [SelectRequest(kind="scheduler")],
     setting="sched.policy",
+    words="scheduler plugin: auto, fcfs, ...",
     doc=__doc__,
 )

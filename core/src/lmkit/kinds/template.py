@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from lmkit.contracts.refusal import Refusal
 from lmkit.contracts.specs import SelectRequest, Spec
-from lmkit.kinds.base import Kind, Refusals, listed
+from lmkit.kinds.base import Kind, Known, Refusals, listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,15 @@ def refusals(spec: TemplateSpec, request: TemplateRequest) -> Refusals:
         yield Refusal("model", listed(spec.models), f"{request.model} ({request.architecture})")
 
 
+def ask(known: Known) -> list[TemplateRequest]:
+    """For the file that the user names, else for the checkpoint; none where the tokenizer is another's."""
+    checkpoint, model = known.checkpoint, known.config.model
+    if model.tokenizer and not model.chat_template:
+        return []
+    suffix = Path(model.chat_template).suffix if model.chat_template else None
+    return [TemplateRequest(suffix=suffix, architecture=checkpoint.architecture, model=checkpoint.name)]
+
+
 KIND = Kind(
     "template",
     spec=TemplateSpec,
@@ -62,6 +72,8 @@ KIND = Kind(
     used_by="lmkit.plugins.chat_templates",
     request=TemplateRequest,
     refusals=refusals,
-    needs=("checkpoint",),
+    needs=("checkpoint", "renderer"),
+    ask=ask,
+    takes="offered",
     doc=__doc__,
 )

@@ -16,9 +16,10 @@ Example, entry point `[project.entry-points."lmkit.tool_parser"] toy = "toy_pars
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from lmkit.kinds.base import Kind
-from lmkit.kinds.parsers import ParserRequest, ParserSpec, auto_refusals, claim
+from lmkit.kinds.parsers import ParserRequest, ParserSpec, ask, auto_refusals, claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,9 @@ KIND = Kind(
     auto_refusals=auto_refusals,
     claim=claim,
     needs=("template",),
+    ask=partial(ask, "tool_parser"),
+    takes="offered",
     setting="tool_parser",
+    words="auto, none or a tool parser's name",
     doc=__doc__,
 )

@@ -34,12 +34,6 @@ def catalog() -> dict[str, dict[str, str]]:
     return kinds
 
 
-@cache
-def official_dists() -> frozenset[str]:
-    """All dists of the repository."""
-    return frozenset(folders())
-
-
 def install(dist: str, extra: str = "") -> str:
     """The command that installs one of lmkit's own dists: by its folder, for no registry is known to have them.
 

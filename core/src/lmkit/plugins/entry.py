@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmkit.api import Refusal, Spec
-from lmkit.plugins.catalog import official_dists
+from lmkit.plugins.catalog import folders
 
 State = Literal["ok", "disabled", "incompatible", "broken", "ambiguous", "shadowed"]
 
@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def official(self) -> bool:
-        return self.dist in official_dists()
+        return self.dist in folders()
 
     @property
     def summary(self) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmkit.api import LmkitError, ParserRequest, Tier
-from lmkit.plugins.chat_templates import read_object
+from lmkit.api import LmkitError, ParserRequest, ResolvedPlan, Tier
+from lmkit.files import content_of, read_object
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.select import Outcome, consider
@@ -19,8 +19,11 @@ _READBACK = "lmkit.text.readback:Readback.of"  # of a higher layer, and imported
 class ParserChooser:
     """What `auto` takes is confirmed by rendering an example with the template and reading it back."""
 
-    def __init__(self, host: PluginHost, templates: Mapping[str, str], path: Path, *, imports: bool = False) -> None:
-        self._host, self._imports = host, imports
+    def __init__(
+        self, host: PluginHost, plan: ResolvedPlan, templates: Mapping[str, str], path: Path, *, imports: bool = False
+    ) -> None:
+        """`plan`: as far as what renders."""
+        self._host, self._plan, self._imports = host, plan, imports
         self.templates, self._path = templates, path
         self._readback: Any = None
 
@@ -36,7 +39,7 @@ class ParserChooser:
         if not self.templates:
             return None
         if self._readback is None:
-            self._readback = load_ref(_READBACK)(self.templates, special_tokens(self._path))
+            self._readback = load_ref(_READBACK)(self._plan, self.templates, special_tokens(self._path))
         refused = {c.name for c in outcome.candidates if any(r.code != "model" for r in c.reasons)}
         names = [name for name in self._host.names(kind) if name not in refused]
         found = self._readback.readers(kind, outcome.chosen and outcome.chosen.name, names, self._load(kind))
@@ -59,5 +62,4 @@ def special_tokens(path: Path) -> dict[str, str]:
         config = read_object(path / "tokenizer_config.json")
     except LmkitError:
         return {}
-    found = {key: value.get("content") if isinstance(value, Mapping) else value for key, value in config.items()}
-    return {key: text for key, text in found.items() if key.endswith("_token") and isinstance(text, str)}
+    return {key: text for key, value in config.items() if key.endswith("_token") and (text := content_of(value))}

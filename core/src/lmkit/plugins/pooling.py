@@ -6,20 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-import msgspec
+from lmkit.api import Checkpoint, ConfigError, DenseInfo, ModelInfo, PoolerInfo, PoolingTask, UnsupportedModel
+from lmkit.contracts.pooling import CAUSAL, HEADS, decoder_name
 
-from lmkit.api import Checkpoint, Choice, ConfigError, DenseInfo, ModelInfo, PoolerInfo, PoolingTask, UnsupportedModel
-
-CAUSAL = "ForCausalLM"
-CONVERTED = "lmkit.loading.convert:ConvertedArchitecture"
-# Endings of architecture names that mean "a decoder with another head", and what that head is for.
-HEADS: Mapping[str, PoolingTask] = {
-    "ForSequenceClassification": "classify",
-    "ForTokenClassification": "token_classify",
-    "ForProcessRewardModel": "token_classify",
-    "ForRewardModel": "token_classify",
-    "Model": "embed",
-}
 REDUCTIONS = {"cls": "cls", "lasttoken": "last", "mean": "mean", "max": "max"}
 LEGACY = {  # keys of older files, one flag each
     "pooling_mode_cls_token": "cls",
@@ -45,17 +34,6 @@ def find_head(checkpoint: Checkpoint, known: Collection[str], task: str) -> tupl
     if name not in known and decoder_name(name) in known:
         return decoder_name(name), HEADS[ending]
     return name, None
-
-
-def decoder_name(architecture: str) -> str:
-    """The language model from which a pooling architecture is made: Qwen3Model -> Qwen3ForCausalLM."""
-    ending = next((e for e in HEADS if architecture.endswith(e)), None)
-    return architecture if ending is None else architecture.removesuffix(ending) + CAUSAL
-
-
-def converted(choice: Choice, head: PoolingTask) -> Choice:
-    """A decoder's choice as that of the pooling model made from it."""
-    return msgspec.structs.replace(choice, target=CONVERTED, options={"decoder": choice.target, "task": head})
 
 
 def complete_pooler(info: ModelInfo, checkpoint: Checkpoint, task: str) -> PoolerInfo | None:

@@ -7,10 +7,10 @@ the values that follow. `Resolver` keeps the story of every selection for `expla
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -37,7 +37,6 @@ from lmkit.api import (
     Platform,
     PlatformSpec,
     PluginError,
-    QuantizationRequest,
     QuantizationSpec,
     Refusal,
     Refused,
@@ -45,7 +44,6 @@ from lmkit.api import (
     SelectionError,
     SelectRequest,
     Spec,
-    TemplateRequest,
     Tier,
     UnknownArchitecture,
     UnknownKey,
@@ -54,20 +52,21 @@ from lmkit.api import (
     nearest,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
+from lmkit.contracts.describe import described
 from lmkit.contracts.specs import NAME
-from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order
+from lmkit.files import chat_templates
+from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order, op, template
 from lmkit.plugins.catalog import install_command
-from lmkit.plugins.chat_templates import chat_templates, chosen_template
+from lmkit.plugins.chat_templates import chosen_template
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
 from lmkit.plugins.parsers import ParserChooser
 from lmkit.plugins.platforms import choose_platform, consider_platforms
-from lmkit.plugins.pooling import complete_pooler, converted, find_head, max_length
+from lmkit.plugins.pooling import complete_pooler, find_head, max_length
 from lmkit.plugins.proposals import PROPOSABLE, merge
-from lmkit.plugins.refs import call, load_target
+from lmkit.plugins.refs import call, load_ref, load_target
 from lmkit.plugins.select import Candidate, Outcome, Wanted, consider, failure, parse_selection
-from lmkit.plugins.stages import claim_of
 
 log = logging.getLogger("lmkit.plugins")
 
@@ -110,7 +109,6 @@ class Resolver:
         self._platform: PlatformSpec | None = None
         self._choices: list[Choice] = []
         self._specs: list[Spec] = []
-        self._formats = ["plain"]  # of weights
         self._used_ops: set[Wanted] = set()
         self._parsers: ParserChooser | None = None
         self._derived: list[Derived] = []
@@ -124,10 +122,8 @@ class Resolver:
             "dtype": self._settle_dtypes,
             "platform": self._choose_platform,
             "model": self._choose_model,
-            "quantization": self._choose_quantization,
             "op": self._choose_ops,
             "template": self._choose_template,
-            **{kind: partial(self._choose_parser, kind) for kind in PARSERS},
         }
         for name in STEPS:
             kind = BY_NAME.get(name)
@@ -154,10 +150,10 @@ class Resolver:
     # ------------------------------------------------------------------------------------------------- the steps
 
     def _choose_platform(self) -> None:
-        config = self.config
+        user, described = self.config.wants("platform"), self.config.device
         if self.tolerant:
-            self.outcomes.append(consider_platforms(self.host, config.platform, config.device)[0])
-        outcome, self.known.device = choose_platform(self.host, config.platform, config.device)
+            self.outcomes.append(consider_platforms(self.host, user, described)[0])
+        outcome, self.known.device = choose_platform(self.host, user, described)
         self._keep(outcome)
         spec = outcome.chosen.spec if outcome.chosen else None
         self._platform = spec if isinstance(spec, PlatformSpec) else None
@@ -203,10 +199,14 @@ class Resolver:
         request = ModelRequest(architecture=native, device=self.known.device, tp=parallel.tp, pp=parallel.pp)
         outcome = self._consider(request, name)
         choice = outcome.choice(why=why)
-        choice = self._keep(outcome, converted(choice, head) if head else choice)
+        choice = self._keep(outcome, choice)
+        spec = outcome.chosen.spec if outcome.chosen else None
+        self.known.quantization = spec.quantization if isinstance(spec, ModelSpec) else None
         target: Architecture = load_target(choice)(**choice.options)
+        if head is not None:
+            self._derive("head", head, f"made of a {native}")
         try:
-            info: ModelInfo = call(f"{choice.target}.describe", target.describe, checkpoint.config)
+            info: ModelInfo = call(f"{choice.target}.describe", described, target, checkpoint.config, head)
         except UnknownArchitecture as e:
             families = {_family(architecture): architecture for architecture in known}
             if name != native and (like := families.get(nearest(_family(native), families) or "")):
@@ -247,49 +247,25 @@ class Resolver:
 
     def _choose(self, kind: Kind) -> None:
         """What a kind asks for, as its file says."""
-        requests, user = kind.ask(self.known) if kind.ask else (), self._named(kind)
+        requests, user = kind.ask(self.known) if kind.ask else (), self.config.wants(kind.name)
         if not requests:
-            if user != "auto":
+            if user not in ("auto", "none"):
                 raise ConfigError(f"{kind.name}: {user!r}: the model has none", fix=f"--{kind.name} auto")
-        elif kind.takes == "one":
+        elif kind.takes == "one" or user not in ("auto", "none"):
             outcome = self._consider(requests, user)
             self._keep(outcome)
             self._warn_reference(outcome)
-        else:
-            for outcome in self._offered(requests[0]):
-                for candidate in outcome.survivors if kind.takes == "all" else (outcome.chosen,):
-                    self._keep(outcome, outcome.choice(candidate), candidate)
-
-    def _named(self, kind: Kind) -> str:
-        """What the user's configuration says of a kind."""
-        section, _, name = kind.setting.rpartition(".")
-        return str(getattr(getattr(self.config, section) if section else self.config, name)) if name else "auto"
-
-    def _choose_quantization(self) -> None:
-        checkpoint, user = self.known.checkpoint, self.config.model.quantization
-        quantization = checkpoint.config.get("quantization_config")
-        method = str(quantization.get("quant_method", "")) if isinstance(quantization, Mapping) else ""
-        if method and user == "none":
-            raise ConfigError(f"the checkpoint's weights are stored as {method!r}", fix="--quantization auto")
-        if not method and user not in ("auto", "none", *self.host.names("quantization")):
-            raise UnknownName("quantization", user, ["auto", "none", *self.host.names("quantization")])
-        if method or user not in ("auto", "none"):
-            request = QuantizationRequest(method=method, device=self.known.device, dtype=self.known.dtype)
-            choice = self._pick(request, user, why=f"checkpoint says quant_method={method}" if method else "explicit")
-            spec = self._specs[-1]
-            assert isinstance(spec, QuantizationSpec)
-            self._formats += spec.weight_formats
-            model = next(s for s in self._specs if isinstance(s, ModelSpec))
-            if model.quantization is not None and choice.name not in model.quantization:
-                raise ConfigError(f"model {model.name!r} does not support quantization {choice.name!r}")
+        elif user == "auto" and self.host.names(kind.name):
+            outcome = self._offered(requests[0])
+            for candidate in outcome.survivors if kind.takes == "all" else outcome.survivors[:1]:
+                self._keep(outcome, outcome.choice(candidate), candidate)
 
     def _choose_ops(self) -> None:
         """Kernels for each format that the weights may be in."""
-        for fmt in self._formats:
-            self._choose_op("linear", f"linear:{fmt}", fmt)
-            if any(linear.experts for linear in self.known.info.linears):
-                self._choose_experts(fmt)
-        self._choose_op("rowwise", "rowwise")
+        quantized = [spec for spec in self._specs if isinstance(spec, QuantizationSpec)]
+        self.known.formats += tuple(fmt for spec in quantized for fmt in spec.weight_formats)
+        for request in op.ask(self.known):
+            self._choose_op(request)
         if idle := [str(w) for w in self._wanted_ops() if w not in self._used_ops]:
             runs = ", ".join(c.component for c in self._choices if c.kind == "op" and not c.why.startswith("fallback"))
             raise ConfigError(
@@ -297,10 +273,10 @@ class Resolver:
             )
 
     def _wanted_ops(self) -> tuple[Wanted, ...]:
-        return parse_selection(self.config.op)
+        return parse_selection(self.config.wants("op"))
 
-    def _asked_op(self, op: str, fmt: str) -> str:
-        """Picks among the kernels that the user named those for `op` and `fmt`; without one, auto."""
+    def _asked_op(self, request: OpRequest) -> str:
+        """Picks among the kernels that the user named those for the request; without one, auto."""
         asked = []
         for wanted in self._wanted_ops():
             entry, _ = self.host.find("op", wanted.name, wanted.dist)
@@ -308,72 +284,42 @@ class Resolver:
                 raise UnknownName("op", str(wanted), self.host.names("op"))
             self.host.open(entry)
             spec = entry.spec  # none when it is broken: then this says so
-            if not isinstance(spec, OpSpec) or (spec.op == op and (not spec.formats or fmt in spec.formats)):
+            if not isinstance(spec, OpSpec) or (
+                spec.op == request.op and (not spec.formats or request.format in spec.formats)
+            ):
                 asked.append(wanted)
         self._used_ops.update(asked)
         return ",".join(map(str, asked)) or "auto"
 
-    def _choose_op(self, op: str, component: str, fmt: str = "plain") -> None:
-        """All survivors, best first: a kernel may still refuse single layers, which then go to the next."""
-        request = OpRequest(op=op, format=fmt, component=component, device=self.known.device, dtype=self.known.dtype)
-        asked = self._asked_op(op, fmt)
-        outcome = self._consider(request, asked, only=lambda spec: isinstance(spec, OpSpec) and spec.op == op)
+    def _choose_op(self, request: OpRequest) -> None:
+        """All survivors, best first: a kernel may still refuse single layers, which then go to the next.
+
+        Without a kernel for experts, each of them runs on one for linears.
+        """
+        asked = self._asked_op(request)
+        outcome = self._consider(
+            request,
+            asked,
+            only=lambda spec: isinstance(spec, OpSpec) and spec.op == request.op,
+            needed=request.op != "moe" or asked != "auto",
+        )
         for i, candidate in enumerate(outcome.survivors):
             self._keep(outcome, outcome.choice(candidate, f"fallback {i}" if i else ""), candidate)
-        spec = outcome.survivors[0].spec
-        if component == "linear:plain" and isinstance(spec, OpSpec) and spec.bits:
-            self._derive("weight_bits", spec.bits, spec.name)
-
-    def _choose_experts(self, fmt: str) -> None:
-        """Kernels for experts where there are any; without one, each expert runs on a kernel for linears."""
-        request = OpRequest(
-            op="moe", format=fmt, component=f"moe:{fmt}", device=self.known.device, dtype=self.known.dtype
-        )
-        asked = self._asked_op("moe", fmt)
-        how: dict[str, Any] = {"only": lambda spec: isinstance(spec, OpSpec) and spec.op == "moe"}
-        if asked == "auto":  # none need pass
-            outcome = consider(self.host, request, imports=self.imports, **how)
-            self.outcomes += [outcome] if outcome.candidates else []
-        else:
-            outcome = self._consider(request, asked, **how)
-        for candidate in outcome.survivors:
-            self._keep(outcome, outcome.choice(candidate), candidate)
+        best = outcome.chosen.spec if outcome.chosen else None
+        if request.component == "linear:plain" and isinstance(best, OpSpec) and best.bits:
+            self._derive("weight_bits", best.bits, best.name)
 
     def _list_files(self) -> None:
         """Names in the tokenizer's folder: by them its reader is chosen."""
-        folder = load_target(TOKENIZER_FOLDER)(self.known.checkpoint, self.config.model)
+        folder = load_ref(TOKENIZER_FOLDER)(self.known.checkpoint, self.config.model)
         self.known.files = frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
 
     def _choose_template(self) -> None:
         """A plugin's, for the file that the user names or for the checkpoint; without one, files are read as text."""
-        checkpoint, model = self.known.checkpoint, self.config.model
-        suffix = Path(model.chat_template).suffix if model.chat_template else None
-        request = TemplateRequest(suffix=suffix, architecture=checkpoint.architecture, model=checkpoint.name)
-        if suffix is not None or not model.tokenizer:
-            for outcome in self._offered(request):
-                self._keep(outcome)
-        found = chosen_template(self._choices, model.chat_template, checkpoint)
-        templates = {"default": found} if found is not None else chat_templates(checkpoint.path)
-        self._parsers = ParserChooser(self.host, templates, checkpoint.path, imports=self.imports)
-
-    def _choose_parser(self, kind: str) -> None:
-        """A parser that `auto` does not find is absent, and text stays text."""
-        checkpoint, chooser, user = self.known.checkpoint, self._parsers, self._named(BY_NAME[kind])
-        assert chooser is not None
-        if user == "none" or (user == "auto" and not self.host.names(kind)):
-            return
-        template = "\n".join(chooser.templates.values())
-        request = ParserRequest(
-            kind=kind, model=checkpoint.name, architecture=checkpoint.architecture, chat_template=template
-        )
-        if user != "auto":
-            self._pick(request, user)
-            return
-        outcome = chooser.choose(request)
-        self.outcomes.append(outcome)
-        if outcome.chosen is not None:
-            claim = claim_of(outcome.chosen.spec, outcome.request)
-            self._keep(outcome, outcome.choice(why=f"auto: {claim.why}" if claim else ""))
+        checkpoint = self.known.checkpoint
+        self._choose(template.KIND)
+        found = chosen_template(self._choices, self.config.model.chat_template, checkpoint)
+        self.known.templates = {"default": found} if found is not None else chat_templates(checkpoint.path)
 
     def _find_ends(self) -> None:
         """What the files name, and what the chat template ends a turn with."""
@@ -382,7 +328,7 @@ class Resolver:
             "config": info.eos_token_ids,
             "generation_config": _ints(checkpoint.generation_config.get("eos_token_id")),
         }
-        self.ends = load_target(END_TOKENS)(checkpoint, self.plan(), self.config, info, ids)
+        self.ends = load_ref(END_TOKENS)(checkpoint, self.plan(), self.config, info, ids)
         self._derive("eos_token_ids", [end.id for end in self.ends], "; ".join(map(str, self.ends)) or "none is named")
 
     def _check_options(self) -> None:
@@ -398,13 +344,7 @@ class Resolver:
     def _settle_values(self) -> None:
         config, info = self.config, self.known.info
         attention = [s for s in self._specs if isinstance(s, AttentionSpec)]
-        user = {
-            "cache.block_size": config.cache.block_size,
-            "sched.max_tokens": config.sched.max_tokens,
-            "model.max_length": config.model.max_length,
-            "parallel.threads": config.parallel.threads,
-        }
-        assert user.keys() == PROPOSABLE.keys()
+        user = {key: attrgetter(key)(config) for key in PROPOSABLE}
         proposals = self.host.gather("lmkit_configure", config=config, plan=self.plan(), info=info)
         for module, proposal in proposals:
             if not isinstance(proposal, ConfigProposal):
@@ -492,32 +432,33 @@ class Resolver:
     def _consider(
         self,
         request: SelectRequest | Sequence[SelectRequest],
-        user: str,
+        user: str = "auto",
         *,
         only: Callable[[Spec], bool] | None = None,
+        needed: bool = True,
     ) -> Outcome:
-        """`select.consider` with the platform's preferences; raises when nothing is left."""
+        """`select.consider` with the platform's preferences; raises when nothing is left of what is needed."""
         kind = (request if isinstance(request, SelectRequest) else request[0]).kind
         prefers = self._platform.prefers.get(kind, ()) if self._platform else ()
         how: dict[str, Any] = {"prefers": prefers, "only": only, "imports": self.imports}
         outcome = consider(self.host, request, user, **how)
-        self.outcomes.append(outcome)
+        if needed or outcome.candidates:
+            self.outcomes.append(outcome)
         self._warnings.extend(f"{kind}: {text}" for text in outcome.warnings)
-        if outcome.chosen is None:
-            raise failure(self.host, outcome, lambda names: consider(self.host, request, "auto", **how))
+        if needed and outcome.chosen is None:
+            raise failure(self.host, outcome, lambda: consider(self.host, request, "auto", **how))
         return outcome
 
-    def _offered(self, request: SelectRequest) -> Iterator[Outcome]:
-        """The selection among what is installed, if anything of it can serve: a kind that the plan can be without."""
-        if self.host.names(request.kind):
-            outcome = consider(self.host, request, imports=self.imports)
+    def _offered(self, request: SelectRequest) -> Outcome:
+        """The selection for a kind that the plan can be without. Parsers are tried on the model's chat template."""
+        if isinstance(request, ParserRequest):
+            self._parsers = self._parsers or ParserChooser(
+                self.host, self.plan(), self.known.templates, self.known.checkpoint.path, imports=self.imports
+            )
+            outcome = self._parsers.choose(request)
             self.outcomes.append(outcome)
-            if outcome.chosen is not None:
-                yield outcome
-
-    def _pick(self, request: SelectRequest, user: str, why: str = "") -> Choice:
-        outcome = self._consider(request, user)
-        return self._keep(outcome, outcome.choice(why=why))
+            return outcome
+        return self._consider(request, needed=False)
 
     def _keep(self, outcome: Outcome, choice: Choice | None = None, candidate: Candidate | None = None) -> Choice:
         """Add a choice to the plan, with its options, and let its module's behaviour hooks take part."""

@@ -98,15 +98,14 @@ class Outcome:
     def refused(self) -> tuple[Refused, ...]:
         return tuple(c.refused(self.request.kind) for c in self.candidates if not c.ok)
 
-    def choice(
-        self, candidate: Candidate | None = None, why: str = "", options: dict[str, Any] | None = None
-    ) -> Choice:
+    def choice(self, candidate: Candidate | None = None, why: str = "") -> Choice:
         """The chosen (or another surviving) candidate as a Choice."""
         picked = candidate or self.chosen
         assert picked is not None
         assert picked.spec is not None
         assert picked.spec.origin is not None
         spec, origin = picked.spec, picked.spec.origin
+        claim = claim_of(spec, self.request)
         default = "explicit" if self.wanted else "auto" if len(self.candidates) > 1 else "only candidate"
         return Choice(
             kind=self.request.kind,
@@ -116,8 +115,7 @@ class Outcome:
             dist=origin.dist,
             version=origin.version,
             module=origin.module,
-            options=options or {},
-            why=why or default,
+            why=why or (claim.why if claim and not self.wanted else default),
             refused=self.refused,
         )
 
@@ -199,20 +197,11 @@ def consider(
     return Outcome(first, (), tuple(candidates), chosen, tuple(warnings))
 
 
-def select(
-    host: PluginHost, request: SelectRequest | Sequence[SelectRequest], user: str = "auto", **how: Any
-) -> Choice:
-    """The choice for `request`. Raises SelectionError with all refusals when no candidate passes."""
-    outcome = consider(host, request, user, **how)
-    if outcome.chosen is None:
-        raise failure(host, outcome, lambda names: consider(host, request, "auto", **how) if names else None)
-    return outcome.choice()
+def failure(host: PluginHost, outcome: Outcome, auto: Callable[[], Outcome] | None = None) -> SelectionError:
+    """The error of an outcome without a choice: reasons per candidate, and the names that would have worked.
 
-
-def failure(
-    host: PluginHost, outcome: Outcome, auto: Callable[[list[str]], Outcome | None] | None = None
-) -> SelectionError:
-    """The error of an outcome without a choice: reasons per candidate, and the names that would have worked."""
+    `auto` considers what the user did not name.
+    """
     kind = outcome.request.kind
     where = f" for {outcome.request.component!r}" if outcome.request.component else ""
     lines = [f"{c.name}: " + "; ".join(f"{r.code} (needs {r.needed}, has {r.offered})" for r in c.reasons)
@@ -221,12 +210,10 @@ def failure(
     if outcome.wanted:
         asked = ",".join(map(str, outcome.wanted))
         message = f"{kind} {asked!r} cannot be used{where}: " + " | ".join(lines)
-        others = auto(host.names(kind)) if auto else None
-        works = [c.name for c in others.survivors] if others else []
         if kind == "model":  # its names are architectures: no other runs this checkpoint
             like = nearest(str(outcome.wanted[0]), host.names(kind))
             fixes += [f"nearest: {like}"] if like else []
-        elif works:
+        elif auto and (works := [c.name for c in auto().survivors]):
             fixes.append(f"these would work: {', '.join(works)}")
     else:
         message = f"no {kind} plugin can be used{where}: " + (" | ".join(lines) or "none is installed")

@@ -7,23 +7,16 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol
 
+from lmkit.plugins.entry import Entry
+
 
 class Named(Protocol):
-    """What a pattern looks at: an entry point, as "kind:name", and its dist."""
+    """What a pattern looks at: an entry point, as "kind:name", or a command, and its dist."""
 
     @property
     def key(self) -> str: ...
     @property
     def dist(self) -> str: ...
-
-
-class Switchable(Named, Protocol):
-    """An entry of the plugin table."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def official(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +63,11 @@ class Switches:
             strict=_on(environ, "LMKIT_STRICT_PLUGINS"),
         )
 
-    def unmatched(self, entries: Sequence[Switchable]) -> tuple[list[Pattern], list[Pattern]]:
+    def unmatched(self, entries: Sequence[Entry]) -> tuple[list[Pattern], list[Pattern]]:
         """Patterns of `disable` and of `only` that match no entry."""
         return tuple([p for p in ps if not any(map(p.matches, entries))] for ps in (self.disable, self.only))  # type: ignore[return-value]
 
-    def off(self, entries: Sequence[Switchable]) -> dict[int, str]:
+    def off(self, entries: Sequence[Entry]) -> dict[int, str]:
         """Index of each entry that is switched off -> what did it."""
         result: dict[int, str] = {}
         for pattern in self.only:

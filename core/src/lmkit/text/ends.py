@@ -14,13 +14,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lmkit.api import DeclaredFormat, LmkitError
-from lmkit.plugins.chat_templates import chat_templates, chosen_template, read_object, read_own
-from lmkit.text.apart import Apart, ApartRenderer
-from lmkit.text.control import shown
-from lmkit.text.renderer import ChatRenderer
+from lmkit.api import ChatRenderer, DeclaredFormat, LmkitError
+from lmkit.files import chat_templates, content_of, read_object, read_own
+from lmkit.plugins.chat_templates import chosen_template
+from lmkit.prompts import shown
+from lmkit.text.renderer import open_renderer
 from lmkit.text.side import format_of, load_tokenizer, tokenizer_directory
-from lmkit.text.tokenizer import content_of
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
@@ -120,7 +119,7 @@ def _renderer(
     source = chosen_template(plan.choices, config.model.chat_template, checkpoint)
     source = source or chat_templates(folder).get("default") or chat_templates(checkpoint.path).get("default")
     special = {k: content_of(v) for k, v in settings.items() if k.endswith("_token") and content_of(v)}
-    return ApartRenderer(Apart(), source, special, trying=True) if source else None
+    return open_renderer(plan, source, special, trying=True) if source else None
 
 
 def turn_ends(

@@ -10,11 +10,21 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from lmkit.api import ConfigError, DeclaredFormat, LmkitError, Reasoning, Text, ToolArgs, ToolDef, ToolStart
-from lmkit.text.apart import Apart, ApartRenderer
-from lmkit.text.control import shown
+from lmkit.api import (
+    ChatRenderer,
+    ConfigError,
+    DeclaredFormat,
+    LmkitError,
+    Reasoning,
+    ResolvedPlan,
+    Text,
+    ToolArgs,
+    ToolDef,
+    ToolStart,
+)
+from lmkit.prompts import shown
 from lmkit.text.formats import AnyFormat, start_parser
-from lmkit.text.renderer import ChatRenderer
+from lmkit.text.renderer import open_renderer
 
 NAME = "get_weather"
 TOOL = ToolDef(NAME, "Weather of a city", {
@@ -58,13 +68,14 @@ class Readback:
         self._renderer = renderer
 
     @classmethod
-    def of(cls, templates: Mapping[str, str], special: Mapping[str, str]) -> Readback:
-        """`templates`: by name, as in lmkit.plugins.chat_templates; `special`: variables with special tokens."""
+    def of(cls, plan: ResolvedPlan, templates: Mapping[str, str], special: Mapping[str, str]) -> Readback:
+        """`plan`: as far as the renderer; `templates`: by name, as in lmkit.files; `special`: variables with special
+        tokens."""
         source = templates.get("default")
         try:
             if not source:
                 return cls(None)
-            return cls(ApartRenderer(Apart(), source, special, tools_source=templates.get("tool_use")))
+            return cls(open_renderer(plan, source, special, tools_source=templates.get("tool_use")))
         except ConfigError:  # whoever renders will say so
             return cls(None)
 

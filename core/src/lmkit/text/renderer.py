@@ -1,51 +1,68 @@
-"""What is known of a chat template, wherever it is rendered: here (render.py) or in a process apart (apart.py)."""
+"""The renderers that the core itself brings, and the one that the plan has chosen for templates."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
 
-from lmkit.text.probe import probe
+from lmkit.api import ChatRenderer, ChatWriter, ResolvedPlan, TemplateFailed
+from lmkit.plugins import load_target
+from lmkit.plugins.catalog import install_command
+from lmkit.plugins.refs import call
+from lmkit.prompts import PromptRenderer
+from lmkit.prompts.probe import probe
+
+MAX_PROMPT = 32 << 20  # characters
 
 
-class ChatRenderer(ABC):
-    """Chat messages to a prompt. `render` is thread-safe."""
+def open_renderer(plan: ResolvedPlan, source: str, special_tokens: Mapping[str, str], **options: Any) -> ChatRenderer:
+    """For a template; `options` are those of lmkit.api.ChatRenderer. Raises ConfigError."""
+    choice = plan.choice("renderer")
+    if choice is None:
+        return NullRenderer()
+    made: ChatRenderer = call(
+        f"renderer {choice.name}", partial(load_target(choice), source, special_tokens, **options, **choice.options)
+    )
+    return made
 
-    control_tokens: frozenset[str]  # what must not come from clients, see lmkit.text.control
-    options: frozenset[str]  # variables that a request may set
-    takes_tools: bool
-    takes_documents: bool
-    content: Literal["string", "list", "both"]  # how the template wants content
 
-    @abstractmethod
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        documents: Sequence[Mapping[str, Any]] = (),
-    ) -> str:
-        """The prompt, with MARK where a client's text spells a control token. `messages` as in the OpenAI API.
+class NullRenderer(ChatRenderer):
+    """In place of one, where none is installed: it refuses."""
 
-        Raises TemplateFailed, InvalidParam.
-        """
+    control_tokens = options = frozenset[str]()
+    takes_tools = takes_documents = True  # so that the refusal is not about these
+    content = "both"
 
-    @cached_property
-    def findings(self) -> dict[str, str]:
-        """See lmkit.text.probe."""
-        return probe(self)
+    def __init__(self) -> None:
+        self.findings = probe(self)
 
-    @property
-    def takes_system(self) -> bool:
-        """Whether a system message is shown."""
-        return self.findings["system"] == "yes"
+    def render(self, *args: Any, **options: Any) -> str:
+        raise TemplateFailed(
+            "nothing that is installed renders chat templates", fix=install_command("renderer", "jinja")
+        )
 
-    @property
-    def takes_tool_results(self) -> bool:
-        """Whether the result of a tool is shown."""
-        return self.findings["tool results"] == "yes"
+
+class WriterRenderer(PromptRenderer):
+    """Prompts of a tokenizer's ChatWriter: code of a plugin, and no data of a checkpoint."""
+
+    takes_documents = False
+
+    def __init__(self, writer: ChatWriter, control_tokens: Iterable[str] = ()) -> None:
+        super().__init__(control_tokens)
+        self._writer = writer
+        self.takes_tools, self.options = writer.takes_tools, writer.options
+        self.content = self.find_content()
+
+    def run(
+        self, messages: list[dict[str, Any]], tools: list[Any], kwargs: dict[str, Any], documents: list[Any],
+        add_generation_prompt: bool,
+    ) -> str:  # fmt: skip
+        options = {key: kwargs[key] for key in self._writer.options if key in kwargs}
+        try:
+            text = self._writer.write(messages, tools, options, add_generation_prompt=add_generation_prompt)
+        except Exception as e:  # whatever a writer does not take is the request's fault
+            raise TemplateFailed(f"the chat template: {type(e).__name__} ({str(e)[:200]})") from e
+        if len(text) > MAX_PROMPT:
+            raise TemplateFailed(f"the chat template used more than it may: {MAX_PROMPT} characters of output")
+        return text

@@ -19,25 +19,22 @@ from lmkit.api import (
     TemplateFailed,
     ToolChoice,
     ToolDef,
-    UnsupportedTask,
     Vocabulary,
 )
+from lmkit.files import chat_templates
 from lmkit.plugins import load_target
-from lmkit.plugins.chat_templates import chat_templates, chosen_template
+from lmkit.plugins.catalog import install_command
+from lmkit.plugins.chat_templates import chosen_template
 from lmkit.plugins.refs import call
-from lmkit.text.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
 from lmkit.text.constrain import answer_of, constraint, thinking_of
-from lmkit.text.control import MARK
-from lmkit.text.detokenize import BytesDetokenizer, Detokenizer
 from lmkit.text.formats import AnyFormat, Chain, in_order, start_parser
 from lmkit.text.measure import beginning
-from lmkit.text.renderer import ChatRenderer
+from lmkit.text.renderer import WriterRenderer, open_renderer
 from lmkit.text.stops import Stops
 from lmkit.text.stream import OutputStream, Usage
-from lmkit.text.tokenizer import JsonTokenizer
 
 if TYPE_CHECKING:
-    from lmkit.api import Tokenizer
+    from lmkit.api import ChatRenderer, Tokenizer
     from lmkit.contracts.config import EngineConfig, ModelConfig
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
@@ -67,7 +64,7 @@ class TextSide:
         if not (template or tokenizer.chat_template or config.model.tokenizer):
             template = chat_templates(checkpoint.path).get("default")
         formats = format_of(resolved, "tool_parser"), format_of(resolved, "reasoning_parser")
-        return cls(tokenizer, _renderer(tokenizer, template, formats), *formats, _defaults(checkpoint))
+        return cls(tokenizer, _renderer(resolved, tokenizer, template, formats), *formats, _defaults(checkpoint))
 
     def render_chat(
         self,
@@ -78,7 +75,7 @@ class TextSide:
         continue_final_message: bool = False,
         documents: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt, for `encode_prompt`; lmkit.text.control.shown makes it presentable. Raises TemplateFailed."""
+        """The prompt, for `encode_prompt`; lmkit.prompts.shown makes it presentable. Raises TemplateFailed."""
         if self.renderer is None:
             raise TemplateFailed(
                 "this checkpoint has no chat template",
@@ -97,26 +94,13 @@ class TextSide:
         """
         if limit is not None:
             text = beginning(self.tokenizer, text, limit)
-        ids = self._encode_marked(text, add_special)
+        ids = self.tokenizer.encode_marked(text, add_special=add_special)
         if limit is None or len(ids) <= limit:
             return ids
-        if add_special and isinstance(self.tokenizer, JsonTokenizer):
-            return self.tokenizer.encode_pair(text, None, limit)[0]
-        return ids[:limit]
-
-    def _encode_marked(self, text: str, add_special: bool) -> list[int]:
-        """A text with MARKs in it, see lmkit.text.control."""
-        tokenizer = self.tokenizer
-        if isinstance(tokenizer, JsonTokenizer):
-            return tokenizer.encode_marked(text, add_special=add_special)
-        first, *rest = text.split(MARK)
-        ids = tokenizer.encode(first, add_special=add_special)
-        return ids + [token for part in rest for token in tokenizer.encode(part, add_special=False)]
+        return self.tokenizer.encode_pair(text, None, limit)[0] if add_special else ids[:limit]
 
     def encode_pair(self, first: str, second: str, *, limit: int | None = None) -> tuple[list[int], int]:
         """Token ids of two texts that a model reads together, and where the second begins (0: it is not marked)."""
-        if not isinstance(self.tokenizer, JsonTokenizer):
-            raise UnsupportedTask("score", ("what needs one text",))
         if limit is not None:
             first, second = (beginning(self.tokenizer, text, limit) for text in (first, second))
         return self.tokenizer.encode_pair(first, second, limit)
@@ -125,7 +109,7 @@ class TextSide:
         """The text of any tokens, special ones shown. Many are decoded one by one: a call for all holds up others."""
         if len(token_ids) <= _AT_ONCE:
             return self.tokenizer.decode(token_ids, skip_special=False)
-        detokenizer = self._detokenizer(False, frozenset(), ())
+        detokenizer = self.tokenizer.detokenizer(skip_special=False)
         return "".join(map(detokenizer.feed, token_ids)) + detokenizer.flush()
 
     def prompt_tail(self, prompt: str, continued: str = "") -> str:
@@ -185,7 +169,7 @@ class TextSide:
         keep = frozenset[str]().union(*(fmt.keep_special for fmt in formats))
         return OutputStream(
             params,
-            self._detokenizer(skip_special, keep, context),
+            self.tokenizer.detokenizer(skip_special=skip_special, keep=keep, context=context),
             Stops(params.stop, include=include_stop),
             Chain(*stages) if stages else None,
             next((stage for stage in stages if hasattr(stage, "inside")), None),
@@ -194,55 +178,54 @@ class TextSide:
             single_call=single_call,
         )
 
-    def _detokenizer(self, skip_special: bool, keep: frozenset[str], context: Sequence[int]) -> Detokenizer:
-        """The tokenizer's own, or for tokenizers of plugins one made of their pieces."""
-        tokenizer = self.tokenizer
-        if isinstance(tokenizer, JsonTokenizer):
-            return tokenizer.detokenizer(skip_special=skip_special, keep=keep, context=context)
-        shown = {tokenizer.id_of(text) for text in keep}
-        hidden = {i for i in tokenizer.special_ids if i not in shown} if skip_special else set()
-        return BytesDetokenizer(lambda token: b"" if token in hidden else tokenizer.piece(token))
 
-
-def _renderer(tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]) -> ChatRenderer | None:
+def _renderer(
+    resolved: ResolvedPlan, tokenizer: Tokenizer, template: str | None, formats: Sequence[Any]
+) -> ChatRenderer | None:
     """For the user's or a plugin's `template`, or else for those of the checkpoint or its tokenizer's ChatWriter."""
-    source = template or tokenizer.chat_template or getattr(tokenizer, "chat_writer", None)
-    if not source:
-        return None
-    variables = getattr(tokenizer, "special_tokens", None) or _special_tokens(tokenizer)
-    tools_source = tokenizer.tools_template if isinstance(tokenizer, JsonTokenizer) and not template else None
+    source = template or tokenizer.chat_template
+    tools_source = None if template else tokenizer.tools_template
     control = {tokenizer.piece(token).decode(errors="replace") for token in tokenizer.special_ids}
-    if isinstance(tokenizer, JsonTokenizer):
-        kept = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
-        control |= tokenizer.markers([*(t for t in (source, tools_source) if isinstance(t, str)), *kept])
-    if isinstance(source, str):
-        apart = tokenizer.apart if isinstance(tokenizer, ApartTokenizer) else Apart()
-        return ApartRenderer(apart, source, variables, tools_source=tools_source, control_tokens=control)
-    from lmkit.text.render import Renderer
-
-    renderer = Renderer(source, variables, control_tokens=control)  # code of a plugin, and no data of a checkpoint
+    kept = [text for fmt in formats if fmt is not None for text in fmt.keep_special]
+    control |= tokenizer.markers([*(text for text in (source, tools_source) if text), *kept])
+    if source:
+        return open_renderer(
+            resolved, source, tokenizer.template_variables(),
+            tools_source=tools_source, control_tokens=control, tokenizer=tokenizer,
+        )  # fmt: skip
+    if tokenizer.chat_writer is None:
+        return None
+    renderer = WriterRenderer(tokenizer.chat_writer, control)
     assert renderer.findings  # found out now, and not in a request
     return renderer
 
 
 def load_tokenizer(checkpoint: Checkpoint, resolved: ResolvedPlan, config: EngineConfig) -> Tokenizer:
-    """What the plan has chosen; without a choice, there is no tokenizer.json, and the error says so.
-
-    Raises CheckpointError, PluginError.
-    """
+    """What the plan has chosen. Raises CheckpointError, PluginError."""
     eos = resolved.value("eos_token_ids") or _eos_ids(checkpoint)
     folder, choice = tokenizer_directory(checkpoint, config.model), resolved.choice("tokenizer")
     if choice is None:
-        return open_tokenizer(folder, eos_token_ids=eos)
+        raise _no_reader(folder)
     made: Tokenizer = call(f"tokenizer {choice.name}", partial(load_target(choice), folder, eos_token_ids=eos))
     return made
+
+
+def _no_reader(folder: Path) -> CheckpointError:
+    """Nothing that is installed reads the tokenizer that is there, if one is."""
+    if (folder / "tokenizer.json").is_file():
+        fix = install_command("tokenizer", "json")
+        return CheckpointError(f"nothing that is installed reads {folder / 'tokenizer.json'}", fix=fix)
+    have = sorted(path.name for path in folder.glob("*token*")) if folder.is_dir() else []
+    return CheckpointError(
+        f"there is no tokenizer.json in {folder}" + (f" (found: {', '.join(have)})" if have else ""),
+        fix="convert it once: transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+    )
 
 
 def vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int], size: int) -> Vocabulary:
     """For grammar backends. `size`: columns of the model's logits."""
     pieces = [tokenizer.piece(token) for token in range(min(tokenizer.vocab_size, size))]
-    encode = tokenizer.encode_inner if isinstance(tokenizer, JsonTokenizer) else None
-    return Vocabulary(pieces, frozenset(tokenizer.special_ids), tuple(eos_token_ids), size, encode)
+    return Vocabulary(pieces, frozenset(tokenizer.special_ids), tuple(eos_token_ids), size, tokenizer.encode_inner)
 
 
 def tokenizer_directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:
@@ -252,7 +235,7 @@ def tokenizer_directory(checkpoint: Checkpoint, model: ModelConfig) -> Path:
     path = Path(model.tokenizer)
     if path.is_dir() or model.tokenizer.count("/") != 1 or model.tokenizer.startswith((".", "/", "~")):
         return path.expanduser()
-    from lmkit.loading.checkpoint import download
+    from lmkit.checkpoint import download
 
     options = CheckpointOptions(cache_dir=model.cache_dir, offline=model.offline)
     return download(model.tokenizer, options, _TOKENIZER_FILES)
@@ -284,9 +267,3 @@ def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
         if isinstance(value, list):
             return tuple(v for v in value if isinstance(v, int))
     return ()
-
-
-def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
-    """Template variables of a tokenizer that has no table of them."""
-    named = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
-    return {name: text for name, text in named.items() if text is not None}

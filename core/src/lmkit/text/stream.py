@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lmkit.api import (
+    Detokenizer,
     ErrorInfo,
     FinishReason,
     ParseEvent,
     PluginError,
+    Pooled,
     Reasoning,
     SamplingParams,
     StreamParser,
@@ -23,7 +25,6 @@ from lmkit.api import (
     TokenLogprob,
     ToolEnd,
 )
-from lmkit.text.detokenize import Detokenizer
 from lmkit.text.stops import Stops
 
 
@@ -55,7 +56,7 @@ class Finish:
     error: ErrorInfo | None = None
 
 
-OutputEvent = ParseEvent | Logprobs | Finish
+OutputEvent = ParseEvent | Logprobs | Pooled | Finish
 
 
 @dataclass(slots=True)
@@ -114,6 +115,8 @@ class OutputStream:
                 self.must_abort = event.finish is None
                 self._finish("stop", stop, None, events)
                 return
+        if event.pooled is not None:
+            events.append(event.pooled)
         if event.finish is not None:
             self._end(event, events)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lmkit.config.sources import gather
 from lmkit_bench.command import _engine
+from lmkit_cli.settings import gather
 
 
 def test_the_bar_of_the_start_is_gone_before_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:

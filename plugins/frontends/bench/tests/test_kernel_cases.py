@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from lmkit.api import DeviceInfo, LinearSpec
-from lmkit.layers import Builder, ReferenceLinear
 from lmkit_bench import kernels
+from lmkit_layers import Builder, ReferenceLinear
 
 EXPERTS, TOP_K, HIDDEN, MIDDLE = 4, 2, 8, 6
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import typer
 from lmkit.api import LmkitError, Refusal, Refused, SelectionError
-from lmkit.config import Sourced
 from lmkit_cli import errors, run
 from lmkit_cli.options import split_dotted, with_config
 from lmkit_cli.root import COMMANDS, load_command
+from lmkit_cli.settings import Sourced
 
 
 def call(args: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -114,7 +114,7 @@ def test_options_of_a_command_reach_it_beside_the_settings() -> None:
     @with_config
     def command(settings: Sourced, port: int = 1) -> None:
         """Test."""
-        seen.append((settings.config.attention, port))
+        seen.append((settings.config.wants("attention"), port))
 
     app = typer.Typer()
     app.command(cls=command.command_class)(command)

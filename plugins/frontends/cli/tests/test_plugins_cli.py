@@ -85,7 +85,7 @@ def test_show(run: Callable[..., Done]) -> None:
     done = run("plugins", "show", "loader:safetensors", "--json")
     shown = json.loads(done.stdout)
     assert shown["spec"]["formats"] == ["safetensors"]
-    assert shown["origin"]["dist"] == "lmkit-core"
+    assert shown["origin"]["dist"] == "lmkit-worker"
     done = run("plugins", "show", "loader:safetensors")
     assert "Memory-mapped" in done.stdout
     assert run("plugins", "show", "nonsense").code == 2

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lmkit.text.render import Renderer
 from lmkit_testing.serving import scripted
+from lmkit_tokenizer_json.render import Renderer
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 from lmkit.api import PluginError
-from lmkit.front.dialects import load_dialects
 from lmkit.plugins.host import PluginHost
 from lmkit_http.app import build_app
+from lmkit_http.dialects import load_dialects
 from lmkit_testing.dists import write_dist
 from lmkit_testing.serving import scripted
 

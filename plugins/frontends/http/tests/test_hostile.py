@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from lmkit.api import PoolerInfo
 from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest
@@ -89,16 +88,6 @@ def spoiled(body: dict[str, Any], kind: type[BaseModel], value: str) -> list[byt
 
     inside(body, lambda new: new)
     return list(dict.fromkeys(json.dumps(b).replace(f'"{mark}"', value).encode("utf-8") for b in found))
-
-
-@pytest.fixture(autouse=True)
-def vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scripted engine has none."""
-
-    async def pool(client: Any, call: Any, **how: Any) -> list[Any]:
-        return [np.zeros(4, np.float32) for _ in call.requests]
-
-    monkeypatch.setattr("lmkit_http.pooling_run.pool", pool)
 
 
 @pytest.mark.parametrize("path", [p for p in ROUTES if p not in ("/v1/score", "/v1/rerank", "/v2/rerank")])  # the same

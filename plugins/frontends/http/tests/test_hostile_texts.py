@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 from lmkit.killable import Limits
-from lmkit.text import apart
-from lmkit.text.apart import ApartRenderer, open_tokenizer
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import byte_tokenizer, listening, scripted
+from lmkit_tokenizer_json import apart
+from lmkit_tokenizer_json.apart import ApartRenderer, open_tokenizer
 
 LISTS = "{% set ns = namespace(x=[1]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 TEMPLATE = "{% if messages[0].content == 'bomb' %}" + LISTS + "{{ ns.x|tojson }}{% endif %}{{ messages[0].content }}"

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from lmkit.text.render import Renderer
 from lmkit_http.backend import Backend
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import hashed, listening, scripted
+from lmkit_tokenizer_json.render import Renderer
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True}
 LONG = HELLO | {"max_completion_tokens": 2000}

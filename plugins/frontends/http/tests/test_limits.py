@@ -11,7 +11,6 @@ import httpx
 import pytest
 from lmkit.api import PoolerInfo, RequestError
 from lmkit.text.measure import PIECE, beginning, longer_than
-from lmkit.text.tokenizer import JsonTokenizer
 from lmkit_dialect_openai.chat import Chat
 from lmkit_dialect_openai.completions import Completions
 from lmkit_dialect_openai.dialect import OpenAI
@@ -22,6 +21,7 @@ from lmkit_http.settings import ServerSettings
 from lmkit_http.shape import MAX_CONTAINERS, MAX_DEPTH, MAX_MEMBERS, shape_of
 from lmkit_http.strict import parse
 from lmkit_testing.serving import byte_tokenizer, listening, scripted, text_side
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}

@@ -119,7 +119,7 @@ def test_a_family_may_have_a_class_of_its_own() -> None:
 )
 def test_parts_say_where_their_tensors_go(change: dict[str, Any], source: str, targets: list[str]) -> None:
     """The first rule that matches wins: of offset norms the one that transforms."""
-    from lmkit.loading.rules import compile_pattern
+    from lmkit_worker.loading.rules import compile_pattern
 
     found = []
     for rule in decoder_weights(toy_info(qk_norm="head", **change)):

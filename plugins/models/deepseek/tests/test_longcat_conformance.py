@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmkit.api import LoadedModel, UnsupportedModel
+from lmkit.api import UnsupportedModel
 from lmkit_model_deepseek.longcat import Longcat, in_file
 from lmkit_testing import ModelConformance
 from lmkit_testing.checkpoints import rename
+from lmkit_worker.loaded import LoadedModel
 
 YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32,

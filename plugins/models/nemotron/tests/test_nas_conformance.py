@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from lmkit.api import LoadedModel, UnsupportedModel
+from lmkit.api import UnsupportedModel
 from lmkit_decoders import ConfigReader
 from lmkit_model_nemotron.nas import nemotron_nas
 from lmkit_testing import ModelConformance
 from lmkit_testing.checkpoints import rename, tiny_checkpoint
 from lmkit_testing.model import deviation, load_tiny, prompt
 from lmkit_testing.steps import ModelDriver
+from lmkit_worker.loaded import LoadedModel
 from safetensors.torch import load_file, save_file
 
 TARGET = "lmkit_model_nemotron.nas:NemotronNas"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lmkit.api import CheckpointOptions, UnsupportedModel, WeightMismatch
-from lmkit.loading import open_checkpoint
+from lmkit.checkpoint import open_checkpoint
 from lmkit_model_transformers.arch import TransformersArchitecture
 from lmkit_testing.checkpoints import COMMON, randomize
 from lmkit_testing.model import deviation, load_tiny, prompt

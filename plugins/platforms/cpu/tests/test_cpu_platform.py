@@ -9,7 +9,7 @@ import pytest
 import torch
 from lmkit.api import DeviceInfo, LinearSpec, OpRequest
 from lmkit.config import EngineConfig, ParallelConfig
-from lmkit.layers.linear import PLAIN
+from lmkit_layers.linear import PLAIN
 from lmkit_platform_cpu import check, platform, probe
 from lmkit_platform_cpu.linear import MAX_PACKED, OneDnnLinear
 from lmkit_testing import PlatformConformance, PluginConformance

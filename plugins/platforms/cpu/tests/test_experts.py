@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from lmkit.api import DeviceInfo, Integers, LinearSpec
-from lmkit.layers import LinearExperts, ReferenceLinear, TorchRowOps
-from lmkit.layers.linear import PLAIN, PlainFormat
+from lmkit_layers import LinearExperts, ReferenceLinear, TorchRowOps
+from lmkit_layers.linear import PLAIN, PlainFormat
 from lmkit_platform_cpu.experts import NativeExperts
 from lmkit_platform_cpu.integer import IntegerLinear
 from lmkit_platform_cpu.native import Native, load

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from lmkit.api import DeviceInfo, LinearSpec, OpRequest
-from lmkit.layers.linear import PLAIN
+from lmkit_layers.linear import PLAIN
 from lmkit_platform_cpu import check
 from lmkit_platform_cpu.native import Native, load
 from lmkit_platform_cpu.packed import CompactLinear, NativeLinear, linear, pack, pack_compact

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from lmkit.api import DeviceInfo, PluginError, Routing
-from lmkit.layers import TorchRowOps
+from lmkit_layers import TorchRowOps
 from lmkit_platform_cpu.native import load
 from lmkit_platform_cpu.rowops import ACTIVATIONS, NativeRowOps
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from lmkit.api import DrawParams, PluginError
-from lmkit.layers import TorchRowOps, truncate
+from lmkit_layers import TorchRowOps, truncate
 from lmkit_platform_cpu.native import load
 from lmkit_platform_cpu.rowops import PIECE, NativeRowOps
 

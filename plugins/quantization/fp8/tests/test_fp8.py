@@ -160,7 +160,7 @@ def test_producers_checkpoint(checkpoints: tuple[Path, Path]) -> None:
     packed = loaded.model.layers[0].attn.qkv.packed
     assert isinstance(packed, Fp8Weight)
     assert packed.weight.dtype == torch.float8_e4m3fn
-    dense = load(quantized, kernel="lmkit.layers.linear:ReferenceLinear")
+    dense = load(quantized, kernel="lmkit_layers.linear:ReferenceLinear")
     assert deviation(ModelDriver(dense, "float32").run(0, ids, 7), expected) < 1e-4
     assert loaded.weight_bytes < dense.weight_bytes
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from lmkit.api import ConfigError
-from lmkit.text.render import Renderer
 from lmkit_template_gguf.metadata import chat_template
+from lmkit_tokenizer_json.render import Renderer
 
 REAL = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tokenizers" / "ggml-vocab-phi-3.gguf"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from lmkit.api import (
+    MARK,
     Checkpoint,
     CheckpointError,
     SamplingParams,
@@ -21,13 +22,13 @@ from lmkit.api import (
 from lmkit.config import from_options
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
-from lmkit.plugins.select import select
 from lmkit.plugins.switches import Switches
-from lmkit.text.control import MARK, shown
-from lmkit.text.render import Renderer
+from lmkit.prompts import shown
+from lmkit.text.renderer import WriterRenderer
 from lmkit.text.side import TextSide
 from lmkit.text.stream import OutputStream
 from lmkit.text.tools import tool_def
+from lmkit_testing.host import select
 
 pytest.importorskip("mistral_common", reason="mistral-common is not part of the default set")
 
@@ -97,7 +98,7 @@ def tokenizer(file: Path) -> Tekken:
 @pytest.fixture(scope="module")
 def side(tokenizer: Tekken) -> TextSide:
     control = [tokenizer.piece(i).decode() for i in tokenizer.special_ids]
-    return TextSide(tokenizer, Renderer(tokenizer.chat_writer, {}, control_tokens=control), default_params={})
+    return TextSide(tokenizer, WriterRenderer(tokenizer.chat_writer, control), default_params={})
 
 
 def stream(side: TextSide, ids: list[int], **params: object) -> tuple[OutputStream, str]:

@@ -10,7 +10,8 @@ from typing import Any
 from lmkit.api import ToolChoice, ToolDef
 from lmkit.text.constrain import constraint
 from lmkit_formats import CallBody, ToolFormat
-from lmkit_formats.calls import BodyReader, CallSink, State
+from lmkit_formats.calls import BodyReader, State
+from lmkit_formats.sink import CallSink
 from lmkit_testing.parsers import check_splits
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lmkit import memory
 from lmkit.api import (
     Checkpoint,
+    CheckpointError,
     Control,
     EngineError,
     Executor,
@@ -21,11 +23,11 @@ from lmkit.api import (
     ResolvedPlan,
     RowWork,
     SamplingParams,
+    SchedLimits,
     StepPlan,
     StepResult,
 )
-from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
-from lmkit.execution import memory
+from lmkit.config import CacheConfig, EngineConfig, ModelConfig
 from lmkit.plugins import load_target
 from lmkit.plugins.resolve import resolve
 
@@ -51,7 +53,7 @@ class ExecutorConformance(PluginConformance):
         config = EngineConfig(
             model=ModelConfig(model=str(directory), max_length=64),
             cache=CacheConfig(num_blocks=40, block_size=4),
-            parallel=ParallelConfig(executor=name),
+            wanted={"executor": name},
         )
         resolved, checkpoint, _ = resolve(config)
         return config, resolved, checkpoint
@@ -65,7 +67,9 @@ class ExecutorConformance(PluginConformance):
     @staticmethod
     def ready(executor: Executor, config: EngineConfig) -> KVConfig:
         kv = memory.plan_kv(executor.start(), config)
-        executor.configure_kv(kv)
+        sched = config.sched
+        limits = SchedLimits(memory.step_tokens(config), sched.max_rows, config.model.max_length or kv.num_tokens)
+        executor.configure_kv(kv, limits)
         return kv
 
     @staticmethod
@@ -104,9 +108,9 @@ class ExecutorConformance(PluginConformance):
         self, executor: Executor, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint]
     ) -> None:
         """W5."""
-        from lmkit.execution.uniproc import UniprocExecutor
+        from lmkit_worker.uniproc import UniprocExecutor
 
-        reference = UniprocExecutor(replace(tiny[0], parallel=ParallelConfig()), *tiny[1:])
+        reference = UniprocExecutor(replace(tiny[0], wanted={}), *tiny[1:])
         for each in (reference, executor):
             self.ready(each, tiny[0])
         expected, found = self.play(reference), self.play(executor)
@@ -145,6 +149,13 @@ class ExecutorConformance(PluginConformance):
         for reply in executor.control(_Unheard()):
             assert not reply.ok
             assert "_Unheard" in reply.message
+
+    def test_what_is_no_adapter_is_refused_before_it_is_loaded(
+        self, executor: Executor, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint], tmp_path: Path
+    ) -> None:
+        self.ready(executor, tiny[0])
+        with pytest.raises(CheckpointError):
+            executor.inspect_adapter(str(tmp_path))
 
     def test_close_is_idempotent(self, target: Any, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint]) -> None:
         for started in (False, True):

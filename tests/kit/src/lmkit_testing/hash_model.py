@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from lmkit.api import (
+    CheckpointError,
     Control,
     Failure,
     ForgetRows,
@@ -27,6 +28,7 @@ from lmkit.api import (
     RowLogprobs,
     RowWork,
     SamplingParams,
+    SchedLimits,
     StepPlan,
     StepResult,
     TokenLogprob,
@@ -189,7 +191,7 @@ class HashExecutor:
         specs = hash_kv(block_size=16).specs
         return WorkerFacts(free_kv_bytes=1 << 20, weight_bytes=0, activation_bytes=0, kv_specs=specs)
 
-    def configure_kv(self, kv: KVConfig) -> None:
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits | None = None) -> None:
         self.kv = kv
         self.block_size = min(spec.block_size for spec in kv.specs)
         windows = tuple(RECURRENT if spec.recurrent else spec.window for spec in kv.specs)
@@ -222,6 +224,9 @@ class HashExecutor:
             self._plans.clear()
             return [Reply(True)]
         return [Reply(False, f"the hash-model does not know {type(command).__name__}")]
+
+    def inspect_adapter(self, path: str) -> str:
+        raise CheckpointError("the hash-model has no adapters")
 
     def on_failure(self, callback: Callable[[Failure], None]) -> None:
         self._callbacks.append(callback)

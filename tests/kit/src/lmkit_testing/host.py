@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lmkit.api import DeviceInfo
+from lmkit.api import Choice, DeviceInfo, SelectRequest
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.platforms import Description
-from lmkit.plugins.select import Outcome
+from lmkit.plugins.select import Outcome, consider, failure
 from lmkit.plugins.switches import Switches
 
 from lmkit_testing.dists import write_dist
@@ -71,3 +71,13 @@ def dist_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DistDi
 def codes(outcome: Outcome) -> dict[str, set[str]]:
     """Refusal codes by candidate name: what tests should assert on."""
     return {c.name: {r.code for r in c.reasons} for c in outcome.candidates if not c.ok}
+
+
+def select(
+    host: PluginHost, request: SelectRequest | Sequence[SelectRequest], user: str = "auto", **how: Any
+) -> Choice:
+    """The choice for `request`. Raises SelectionError with all refusals when no candidate passes."""
+    outcome = consider(host, request, user, **how)
+    if outcome.chosen is None:
+        raise failure(host, outcome, lambda: consider(host, request, **how))
+    return outcome.choice()

@@ -19,20 +19,21 @@ from lmkit.api import (
     Collectives,
     Derived,
     DeviceInfo,
-    LoadedModel,
     ModelInfo,
     ModelSpec,
     PluginError,
     ResolvedPlan,
     WeightMismatch,
 )
+from lmkit.checkpoint import open_checkpoint
 from lmkit.config import EngineConfig, ModelConfig
-from lmkit.loading import load_model, open_checkpoint
-from lmkit.loading.load import make
 from lmkit.plugins import load_target
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit_decoders import multimodal
+from lmkit_worker.chosen import make
+from lmkit_worker.loaded import LoadedModel
+from lmkit_worker.loading import load_model
 from torch import Tensor
 
 from lmkit_testing.checkpoints import tiny_checkpoint
@@ -59,7 +60,7 @@ def load_tiny(
 
     `kernel` goes before the reference, or takes its place if it is an explicit choice.
     """
-    reference = choice("op", "lmkit.layers.linear:ReferenceLinear", "linear:plain", why="auto")
+    reference = choice("op", "lmkit_layers.linear:ReferenceLinear", "linear:plain", why="auto")
     checkpoint = open_checkpoint(str(directory), CheckpointOptions())
     assert checkpoint is not None
     info: ModelInfo = load_target(target)().describe(checkpoint.config)
@@ -68,7 +69,7 @@ def load_tiny(
         (
             choice("model", target),
             choice("attention", attention, "text"),
-            choice("loader", "lmkit.loading.safetensors:SafetensorsLoader"),
+            choice("loader", "lmkit_worker.loading.safetensors:SafetensorsLoader"),
             *([kernel] if kernel else []),
             *([reference] if kernel is None or kernel.why == "auto" else []),
             *choices,

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from lmkit.api import Checkpoint, CheckpointOptions, LoadedModel, ModelSpec, WeightMismatch
-from lmkit.loading import open_checkpoint
+from lmkit.api import Checkpoint, CheckpointOptions, ModelSpec, WeightMismatch
+from lmkit.checkpoint import open_checkpoint
 from lmkit.plugins import load_target
+from lmkit_worker.loaded import LoadedModel
 from torch import Tensor
 
 from lmkit_testing.checkpoints import byte_tokenizer, randomize

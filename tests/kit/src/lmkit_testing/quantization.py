@@ -18,8 +18,8 @@ from lmkit.api import (
     QuantizationSpec,
     UnsupportedModel,
 )
-from lmkit.layers.linear import Linear, ReferenceLinear
-from lmkit.loading.load import places
+from lmkit_layers.linear import Linear, ReferenceLinear
+from lmkit_worker.loading.load import places
 from torch import Tensor
 
 from lmkit_testing.specs import PluginConformance, find_plugin

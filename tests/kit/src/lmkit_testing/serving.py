@@ -16,10 +16,13 @@ from functools import partial
 from typing import Any
 
 from lmkit.api import (
+    Choice,
     EngineDead,
     ErrorInfo,
     FinishReason,
     ParserFormat,
+    Pooled,
+    ResolvedPlan,
     SchedStats,
     TokenEvent,
     TokenLogprob,
@@ -30,11 +33,12 @@ from lmkit.engine.messages import Abort, AskStats, Command, EngineFacts, EngineS
 from lmkit.engine.supervisor import Supervised
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
-from lmkit.text.render import Renderer
 from lmkit.text.side import TextSide
-from lmkit.text.tokenizer import JsonTokenizer
 from lmkit_formats import JsonCalls, ReasoningFormat, ToolFormat
 from lmkit_http.settings import ServerSettings
+from lmkit_tokenizer_json.render import Renderer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
+from msgspec.structs import replace
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmkit_testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
@@ -58,6 +62,14 @@ def byte_tokenizer(chat_template: str | None = TEMPLATE) -> JsonTokenizer:
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens(["<|end|>"])
     return JsonTokenizer(raw, eos_token="<|end|>", special_tokens={}, chat_template=chat_template)
+
+
+def text_plan() -> ResolvedPlan:
+    """A plan that chooses what reads tokenizer.json and what renders templates, and nothing else."""
+    dist, hooks, apart = "lmkit-tokenizer-json", "lmkit_tokenizer_json.hooks", "lmkit_tokenizer_json.apart"
+    tokenizer = Choice("tokenizer", "", "json", f"{apart}:open_tokenizer", dist, "0.1.0", hooks)
+    renderer = Choice("renderer", "", "jinja", f"{apart}:open_renderer", dist, "0.1.0", hooks)
+    return replace(no_plan(), choices=(tokenizer, renderer))
 
 
 def text_side(
@@ -101,6 +113,12 @@ class ScriptedClient(BaseClient):
             self._receive(Stats(command.number, EngineStats(stats)))
 
     async def _play(self, request: Any, script: list[int]) -> None:
+        if request.pooling is not None:  # zeros
+            size = self.facts.pooler.size if self.facts.pooler is not None else 1
+            await asyncio.sleep(self._delay)
+            self._tasks.pop(request.id, None)
+            self._receive(Events([TokenEvent(request.id, finish="stop", pooled=Pooled(bytes(4 * size), (size,)))]))
+            return
         script = script[: request.params.max_tokens]
         prompt = request.token_ids[1:] if request.params.prompt_logprobs is not None else []
         for at in range(0, len(script), self._per_event):

@@ -14,13 +14,13 @@ from lmkit.api import (
     AttnBatch,
     AttnNeed,
     Collectives,
-    LoadedModel,
     StateBatch,
     StateTensor,
     StepInputs,
     StepLimits,
 )
 from lmkit_bench.pages import PagedRows, plain_platform
+from lmkit_worker.loaded import LoadedModel
 from torch import Tensor
 
 

@@ -16,7 +16,6 @@ from lmkit.api import (
     Collectives,
     DeviceInfo,
     LayerInfo,
-    LoadedModel,
     ModelInfo,
     NullCollectives,
     NullEvent,
@@ -27,6 +26,7 @@ from lmkit.api import (
     StepInputs,
     StepLimits,
 )
+from lmkit_worker.loaded import LoadedModel
 from torch import Tensor
 
 TOY_VOCAB = 97

@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
-from lmkit.api import PoolingParams
-from lmkit.front.dialect import Dialect, Exchange, PoolAsk, PoolingOutput, ScoreAsk, Served
+from lmkit.api import Pooled, PoolingParams
+from lmkit.front.dialect import Dialect, Exchange, PoolAsk, ScoreAsk, Served, Turn, scores_of
 from lmkit_http.strict import parse
 
 from lmkit_dialect_pooling.schema import (
@@ -31,7 +32,7 @@ Answer = TypeVar("Answer")
 
 
 class _Answer(Exchange, Generic[Request, Answer]):
-    """One request: `make_ask` says what is asked, `body` shapes its answer."""
+    """One request: `make_ask` says what is asked, `read` what its turns say, `body` shapes that."""
 
     id_kind = "pool"
 
@@ -45,20 +46,27 @@ class _Answer(Exchange, Generic[Request, Answer]):
         super().__init__(self.make_ask())
         self._created = int(time.time())
 
-    def pooled(self, answer: Any, num_tokens: int) -> bytes:
+    def whole(self, turns: Sequence[Turn]) -> bytes:
+        num_tokens = sum(turn.stream.usage.prompt_tokens for turn in turns)
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         head = {"id": self.id, "created": self._created, "model": self.request.model or self.served.names[0]}
-        return _encode({**head, **self.body(answer), "usage": usage})
+        return _encode({**head, **self.body(self.read(turns)), "usage": usage})
 
     @abstractmethod
     def make_ask(self) -> PoolAsk | ScoreAsk: ...
 
     @abstractmethod
+    def read(self, turns: Sequence[Turn]) -> Answer: ...
+
+    @abstractmethod
     def body(self, answer: Answer) -> dict[str, Any]: ...
 
 
-class _Inputs(_Answer[Request, list[PoolingOutput]]):
+class _Inputs(_Answer[Request, list[Pooled]]):
     """What answers each input by itself."""
+
+    def read(self, turns: Sequence[Turn]) -> list[Pooled]:
+        return [pooled for turn in turns if (pooled := turn.message.pooled) is not None]
 
     @abstractmethod
     def params(self) -> PoolingParams | None: ...
@@ -76,7 +84,7 @@ class Embeddings(_Inputs[EmbeddingRequest]):
     def params(self) -> PoolingParams:
         return PoolingParams("embed", self.request.dimensions)
 
-    def body(self, answer: list[PoolingOutput]) -> dict[str, Any]:
+    def body(self, answer: list[Pooled]) -> dict[str, Any]:
         form = self.request.encoding_format
         data = [{"index": i, "object": "embedding", "embedding": _shown(a, form)} for i, a in enumerate(answer)]
         return {"object": "list", "data": data}
@@ -88,7 +96,7 @@ class Pooling(_Inputs[PoolingRequest]):
         task = r.task or (pooler.task if pooler is not None else "embed")
         return PoolingParams(task, r.dimensions, r.activation)
 
-    def body(self, answer: list[PoolingOutput]) -> dict[str, Any]:
+    def body(self, answer: list[Pooled]) -> dict[str, Any]:
         form = self.request.encoding_format
         data = [{"index": i, "object": "pooling", "data": _shown(a, form)} for i, a in enumerate(answer)]
         return {"object": "list", "data": data}
@@ -100,18 +108,27 @@ class Classify(_Inputs[ClassifyRequest]):
     def params(self) -> PoolingParams:
         return PoolingParams("classify", activation=self.request.activation)
 
-    def body(self, answer: list[PoolingOutput]) -> dict[str, Any]:
+    def body(self, answer: list[Pooled]) -> dict[str, Any]:
         pooler = self.served.pooler
         labels = pooler.labels if pooler is not None else ()
         data = []
         for i, a in enumerate(answer):
-            best = int(a.data.argmax())
+            probs = _numbers(a)
+            best = probs.index(max(probs))
             label = labels[best] if best < len(labels) else None
-            data.append({"index": i, "label": label, "probs": a.data.tolist(), "num_classes": len(a.data)})
+            data.append({"index": i, "label": label, "probs": probs, "num_classes": len(probs)})
         return {"object": "list", "data": data}
 
 
-class Score(_Answer[ScoreRequest, list[float]]):
+class _Scores(_Answer[Request, list[float]]):
+    """What compares texts."""
+
+    def read(self, turns: Sequence[Turn]) -> list[float]:
+        assert isinstance(self.ask, ScoreAsk)
+        return scores_of(self.ask, turns)
+
+
+class Score(_Scores[ScoreRequest]):
     id_kind = "score"
 
     def make_ask(self) -> ScoreAsk:
@@ -123,7 +140,7 @@ class Score(_Answer[ScoreRequest, list[float]]):
         return {"object": "list", "data": data}
 
 
-class Rerank(_Answer[RerankRequest, list[float]]):
+class Rerank(_Scores[RerankRequest]):
     id_kind = "rerank"
 
     def make_ask(self) -> ScoreAsk:
@@ -162,6 +179,11 @@ class PoolingDialect(Dialect):
         return answer(request, served)
 
 
-def _shown(output: PoolingOutput, form: str | None) -> str | list[Any]:
+def _shown(pooled: Pooled, form: str | None) -> str | list[Any]:
     """A list of numbers, or their float32 bytes, little-endian, in base64."""
-    return b64encode(output.data.tobytes()).decode() if form == "base64" else output.data.tolist()
+    return b64encode(pooled.data).decode() if form == "base64" else _numbers(pooled)
+
+
+def _numbers(pooled: Pooled) -> list[Any]:
+    """As lists: of numbers, or of one list per token."""
+    return memoryview(pooled.data).cast("f", pooled.shape).tolist()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from lmkit.api import ConfigError, UnknownName
-from lmkit.config import Sourced
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.settings import Sourced
 from rich.console import Console
 from rich.table import Table
 
@@ -169,7 +169,7 @@ def parsers(
 
     Example: lmkit bench parsers --only 'qwen*'
     """
-    from lmkit.config import gather
+    from lmkit_cli.settings import gather
 
     from lmkit_bench.parsers import DELTAS, measure_parsers
     from lmkit_bench.result import Metric

@@ -33,13 +33,13 @@ from lmkit.api import (
 from lmkit.config import EngineConfig
 from lmkit.config.environment import adopt_environment
 from lmkit.engine.platform import platform_environment
-from lmkit.layers.build import Builder
-from lmkit.layers.experts import Experts
-from lmkit.layers.linear import PLAIN
-from lmkit.loading.load import make_builder
 from lmkit.plugins import load_ref, load_target
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
+from lmkit_layers.build import Builder
+from lmkit_layers.experts import Experts
+from lmkit_layers.linear import PLAIN
+from lmkit_worker.loading.load import make_builder
 from torch import Tensor
 
 from lmkit_bench.limits import Limits, limit_cases, measure

@@ -15,9 +15,9 @@ from time import perf_counter, sleep
 from urllib.request import urlopen
 
 from lmkit.api import EngineError
-from lmkit.config import Sourced
 from lmkit.config.environment import child_environment
 from lmkit.config.schema import leaves
+from lmkit_cli.settings import Sourced
 
 POLL = 0.005  # seconds between looks at a server that starts
 STOP_SECONDS = 20.0

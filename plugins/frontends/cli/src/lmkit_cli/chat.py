@@ -10,13 +10,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from lmkit.api import LmkitError, Reasoning, RequestError, SamplingParams, Text
-from lmkit.config import Sourced
+from lmkit.api import RequestError, SamplingParams
 from rich.console import Console
 from rich.markup import escape
 
 from lmkit_cli.options import plugin_host, with_config
 from lmkit_cli.sampling import merge, with_sampling
+from lmkit_cli.settings import Sourced
 
 if TYPE_CHECKING:
     from lmkit.llm import LLM
@@ -142,28 +142,27 @@ class Session:
 
     def _stream(self, began: float) -> tuple[str, Any, float]:
         """(text, usage, seconds to the first token). Ctrl-C ends the answer, not the session."""
-        from lmkit.text.stream import Finish
+        from lmkit.front.ask import ChatAsk
+        from lmkit.front.message import Message
+        from lmkit.front.run import check_finish
 
-        text, usage, first, thinking = "", None, 0.0, False
-        options = None if self.think is None else {"enable_thinking": self.think}
+        message, first, thinking = Message(), 0.0, False
+        options = {} if self.think is None else {"enable_thinking": self.think}
+        ask = ChatAsk(messages=self.messages, params=self.params, template_options=options)
         with _stoppable():
-            for event in self.llm.stream_chat(self.messages, self.params, template_options=options):
-                first = first or perf_counter() - began
-                if isinstance(event, Reasoning):
+            for turn, change in self.llm.changes(ask):
+                message, first = turn.message, first or perf_counter() - began
+                if change.reasoning:
                     thinking = True
-                    self.console.print(event.text, end="", style="dim italic", markup=False)
-                elif isinstance(event, Text):
+                    self.console.print(change.reasoning, end="", style="dim italic", markup=False)
+                if change.content:
                     if thinking:
                         self.console.print()
                         thinking = False
-                    text += event.text
-                    self.console.print(event.text, end="", markup=False, soft_wrap=True)
-                elif isinstance(event, Finish):
-                    usage = event.usage
-                    if event.error is not None:
-                        raise LmkitError(event.error.message, fix=event.error.fix)
+                    self.console.print(change.content, end="", markup=False, soft_wrap=True)
+                check_finish(turn)
         self.console.print()
-        return text, usage, first
+        return message.content, message.finish and message.finish.usage, first
 
 
 def _read_line() -> str:

@@ -6,11 +6,11 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from lmkit.api import ConfigError, EngineError, Text
-from lmkit.config import Sourced
+from lmkit.api import ConfigError
 
 from lmkit_cli.options import plugin_host, with_config
 from lmkit_cli.sampling import merge, with_sampling
+from lmkit_cli.settings import Sourced
 
 
 def _prompt(text: str) -> str:
@@ -30,15 +30,15 @@ def command(
 ) -> None:
     """Complete one prompt and print the text as it is made. No chat template is applied."""
     text = _prompt(prompt)
+    from lmkit.front.ask import TextAsk
+    from lmkit.front.run import check_finish
     from lmkit.llm import LLM
-    from lmkit.text.stream import Finish
 
     with LLM(config=settings.config, host=plugin_host(settings), own_process=True) as llm:
-        for event in llm.stream(text, merge(dict(llm.text.default_params or {}), sampling)):
-            if isinstance(event, Text):
-                print(event.text, end="", flush=True)
-            elif isinstance(event, Finish) and event.error is not None:
-                raise EngineError(event.error.message, fix=event.error.fix)
+        params = merge(dict(llm.text.default_params or {}), sampling)
+        for turn, change in llm.changes(TextAsk(prompts=[text], params=params)):
+            print(change.content, end="", flush=True)
+            check_finish(turn)
     print()
 
 

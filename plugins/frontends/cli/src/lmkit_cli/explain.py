@@ -7,12 +7,12 @@ from typing import Annotated
 
 import msgspec
 import typer
-from lmkit.config import Sourced
-from lmkit.plugins.explain import TOPICS, explain
 from rich.console import Console
 
 from lmkit_cli.explanation import render
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.settings import Sourced
+from lmkit_cli.story import TOPICS, explain
 
 
 @with_config(model_argument=False)

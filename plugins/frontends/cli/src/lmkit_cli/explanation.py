@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lmkit.plugins.explain import CandidateReport, Explanation, TopicReport
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
+
+from lmkit_cli.story import CandidateReport, Explanation, TopicReport
 
 STYLE = {"selected": "bold green", "usable": "cyan", "refused": "red"}
 

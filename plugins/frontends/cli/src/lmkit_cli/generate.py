@@ -17,10 +17,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 from lmkit.api import ConfigError, LmkitError, SamplingParams, UnknownKey
-from lmkit.config import Sourced
 
 from lmkit_cli.options import plugin_host, with_config
 from lmkit_cli.sampling import merge, with_sampling
+from lmkit_cli.settings import Sourced
 
 if TYPE_CHECKING:
     from lmkit.llm import LLM

@@ -26,7 +26,10 @@ Level = Literal["info", "warning", "error"]
 HEAVY = ("torch", "numpy", "triton", "transformers", "tokenizers", "pydantic", "fastapi")  # not in a hooks module
 IMPORT_SECONDS = 0.5  # for a hooks module, beyond lmkit.api
 ENDLESS_SECONDS = 10.0  # after which it is taken for one that never ends
-PUBLIC = ("lmkit.api", "lmkit.killable", "lmkit.layers", "lmkit.front.dialect", "lmkit_testing")
+PUBLIC = (
+    *("lmkit.api", "lmkit.checkpoint", "lmkit.killable", "lmkit.memory", "lmkit.front.dialect"),
+    *("lmkit_layers", "lmkit_testing"),
+)
 PINNED = {"torch", "triton", "transformers", "numpy"}  # a pin on one of these can break a working environment
 
 

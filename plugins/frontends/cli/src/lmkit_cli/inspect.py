@@ -7,13 +7,14 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from lmkit.api import ConfigError, ModelInfo
-from lmkit.config import Sourced, format_size
+from lmkit.config import format_size
 from lmkit.plugins.resolve import Resolver
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.settings import Sourced
 
 SHOWN = ("model", "platform", "attention", "quantization", "op", "loader", "tool_parser", "reasoning_parser")
 
@@ -93,7 +94,7 @@ def _model(info: ModelInfo) -> dict[str, Any]:
 
 def _memory(resolver: Resolver, info: ModelInfo, context: int) -> dict[str, Any]:
     """The bytes of one request of `context` tokens."""
-    from lmkit.execution import memory
+    from lmkit import memory
 
     plan, config = resolver.plan(), resolver.config
     dtype, tokens = plan.value("dtype"), memory.step_tokens(config, plan)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from lmkit.api import ConfigError
-from lmkit.config import Sourced, gather
 from lmkit.config.schema import Leaf, leaves
-from lmkit.config.sources import parse_dotted
 from typer.core import TyperCommand
+
+from lmkit_cli.settings import Sourced, gather, parse_dotted
 
 if TYPE_CHECKING:
     from lmkit.plugins.host import PluginHost

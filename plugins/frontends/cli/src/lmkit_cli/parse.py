@@ -95,9 +95,8 @@ class Parsers:
 
     @cached_property
     def _host(self) -> PluginHost:
-        from lmkit.config import gather
-
         from lmkit_cli.options import plugin_host
+        from lmkit_cli.settings import gather
 
         return plugin_host(gather({}))
 

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import msgspec
 import typer
-from lmkit.config import Sourced
 from rich.console import Console
 
 from lmkit_cli import screen
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.settings import Sourced
 
 
 @with_config
@@ -20,7 +20,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="the same as data; sizes in bytes")] = False,
 ) -> None:
     """Show the memory budget of a model (weights, activations, KV cache) and the context it buys. Loads nothing."""
-    from lmkit.execution import memory
+    from lmkit import memory
     from lmkit.plugins.resolve import resolve
 
     resolved, checkpoint, info = resolve(settings.config, plugin_host(settings))

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from lmkit.api import ConfigError, UnknownName
-from lmkit.config import gather
 from lmkit.kinds import BY_NAME, GROUPS
 from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import Entry, PluginHost
@@ -20,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lmkit_cli.options import plugin_host
+from lmkit_cli.settings import gather
 
 app = typer.Typer(help="Installed plugins: list, show, check, start new ones.", no_args_is_help=True)
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 from lmkit.api import ConfigError, InvalidParam
-from lmkit.config import Sourced
 
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.settings import Sourced
 
 
 @with_config
@@ -34,8 +34,10 @@ def command(
     ] = False,
 ) -> None:
     """Print the prompt that the chat template makes of messages, as the server would."""
+    from lmkit.front.ask import ChatAsk
+    from lmkit.front.prepare import rendered
     from lmkit.plugins.resolve import resolve
-    from lmkit.text.control import shown
+    from lmkit.prompts import shown
     from lmkit.text.side import TextSide
 
     request = _read(file)
@@ -48,16 +50,18 @@ def command(
     host = plugin_host(settings)
     plan, checkpoint, _ = resolve(settings.config, host)
     text = TextSide.open(checkpoint, plan, settings.config)
-    rendered = text.render_chat(
-        messages, given_tools, kwargs, prompt and not continued, continued, given.get("documents") or ()
-    )
+    ask = ChatAsk(
+        messages=messages, tools=given_tools, template_options=kwargs, add_generation_prompt=prompt and not continued,
+        continue_final=continued, documents=given.get("documents") or (),
+    )  # fmt: skip
+    read = rendered(text, ask)
     if not (tokens or as_json):
-        sys.stdout.write(shown(rendered) + "\n")
+        sys.stdout.write(shown(read) + "\n")
         return
-    ids = text.encode_prompt(rendered, add_special=False)
+    ids = text.encode_prompt(read, add_special=False)
     if as_json:
         findings = text.renderer.findings if text.renderer is not None else {}
-        print(json.dumps({"text": shown(rendered), "token_ids": ids, "findings": findings}, indent=2))
+        print(json.dumps({"text": shown(read), "token_ids": ids, "findings": findings}, indent=2))
         return
     for token in ids:
         control = "*" if token in text.tokenizer.special_ids else " "

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
 from lmkit.config import format_size
 from lmkit.engine.messages import EngineFacts
-from lmkit.execution.memory import Estimate
+from lmkit.memory import Estimate
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text

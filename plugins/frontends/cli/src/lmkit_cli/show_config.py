@@ -6,11 +6,11 @@ import json
 from typing import Annotated
 
 import typer
-from lmkit.config import Setting, Sourced
 from rich.console import Console
 from rich.table import Table
 
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.settings import Setting, Sourced
 
 
 @with_config

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from lmkit.api import DeclaredFormat, Grammar, LmkitError, ToolChoice, ToolDef, load_target
-from lmkit.config import Sourced
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Line
 
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.settings import Sourced
 
 if TYPE_CHECKING:
     from lmkit.api import ResolvedPlan, StructuredOutput, Vocabulary
@@ -191,7 +191,7 @@ def _mentioned(text: TextSide, thought: tuple[str, str]) -> str:
 
 def _tool_history(text: TextSide) -> str:
     """A call of an earlier turn, as the template writes it, is a call to the parser."""
-    from lmkit.text.control import shown
+    from lmkit.prompts import shown
 
     function = {"name": TOOL.name, "arguments": json.dumps(ARGUMENTS, ensure_ascii=False)}
     calls = [{"id": "123456789", "type": "function", "function": function}]
@@ -246,7 +246,7 @@ def _round_trip(text: TextSide) -> str:
     lossy = 0
     for sample in TEXTS:
         ids = text.encode_prompt(sample, add_special=False)
-        detokenizer = text._detokenizer(True, frozenset(), ())
+        detokenizer = text.tokenizer.detokenizer()
         streamed = "".join(detokenizer.feed(i) for i in ids) + detokenizer.flush()
         whole = text.tokenizer.decode(ids)
         assert streamed == whole, f"streamed {streamed!r}, decoded {whole!r}"

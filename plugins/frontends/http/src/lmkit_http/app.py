@@ -6,16 +6,16 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import lmkit
 from fastapi import FastAPI
 from lmkit.api import EngineBusy, EngineDead, LmkitError
-from lmkit.front.ask import PoolAsk, ScoreAsk
+from lmkit.front.ask import VectorAsk
 from lmkit.front.dialect import Dialect, Exchange
-from lmkit.front.dialects import installed_dialects
-from lmkit.front.prepare import Turn, prepare, prepare_pooling
-from lmkit.front.run import Generation, check_finish
+from lmkit.front.prepare import Turn, prepare
+from lmkit.front.run import Generation, at_once, check_finish
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -25,15 +25,15 @@ from lmkit_http import info_routes
 from lmkit_http.access import Caller, caller_of
 from lmkit_http.access_log import AccessLog
 from lmkit_http.backend import Backend, ServedModel
+from lmkit_http.dialects import installed_dialects
 from lmkit_http.errors import HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate
 from lmkit_http.limits import body_limit
 from lmkit_http.metrics import Metrics
-from lmkit_http.pooling_run import PoolingRun
 from lmkit_http.settings import ServerSettings
 from lmkit_http.sse import ClientGone, EventResponse, while_connected
 
-_AT_ONCE = 4000  # tokens that an answer may show to be made on the event loop
+_AT_ONCE = 4000  # tokens or numbers that an answer may show to be made on the event loop
 
 log = logging.getLogger("lmkit.server")
 
@@ -111,18 +111,17 @@ def _answering(backend: Backend, route: str, dialect: Dialect) -> Callable[..., 
             async with backend.bodies.read(request) as body:
                 # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
                 work = backend.workers.run(len(body), _prepare, backend, route, dialect, body, caller_of(request.scope))
-                exchange, running = await while_connected(request.receive, work)
-            backend.running.add(running)
+                exchange, generation = await while_connected(request.receive, work)
+            backend.running.add(generation)
             backend.backlogs.watch()
         finally:
             backend.num_preparing -= 1
-        if exchange.streamed and isinstance(running, Generation):
-            return _event_response(backend, route, dialect, exchange, running)
+        if exchange.streamed:
+            return _event_response(backend, route, dialect, exchange, generation)
         try:
-            answer = _pooled(exchange, running) if isinstance(running, PoolingRun) else _whole(exchange, running)
-            content = await while_connected(request.receive, answer)
+            content = await while_connected(request.receive, _whole(exchange, generation))
         finally:
-            backend.running.discard(running)
+            backend.running.discard(generation)
         return Response(content, media_type=exchange.media_type)
 
     async def run(request: Request) -> Any:
@@ -142,17 +141,15 @@ def _answering(backend: Backend, route: str, dialect: Dialect) -> Callable[..., 
 
 def _prepare(
     backend: Backend, route: str, dialect: Dialect, body: bytearray, caller: Caller
-) -> tuple[Exchange, Generation | PoolingRun]:
+) -> tuple[Exchange, Generation]:
     exchange = dialect.parse(route, body, backend.served)
     ask = exchange.ask
     caller.check_priority(ask.priority)
-    if isinstance(ask, (PoolAsk, ScoreAsk)):
-        call = prepare_pooling(backend.text, backend.facts, ask)
-        return exchange, PoolingRun(backend, call, exchange.id, ask, caller.salt(ask.salt))
     turns = prepare(backend.text, backend.facts, ask, exchange.id)
     for turn in turns:
         turn.request.cache_salt = caller.salt(ask.salt)
-    return exchange, Generation(backend.client, turns, backend.metrics)
+    room = at_once(backend.client) if isinstance(ask, VectorAsk) else None
+    return exchange, Generation(backend.client, turns, backend.metrics, room)
 
 
 async def _whole(exchange: Exchange, generation: Generation) -> bytes:
@@ -167,18 +164,14 @@ async def _whole(exchange: Exchange, generation: Generation) -> bytes:
 
 
 def _num_shown(turns: Sequence[Turn]) -> int:
-    """Tokens of the answer, with all those whose log-probabilities it shows."""
+    """Tokens of the answer, with all those whose log-probabilities it shows; of vectors, their numbers."""
     num = 0
     for turn in turns:
         params, stream = turn.request.params, turn.stream
         num += stream.usage.completion_tokens * (1 + (params.logprobs or 0))
         num += len(stream.prompt_logprobs) * (1 + (params.prompt_logprobs or 0))
+        num += prod(pooled.shape) if (pooled := turn.message.pooled) is not None else 0
     return num
-
-
-async def _pooled(exchange: Exchange, run: PoolingRun) -> bytes:
-    vectors = await run.vectors()
-    return await asyncio.to_thread(lambda: exchange.pooled(run.call.finish(vectors), run.num_tokens))
 
 
 async def _chunks(exchange: Exchange, generation: Generation) -> AsyncIterator[bytes]:

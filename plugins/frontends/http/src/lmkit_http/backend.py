@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmkit.api import EngineBusy, EngineDead, ErrorInfo, LmkitError
+from lmkit.api import EngineBusy, EngineDead, LmkitError
 from lmkit.front.dialect import Served
 
 from lmkit_http.backlog import Backlogs
@@ -19,6 +19,7 @@ from lmkit_http.workers import Workers
 if TYPE_CHECKING:
     from lmkit.engine.client import EngineClient
     from lmkit.engine.messages import EngineFacts
+    from lmkit.front.run import Generation
     from lmkit.text.side import TextSide
 
 
@@ -33,19 +34,6 @@ class ServedModel(Protocol):
     def facts(self) -> EngineFacts: ...
 
 
-class Running(Protocol):
-    """A request being answered: a Generation or a PoolingRun."""
-
-    @property
-    def backlog(self) -> int:
-        """Bytes that wait for the client to read, roughly."""
-        ...
-
-    def fail(self, error: ErrorInfo) -> None:
-        """Ends it from this side with `error`."""
-        ...
-
-
 @dataclass
 class Backend:
     """One served model, with everything the routes share."""
@@ -58,7 +46,7 @@ class Backend:
     plan: Any = None  # ResolvedPlan
     adapters: set[str] = field(default_factory=set)  # names under which requests get the model with an adapter
     draining: bool = False
-    running: set[Running] = field(default_factory=set)  # being answered
+    running: set[Generation] = field(default_factory=set)  # being answered
     num_preparing: int = 0  # accepted, not yet running
     startup: tuple[tuple[str, float], ...] = ()  # phase, seconds; from the start of the process until ready
     routes: frozenset[str] = frozenset()  # of requests for the engine

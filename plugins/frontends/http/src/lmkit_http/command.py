@@ -11,9 +11,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from lmkit.config import Sourced, read_environment
+from lmkit.config import read_environment
 from lmkit.engine.spawn import EngineProcess
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.settings import Sourced
 from rich.console import Console
 
 from lmkit_http.settings import OPENABLE, ServerSettings
@@ -110,8 +111,8 @@ lmkit serve ./my-model --explain
 
 
 def _explain(settings: Sourced) -> None:
-    from lmkit.plugins.explain import explain
     from lmkit_cli.explanation import render
+    from lmkit_cli.story import explain
 
     render(explain(settings.config, plugin_host(settings)), Console(highlight=False))
 
@@ -136,7 +137,7 @@ def _serve(settings: Sourced, server: ServerSettings, process: EngineProcess, be
 
     def ready(llm: Any, url: str) -> list[tuple[str, float]]:  # an AsyncLLM
         import lmkit_cli.screen as screen
-        from lmkit.text.probe import warnings
+        from lmkit.prompts.probe import warnings
 
         gc.enable()
         gc.freeze()

@@ -116,12 +116,6 @@ class Metrics:
             self._finished.labels(self._model, last.reason).inc()
             self._prompt.inc(last.usage.prompt_tokens)
 
-    def pooled(self, num: int, num_tokens: int, seconds: float) -> None:
-        """An answered pooling request with `num` prompts."""
-        self._e2e.observe(seconds)
-        self._finished.labels(self._model, "stop").inc(num)
-        self._prompt.inc(num_tokens)
-
     def aborted(self) -> None:
         self._finished.labels(self._model, "abort").inc()
 

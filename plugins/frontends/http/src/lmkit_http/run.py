@@ -130,8 +130,9 @@ def _dialects(host: PluginHost | None) -> Sequence[Dialect]:
     In a thread, so with a host of its own: the other one is in use meanwhile.
     """
     import_module("lmkit_http.app")
-    from lmkit.front.dialects import installed_dialects, load_dialects
     from lmkit.plugins.host import PluginHost
+
+    from lmkit_http.dialects import installed_dialects, load_dialects
 
     return load_dialects(PluginHost(switches=host.switches)) if host is not None else installed_dialects()
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import llguidance
 import numpy as np
 from lmkit.api import Grammar, GrammarError, Vocabulary
+from lmkit_structured_output_masks.sources import choices_of, json_of
 
 from lmkit_grammar_llguidance.lark import MAX_DEPTH as MAX_TAG_DEPTH
 from lmkit_grammar_llguidance.lark import OPTIONS, TagGrammar
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_DEPTH = 256  # of a schema
-MAX_CHOICES = 10_000
 _CONTROL = re.compile(r"(?<!\\)(\\\\)*\\u00[01]")  # as json.dumps writes them; OPTIONS leaves no way to
 # What a grammar takes is measured when it is tried out; states come while it is used.
 LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
@@ -65,7 +65,7 @@ class LlGuidance:
         """The grammar in the library's own form. Raises GrammarError."""
         match grammar.kind:
             case "json_schema":
-                schema = _json(grammar.source, MAX_DEPTH)
+                schema = json_of(grammar.source, MAX_DEPTH)
                 schema = _enforceable(schema)
                 return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast(Any, OPTIONS))
             case "json_object":
@@ -73,11 +73,12 @@ class LlGuidance:
             case "regex":
                 return llguidance.LLMatcher.grammar_from_regex(grammar.source)
             case "choice":
-                return llguidance.LLMatcher.grammar_from_lark(_choice(grammar.source))
+                choices = " | ".join(json.dumps(c, ensure_ascii=False) for c in choices_of(grammar.source))
+                return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
             case "ebnf":
                 return llguidance.LLMatcher.grammar_from_lark(_from_ebnf(grammar.source))
             case "structural_tag":
-                tag = _json(grammar.source, MAX_DEPTH + 2 * MAX_TAG_DEPTH)
+                tag = json_of(grammar.source, MAX_DEPTH + 2 * MAX_TAG_DEPTH)
                 lark = TagGrammar(self._vocabulary, _enforceable_part).build(tag)
                 return llguidance.LLMatcher.grammar_from_lark(lark)
         _check_lark(grammar.source)
@@ -203,32 +204,6 @@ def _told(problem: str) -> str:
     message = problem.replace("<non-verbose/>", "").strip().split("\n   1 | ")[0]
     message = message.split("\n  while processing")[0]  # a place in the schema as it was rewritten
     return "nothing satisfies it" if message.startswith("NoExtension") else message[:600]
-
-
-def _json(text: str, max_depth: int) -> Any:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise GrammarError(f"it is not JSON: {str(e)[:200]}") from None
-    level, depth = [value], 0
-    while level := [v for item in level for v in _children(item)]:
-        depth += 1
-        if depth > max_depth:
-            raise GrammarError(f"it is nested deeper than {max_depth}")
-    return value
-
-
-def _children(value: Any) -> list[Any]:
-    return [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
-
-
-def _choice(source: str) -> str:
-    choices = _json(source, 1)
-    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
-        raise GrammarError("a choice is a JSON list of texts that are not empty")
-    if len(choices) > MAX_CHOICES:
-        raise GrammarError(f"{len(choices)} choices, at most {MAX_CHOICES} are possible")
-    return f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(c, ensure_ascii=False) for c in choices)}"
 
 
 def _from_ebnf(source: str) -> str:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 import xgrammar
 from lmkit.api import Grammar, GrammarError, Vocabulary
+from lmkit_structured_output_masks.sources import choices_of, json_of
 
 from lmkit_grammar_xgrammar.schema import check, check_anchors
 
-MAX_DEPTH = 64
-MAX_CHOICES = 10_000
+MAX_DEPTH = 128
 _SOURCE = re.compile(r"(\[[\d:.]+\] )?(/[\w.+-]+)+\.\w+:\d+(:\d+)?:? *")  # where in the library something was raised
 
 
@@ -50,7 +50,7 @@ class XGrammar:
         compiler = self._compiler
         match grammar.kind:
             case "json_schema":
-                schema = _json(grammar.source)
+                schema = json_of(grammar.source, MAX_DEPTH)
                 check(schema)
                 return compiler.compile_json_schema(json.dumps(schema), any_whitespace=True, strict_mode=False,
                                                     max_whitespace_cnt=32)  # fmt: skip
@@ -63,9 +63,10 @@ class XGrammar:
                 check_anchors(grammar.source)
                 return compiler.compile_regex(grammar.source)
             case "choice":
-                return compiler.compile_grammar(_choice(grammar.source))
+                choices = " | ".join(map(json.dumps, choices_of(grammar.source)))
+                return compiler.compile_grammar(f"root ::= {choices}")
             case "structural_tag":
-                tag = _json(grammar.source)
+                tag = json_of(grammar.source, MAX_DEPTH)
                 self._check_tag(tag)
                 return compiler.compile_structural_tag(json.dumps(tag))
         return compiler.compile_grammar(grammar.source)
@@ -128,29 +129,3 @@ class XMatcher:
     @property
     def complete(self) -> bool:
         return self._matcher.is_completed()
-
-
-def _json(text: str) -> Any:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise GrammarError(f"it is not JSON: {str(e)[:200]}") from None
-    level, depth = [value], 0
-    while level := [v for item in level for v in _children(item)]:
-        depth += 1
-        if depth > 2 * MAX_DEPTH:
-            raise GrammarError(f"it is nested deeper than {2 * MAX_DEPTH}")
-    return value
-
-
-def _children(value: Any) -> list[Any]:
-    return [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
-
-
-def _choice(source: str) -> str:
-    choices = _json(source)
-    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
-        raise GrammarError("a choice is a JSON list of texts that are not empty")
-    if len(choices) > MAX_CHOICES:
-        raise GrammarError(f"{len(choices)} choices, at most {MAX_CHOICES} are possible")
-    return "root ::= " + " | ".join(json.dumps(c) for c in choices)

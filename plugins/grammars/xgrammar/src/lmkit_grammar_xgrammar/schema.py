@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lmkit.api import GrammarError, keywords, subschemas
+from lmkit.api import GrammarError
+from lmkit_structured_output_masks.sources import keywords, subschemas
 
 SUPPORTED = frozenset({
     "$ref", "additionalProperties", "anyOf", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "items",

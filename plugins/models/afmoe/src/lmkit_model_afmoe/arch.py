@@ -46,7 +46,7 @@ def afmoe(r: ConfigReader) -> DecoderConfig:
         unturned=tuple(i for i, window in enumerate(windows) if window is None),
         head_dim=r.integer("head_dim", 128),
         norm_eps=r.number("rms_norm_eps", 1e-5),
-        placement="sandwich",
+        wiring="sandwich",
         qk_norm="head",
         qkv_bias=bias,
         o_bias=bias,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lmkit.api import Architecture, LinearSpec, ModelInfo, PoolerInfo, WeightRule
-from lmkit.layers.poolers import class_pooler
+from lmkit.api import Architecture, LinearSpec, ModelInfo, PoolerInfo, WeightRule, class_pooler
 from lmkit_decoders.describe import ConfigReader
 
 from lmkit_model_bert.describe import EncoderConfig, encoder_info

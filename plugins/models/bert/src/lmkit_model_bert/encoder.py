@@ -6,7 +6,7 @@ from typing import cast
 
 import torch
 from lmkit.api import BuildContext, LinearSpec, ModelInfo, StepInputs
-from lmkit.layers import activation
+from lmkit_layers import activation
 from torch import Tensor, nn
 
 from lmkit_model_bert.describe import EncoderConfig

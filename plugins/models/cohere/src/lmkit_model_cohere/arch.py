@@ -26,7 +26,7 @@ def cohere(r: ConfigReader, **more: Any) -> DecoderConfig:
     return usual_config(
         r,
         max_positions=8192,
-        placement="parallel",
+        wiring="parallel",
         interleaved=True,
         logit_scale=r.number("logit_scale", 0.0625),
         qk_norm="each" if r.flag("use_qk_norm", False) else "",

@@ -7,9 +7,9 @@ from typing import cast
 
 import torch
 from lmkit.api import BuildContext, ModelInfo, PluginError, StepInputs
-from lmkit.layers.attention import grow
-from lmkit.layers.linear import Linear
-from lmkit.layers.norm import Norm
+from lmkit_layers.attention import grow
+from lmkit_layers.linear import Linear
+from lmkit_layers.norm import Norm
 from torch import Tensor, nn
 
 from lmkit_decoders.describe import DecoderConfig, decoder_config
@@ -249,7 +249,7 @@ class Decoder(nn.Module):
     def make_layer(self, i: int, specs: Specs, ctx: BuildContext) -> DecoderLayer:
         attn = self.make_attention(i, specs, ctx)
         mlp = self.make_mlp(i, specs, ctx) if self.cfg.has_mlp(i) else nn.Identity()
-        return LAYERS[self.cfg.placement](self.cfg, attn, mlp, ctx)
+        return LAYERS[self.cfg.wiring](self.cfg, attn, mlp, ctx)
 
     def make_attention(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
         kind: type[nn.Module] = LatentAttention if self.cfg.mla else self.attention

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 from lmkit.api import BuildContext, StepInputs
-from lmkit.layers.norm import Norm
+from lmkit_layers.norm import Norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -20,7 +20,9 @@ from lmkit.api import (
 from lmkit_decoders.places import HeadNorms, OffsetNorm, OneTensor, Place, mlp_places
 from lmkit_decoders.reader import REQUIRED, ConfigReader, rope_length
 
-Placement = Literal["pre", "post", "sandwich", "parallel", "parallel_two_norms", "alone"]
+# How a layer is put together: with a norm before each of its two blocks, after it, or both; with the MLP beside what
+# mixes tokens, behind one norm or two; with one block alone.
+Wiring = Literal["pre", "post", "sandwich", "parallel", "parallel_two_norms", "alone"]
 
 
 def tensor_names(layer: str = "model.layers.{i}", **roles: str) -> dict[str, str]:
@@ -162,11 +164,10 @@ class DecoderConfig:
     head_bias: bool = False
     gated: bool = True  # down(act(gate) * up), else down(act(up))
     norm: NormKind = "rms"  # offset: the stored weight is 1 less; plain: no weight at all
-    placement: Placement = "pre"  # of norms: before a block, after it, both; parallel: beside the MLP; alone: no MLP
-    qk_norm: Literal["", "head", "each", "whole"] = (
-        ""  # of query and key heads, weights shared or for each; of all at once
-    )
-    qk_norm_last: bool = False  # after the rotation
+    wiring: Wiring = "pre"  # of its layers
+    # what a norm of queries and keys is taken over: nothing, each head with the same weights or its own, all heads
+    qk_norm: Literal["", "head", "each", "whole"] = ""
+    qk_norm_last: bool = False  # it follows the rotation
     qkv_clip: float | None = None  # queries, keys and values are limited to -clip..clip, after norms
     attn_scale: float | None = None  # None: 1 / sqrt(head_dim)
     query_growth: tuple[float, float] | None = None  # (beta, length): see layers.attention.grow
@@ -222,7 +223,7 @@ class DecoderConfig:
 
     def has_mlp(self, layer: int) -> bool:
         """Whether `layer` has an MLP, or experts."""
-        return self.placement != "alone"
+        return self.wiring != "alone"
 
     def layer_info(self, i: int) -> LayerInfo:
         """What a backend and the cache must know of layer `i`."""
@@ -324,7 +325,7 @@ class DecoderConfig:
 
     def norms(self) -> list[int]:
         """Sizes of all norms."""
-        per_layer = [self.hidden_size] * {"sandwich": 4, "parallel": 1, "alone": 1}.get(self.placement, 2)
+        per_layer = [self.hidden_size] * {"sandwich": 4, "parallel": 1, "alone": 1}.get(self.wiring, 2)
         norms = per_layer * len(self.windows) + [self.hidden_size] * (1 + self.embed_norm)
         attends = filter(self.attends, range(len(self.windows)))
         return norms + [size for i in attends for size in self.at(i).attention_norms()]

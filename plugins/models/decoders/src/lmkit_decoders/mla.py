@@ -6,8 +6,8 @@ from typing import cast
 
 import torch
 from lmkit.api import BuildContext, PluginError, StepInputs
-from lmkit.layers.attention import grow
-from lmkit.layers.norm import Norm
+from lmkit_layers.attention import grow
+from lmkit_layers.norm import Norm
 from torch import Tensor, nn
 
 from lmkit_decoders.describe import DecoderConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from lmkit.api import BuildContext
-from lmkit.layers.experts import Experts, Mixture, Router
+from lmkit_layers.experts import Experts, Mixture, Router
 from torch import Tensor, nn
 
 from lmkit_decoders.describe import DecoderConfig, MoEConfig

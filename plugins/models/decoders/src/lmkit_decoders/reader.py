@@ -22,7 +22,7 @@ ACTIVATIONS = (
     "gelu_fast",
     "relu",
     "relu2",
-)  # lmkit.layers.activations
+)  # lmkit_layers.activations
 OTHER_ACTIVATIONS = {  # second names in files -> what it is called here
     "swish": "silu",
     "gelu_python": "gelu",

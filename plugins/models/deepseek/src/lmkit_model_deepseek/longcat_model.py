@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import torch
 from lmkit.api import ModelInfo, StepInputs
-from lmkit.layers import Router
 from lmkit_decoders import Decoder, DecoderLayer, LatentAttention
+from lmkit_layers import Router
 from torch import Tensor, nn
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.layers import Router
 from lmkit_decoders import Decoder, MoE
+from lmkit_layers import Router
 from torch import Tensor
 
 from lmkit_model_ernie.arch import NEGLIGIBLE

@@ -59,7 +59,7 @@ def exaone4(r: ConfigReader, **more: Any) -> DecoderConfig:
         qk_norm="head",
         windows=windows,
         unturned=() if size is None else tuple(i for i, window in enumerate(windows) if window is None),
-        **{"placement": "post", "names": AFTER, **more},
+        **{"wiring": "post", "names": AFTER, **more},
     )
 
 
@@ -77,7 +77,7 @@ def exaone_moe(r: ConfigReader) -> DecoderConfig:
         scale=r.number("routed_scaling_factor", 2.5),
     )
     names = {**EXPERTS, "correction": ".mlp.e_score_correction_bias"}
-    return exaone4(r, placement="pre", moe=moe, names=tensor_names(**names))
+    return exaone4(r, wiring="pre", moe=moe, names=tensor_names(**names))
 
 
 class Exaone(DecoderArchitecture):

@@ -35,7 +35,7 @@ def falcon(r: ConfigReader) -> DecoderConfig:
         head_dim=hidden // heads,
         alibi=alibi,
         rope=None if alibi else r.rope(),
-        placement="parallel_two_norms" if two_norms else "parallel" if parallel else "pre",
+        wiring="parallel_two_norms" if two_norms else "parallel" if parallel else "pre",
         norm="layer",
         norm_eps=r.number("layer_norm_epsilon", 1e-5),
         activation=r.activation("activation", "gelu"),

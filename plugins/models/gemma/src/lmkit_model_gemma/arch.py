@@ -42,7 +42,7 @@ def gemma(r: ConfigReader) -> DecoderConfig:
 
 
 def gemma2(r: ConfigReader) -> DecoderConfig:
-    return usual_config(r, max_positions=8192, placement="sandwich", names=SANDWICH, **alternating(r), **common(r))
+    return usual_config(r, max_positions=8192, wiring="sandwich", names=SANDWICH, **alternating(r), **common(r))
 
 
 def vault_gemma(r: ConfigReader) -> DecoderConfig:
@@ -55,7 +55,7 @@ def gemma3(r: ConfigReader) -> DecoderConfig:
     return usual_config(
         r,
         max_positions=131072,
-        placement="sandwich",
+        wiring="sandwich",
         names=SANDWICH,
         qk_norm="head",
         rope=r.rope(1e6, kind_of_layer="full_attention"),

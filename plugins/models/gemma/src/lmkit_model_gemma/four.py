@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from lmkit.api import RowOps, StepInputs
-from lmkit.layers import Router
 from lmkit_decoders import Decoder, MoE
 from lmkit_decoders.decoder import SandwichLayer
+from lmkit_layers import Router
 from torch import Tensor, nn
 
 from lmkit_model_gemma.per_layer import PerLayerBlock, PerLayerInputs, ValueNormAttention

@@ -122,7 +122,7 @@ def alike(r: ConfigReader) -> dict[str, Any]:
     """What both have in common."""
     return common(r) | {
         "norm": "rms",
-        "placement": "sandwich",
+        "wiring": "sandwich",
         "qk_norm": "head",
         "attn_scale": 1.0,
         "activation": r.activation("hidden_activation", TANH_GELU),

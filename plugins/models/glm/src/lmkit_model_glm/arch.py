@@ -38,7 +38,7 @@ def glm4(r: ConfigReader) -> DecoderConfig:
         attn_post_norm=".post_self_attn_layernorm",
         mlp_post_norm=".post_mlp_layernorm",
     )
-    return glm(r, placement="sandwich", names=names)
+    return glm(r, wiring="sandwich", names=names)
 
 
 def glm4_moe(r: ConfigReader) -> DecoderConfig:

@@ -19,7 +19,7 @@ def neox(r: ConfigReader) -> DecoderConfig:
         num_kv_heads=r.integer("num_attention_heads"),
         head_dim=r.integer("hidden_size") // r.integer("num_attention_heads"),
         rope=r.rope(r.number("rotary_emb_base", 10000.0), r.number("rotary_pct", 0.25)),
-        placement="parallel_two_norms" if r.flag("use_parallel_residual", True) else "pre",
+        wiring="parallel_two_norms" if r.flag("use_parallel_residual", True) else "pre",
         norm="layer",
         norm_eps=r.number("layer_norm_eps", 1e-5),
         activation=r.activation("hidden_act", "gelu"),
@@ -45,7 +45,7 @@ def gptj(r: ConfigReader, **roles: str) -> DecoderConfig:
     return usual_config(
         r,
         **short_keys(r),
-        placement="parallel",
+        wiring="parallel",
         norm="layer",
         norm_eps=r.number("layer_norm_epsilon", 1e-5),
         activation=r.activation("activation_function", "gelu_new"),

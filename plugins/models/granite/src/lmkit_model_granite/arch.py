@@ -52,7 +52,7 @@ def hyperclovax(r: ConfigReader) -> DecoderConfig:
         head_dim=head_dim,
         attn_scale=r.number("attention_multiplier", head_dim**-0.5),
         logit_scale=r.number("logits_scaling", 1.0),
-        placement="sandwich" if post else "pre",
+        wiring="sandwich" if post else "pre",
         names=tensor_names(attn_post_norm=".post_norm1", mlp_post_norm=".post_norm2"),
     )
 

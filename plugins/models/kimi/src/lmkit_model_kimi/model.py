@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import torch
 from lmkit.api import StepInputs
-from lmkit.layers import Norm
 from lmkit_decoders import Conv1d, Decoder, gated_delta_rule
+from lmkit_layers import Norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 

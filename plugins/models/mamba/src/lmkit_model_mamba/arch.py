@@ -51,7 +51,7 @@ def decoder(r: ConfigReader, tie: bool, **given: Any) -> DecoderConfig:
         activation="silu",
         rope=None,
         tie=r.flag("tie_word_embeddings", tie),
-        placement="alone",
+        wiring="alone",
         names=NAMES,
         **given,
     )

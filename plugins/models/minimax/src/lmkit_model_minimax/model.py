@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import torch
 from lmkit.api import StepInputs
-from lmkit.layers import Norm
 from lmkit_decoders import Decoder, DecoderLayer, lightning_attention
 from lmkit_decoders.decoder import Angles
+from lmkit_layers import Norm
 from torch import Tensor, nn
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from lmkit.layers import Router
 from lmkit_decoders import Decoder, MoE
+from lmkit_layers import Router
 from torch import Tensor
 from torch.nn import functional as F
 

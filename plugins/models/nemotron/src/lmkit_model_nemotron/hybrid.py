@@ -110,7 +110,7 @@ def nemotron_h(r: ConfigReader) -> DecoderConfig:
         gated=False,
         rope=None,
         mlp_bias=r.flag("mlp_bias", False),
-        placement="alone",
+        wiring="alone",
         mlp_only=tuple(i for i, kind in enumerate(kinds) if kind in (MLP, MOE)),
         mixer=mixer,
         moe=experts(r, kinds) if MOE in kinds else None,

@@ -41,7 +41,7 @@ def olmo2(r: ConfigReader, **more: Any) -> DecoderConfig:
     given = {"max_positions": 2048, "norm_eps": r.number("rms_norm_eps", 1e-5), "names": after(), **more}
     return usual_config(
         r,
-        placement="post",
+        wiring="post",
         qk_norm="whole",
         qkv_bias=bias,
         o_bias=bias,

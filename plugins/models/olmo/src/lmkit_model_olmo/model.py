@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.layers import Norm
 from lmkit_decoders import Decoder, DecoderLayer, GatedDeltaNet
 from lmkit_decoders.decoder import PostNormLayer
+from lmkit_layers import Norm
 
 
 class AttentionLayer(PostNormLayer):

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import torch
 from lmkit.api import BuildContext, ModelInfo, StepInputs
-from lmkit.layers import Linear
 from lmkit_decoders import Decoder, DecoderLayer
 from lmkit_decoders.decoder import Angles
+from lmkit_layers import Linear
 from torch import Tensor, nn
 
 from lmkit_model_opt.arch import FIRST_ROW, projections

@@ -10,7 +10,7 @@ def phi(r: ConfigReader) -> DecoderConfig:
         r,
         max_positions=2048,
         rope=r.rope(default_partial=0.5),
-        placement="parallel",
+        wiring="parallel",
         norm="layer",
         norm_eps=r.number("layer_norm_eps", 1e-5),
         activation=r.activation("hidden_act", "gelu_new"),

@@ -12,7 +12,7 @@ def stablelm(r: ConfigReader) -> DecoderConfig:
         r,
         max_positions=4096,
         rope=r.rope(default_partial=0.25),
-        placement="parallel" if parallel else "pre",
+        wiring="parallel" if parallel else "pre",
         norm="layer",
         norm_eps=r.number("layer_norm_eps", 1e-5),
         qk_norm="each" if r.flag("qk_layernorm", False) else "",

@@ -65,7 +65,7 @@ def zamba2(r: ConfigReader) -> DecoderConfig:
         rope=r.rope() if r.flag("use_mem_rope", False) else None,
         tie=r.one_of("tie_word_embeddings", (True,), True),  # else the library does not share blocks either
         mlp_bias=bias,
-        placement="alone",
+        wiring="alone",
         mixer=mixer,
         names=NAMES,
     )

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import torch
 from lmkit.api import ModelInfo, StepInputs
-from lmkit.layers import Norm
 from lmkit_decoders import Decoder, Mamba2
 from lmkit_decoders.decoder import Angles
+from lmkit_layers import Norm
 from torch import Tensor, nn
 
 

@@ -7,7 +7,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import numpy as np
 import torch
 from lmkit.api import DeviceInfo, DrawParams, PluginError, Routing
-from lmkit.layers import TorchRowOps
+from lmkit_layers import TorchRowOps
 from torch import Tensor
 
 from lmkit_platform_cpu.native import Args, Native, load

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from lmkit.api import CheckpointError
+from lmkit.api import CheckpointError, Tokenizer
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
@@ -17,8 +17,8 @@ from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 KEEP, IGNORE = SpecialTokenPolicy.KEEP, SpecialTokenPolicy.IGNORE
 
 
-class Tekken:
-    """Implements lmkit.api.Tokenizer."""
+class Tekken(Tokenizer):
+    """The tokenizer of a tekken.json."""
 
     def __init__(self, file: Path) -> None:
         """Raises CheckpointError."""
@@ -36,7 +36,6 @@ class Tekken:
         self.bos_token: str | None = raw.id_to_piece(raw.bos_id)
         self.eos_token: str | None = raw.id_to_piece(raw.eos_id)
         self.eos_token_ids: tuple[int, ...] = (raw.eos_id,)
-        self.chat_template: str | None = None
         self.chat_writer = Prompts(mistral, raw)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:

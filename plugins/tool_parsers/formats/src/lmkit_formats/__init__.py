@@ -5,9 +5,11 @@ Blanks between the parts of a call are always accepted. A field that takes sever
 first is what is written.
 """
 
-from lmkit_formats.calls import CallBody, JsonCalls, NamedJson
+from lmkit_formats.calls import CallBody
 from lmkit_formats.channels import ChannelFormat
+from lmkit_formats.jsoncalls import JsonCalls
 from lmkit_formats.looseobject import LooseObject
+from lmkit_formats.namedjson import NamedJson
 from lmkit_formats.params import Params
 from lmkit_formats.pycalls import PyCalls
 from lmkit_formats.reasoning import ReasoningFormat

@@ -15,8 +15,9 @@ from typing import Literal
 
 from lmkit.api import DeclaredFormat, ParseEvent, ParseWarning, Reasoning, StreamParser, Text, Thinking, ToolDef
 
-from lmkit_formats.calls import ArgumentsReader, CallSink, is_name
+from lmkit_formats.calls import ArgumentsReader, is_name
 from lmkit_formats.markers import markers, skip_blanks
+from lmkit_formats.sink import CallSink
 from lmkit_formats.tags import Calls, Tag, dump, schema_of, tag_of
 
 MAX_HEADER = 1024  # characters; what is longer is text

@@ -1,4 +1,4 @@
-"""Bodies that are a name and an object with bare keys and marked strings (lmkit.api.LooseObject)."""
+"""Bodies that are a name and an object with bare keys and marked strings (LooseObject)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 from lmkit.api import InvalidParam, ToolDef
 
-from lmkit_formats.calls import MAX_NAME, BodyReader, CallBody, CallSink, State, is_name, read_prefix
+from lmkit_formats.calls import MAX_NAME, BodyReader, CallBody, State, is_name, read_prefix
 from lmkit_formats.markers import markers, skip_blanks
 from lmkit_formats.params import typed
 from lmkit_formats.schemas import kinds_of
+from lmkit_formats.sink import CallSink
 from lmkit_formats.tags import Tag, dump, listed, plain, properties_of, schema_of, standing_alone, tag_of
 
 _MAX_DEPTH = 128

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 from lmkit.api import ToolDef
 
-from lmkit_formats.calls import MAX_NAME, BodyReader, CallBody, CallSink, State, is_name, read_prefix
+from lmkit_formats.calls import MAX_NAME, BodyReader, CallBody, State, is_name, read_prefix
 from lmkit_formats.jsonread import JsonReader
 from lmkit_formats.markers import Found, markers
 from lmkit_formats.pycalls import literal
 from lmkit_formats.schemas import kind_of, kinds_of
+from lmkit_formats.sink import CallSink
 from lmkit_formats.tags import Tag, dump, maybe, plain, properties_of, schema_of, sequence, standing_alone, tag_of
 
 

@@ -17,12 +17,36 @@ from collections.abc import Callable, Sequence
 
 from lmkit.api import ParseEvent, ParseWarning, ToolDef
 
-from lmkit_formats.calls import BodyReader, CallSink
-from lmkit_formats.markers import BLANKS, MAX_GAP, markers, skip_blanks
+from lmkit_formats.calls import BodyReader
+from lmkit_formats.content import Content
+from lmkit_formats.markers import BLANKS, MAX_GAP, skip_blanks
+from lmkit_formats.searches import searches_of
+from lmkit_formats.sink import CallSink
 from lmkit_formats.syntax import ToolSyntax
 
 _MAX_WARNINGS = 100  # of broken calls in one output
 _CLOSERS = BLANKS + ",]})"  # what may follow a finished call when the output ends early
+
+
+class OpenCall:
+    """A call that is being read, from its marker on."""
+
+    __slots__ = ("body", "is_marked", "raw", "size", "was_read")
+
+    def __init__(self, before: str, marker: str, is_marked: bool) -> None:
+        """`before`: the blanks before it, which are content after all if this turns out to be no call."""
+        self.raw = [before, marker]  # the call as written, until it is announced
+        self.size = len(before) + len(marker)  # characters of `raw`
+        self.is_marked = is_marked  # it began with a marker, or stands in a section
+        self.was_read = False  # something followed the marker
+        self.body: BodyReader | None = None  # what reads it, once it is known which
+
+    def keep(self, text: str) -> None:
+        self.raw.append(text)
+        self.size += len(text)
+
+    def forget(self) -> None:
+        self.raw, self.size = [], 0
 
 
 class ToolParser:
@@ -33,49 +57,24 @@ class ToolParser:
     ) -> None:
         """`constrained`: what does not begin with a call is content to its end. `begun`: see ToolSyntax."""
         self._fmt, self._tools, self._constrained = fmt, tools, constrained
-        self._bodies = fmt.body if isinstance(fmt.body, tuple) else (fmt.body,)
-        json_bodies = [b for b in self._bodies if b.is_json]
-        self._only_json = len(json_bodies) == len(self._bodies)
-        self._json_body = (*json_bodies, *self._bodies)[0]
-        self._other_body = next((b for b in self._bodies if not b.is_json), self._bodies[0])
-        self._no_json = self._json_body.wrong
+        self._searches = searches_of(fmt, tools)
         self._sink = CallSink(fmt.id_length)
-        self._bare = "".join(b.first for b in self._bodies) if fmt.bare else ""
-        opens = fmt.open if fmt.loose or not fmt.section else ()
-        bare = tuple(t for b in self._bodies for t in b.bare_texts(tools)) if fmt.bare == "anywhere" else ()
-        # a call that came without its section may be followed by the end of one
-        self._dropped = (*fmt.drop, *(fmt.section_close if fmt.loose else ()))
-        self._openers = markers(*opens, *fmt.section, *self._dropped, *fmt.rearm, *fmt.opaque[:1], *bare)
-        self._opaque_end = markers(*fmt.opaque[1:])
-        # bodies that follow each other in a section without `open` begin with a bracket or with a name
-        is_named = any(b.is_named for b in self._bodies)
-        self._firsts = () if fmt.open or is_named else tuple("".join(b.first for b in self._bodies))
-        self._is_named = is_named and not fmt.open
-        self._inner = markers(*fmt.open, *fmt.section, *fmt.section_close, *self._firsts)
-        self._closes = markers(*fmt.close)
+        self._content = Content(self._sink, fmt)
+        self._call: OpenCall | None = None
         self._state: Callable[[str, int, bool], int] = self._in_text
+        self._held = ""  # the end of the text, which may begin a marker
         self._in_a_section = False
-        # nothing but blanks so far: a bare body may come
-        self._at_start = constrained or (bool(fmt.bare) and not self._json_body.is_json)
-        self._at_start |= fmt.bare == "start"
-        self._is_first = bool(begun)
+        self._at_start = constrained or self._searches.starts_bare  # nothing but blanks so far: a call may begin here
+        self._is_first = bool(begun)  # `begun` was not read yet
         self._begun = begun  # as long as it is not decided what it begins
-        self._held = ""
-        self._gap: str | None = ""  # blanks since the start or the last call; None once there was text
-        self._raw: list[str] = []  # the call as written, until it is announced
-        self._num_raw = 0  # its characters
-        self._noise: list[str] = []  # text between the calls of a section, where it is dropped
-        self._noisy = False  # there was such text since the last call
-        self._marked = False  # the call began with a marker
         self._num_broken = 0
-        self._was_read = False  # something followed the marker
         self._keep_close = False  # the close of a broken call is content
-        self._body: BodyReader | None = None
 
     @property
     def pending(self) -> int:
         """Characters that were fed and are not decided yet."""
-        return max(0, len(self._held) + len(self._gap or "") + self._num_raw - len(self._begun))
+        raw = self._call.size if self._call is not None else 0
+        return max(0, len(self._held) + self._content.pending + raw - len(self._begun))
 
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
         if self._is_first and text:
@@ -85,12 +84,9 @@ class ToolParser:
 
     def flush(self) -> list[ParseEvent]:
         self._run("", final=True)
-        if self._state == self._in_call:
-            self._break("the output ended inside a tool call", ended=True)
-        self._end_noise()
-        if self._gap and not self._sink.num_calls:
-            self._sink.text(self._gap)
-        self._gap = None
+        if self._call is not None:
+            self._break(self._call, "the output ended inside a tool call", ended=True)
+        self._content.flush()
         return self._sink.take()
 
     def _run(self, text: str, final: bool) -> None:
@@ -99,54 +95,71 @@ class ToolParser:
         while at < len(text):
             at = self._state(text, at, final)
 
+    def _hold(self, text: str, at: int) -> int:
+        self._held = text[at:]
+        return len(text)
+
     # Each state reads `text` from `at` and returns where the next state goes on.
 
+    # -- outside of calls
+
     def _in_text(self, text: str, at: int, final: bool) -> int:
-        if self._at_start:
-            first = skip_blanks(text, at)
-            found = self._openers.at(text, at, final)
-            if found is not None and found.marker is None:
-                return self._hold(text, at)
-            if found is None and first < len(text) and text[first] in self._bare:
-                self._text(text[at:first])
-                return self._begin("", first)
-            self._at_start = False
-            if found is None and self._constrained:
-                self._state = self._in_answer
-                return at
-        begin, end, marker = self._openers.find(text, at, final)
-        if marker is None and self._fmt.trim and not final:
+        if self._at_start and (reached := self._at_the_start(text, at, final)) is not None:
+            return reached
+        searches, trim = self._searches, self._fmt.trim
+        begin, end, marker = searches.openers.find(text, at, final)
+        if marker is None and trim and not final:
             begin = max(at, len(text[:begin].rstrip(BLANKS)), begin - MAX_GAP)
         content = text[at:begin]
-        if marker is not None and self._fmt.trim and marker not in self._dropped:
+        if marker is not None and trim and marker not in searches.dropped:
             content = content.rstrip(BLANKS)
-        self._text(content)
+        self._content.text(content)
         if marker is None:
             return self._hold(text, begin)
-        if marker not in self._fmt.open:
+        return self._open(marker, begin, end)
+
+    def _at_the_start(self, text: str, at: int, final: bool) -> int | None:
+        """Where a bare body may come. None: what begins here is none, and `_in_text` reads on."""
+        first = skip_blanks(text, at)
+        found = self._searches.openers.at(text, at, final)
+        if found is not None and found.marker is None:
+            return self._hold(text, at)
+        if found is None and first < len(text) and text[first] in self._searches.bare:
+            self._content.text(text[at:first])
+            return self._begin("", first)
+        self._at_start = False
+        if found is None and self._constrained:
+            self._state = self._in_answer
+            return at
+        return None
+
+    def _open(self, marker: str, begin: int, end: int) -> int:
+        """What one of the openers begins."""
+        fmt = self._fmt
+        if marker not in fmt.open:
             self._begun = ""
-        if marker in self._fmt.rearm:
-            self._text(marker)
+        if marker in fmt.rearm:
+            self._content.text(marker)
             self._at_start = True
-        elif marker in self._fmt.section:
+        elif marker in fmt.section:
             self._in_a_section, self._state = True, self._in_section
-        elif marker in self._fmt.open:
+        elif marker in fmt.open:
             return self._begin(marker, end)
-        elif marker in self._fmt.opaque:
-            self._text(marker)
+        elif marker in fmt.opaque:
+            self._content.text(marker)
             self._state = self._in_opaque
-        elif marker not in self._dropped:  # a bare body
+        elif marker not in self._searches.dropped:  # a bare body
             return self._begin("", begin)
         return end
 
     def _in_answer(self, text: str, at: int, final: bool) -> int:
         """The rest is content, whatever it looks like."""
-        self._text(text[at:])
+        self._content.text(text[at:])
         return len(text)
 
     def _in_opaque(self, text: str, at: int, final: bool) -> int:
-        begin, end, marker = self._opaque_end.find(text, at, final)
-        self._text(text[at : begin if marker is None else end])
+        begin, end, marker = self._searches.opaque_end.find(text, at, final)
+        self._content.text(text[at : begin if marker is None else end])
         if marker is None:
             return self._hold(text, begin)
         self._state = self._in_text
@@ -154,158 +167,123 @@ class ToolParser:
 
     def _in_section(self, text: str, at: int, final: bool) -> int:
         """Between the calls of a section."""
-        if self._is_named:
+        searches = self._searches
+        if searches.begins_with_name:
             at = skip_blanks(text, at)
             if at == len(text):
                 return at
-            found = self._inner.at(text, at, final)
+            found = searches.in_section.at(text, at, final)
             if found is None:
                 return self._begin("", at)
             begin, end, marker = found
         else:
-            begin, end, marker = self._inner.find(text, at, final)
-            self._between(text[at:begin])
+            begin, end, marker = searches.in_section.find(text, at, final)
+            self._content.between_calls(text[at:begin])
         if marker is None:
             return self._hold(text, begin)
-        self._end_noise()
+        self._content.end_noise()
         if marker in self._fmt.open:
             return self._begin(marker, end)
-        if marker in self._firsts:
+        if marker in searches.firsts:
             return self._begin("", begin)
         if marker in self._fmt.section_close:
             self._in_a_section, self._state = False, self._in_text
         return end
 
-    def _between(self, text: str) -> None:
-        """Text in a section, outside of its calls. Blanks before it belong to the section."""
-        if not self._noisy:
-            text = text.lstrip(BLANKS + self._fmt.separators)
-            self._noisy = bool(text)
-        if self._fmt.noise == "drop":
-            self._noise.append(text)
-        else:
-            self._text(text)
-
-    def _end_noise(self) -> None:
-        if noise := "".join(self._noise):
-            self._sink.events.append(ParseWarning("text between tool calls was dropped", noise))
-        self._noise, self._noisy = [], False
+    # -- inside of a call
 
     def _begin(self, marker: str, at: int) -> int:
         if marker.endswith(("{", "[")):
             marker, at = marker[:-1], at - 1
-        # the blanks before it are content after all if this turns out to be no call
-        self._raw, self._gap = [self._gap or "", marker], ""
-        self._num_raw = len(self._raw[0]) + len(marker)
-        self._marked = bool(marker) or self._in_a_section
-        self._was_read = False
-        self._body = None
+        self._call = OpenCall(self._content.take_gap(), marker, bool(marker) or self._in_a_section)
         self._at_start = False
         self._state = self._in_call
         return at
 
     def _in_call(self, text: str, at: int, final: bool) -> int:
-        body = self._body
-        if body is None:
+        call = self._call
+        assert call is not None
+        if call.body is None:
             first = skip_blanks(text, at)
-            self._raw.append(text[at:first])
-            self._num_raw += first - at
-            at = first
-            if at == len(text):
-                return at
-            if self._only_json and text[first] not in "{[":
-                self._was_read = True
-                self._break("a tool call is malformed")
-                return at
-            if self._only_json and self._no_json is not None and (wrong := self._no_json.match(text, first)):
-                self._was_read = True
-                self._raw.append(text[at : wrong.end()])
-                self._break("a tool call is malformed")
-                return wrong.end()
-            body = self._body = self._reader(text[first])
-            self._was_read = True
-        num_calls, was_open = self._sink.num_calls, self._sink.open
+            call.keep(text[at:first])
+            if first == len(text):
+                return first
+            call.was_read = True
+            if (wrong := self._searches.wrong_at(text, first)) is not None:
+                call.keep(text[first:wrong])
+                self._break(call, "a tool call is malformed")
+                return wrong
+            call.body, at = self._reader(call, text[first]), first
+        return self._read(call, call.body, text, at, final)
+
+    def _read(self, call: OpenCall, body: BodyReader, text: str, at: int, final: bool) -> int:
+        """The body reads on."""
+        sink = self._sink
+        num_calls, was_open = sink.num_calls, sink.open
         end = body.feed(text, at, final)
-        if self._sink.num_calls > num_calls or was_open:
-            self._raw, self._num_raw = [], 0
+        if was_open or sink.num_calls > num_calls:
+            call.forget()
         else:
-            self._raw.append(text[at:end])
-            self._num_raw += end - at
+            call.keep(text[at:end])
         if body.state == "done":
-            self._raw, self._num_raw, self._body, self._begun = [], 0, None, ""
+            self._call, self._begun = None, ""
             self._state = self._after_call
         elif body.state == "bad":
-            self._break("a tool call is malformed")
+            self._break(call, "a tool call is malformed")
         elif end == at:
-            if final:
-                self._raw.append(text[at:])
-                self._num_raw += len(text) - at
-                return len(text)
-            return self._hold(text, at)
+            if not final:
+                return self._hold(text, at)
+            call.keep(text[at:])
+            return len(text)
         return end
 
-    def _reader(self, first: str) -> BodyReader:
+    def _reader(self, call: OpenCall, first: str) -> BodyReader:
         """The reader for the body that begins with this character."""
-        body = self._json_body if first in ("{", "[") else self._other_body
         ends = (*self._fmt.close, *self._fmt.section_close)
-        strict_keys = self._fmt.bare == "anywhere" and not self._marked
-        return body.reader(self._sink, self._tools, ends, strict_keys=strict_keys)
+        strict_keys = self._fmt.bare == "anywhere" and not call.is_marked
+        return self._searches.body(first).reader(self._sink, self._tools, ends, strict_keys=strict_keys)
 
-    def _break(self, message: str, ended: bool = False) -> None:
+    def _break(self, call: OpenCall, message: str, ended: bool = False) -> None:
         """The one rule for broken calls, see above."""
-        body, raw = self._body, "".join(self._raw)
-        announced = self._sink.open
-        if announced and body is not None:
-            raw = body.leftover()
-            self._sink.end(body.closing())
-        only_marker = ended and self._marked and not self._was_read
-        self._body, self._raw, self._num_raw = None, [], 0
-        if announced or self._marked:
+        raw, announced = "".join(call.raw), self._sink.open
+        if announced and call.body is not None:
+            raw = call.body.leftover()
+            self._sink.end(call.body.closing())
+        self._call = None
+        only_marker = ended and call.is_marked and not call.was_read
+        if announced or call.is_marked:
             self._num_broken += 1
             if only_marker or self._num_broken <= _MAX_WARNINGS:
                 self._sink.events.append(ParseWarning(message, raw if only_marker else ""))
         raw, self._begun = raw.removeprefix(self._begun), ""
         if announced or not (only_marker or (self._sink.num_calls and not raw.strip(_CLOSERS))):
-            self._text(raw)
+            self._content.text(raw)
         self._keep_close = not announced
-        if self._is_named and not announced and not raw.strip(BLANKS):
+        if self._searches.begins_with_name and not announced and not raw.strip(BLANKS):
             self._in_a_section = False  # nothing was read: it would be tried again
-        self._state = self._in_raw if self._marked and self._fmt.close else self._leave()
+        self._state = self._in_raw if call.is_marked and self._fmt.close else self._outside()
 
-    def _leave(self) -> Callable[[str, int, bool], int]:
+    # -- behind a call
+
+    def _outside(self) -> Callable[[str, int, bool], int]:
+        """The state that follows a call."""
         if self._constrained and not self._sink.num_calls:
             return self._in_answer
         return self._in_section if self._in_a_section else self._in_text
 
     def _after_call(self, text: str, at: int, final: bool) -> int:
         """Blanks and `close`; anything else belongs to the next state."""
-        found = self._closes.at(text, at, final) if self._fmt.close else None
+        found = self._searches.closes.at(text, at, final) if self._fmt.close else None
         if found is not None and found.marker is None:
             return self._hold(text, at)
-        self._state = self._leave()
+        self._state = self._outside()
         return found.end if found else at
 
     def _in_raw(self, text: str, at: int, final: bool) -> int:
         """The rest of a broken call: content up to its close, which is shown if all of the call is."""
-        begin, end, marker = self._closes.find(text, at, final)
-        self._text(text[at : end if marker and self._keep_close else begin])
+        begin, end, marker = self._searches.closes.find(text, at, final)
+        self._content.text(text[at : end if marker and self._keep_close else begin])
         if marker is None:
             return self._hold(text, begin)
-        self._state = self._leave()
+        self._state = self._outside()
         return end
-
-    def _text(self, text: str) -> None:
-        if not text:
-            return
-        if self._gap is not None:
-            gap = self._gap + text
-            blank = BLANKS + self._fmt.separators if self._sink.num_calls else BLANKS
-            if len(gap) <= MAX_GAP and not gap.strip(blank):
-                self._gap = gap
-                return
-            self._gap, text = None, gap
-        self._sink.text(text)
-
-    def _hold(self, text: str, at: int) -> int:
-        self._held = text[at:]
-        return len(text)

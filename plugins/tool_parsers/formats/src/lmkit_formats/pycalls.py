@@ -1,4 +1,4 @@
-"""Bodies that are Python calls with literal arguments (lmkit.api.PyCalls). Nothing is evaluated."""
+"""Bodies that are Python calls with literal arguments (PyCalls). Nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from lmkit.api import ToolDef
 
-from lmkit_formats.calls import GAPS, BodyReader, CallBody, CallSink, State, is_name
+from lmkit_formats.calls import GAPS, BodyReader, CallBody, State, is_name
 from lmkit_formats.markers import skip_blanks
 from lmkit_formats.schemas import kinds_of
+from lmkit_formats.sink import CallSink
 from lmkit_formats.tags import Tag, dump, listed, properties_of, schema_of, standing_alone
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")

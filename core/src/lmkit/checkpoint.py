@@ -1,0 +1,204 @@
+"""Finding a checkpoint: a local directory or a hub id. Torch-free; nothing of a checkpoint is ever executed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmkit.api import Checkpoint, CheckpointError, CheckpointOptions
+
+HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+# What a download needs: never code, never pickles.
+PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+UNNEEDED = ["*/*", "consolidated*"]  # other layouts of the same weights
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+CONVERT = "convert it to safetensors first: load it with a library you trust and save it with safe serialization"
+MODULES = "modules.json"
+MAX_MODULES = 16
+MAX_MODULE_BYTES = 1 << 20  # of modules.json and of each module's configuration
+
+
+def open_checkpoint(ref: str, options: CheckpointOptions) -> Checkpoint | None:
+    """The checkpoint `ref` names, or None when `ref` is neither a directory, a path nor an "org/name" id.
+
+    Raises CheckpointError when it looks like one and cannot be used.
+    """
+    path = Path(ref).expanduser()
+    if ref and path.is_dir():
+        return read_directory(ref, path)
+    if path.is_file():
+        if any(path.match(p) for p in PICKLES):
+            raise CheckpointError(f"{ref} is a pickled checkpoint, which can execute code when read", fix=CONVERT)
+        return None
+    if ref.startswith((".", "/", "~")):
+        raise CheckpointError(f"no such directory: {ref}", fix="give a checkpoint directory or a hub id 'org/name'")
+    if HUB_ID.match(ref):
+        path = download(ref, options)
+        if (path / MODULES).is_file() and (folders := module_paths(path)):
+            patterns = [f"{folder}/*.{kind}" for folder in folders for kind in ("json", "safetensors")]
+            download(ref, options, patterns, ignore=())
+        return read_directory(ref, path, options.revision)
+    return None
+
+
+def read_directory(ref: str, path: Path, revision: str | None = None) -> Checkpoint:
+    """A directory with config.json and safetensors files. Raises CheckpointError."""
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path} has no config.json", fix="give the directory that holds the model's files")
+    files = weight_files(path)
+    return Checkpoint(
+        ref=ref,
+        path=path,
+        format="safetensors",
+        config=read_json(path / "config.json"),
+        generation_config=read_json(path / "generation_config.json")
+        if (path / "generation_config.json").is_file()
+        else {},
+        modules=read_modules(path),
+        files=tuple(files),
+        nbytes=sum(f.stat().st_size for f in files),
+        revision=revision,
+    )
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """A JSON object. Raises CheckpointError naming the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"), parse_int=_number)
+    except (OSError, ValueError, RecursionError) as e:
+        raise CheckpointError(f"{path} cannot be read: {e}") from e
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _number(text: str) -> int | float:
+    """One of more than 64 bits as most readers of JSON take it: messages between processes hold no larger integers."""
+    value = int(text)
+    return value if -(1 << 63) <= value < 1 << 64 else float(text)
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Tensor name -> file name, from an index of shards. Names that leave the directory are refused."""
+    names = read_json(path).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(f, str) for f in names.values()):
+        raise CheckpointError(f"{path} has no weight_map of tensor names to files")
+    for file in names.values():
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise CheckpointError(f"{path} names {file!r}, which is not a safetensors file beside it")
+    return names
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a directory, in order. Raises CheckpointError naming what is missing."""
+    if (path / INDEX).is_file():
+        files = [path / name for name in sorted(set(read_index(path / INDEX).values()))]
+    elif (path / SINGLE).is_file():
+        files = [path / SINGLE]
+    else:
+        files = sorted(path.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(p.name for pattern in PICKLES for p in path.glob(pattern))
+        if pickles:
+            raise CheckpointError(
+                f"{path} has only pickled weights ({pickles[0]}), which can execute code when read", fix=CONVERT
+            )
+        raise CheckpointError(f"{path} has no *.safetensors files")
+    if len(files) > 1 and not (path / INDEX).is_file():
+        raise CheckpointError(f"{path} has {len(files)} safetensors files and no {INDEX}")
+    missing = [f.name for f in files if not f.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{path / INDEX} names {missing[0]}, which is missing", fix="download the checkpoint again"
+        )
+    return files
+
+
+def download(
+    ref: str, options: CheckpointOptions, patterns: Sequence[str] = PATTERNS, ignore: Sequence[str] = UNNEEDED
+) -> Path:
+    """Directory with those files of a hub checkpoint, from the cache or the network. Raises CheckpointError."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+    except ModuleNotFoundError as e:
+        raise CheckpointError(
+            f"{ref} is no directory, and looking at the hub needs {e.name}", fix="pip install huggingface_hub"
+        ) from e
+    try:
+        return Path(
+            snapshot_download(
+                ref,
+                revision=options.revision,
+                cache_dir=options.cache_dir,
+                local_files_only=options.offline,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(ignore),
+            )
+        )
+    except GatedRepoError as e:
+        raise CheckpointError(f"access to {ref} is restricted", fix="accept its terms, then: hf auth login") from e
+    except RevisionNotFoundError as e:
+        raise CheckpointError(f"{ref} has no revision {options.revision!r}") from e
+    except RepositoryNotFoundError as e:
+        raise CheckpointError(f"the hub has no checkpoint {ref!r}, or it is private", fix="check the spelling") from e
+    except LocalEntryNotFoundError as e:
+        where = "offline mode" if options.offline else "the hub cannot be reached"
+        raise CheckpointError(f"{ref} is not in the cache ({where})", fix="download it once while online") from e
+    except (HfHubHTTPError, OSError, ValueError) as e:
+        raise CheckpointError(f"{ref} cannot be downloaded: {e}") from e
+
+
+def read_modules(directory: Path) -> tuple[Mapping[str, Any], ...]:
+    """What sentence-transformers writes beside a checkpoint, in modules.json and a folder for each module.
+
+    {"type": "Pooling", "path": "1_Pooling", "config": {...}} of each module, in order; () without the file.
+
+    Raises CheckpointError naming the file.
+    """
+    file = directory / MODULES
+    if not file.is_file():
+        return ()
+    listed = _read_small(file)
+    if not isinstance(listed, list) or len(listed) > MAX_MODULES:
+        raise CheckpointError(f"{file} does not hold a list of at most {MAX_MODULES} modules")
+    return tuple(_module(file, entry) for entry in listed)
+
+
+def module_paths(directory: Path) -> list[str]:
+    """The folders of the modules, for a download."""
+    return [str(m["path"]) for m in read_modules(directory) if m["path"]]
+
+
+def _module(file: Path, entry: Any) -> Mapping[str, Any]:
+    kind, path = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
+    if not isinstance(kind, str) or not isinstance(path, str) or path.startswith(("/", "~")) or ".." in path:
+        raise CheckpointError(f"{file}: a module needs a type and a path within the checkpoint, got {entry!r:.80}")
+    kind = kind.rsplit(".", 1)[-1]
+    folder = file.parent / path
+    names = sorted(folder.glob("sentence_*_config.json")) if kind == "Transformer" else [folder / "config.json"]
+    found = next((name for name in names if name.is_file()), None)
+    config = _read_small(found) if found is not None else {}
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{found} does not hold a JSON object")
+    return {"type": kind, "path": path, "config": config}
+
+
+def _read_small(file: Path) -> Any:
+    try:
+        if file.stat().st_size > MAX_MODULE_BYTES:
+            raise CheckpointError(f"{file} is larger than {MAX_MODULE_BYTES} bytes")
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as e:
+        raise CheckpointError(f"{file} cannot be read: {e}") from e

@@ -1,1 +1,0 @@
-"""The worker side: rows, step inputs, the worker and the in-process executor."""

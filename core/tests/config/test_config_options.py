@@ -1,0 +1,70 @@
+"""Environment variables, options of LLM(...), sizes."""
+
+from __future__ import annotations
+
+import pytest
+from lmkit.api import ConfigError, UnknownKey
+from lmkit.config import Environment, from_options, parse_budget, parse_size, read_environment
+from lmkit.config.environment import parse_scalar
+from lmkit.config.sizes import format_size
+
+
+def test_unknown_variable_names_the_nearest() -> None:
+    with pytest.raises(UnknownKey) as caught:
+        read_environment({"LMKIT_ATENTION": "torch", "PATH": "/bin"})
+    assert "LMKIT_ATTENTION" in caught.value.fix
+
+
+def test_variables_of_a_kubernetes_service_are_not_ours() -> None:
+    environ = {"LMKIT_SERVICE_HOST": "10.0.0.1", "LMKIT_PORT": "tcp://10.0.0.1:80", "LMKIT_PORT_80_TCP_PORT": "80"}
+    assert read_environment(environ) == Environment()
+
+
+def test_bad_variable_names_itself() -> None:
+    with pytest.raises(ConfigError, match="LMKIT_CACHE__BLOCK_SIZE"):
+        read_environment({"LMKIT_CACHE__BLOCK_SIZE": "many"})
+
+
+def test_debug_switch() -> None:
+    assert read_environment({"LMKIT_DEBUG": "1"}).debug
+    assert not read_environment({"LMKIT_DEBUG": "0"}).debug
+    assert not Environment().debug
+
+
+def test_options_of_llm() -> None:
+    config = from_options({"model": "x", "kv_memory": "1GiB", "attention.flashinfer.workspace_mb": 3})
+    assert config.model.model == "x"
+    assert config.cache.memory == "1GiB"
+    assert config.plugins == {"attention.flashinfer": {"workspace_mb": 3}}
+    with pytest.raises(UnknownKey) as caught:
+        from_options({"kv_memroy": "1GiB"})
+    assert "kv_memory" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("2GiB", 2 << 30), ("2GB", 2 * 10**9), ("1.5k", 1536), ("2 mib", 2 << 20), ("3iB", -1)],
+)
+def test_sizes(text: str, size: int) -> None:
+    if size < 0:
+        with pytest.raises(ConfigError):
+            parse_size(text)
+    else:
+        assert parse_size(text) == size
+
+
+def test_budgets() -> None:
+    assert parse_budget("auto", 100) is None
+    assert parse_budget("60%", 1000) == 600
+    assert parse_budget("1k", 10) == 1024
+    for bad in ("0%", "101%", "x%", "-1"):
+        with pytest.raises(ConfigError):
+            parse_budget(bad, 100)
+
+
+def test_shown_sizes() -> None:
+    assert [format_size(n) for n in (12, 1536, 3 << 30, 5 << 40)] == ["12 B", "1.50 KiB", "3.00 GiB", "5.00 TiB"]
+
+
+def test_scalars() -> None:
+    assert [parse_scalar(t) for t in ("1", "0.5", "true", "False", "a")] == [1, 0.5, True, False, "a"]

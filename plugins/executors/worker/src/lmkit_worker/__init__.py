@@ -1,0 +1,1 @@
+"""The worker in torch: loads a model, runs its steps, samples."""

@@ -1,0 +1,20 @@
+"""What a resolved plan names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmkit.api import Choice, PluginError, ResolvedPlan, load_target
+
+
+def choice_of(resolved: ResolvedPlan, kind: str) -> Choice:
+    """The plan's choice of `kind`. Raises PluginError where there is none."""
+    choice = resolved.choice(kind)
+    if choice is None:
+        raise PluginError(f"the resolved plan has no choice of kind {kind!r}")
+    return choice
+
+
+def make(choice: Choice) -> Any:
+    """An instance of the chosen implementation, with its options."""
+    return load_target(choice)(**choice.options)

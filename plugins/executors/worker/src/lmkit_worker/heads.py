@@ -1,0 +1,169 @@
+"""What becomes of the hidden states of a step: tokens, or vectors. The runner has one head and does not ask which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from lmkit.api import GrammarMasks, NewRow, RowLogprobs, StepResult
+
+from lmkit_worker.inputs import PromptJob, Step
+from lmkit_worker.sampling import SampleBatch, Sampled, Sampler, TokenChoice, accept, gather_logprobs
+from lmkit_worker.sampling.noise import seed_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lmkit_worker.rows import RowTable
+
+PROMPT_ROWS = 64  # rows of logits made at once for prompt log-probabilities
+Logits = Callable[["Tensor", Sequence[int]], "Tensor"]  # hidden states [N, D] of the slots of each -> [N, V]
+
+
+class RowHead(Protocol):
+    """State by slot, added and removed with the row, and what a step says of its rows."""
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots that have state, ascending."""
+        ...
+
+    def add(self, slot: int, row: NewRow) -> None: ...
+    def remove(self, slot: int) -> None: ...
+    def clear(self) -> None:
+        """Forgets all rows."""
+        ...
+
+    def prepare(self, step: Step) -> None:
+        """Before the model runs: says in `step.inputs.only_logits` whether other hidden states are read."""
+        ...
+
+    def finish(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> None:
+        """Fills `result` from the hidden states: [T, D], or those of the logits rows alone."""
+        ...
+
+
+class TokenHead:
+    """Draws tokens of the rows that sample and appends them to the rows; log-probabilities of prompts."""
+
+    def __init__(self, sampler: Sampler, rows: RowTable, logits: Logits, seed: int) -> None:
+        """`seed` is for rows that have none of their own."""
+        self.sampler, self.rows, self.logits, self.seed = sampler, rows, logits, seed
+        self._prompt_slots: set[int] = set()  # slots whose rows want prompt log-probabilities
+
+    @property
+    def slots(self) -> list[int]:
+        return [slot for slot, params in enumerate(self.sampler.params) if params is not None]
+
+    def add(self, slot: int, row: NewRow) -> None:
+        seed = row.params.seed if row.params.seed is not None else seed_of(row.id, self.seed)
+        self.sampler.add(slot, row.params, self.rows.row_tokens(slot), row.num_prompt_tokens, seed)
+        if row.params.prompt_logprobs is not None:
+            self._prompt_slots.add(slot)
+
+    def remove(self, slot: int) -> None:
+        self.sampler.remove(slot)
+        self._prompt_slots.discard(slot)
+
+    def clear(self) -> None:
+        self._prompt_slots.clear()
+        self.sampler.clear()
+
+    def prepare(self, step: Step) -> None:
+        if self._prompt_slots:
+            step.prompt_jobs = self._jobs(step)
+        if step.prompt_jobs:  # these read other hidden states
+            step.inputs.only_logits = False
+
+    def finish(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> None:
+        if len(step.sample_rows):
+            self._sample(step, hidden, masks, result)
+        for job in step.prompt_jobs:
+            self._prompt_logprobs(job, step, hidden, result)
+
+    def _sample(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> None:
+        rows, drafts = step.inputs.logits_rows, None
+        hidden = hidden if len(hidden) == len(rows) else hidden[rows]
+        if step.num_drafts is not None:
+            drafts = {self.rows.slot_of[w.id]: w.drafts for w in step.plan.rows if w.drafts}
+        batch = SampleBatch(step.logit_slots, step.positions, step.sample_rows, self._tokens, step.num_drafts, drafts)
+        sampled = self.sampler.sample(self.logits(hidden, step.logit_slots.tolist()), batch, masks)
+        self._accept(step, sampled, self._unsound(step, hidden, sampled), result)
+
+    def _tokens(self, slot: int) -> list[int]:
+        return self.rows.row_tokens(slot).tolist()
+
+    def _unsound(self, step: Step, hidden: Tensor, sampled: Sampled) -> set[int]:
+        """The rows of logits with a fault that is the model's own: their other faults are those of their parameters.
+
+        Sampling overwrites logits, so these few are made once more.
+        """
+        if not (rows := list(sampled.faults)):
+            return set()
+        logits = self.logits(hidden[rows], step.logit_slots[rows].tolist())
+        sound = logits.amax(-1).isfinite().tolist()
+        return {row for row, fine in zip(rows, sound, strict=True) if not fine}
+
+    def _accept(self, step: Step, sampled: Sampled, unsound: set[int], result: StepResult) -> None:
+        """Verifies drafts, appends what is accepted to the rows, and fills tokens, logprobs and faults."""
+        rows, slots = step.sample_rows.tolist(), step.slots[step.sample_rows]
+        drawn = sampled.tokens.tolist()
+        if step.num_drafts is None:
+            self.rows.append(slots, sampled.tokens)
+            firsts: Sequence[int] = range(len(rows))
+            for row, token in zip(rows, drawn, strict=True):
+                result.tokens[row] = [token]
+        else:
+            ends = np.cumsum(step.num_drafts + 1).tolist()
+            firsts = [0, *ends[:-1]]
+            for row, slot, first, end in zip(rows, slots.tolist(), firsts, ends, strict=True):
+                tokens = result.tokens[row] = accept(drawn[first:end], step.plan.rows[row].drafts)
+                self.rows.extend(slot, tokens)
+        if self.sampler.watched:
+            num_output = (self.rows.num_tokens - self.rows.num_prompt)[slots].tolist()
+            for row, slot, n in zip(rows, slots.tolist(), num_output, strict=True):
+                self.sampler.observe(slot, result.tokens[row], n)
+        if not (sampled.logprobs or sampled.faults):
+            return
+        for row, first in zip(rows, firsts, strict=True):
+            accepted = range(first, first + len(result.tokens[row]))
+            if bad := [i for i in accepted if i in sampled.faults]:
+                # The row keeps its token: with two steps in flight it is computed once more before it is gone.
+                result.tokens[row] = []
+                (result.undrawn if unsound.isdisjoint(bad) else result.faults).append((row, sampled.faults[bad[0]]))
+            elif found := [sampled.logprobs[i] for i in accepted if i in sampled.logprobs]:
+                result.logprobs.append(RowLogprobs(row, found))
+
+    def _jobs(self, step: Step) -> list[PromptJob]:
+        """Which hidden states of the step predict prompt tokens of rows that asked for prompt log-probabilities."""
+        jobs, first = [], 0
+        for row, work in enumerate(step.plan.rows):
+            slot = step.slots[row]
+            params = self.rows.params[slot]
+            if params is not None and params.prompt_logprobs is not None:
+                n = min(work.num_tokens, int(self.rows.num_prompt[slot]) - 1 - work.start)
+                if n > 0:
+                    targets = self.rows.tokens[slot, work.start + 1 : work.start + 1 + n].copy()
+                    jobs.append(PromptJob(row, first, work.start, targets))
+            first += work.num_tokens
+        return jobs
+
+    def _prompt_logprobs(self, job: PromptJob, step: Step, hidden: Tensor, result: StepResult) -> None:
+        slot = int(step.slots[job.row])
+        params = self.rows.params[slot]
+        assert params is not None
+        assert params.prompt_logprobs is not None
+        entries = []
+        for i in range(0, len(job.targets), PROMPT_ROWS):
+            targets = job.targets[i : i + PROMPT_ROWS].tolist()
+            first = job.hidden_start + i
+            logits = self.logits(hidden[first : first + len(targets)], [slot] * len(targets))
+            logprobs = torch.log_softmax(logits.float(), -1)
+            entries += gather_logprobs(logprobs, [TokenChoice(t, params.prompt_logprobs) for t in targets])
+        found = next((entry for entry in result.logprobs if entry.row == job.row), None)
+        if found is None:
+            found = RowLogprobs(job.row)
+            result.logprobs.append(found)
+        found.prompt_start, found.prompt = job.start + 1, entries

@@ -1,0 +1,226 @@
+"""StepInputs and AttnBatch of one step, built from plan.rows with numpy: no Python per token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from lmkit.api import AttnBatch, EngineError, KVSpec, StateBatch, StepInputs, StepLimits, StepPlan
+
+from lmkit_worker.buffers import ArrayBuffer
+from lmkit_worker.rows import RowTable
+
+if TYPE_CHECKING:
+    from lmkit.api import AttnPlanner, Platform
+
+
+@dataclass(slots=True)
+class PromptJob:
+    """Prompt log-probabilities wanted of one row of a step."""
+
+    row: int  # index into plan.rows
+    hidden_start: int  # first row of the hidden states
+    start: int  # prompt position of the first hidden row; it predicts position start + 1
+    targets: np.ndarray  # [N] int64, the prompt tokens predicted
+
+
+@dataclass(slots=True)
+class Step:
+    """One step on its way through the worker: set by InputBuilder.build, read by Worker.sample."""
+
+    plan: StepPlan
+    inputs: StepInputs
+    slots: np.ndarray  # [R] slot of each row of the plan
+    sample_rows: np.ndarray  # [R'] rows of the plan that sample, in order
+    logit_slots: np.ndarray  # [S] slot of each logits row; a row with k drafts has k + 1, consecutive
+    positions: np.ndarray  # [S] position of the token to be drawn
+    num_drafts: np.ndarray | None  # [R'] drafts of each sampling row; None: no row has drafts
+    prompt_jobs: list[PromptJob] = field(default_factory=list)
+
+
+class Layout(NamedTuple):
+    """Where the tokens of a step stand. A decode step, of rows that compute one token each and sample, has the
+    simplest: a token for each row."""
+
+    token_slots: np.ndarray  # [T] slot of each token's row
+    positions: np.ndarray  # [T]
+    query_start: np.ndarray  # [R + 1] first token of each row
+    num_decode_rows: int  # as in AttnBatch, like the next
+    max_query: int
+    sample_rows: np.ndarray  # [R'] as in Step, like the next three
+    last: np.ndarray  # [S] token from which each logits row comes
+    logit_slots: np.ndarray  # [S]
+    next_positions: np.ndarray  # [S]
+    num_drafts: np.ndarray | None  # [R']
+
+
+class InputBuilder:
+    """Buffers are allocated once from StepLimits and filled again in each step.
+
+    Rows of the batch are in plan order. `num_decode_rows` counts the leading rows that compute one token (or one and
+    its drafts): a scheduler that puts decodes before prefill chunks, as lmkit's does, gives backends one decode batch
+    and one prefill batch.
+    """
+
+    def __init__(
+        self, rows: RowTable, limits: StepLimits, specs: Sequence[KVSpec], planners: Sequence[AttnPlanner],
+        kv: Sequence[torch.Tensor], platform: Platform, pairs: bool = False,
+        state: Sequence[Mapping[str, torch.Tensor]] = (),
+    ) -> None:  # fmt: skip
+        """`pairs`: rows may hold two texts, which the model tells apart by token types.
+
+        `specs`: those of attention layers, one per planner, then that of recurrent state `state` if there is any.
+        """
+        self.rows, self.limits, self.specs, self.planners, self.kv = rows, limits, specs, planners, kv
+        self.state = state
+        tokens, max_rows = limits.max_tokens, limits.max_rows
+
+        def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> ArrayBuffer:
+            return ArrayBuffer(platform.buffer(shape, dtype))
+
+        self.token_ids = buffer((tokens,), torch.int64)
+        self.positions = buffer((tokens,), torch.int64)
+        self.logits_rows = buffer((tokens,), torch.int64)
+        self.token_types = buffer((tokens,), torch.int64) if pairs else None
+        self.query_start = buffer((max_rows + 1,), torch.int32)
+        self.seq_len = buffer((max_rows,), torch.int32)
+        self.tables = [buffer((max_rows, table.shape[1]), torch.int32) for table in rows.table[: len(planners)]]
+        self.slots = [buffer((tokens,), torch.int64) for _ in planners]
+        self.state_slots = buffer((max_rows,), torch.int64)
+        self.arange = np.arange(max(tokens, max_rows) + 1)
+        self.capturable = not state and all(planner.capture != "none" for planner in planners)
+        self.uploaded = platform.event()  # behind the copies of the last step: its host buffers may be written again
+        self.batches = [
+            AttnBatch(
+                query_start=self.query_start.buffer, seq_len=self.seq_len.buffer, table=table.buffer,
+                slots=slots.buffer, num_rows=0, num_tokens=0, max_query=0, max_seq=0, num_decode_rows=0,
+            )
+            for table, slots in zip(self.tables, self.slots, strict=True)
+        ]  # fmt: skip
+
+    def build(self, plan: StepPlan) -> Step:
+        """The step of `plan`, whose diff has been applied to the rows already. Plans attention for each KV group."""
+        rows, slot_of = self.rows, self.rows.slot_of
+        work = np.array(
+            [(slot_of[w.id], w.epoch, w.start, w.num_tokens, w.sample, len(w.drafts)) for w in plan.rows], np.int64
+        )
+        slots, epochs, starts, lengths, samples, drafts = work.T
+        num_drafts = drafts if drafts.any() else None
+        self._check(plan, slots, epochs, starts, lengths, samples, drafts)
+        if num_drafts is not None:
+            for w in plan.rows:
+                if w.drafts:
+                    rows.put_drafts(slot_of[w.id], w.drafts)
+
+        n, ends = len(slots), starts + lengths
+        num_tokens, max_seq = int(lengths.sum()), int(ends.max())
+        decode_only = num_tokens == n and bool(samples.all())
+        if decode_only:
+            each = self.arange[:n]
+            layout = Layout(slots, starts, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
+        else:
+            layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
+        self.uploaded.wait()
+        self.token_ids.array[:num_tokens] = rows.tokens[layout.token_slots, layout.positions]
+        self.positions.array[:num_tokens] = layout.positions
+        self.query_start.array[: n + 1] = layout.query_start
+        self.seq_len.array[:n] = ends
+
+        for group, batch in enumerate(self.batches):
+            self._fill_group(group, self.specs[group].block_size, slots, layout, max_seq)
+            batch.num_rows, batch.num_tokens, batch.num_decode_rows = n, num_tokens, layout.num_decode_rows
+            batch.max_query, batch.max_seq = layout.max_query, max_seq
+
+        num_logits = len(layout.last)
+        self.logits_rows.array[:num_logits] = layout.last
+        inputs = StepInputs(
+            token_ids=self.token_ids.push(num_tokens),
+            positions=self.positions.push(num_tokens),
+            attn=[planner.plan(batch) for planner, batch in zip(self.planners, self.batches, strict=True)],
+            kv=self.kv,
+            logits_rows=self.logits_rows.push(num_logits),
+            only_logits=num_logits < num_tokens,
+            capture=decode_only and self.capturable,
+            state=self._state_batch(slots, layout.query_start, layout.num_decode_rows) if self.state else None,
+        )
+        if self.token_types is not None and (second := rows.second[layout.token_slots]).any():
+            self.token_types.array[:num_tokens] = (second > 0) & (layout.positions >= second)
+            inputs.token_types = self.token_types.push(num_tokens)
+        self.uploaded.record()
+        return Step(
+            plan, inputs, slots, layout.sample_rows, layout.logit_slots, layout.next_positions, layout.num_drafts
+        )
+
+    def _layout(
+        self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, sample_rows: np.ndarray,
+        drafts: np.ndarray | None,
+    ) -> Layout:  # fmt: skip
+        """The layout of rows with any number of tokens; `drafts` [R] of each, None where none has any."""
+        n, single = len(slots), (lengths if drafts is None else lengths - drafts) == 1
+        decodes, max_query = n if single.all() else int(single.argmin()), int(lengths.max())
+        query_start = np.zeros(n + 1, np.int64)
+        np.cumsum(lengths, out=query_start[1:])
+        row_of = np.repeat(self.arange[:n], lengths)
+        positions = self.arange[: len(row_of)] + (starts - query_start[:-1])[row_of]
+        last, next_positions = query_start[1:][sample_rows] - 1, (starts + lengths)[sample_rows]
+        logit_slots, num_drafts = slots[sample_rows], None
+        if drafts is not None:
+            num_drafts = drafts[sample_rows]
+            back = _countdown(num_drafts)  # k, k-1, .., 0 for each sampling row
+            last = np.repeat(last, num_drafts + 1) - back
+            next_positions = np.repeat(next_positions, num_drafts + 1) - back
+            logit_slots = np.repeat(logit_slots, num_drafts + 1)
+        return Layout(
+            slots[row_of], positions, query_start, decodes, max_query, sample_rows, last, logit_slots, next_positions,
+            num_drafts,
+        )  # fmt: skip
+
+    def _fill_group(self, group: int, size: int, slots: np.ndarray, layout: Layout, max_seq: int) -> None:
+        """Where the step's keys and values go, and the blocks that its rows read."""
+        table = self.rows.table[group]
+        blocks, offsets = np.divmod(layout.positions, size)
+        self.slots[group].array[: len(blocks)] = table[layout.token_slots, blocks] * np.int64(size) + offsets
+        width = -(-max_seq // size)
+        self.tables[group].array[: len(slots), :width] = table[slots, :width]
+
+    def _state_batch(self, slots: np.ndarray, query_start: np.ndarray, decodes: int) -> StateBatch:
+        held, n = self.rows.table[-1][slots, 0], len(slots)
+        self.state_slots.array[:n] = held
+        starts = query_start[decodes:].tolist()
+        return StateBatch(
+            tensors=self.state,
+            slots=self.state_slots.push(n),
+            query_start=self.query_start.push(n + 1),
+            num_decode_rows=decodes,
+            prompts=list(zip(held[decodes:].tolist(), starts[:-1], starts[1:], strict=True)),
+        )
+
+    def _check(
+        self, plan: StepPlan, slots: np.ndarray, epochs: np.ndarray, starts: np.ndarray, lengths: np.ndarray,
+        samples: np.ndarray, drafts: np.ndarray,
+    ) -> None:  # fmt: skip
+        """The plan agrees with the rows it is computed on; a wrong plan must not write another row's blocks."""
+        rows, ends = self.rows, starts + lengths
+        known = ends - drafts
+        ok = (
+            (rows.epoch[slots] == epochs) & (lengths >= 1) & (known >= 1)
+            & np.where(samples == 1, known == rows.num_tokens[slots], (known <= rows.num_tokens[slots]) & (drafts == 0))
+        )  # fmt: skip
+        for group, spec in enumerate(self.specs):
+            ok &= ends <= rows.num_blocks[group, slots] * spec.block_size
+        if not ok.all():
+            bad = plan.rows[int(ok.argmin())]
+            slot = rows.slot_of[bad.id]
+            raise EngineError(
+                f"step {plan.step}: {bad} does not fit its row (epoch {rows.epoch[slot]}, "
+                f"{rows.num_tokens[slot]} tokens, blocks per group {rows.num_blocks[:, slot].tolist()})"
+            )
+
+
+def _countdown(counts: np.ndarray) -> np.ndarray:
+    """[2, 0] -> [2, 1, 0, 0]."""
+    ends = np.cumsum(counts + 1)
+    return np.repeat(ends, counts + 1) - 1 - np.arange(ends[-1] if len(ends) else 0)

@@ -1,0 +1,114 @@
+"""Pooling: hidden states of prompts become vectors. Partial sums wait here while a prompt takes several steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from lmkit.api import GrammarMasks, NewRow, Pooled, PoolerInfo, PoolingParams, StepResult
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from lmkit.api import Model
+
+    from lmkit_worker.inputs import Step
+    from lmkit_worker.rows import RowTable
+
+
+@dataclass(slots=True)
+class _Partial:
+    """What is known of a row so far: hidden states to keep (one, or one per token), or their sum or maximum."""
+
+    params: PoolingParams
+    kept: list[Tensor] = field(default_factory=list)
+    merged: Tensor | None = None
+
+
+class RowPooler:
+    """The head of a pooling model. Independent of how prompts are cut into steps."""
+
+    def __init__(self, info: PoolerInfo, rows: RowTable, model: Model, dense: nn.Module | None) -> None:
+        self.info, self.rows, self.model, self.dense = info, rows, model, dense
+        self._partial: dict[int, _Partial] = {}  # by slot
+
+    def add(self, slot: int, row: NewRow) -> None:
+        assert row.pooling is not None, f"row {row.id} wants tokens of a pooling model"
+        self._partial[slot] = _Partial(row.pooling)
+
+    def remove(self, slot: int) -> None:
+        self._partial.pop(slot, None)
+
+    @property
+    def slots(self) -> list[int]:
+        return sorted(self._partial)
+
+    def clear(self) -> None:
+        self._partial.clear()
+
+    def prepare(self, step: Step) -> None:
+        step.inputs.only_logits = False
+
+    def finish(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> None:
+        """Adds the vectors of the rows whose prompt ends in this step to `result`. hidden [T, D]."""
+        done: list[tuple[int, PoolingParams]] = []  # row of the plan
+        reduced: list[Tensor] = []  # [1, D], or [N, D] for token tasks
+        first = 0
+        for row, work in enumerate(step.plan.rows):
+            slot, states = int(step.slots[row]), hidden[first : first + work.num_tokens]
+            first += work.num_tokens
+            length, partial = int(self.rows.num_prompt[slot]), self._partial[slot]
+            self._take(partial, states, work.start)
+            if work.start + work.num_tokens == length:
+                done.append((row, partial.params))
+                reduced.append(self._reduced(partial, length).to(hidden.dtype))
+        if not done:
+            return
+        vectors = self.model.logits(torch.cat(reduced))  # the head runs once for all rows
+        if self.dense is not None:
+            vectors = self.dense(vectors)
+        for (row, params), part in zip(done, vectors.float().split([len(r) for r in reduced]), strict=True):
+            values = self._finished(part, params).cpu().numpy().astype("<f4")
+            if np.isfinite(values).all():
+                shape = values.shape if params.task.startswith("token_") else values.shape[1:]
+                result.pooled.append((row, Pooled(values.tobytes(), shape)))
+            else:
+                result.faults.append((row, "its vector is not finite"))
+
+    def _take(self, partial: _Partial, states: Tensor, start: int) -> None:
+        """Adds the hidden states [n, D] of positions from `start` on."""
+        if partial.params.task.startswith("token_"):
+            partial.kept.append(states)
+            return
+        match self.info.reduce:
+            case "cls":
+                partial.kept += [states[:1]] if start == 0 else []
+            case "last":
+                partial.kept = [states[-1:]]
+            case "mean":
+                total = states.float().sum(0, keepdim=True)
+                partial.merged = total if partial.merged is None else partial.merged + total
+            case "max":
+                top = states.amax(0, keepdim=True)
+                partial.merged = top if partial.merged is None else torch.maximum(partial.merged, top)
+
+    def _reduced(self, partial: _Partial, length: int) -> Tensor:
+        if partial.merged is None:
+            return torch.cat(partial.kept)
+        return partial.merged / length if self.info.reduce == "mean" else partial.merged
+
+    def _finished(self, values: Tensor, params: PoolingParams) -> Tensor:
+        """[N, size] float32: cut, scaled or activated."""
+        info, active = self.info, params.activation is not False
+        if params.dimensions is not None:
+            values = values[:, : params.dimensions]
+        if info.task in ("embed", "token_embed"):
+            return F.normalize(values, dim=-1) if info.normalize and active else values
+        match info.activation if active else "none":
+            case "softmax":
+                return values.softmax(-1)
+            case "sigmoid":
+                return values.sigmoid()
+        return values

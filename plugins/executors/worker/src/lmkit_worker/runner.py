@@ -1,0 +1,196 @@
+"""The runner: steps of a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from lmkit.api import GrammarMasks, KVConfig, LogitsProcessor, NewRow, PluginError, StepLimits, StepPlan, StepResult
+from lmkit_layers.adapters import AdapterBank
+
+from lmkit_worker.heads import RowHead, TokenHead
+from lmkit_worker.inputs import InputBuilder, Step
+from lmkit_worker.loaded import LoadedModel
+from lmkit_worker.pooling import RowPooler
+from lmkit_worker.rows import RowTable
+from lmkit_worker.sampling import Sampler
+
+if TYPE_CHECKING:
+    from lmkit.api import AttentionBackend, AttnNeed, LayerInfo, Platform
+    from torch import Tensor
+
+
+@dataclass(slots=True)
+class Pending:
+    """A step between forward and sample."""
+
+    step: Step
+    hidden: Tensor
+
+
+class Runner:
+    """Runs steps of a loaded model: applies plans to rows, builds inputs, calls the model, hands over to its head.
+
+    Knows neither configuration nor loading; Worker makes it once the KV cache is configured.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, kv: KVConfig, limits: StepLimits, backends: Sequence[AttentionBackend],
+        platform: Platform, device: torch.device, *, eos_token_ids: Sequence[int] = (), max_drafts: int = 0,
+        seed: int = 0, processors: Mapping[str, LogitsProcessor] | None = None, debug_kv: bool = False,
+    ) -> None:  # fmt: skip
+        """`backends`: one per KV group of attention layers.
+
+        `debug_kv` fills fresh blocks with NaN: reading what nobody wrote shows.
+        """
+        self.model, self.kv_config, self.debug_kv = loaded.model, kv, debug_kv
+        needs = [need for need, _ in loaded.info.kv_groups()]
+        num_layers = len(loaded.info.layers)
+        self.kv, self._spans = _allocate(kv, num_layers, needs, backends, device)
+        self.state: list[dict[str, Tensor]] = []
+        if loaded.info.recurrent:
+            self.state = _allocate_state(kv, loaded.info.layers, device)
+            self._spans.append([_block_of(tensor, 0, 1) for layer in self.state for tensor in layer.values()])
+        max_blocks = [limits.max_blocks_per_row for _ in kv.specs]
+        self.rows = RowTable(limits.max_rows, limits.max_length + max_drafts + 1, max_blocks)
+        planners = [b.planner(need, limits, platform) for b, need in zip(backends, needs, strict=True)]
+        pooler = loaded.info.pooler
+        self.inputs = InputBuilder(
+            self.rows, limits, kv.specs, planners, self.kv, platform, pairs=pooler is not None, state=self.state
+        )
+        self.head: RowHead
+        if pooler is not None:
+            self.head = RowPooler(pooler, self.rows, loaded.model, loaded.dense)
+        else:
+            sampler = Sampler(limits.max_rows, loaded.info.vocab_size, eos_token_ids, processors, loaded.rows)
+            self.head = TokenHead(sampler, self.rows, self._logits, seed)
+        self.graphs = platform.graphs(limits)
+        self.adapters = AdapterBank()
+        self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> None:
+        """Applies the diff, then computes hidden states of plan.rows."""
+        self.rows.apply(plan, self._removed, self._added)
+        if self.debug_kv:
+            self._poison(plan)
+        for group, source, target in plan.copies:
+            for block_of in self._spans[group]:
+                block_of(target).copy_(block_of(source))
+        for group, block in plan.zero:
+            for block_of in self._spans[group]:
+                block_of(block).zero_()
+        if not plan.rows:
+            self.pending[plan.step] = None
+            return
+        step = self.inputs.build(plan)
+        self.head.prepare(step)
+        self.pending[plan.step] = Pending(step, self._hidden(step))
+
+    @torch.inference_mode()
+    def sample(self, number: int, masks: GrammarMasks | None = None) -> StepResult:
+        """What the head makes of step `number`: tokens, which are appended to their rows, or vectors."""
+        pending = self.pending.pop(number)
+        if pending is None:
+            return StepResult(number, [])
+        step = pending.step
+        result = StepResult(number, [[] for _ in step.plan.rows])
+        self.head.finish(step, pending.hidden, masks, result)
+        return result
+
+    def reset(self) -> None:
+        """Forgets all rows and steps in flight, after a step that failed somewhere in the middle."""
+        self.pending.clear()
+        self.adapters.rows.clear()
+        self.head.clear()
+        self.rows.clear()
+
+    def check(self) -> None:
+        """Invariants of the worker; AssertionError naming the broken one."""
+        self.rows.check()
+        assert self.head.slots == sorted(self.rows.slot_of.values()), "state of the head belongs to exactly the rows"
+
+    # ------------------------------------------------------------------------------------------- details
+
+    def _hidden(self, step: Step) -> Tensor:
+        if not self.adapters.rows:
+            return self.graphs.run(self.model.forward, step.inputs)
+        step.inputs.capture = False  # a graph would repeat the adapters of the step that made it
+        lengths = [work.num_tokens for work in step.plan.rows]
+        rows = step.inputs.logits_rows.tolist() if step.inputs.only_logits else None
+        with self.adapters.applied(self.model, step.slots.tolist(), lengths, rows):
+            return self.graphs.run(self.model.forward, step.inputs)
+
+    def _logits(self, hidden: Tensor, slots: Sequence[int]) -> Tensor:
+        """The logits of rows that belong to `slots`."""
+        if not self.adapters.rows:
+            return self.model.logits(hidden)
+        with self.adapters.applied(self.model, slots, [1] * len(slots), head=True):
+            return self.model.logits(hidden)
+
+    def _added(self, slot: int, row: NewRow) -> None:
+        if row.adapter is not None:
+            self.adapters.put(slot, row.adapter)
+        self.head.add(slot, row)
+
+    def _removed(self, slot: int) -> None:
+        self.adapters.rows.pop(slot, None)
+        self.head.remove(slot)
+
+    def _poison(self, plan: StepPlan) -> None:
+        """NaN into blocks that nobody has written: all that a row got beyond what is computed already.
+
+        Bytes of ones are NaN in every floating type, in the scales of integers too.
+        """
+        fresh = [(row.blocks, row.num_computed) for row in plan.new] + [(blocks, 0) for _, blocks in plan.grown]
+        for blocks, computed in fresh:
+            for group, ids in enumerate(blocks):
+                for block in ids[-(-computed // self.kv_config.specs[group].block_size) :]:
+                    for block_of in self._spans[group]:
+                        part = block_of(block)
+                        part.fill_(torch.nan if part.is_floating_point() else -1)
+
+
+def _allocate(
+    kv: KVConfig, num_layers: int, needs: Sequence[AttnNeed], backends: Sequence[AttentionBackend], device: torch.device
+) -> tuple[list[Tensor], list[list[Callable[[int], Tensor]]]]:
+    """KV tensors by layer (empty where it has no attention), and for each group of attention layers and layer a
+    function from block id to that block's part."""
+    by_layer = [torch.empty(0, device=device)] * num_layers
+    spans: list[list[Callable[[int], Tensor]]] = []
+    paged = [(spec, num) for spec, num in zip(kv.specs, kv.num_blocks, strict=True) if not spec.recurrent]
+    for (spec, num), need, backend in zip(paged, needs, backends, strict=True):
+        shape, smaller = backend.kv_shape(need, num), backend.kv_shape(need, num - 1)
+        axes = [i for i, (a, b) in enumerate(zip(shape, smaller, strict=True)) if a != b]
+        if len(axes) != 1 or shape[axes[0]] % num:
+            raise PluginError(f"attention {backend.name}: kv_shape must have one axis proportional to num_blocks")
+        span = shape[axes[0]] // num
+        spans.append([])
+        for layer in spec.layers:
+            # Not cleared: pages of the host are then taken as they fill, and nobody reads what was not written.
+            tensor = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=device)
+            predicted = spec.bytes_per_block * num // len(spec.layers)
+            if tensor.nbytes != predicted:
+                raise PluginError(
+                    f"attention {backend.name}: KV of a layer takes {tensor.nbytes} bytes, {predicted} are planned"
+                )
+            by_layer[layer] = tensor
+            spans[-1].append(_block_of(tensor, axes[0], span))
+    return by_layer, spans
+
+
+def _allocate_state(kv: KVConfig, layers: Sequence[LayerInfo], device: torch.device) -> list[dict[str, Tensor]]:
+    """The state tensors of each layer, by name."""
+    num = kv.num_blocks[-1]
+    state = [
+        {t.name: torch.empty((num, *t.shape), dtype=getattr(torch, t.dtype), device=device) for t in layer.state}
+        for layer in layers
+    ]
+    assert sum(t.nbytes for layer in state for t in layer.values()) == kv.specs[-1].bytes_per_block * num
+    return state
+
+
+def _block_of(tensor: Tensor, axis: int, span: int) -> Callable[[int], Tensor]:
+    return lambda block: tensor.narrow(axis, block * span, span)

@@ -1,0 +1,297 @@
+"""From logits to tokens, in a fixed order.
+
+ 1  raw log-probabilities, of rows that asked
+ 2  logits to float32
+ 3  grammar mask
+ 4  min_tokens: eos and stop ids may not come yet
+ 5  logit bias
+ 6  processors of stage "logits"
+ 7  penalties: repetition (prompt and output), then frequency and presence (output)
+ 8  greedy rows are done
+ 9  temperature
+10  min_p, top_k, top_p
+11  processors of stage "probs"
+12  draw, with noise f(seed, position)
+13  log-probabilities of the chosen tokens
+
+Each step works on the rows that need it and is skipped when there are none: rows that need it are counted when they
+come and go. When no row needs anything but the most likely token, sampling is one argmax of the model's own logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from lmkit.api import DrawParams, GrammarMasks, LogitsProcessor, RowOps, SamplingParams, TokenLogprob
+from lmkit_layers import truncate, vocabulary
+from lmkit_layers.rowwise import TorchRowOps
+from torch import Tensor
+
+from lmkit_worker.sampling.counts import TokenCounts
+from lmkit_worker.sampling.logprobs import TokenChoice, gather_logprobs, row_index
+from lmkit_worker.sampling.noise import uniform
+from lmkit_worker.sampling.processors import Processors
+
+MIN_TEMPERATURE = 1e-30  # smaller ones are equal to it: only the most likely token is left, and float32 still holds it
+
+
+@dataclass(slots=True)
+class SampleBatch:
+    """Rows of logits to sample. A row of the plan with k drafts has k + 1 consecutive rows here."""
+
+    slots: np.ndarray  # [S] int64
+    positions: np.ndarray  # [S] int64, position of the token drawn
+    plan_rows: np.ndarray  # [S'] row of the plan of each sampling row, S' <= S
+    tokens: Callable[[int], Sequence[int]]  # slot -> tokens known, drafts excluded
+    num_drafts: np.ndarray | None = None  # [S']; None: no row has drafts
+    drafts: Mapping[int, Sequence[int]] | None = None  # slot -> drafts being verified
+
+
+@dataclass(slots=True)
+class Sampled:
+    """One token for each row of logits."""
+
+    tokens: np.ndarray  # [S] int64; 0 where there is a fault
+    faults: dict[int, str]  # row of logits -> reason
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # row of logits -> of its token; only who asked
+
+
+class Sampler:
+    """Sampling state per slot, added and removed with the row."""
+
+    def __init__(
+        self, max_rows: int, vocab_size: int, eos_token_ids: Sequence[int] = (),
+        processors: Mapping[str, LogitsProcessor] | None = None, rows: RowOps | None = None,
+    ) -> None:  # fmt: skip
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.processors = Processors(processors or {})
+        self.rows = rows or TorchRowOps()
+        self.params: list[SamplingParams | None] = [None] * max_rows  # None: nobody has the slot
+        self.num_prompt = np.zeros(max_rows, np.int64)
+        self.seed = np.zeros(max_rows, np.uint64)
+        self.greedy = np.zeros(max_rows, bool)
+        self.temperature = np.ones(max_rows, np.float32)
+        self.min_p = np.zeros(max_rows, np.float32)
+        self.top_k = np.zeros(max_rows, np.int64)
+        self.top_p = np.ones(max_rows, np.float32)
+        # Sparse per-slot state: only slots that need the step are keys.
+        self.counts: dict[int, TokenCounts] = {}
+        self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.blocked: dict[int, np.ndarray] = {}  # ids that may not come before min_tokens
+        self.logprobs: dict[int, int] = {}  # alternatives wanted
+        self.num_random = 0
+
+    # ---------------------------------------------------------------------------------------------- rows
+
+    def add(self, slot: int, params: SamplingParams, tokens: np.ndarray, num_prompt: int, seed: int) -> None:
+        """A row with `tokens` (prompt, then output of a resumed row) takes `slot`."""
+        self.params[slot] = params
+        self.num_prompt[slot] = num_prompt
+        self.seed[slot] = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)
+        self.greedy[slot] = params.greedy
+        self.temperature[slot] = max(params.temperature, MIN_TEMPERATURE)
+        self.min_p[slot], self.top_p[slot] = params.min_p, params.top_p
+        self.top_k[slot] = params.top_k if params.top_k < self.vocab_size else 0
+        self.num_random += not params.greedy
+        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
+            self.counts[slot] = TokenCounts(tokens[:num_prompt], tokens[num_prompt:].tolist())
+        if params.logit_bias:
+            pairs = [(token, value) for token, value in params.logit_bias if token < self.vocab_size]
+            ids, values = zip(*pairs, strict=True) if pairs else ((), ())
+            self.bias[slot] = np.array(ids, np.int64), np.array(values, np.float32)
+        if len(tokens) - num_prompt < params.min_tokens:
+            stops = set(params.stop_token_ids).union(() if params.ignore_eos else self.eos_token_ids)
+            self.blocked[slot] = np.array(sorted(t for t in stops if t < self.vocab_size), np.int64)
+        if params.logprobs is not None:
+            self.logprobs[slot] = params.logprobs
+        if params.extra:
+            self.processors.add(slot, params, tokens[:num_prompt].tolist())
+
+    def remove(self, slot: int) -> None:
+        self.num_random -= not self.greedy[slot]
+        for state in (self.counts, self.bias, self.blocked, self.logprobs):
+            state.pop(slot, None)
+        self.processors.remove(slot)
+        self.params[slot] = None
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self.processors.clear()
+        for slot, params in enumerate(self.params):
+            if params is not None:
+                self.remove(slot)
+
+    def observe(self, slot: int, tokens: Sequence[int], num_output: int) -> None:
+        """Accepted tokens of a row, which now has `num_output` output tokens. Only needed if any is `watched`."""
+        counts = self.counts.get(slot)
+        if counts is not None:
+            for token in tokens:
+                counts.add(token)
+        params = self.params[slot]
+        if slot in self.blocked and params is not None and num_output >= params.min_tokens:
+            del self.blocked[slot]
+
+    @property
+    def watched(self) -> bool:
+        """Whether any row must be told of its accepted tokens."""
+        return bool(self.counts or self.blocked)
+
+    # -------------------------------------------------------------------------------------------- sample
+
+    def sample(self, logits: Tensor, batch: SampleBatch, masks: GrammarMasks | None = None) -> Sampled:
+        """One token per row of `logits` [S, V], float32 or the model's dtype; may overwrite them."""
+        plain = not (
+            self.num_random or self.counts or self.bias or self.blocked or self.logprobs or masks
+            or self.processors.active["logits"]
+        )  # fmt: skip
+        if plain:
+            return Sampled(*_checked(*self.rows.argmax(logits)))
+
+        greedy = self.greedy[batch.slots]
+        raw = self._raw_logprobs(logits, batch) if self.logprobs else None  # 1
+        x = logits.float()  # 2
+        if masks is not None:
+            self._grammar(x, batch, masks)  # 3
+        if self.blocked:
+            self._min_tokens(x, batch)  # 4
+        if self.bias:
+            self._bias(x, batch)  # 5
+        if self.processors.active["logits"]:
+            self.processors.apply("logits", x, batch.slots, batch.positions, greedy, batch.tokens)  # 6
+        if self.counts:
+            self._penalties(x, batch)  # 7
+        tokens = np.zeros(len(x), np.int64)
+        faults: dict[int, str] = {}
+        for rows, pick in ((np.flatnonzero(greedy), self._greedy), (np.flatnonzero(~greedy), self._random)):  # 8, 9-12
+            if len(rows):
+                part = x if len(rows) == len(x) else x[torch.from_numpy(rows).to(x.device)]
+                tokens[rows], bad = pick(part, batch, rows)
+                faults.update((int(rows[i]), reason) for i, reason in bad.items())
+        logprobs = self._gather(raw, tokens, batch, faults) if raw is not None else {}  # 13
+        return Sampled(tokens, faults, logprobs)
+
+    def _raw_logprobs(self, logits: Tensor, batch: SampleBatch) -> tuple[list[int], Tensor]:
+        """Rows that asked, perhaps none of this step, and their log-softmax [L, V]."""
+        rows = [i for i, slot in enumerate(batch.slots.tolist()) if slot in self.logprobs]
+        return rows, torch.log_softmax(logits[row_index(rows, logits.device)].float(), -1)
+
+    def _gather(
+        self, raw: tuple[list[int], Tensor], tokens: np.ndarray, batch: SampleBatch, faults: Mapping[int, str]
+    ) -> dict[int, TokenLogprob]:
+        rows, logprobs = raw
+        choices = [TokenChoice(int(tokens[i]), self.logprobs[int(batch.slots[i])]) for i in rows]
+        found = gather_logprobs(logprobs, choices)
+        return {row: entry for row, entry in zip(rows, found, strict=True) if row not in faults}
+
+    def _grammar(self, x: Tensor, batch: SampleBatch, masks: GrammarMasks) -> None:
+        """Bit t of a row's words is 1 when token t is allowed. Bits of a row with drafts are consecutive."""
+        first = np.arange(len(batch.plan_rows))
+        if batch.num_drafts is not None:
+            first = np.cumsum(batch.num_drafts + 1) - batch.num_drafts - 1
+        start_of = dict(zip(batch.plan_rows.tolist(), first.tolist(), strict=True))
+        rows, seen = [], dict.fromkeys(masks.rows, 0)
+        for row in masks.rows:
+            rows.append(start_of[row] + seen[row])
+            seen[row] += 1
+        if not rows:
+            return
+        packed = np.frombuffer(masks.bits, np.uint8).reshape(len(rows), -1)
+        allowed = np.unpackbits(packed, axis=1, count=x.shape[1], bitorder="little").view(np.bool_)
+        banned = torch.from_numpy(allowed).to(x.device).logical_not_()
+        if rows == list(range(len(x))):
+            x.masked_fill_(banned, -torch.inf)
+        else:
+            index = row_index(rows, x.device)
+            x[index] = x[index].masked_fill_(banned, -torch.inf)
+
+    def _min_tokens(self, x: Tensor, batch: SampleBatch) -> None:
+        output = batch.positions - self.num_prompt[batch.slots]  # number of output tokens before this one
+        pairs = [
+            (i, self.blocked[slot]) for i, slot in enumerate(batch.slots.tolist())
+            if slot in self.blocked and output[i] < self.params[slot].min_tokens
+        ]  # fmt: skip
+        if pairs:
+            x[_index(pairs, x.device)] = -torch.inf
+
+    def _bias(self, x: Tensor, batch: SampleBatch) -> None:
+        found = [(i, self.bias[slot]) for i, slot in enumerate(batch.slots.tolist()) if slot in self.bias]
+        if found:
+            values = torch.from_numpy(np.concatenate([values for _, (_, values) in found])).to(x.device)
+            x[_index([(i, ids) for i, (ids, _) in found], x.device)] += values
+
+    def _penalties(self, x: Tensor, batch: SampleBatch) -> None:
+        """Touches only tokens that occur: positive logits are divided by the repetition penalty, others multiplied."""
+        found = []
+        drafted = 0  # drafts before the row of logits
+        for i, slot in enumerate(batch.slots.tolist()):
+            drafted = drafted + 1 if i and batch.slots[i - 1] == slot else 0
+            counts = self.counts.get(slot)
+            if counts is not None:
+                drafts = batch.drafts.get(slot, ())[:drafted] if batch.drafts and drafted else ()
+                found.append((i, slot, *(counts.with_drafts(drafts) if drafts else (counts.ids, counts.output))))
+        if not found:
+            return
+        index = _index([(i, ids) for i, _, ids, _ in found], x.device)
+        lengths = [len(ids) for _, _, ids, _ in found]
+        params = [self.params[slot] for _, slot, _, _ in found]
+        output = torch.from_numpy(np.concatenate([output for *_, output in found])).to(x.device)
+
+        def spread(values: list[float]) -> Tensor:
+            return torch.from_numpy(np.repeat(np.array(values, np.float32), lengths)).to(x.device)
+
+        repetition = spread([p.repetition_penalty for p in params])
+        values = x[index]
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        values -= spread([p.frequency_penalty for p in params]) * output
+        values -= spread([p.presence_penalty for p in params]) * (output > 0)
+        x[index] = values
+
+    def _greedy(self, x: Tensor, batch: SampleBatch, rows: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
+        return _checked(*self.rows.argmax(x))
+
+    def _random(self, x: Tensor, batch: SampleBatch, rows: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
+        slots, positions = batch.slots[rows], batch.positions[rows]
+        params = DrawParams(
+            self.temperature[slots], self.min_p[slots], self.top_k[slots], self.top_p[slots],
+            uniform(self.seed[slots], positions),
+        )  # fmt: skip
+        if self.processors.active["probs"]:
+            weights, largest = truncate.weigh(x, params)  # 9, 10
+            weights /= weights.sum(-1, keepdim=True)
+            random = np.zeros(len(rows), bool)
+            self.processors.apply("probs", weights, slots, positions, random, batch.tokens)  # 11
+            drawn = vocabulary.draw(weights, params.share)  # 12
+        else:
+            drawn, largest = self.rows.draw(x, params)
+        return _checked(drawn, largest)
+
+
+def _index(pairs: Sequence[tuple[int, np.ndarray]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(row, ids) pairs -> index of all their elements in [S, V]."""
+    rows = np.repeat([row for row, _ in pairs], [len(ids) for _, ids in pairs])
+    ids = np.concatenate([ids for _, ids in pairs])
+    return torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)
+
+
+def _checked(drawn: Tensor, largest: Tensor) -> tuple[np.ndarray, dict[int, str]]:
+    """Tokens, 0 for those of faulty rows; and what is wrong with these."""
+    faults = _faults(largest)
+    tokens = drawn.cpu().numpy()
+    tokens[list(faults)] = 0
+    return tokens, faults
+
+
+def _faults(largest: Tensor) -> dict[int, str]:
+    """Row -> reason, where the largest logit of a row is not a number one can sample from."""
+    finite = torch.isfinite(largest)
+    if bool(finite.all()):
+        return {}
+    bad = torch.nonzero(~finite)[:, 0].tolist()
+    values = largest.tolist()
+    return {
+        i: "no token is allowed" if values[i] == -float("inf") else f"the model gave {values[i]} logits" for i in bad
+    }

@@ -1,0 +1,157 @@
+"""The worker: one model on one device. The same object in all executors."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from lmkit import memory
+from lmkit.api import (
+    Checkpoint,
+    Control,
+    DropAdapter,
+    EngineError,
+    ForgetRows,
+    GrammarMasks,
+    KVConfig,
+    LmkitError,
+    LoadAdapter,
+    ModelInfo,
+    Reply,
+    ResetCache,
+    ResolvedPlan,
+    SchedLimits,
+    StepLimits,
+    StepPlan,
+    StepResult,
+    WorkerFacts,
+    describe_model,
+)
+from lmkit_layers.adapters import Adapter
+
+from lmkit_worker.chosen import choice_of, make
+from lmkit_worker.loaded import LoadedModel
+from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter
+from lmkit_worker.loading.adapter_files import digest
+from lmkit_worker.loading.convert import architecture_of
+from lmkit_worker.loading.load import load_model
+from lmkit_worker.loading.rules import Rules
+from lmkit_worker.runner import Runner
+
+if TYPE_CHECKING:
+    from lmkit.api import EngineConfig, Platform, Progress
+
+
+class Worker:
+    """Loads the model of a resolved plan, then runs its steps through a Runner."""
+
+    def __init__(
+        self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None,
+        rank: int = 0, debug_kv: bool = False,
+    ) -> None:  # fmt: skip
+        self.config, self.resolved, self.checkpoint, self.progress = config, resolved, checkpoint, progress
+        self.rank, self.debug_kv = rank, debug_kv
+        self.platform: Platform = make(choice_of(resolved, "platform"))
+        self.info = describe_model(resolved, checkpoint)
+        self.loaded: LoadedModel | None = None
+        self.runner: Runner | None = None
+
+    def load(self) -> WorkerFacts:
+        """Binds the device and loads the weights. Returns what is left for the KV cache."""
+        started = time.monotonic()
+        threads = self.config.parallel.threads
+        self.device = self.platform.bind(self.rank, threads)
+        if threads:
+            torch.set_num_threads(threads)
+        self.loaded = load_model(
+            self.resolved, self.checkpoint, self.info, self.platform, self.device,
+            self.platform.collectives(self.rank, 1), progress=self.progress,
+            packed_cache=self.config.model.packed_cache, adapters=self.config.lora.on,
+        )  # fmt: skip
+        dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
+        max_tokens = memory.step_tokens(self.config, self.resolved)
+        activations = memory.activation_bytes(self.info, dtype, max_tokens, self.config.sched.max_rows)
+        return WorkerFacts(
+            free_kv_bytes=max(0, self.platform.free_memory() - activations),
+            weight_bytes=self.loaded.weight_bytes,
+            activation_bytes=activations,
+            kv_specs=tuple(self.info.kv_specs(block_size, self.resolved.value("kv_dtype", dtype))),
+            load_seconds=time.monotonic() - started,
+            pack_seconds=self.loaded.pack_seconds,
+            warnings=self.loaded.warnings,
+        )
+
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
+        if self.loaded is None:
+            raise EngineError("configure_kv before load")
+        attention = self.loaded.attention
+        backends = [attention] * len(self.info.kv_groups()) if attention is not None else []
+        block_size = min(spec.block_size for spec in kv.specs)
+        sizes = StepLimits(
+            max_rows=limits.max_rows,
+            max_tokens=limits.max_tokens,
+            max_blocks_per_row=-(-(limits.max_length + limits.lookahead + 1) // block_size),
+            max_length=limits.max_length,
+        )
+        self.runner = Runner(
+            self.loaded, kv, sizes, backends, self.platform, self.device,
+            eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead,
+            seed=self.config.model.seed, debug_kv=self.debug_kv,
+            processors={c.name: make(c) for c in self.resolved.choices if c.kind == "logits_processor"},
+        )  # fmt: skip
+
+    def forward(self, plan: StepPlan) -> None:
+        self._running.forward(plan)
+
+    def sample(self, step: int, masks: GrammarMasks | None) -> StepResult:
+        return self._running.sample(step, masks)
+
+    def control(self, command: Control) -> Reply:
+        """Commands this worker does not know are refused by name."""
+        match command:
+            case ForgetRows() | ResetCache():
+                self._running.reset()
+                return Reply(True)
+            case LoadAdapter(id, path):
+                return self._load_adapter(id, path)
+            case DropAdapter(id):
+                self._running.adapters.loaded.pop(id, None)
+                return Reply(True)
+        return Reply(False, f"{type(command).__name__} is not supported by this worker")
+
+    def inspect_adapter(self, path: str) -> str:
+        self._open_adapter(path)
+        return digest(Path(path))
+
+    def _open_adapter(self, path: str) -> AdapterFiles:
+        base = base_model(self.resolved, self.checkpoint, self.info)
+        return open_adapter(path, self.info, self.config.lora.max_rank, base)
+
+    def _load_adapter(self, id: str, path: str) -> Reply:
+        try:
+            files = self._open_adapter(path)
+            dtype = getattr(torch, self.resolved.value("dtype", self.info.dtype))
+            weights = files.read(dtype, self.device)
+            self._running.adapters.loaded[id] = Adapter(id, weights.deltas, weights.whole)
+        except LmkitError as e:
+            return Reply(False, f"{e.message}; {e.fix}" if e.fix else e.message)
+        return Reply(True)
+
+    def close(self) -> None:
+        """Drops model and cache. Idempotent."""
+        self.runner = self.loaded = None
+
+    @property
+    def _running(self) -> Runner:
+        if self.runner is None:
+            raise EngineError("the worker is not configured, or closed")
+        return self.runner
+
+
+def base_model(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> BaseModel:
+    """What adapters need to know of the model that they are for."""
+    loader = make(choice_of(resolved, "loader"))
+    entries = {entry.name: entry for entry in loader.tensors(checkpoint)}
+    return BaseModel(Rules(architecture_of(resolved).weights(info)), loader, entries)

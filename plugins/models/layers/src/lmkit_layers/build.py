@@ -1,0 +1,156 @@
+"""Builder: the BuildContext that core gives to model plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lmkit.api import (
+    AttentionBackend,
+    Collectives,
+    DeviceInfo,
+    ExpertKernel,
+    LinearKernel,
+    LinearSpec,
+    ModelInfo,
+    NormKind,
+    PluginError,
+    QuantFormat,
+    QuantScheme,
+    RowOps,
+    SelectionError,
+)
+
+from lmkit_layers.attention import Attention
+from lmkit_layers.embedding import Embedding
+from lmkit_layers.experts import Experts, LinearExperts, one_expert
+from lmkit_layers.linear import PLAIN, Linear
+from lmkit_layers.norm import Norm, make_norm
+from lmkit_layers.rotary import Rotary
+from lmkit_layers.rowwise import TorchRowOps
+
+HEAD = "lm_head"
+
+
+class Builder:
+    """Makes modules with the chosen implementations.
+
+    `kernels` maps "op:format" (ops "linear" and "moe") to kernels, preferred first: each layer gets the first that can
+    run it, and a line in `warnings` when that is not the very first. `online`: the scheme quantizes a checkpoint that
+    is not, its output head too; else only what a checkpoint may store so. `strict` names those of which the user chose
+    the kernels: experts do not go to kernels for linears then.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        dtype: torch.dtype,
+        device: DeviceInfo,
+        attention: AttentionBackend | None,
+        kernels: Mapping[str, Sequence[Any]],
+        *,
+        scheme: QuantScheme | None = None,
+        online: bool = False,
+        strict: frozenset[str] = frozenset(),
+        collectives: Collectives | None = None,
+        rows: RowOps | None = None,
+    ) -> None:
+        self.info, self.dtype, self.device = info, dtype, device
+        self.kernels, self.scheme, self.strict = kernels, scheme, strict
+        self.collectives = collectives
+        self.tp_rank, self.tp_size = (collectives.rank, collectives.size) if collectives else (0, 1)
+        self.rows = rows or TorchRowOps()
+        self._remarks: dict[str, list[str]] = {}  # what is said of linears -> their names
+        self.backend = attention
+        self._quantizable = {spec.name for spec in info.linears} | ({HEAD} if online else set())
+        groups = info.kv_groups()
+        self._group_of = {i: (g, need) for g, (need, layers) in enumerate(groups) for i in layers}
+
+    @property
+    def warnings(self) -> list[str]:
+        return [
+            f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {remark}"
+            for remark, names in self._remarks.items()
+        ]
+
+    def _remark(self, spec: LinearSpec, remark: str) -> None:
+        self._remarks.setdefault(remark, []).append(spec.name)
+
+    def linear(self, spec: LinearSpec) -> Linear:
+        fmt = self._format(spec)
+        return Linear(spec, fmt, self._kernel(fmt, spec), self.dtype, self.collectives)
+
+    def experts(self, up: LinearSpec, down: LinearSpec, act: str) -> Experts:
+        """On a kernel for experts that runs both linears, else each expert on kernels for linears."""
+        formats = {spec: self._format(spec) for spec in (up, down)}
+        special = self._expert_kernel(formats, act)
+        kernels: list[Any] = [special or self._linear_experts(spec) for spec in formats]
+        first, last = (
+            Linear(spec, fmt, kernel, self.dtype, self.collectives)
+            for (spec, fmt), kernel in zip(formats.items(), kernels, strict=True)
+        )
+        return Experts(first, last, act, kernels[0], self.rows)
+
+    def _linear_experts(self, spec: LinearSpec) -> LinearExperts:
+        """Each expert on the first linear kernel that runs the format of one."""
+        one = one_expert(spec)
+        fmt = self._format(one)
+        return LinearExperts(self._kernel(fmt, one), fmt)
+
+    def _expert_kernel(self, formats: Mapping[LinearSpec, QuantFormat], act: str) -> ExpertKernel | None:
+        """The first that runs both linears; a line in `warnings` for those which do not."""
+        up, down = formats
+        op = f"moe:{formats[up].name}"
+        refused: list[str] = []
+        for kernel in self.kernels.get(op, ()):
+            asked = ((up, act), (down, None))
+            refusals = [r for spec, a in asked if (r := kernel.can_run(formats[spec], spec, self.device, a))]
+            if not refusals:
+                break
+            refused.append(f"not on {kernel.name} ({'; '.join(dict.fromkeys(refusals))})")
+        else:
+            if op in self.strict:
+                raise SelectionError(f"{up.name}: {'; '.join(refused)}", fix="--op auto")
+            kernel = None
+        for remark in refused:
+            self._remark(up, remark)
+        return kernel
+
+    def _format(self, spec: LinearSpec) -> QuantFormat:
+        fmt = self.scheme.for_layer(spec) if self.scheme and spec.name in self._quantizable else None
+        return fmt or PLAIN
+
+    def _kernel(self, fmt: QuantFormat, spec: LinearSpec) -> LinearKernel:
+        """The first linear kernel that runs `fmt`."""
+        op = f"linear:{fmt.name}"
+        refusals: list[str] = []
+        for kernel in self.kernels.get(op, ()):
+            reason = kernel.can_run(fmt, spec, self.device)
+            if reason is None:
+                if refusals:
+                    self._remark(spec, f"runs on {kernel.name} ({'; '.join(refusals)})")
+                return kernel
+            refusals.append(f"{kernel.name} refused: {reason}")
+        reasons = "; ".join(refusals) or "none was chosen"
+        raise SelectionError(f"no kernel for linear format {fmt.name!r}, layer {spec.name}: {reasons}")
+
+    def attention(self, layer: int, scale: float) -> Attention:
+        kv_of = self.info.layers[layer].kv_of
+        source = layer if kv_of is None else kv_of
+        if self.backend is None or source not in self._group_of:
+            raise PluginError(f"{self.info.architecture}: layer {layer} is described without attention")
+        group, need = self._group_of[source]
+        if self.info.layers[layer].attn != need:
+            raise PluginError(f"{self.info.architecture}: layers {source} and {layer} cannot share keys and values")
+        last = layer == len(self.info.layers) - 1 and not self.info.layers[layer].state  # which may depend on it
+        return Attention(self.backend, need, source, group, scale, writes=source == layer, last=last)
+
+    def norm(self, size: int, eps: float, kind: NormKind = "rms") -> Norm:
+        return make_norm(kind, size, eps, self.dtype, self.rows)
+
+    def embedding(self, num: int, size: int) -> Embedding:
+        return Embedding(num, size, self.dtype, self.rows)
+
+    def rotary(self, head_dim: int, rope: Mapping[str, object]) -> Rotary:
+        return Rotary(head_dim, rope, self.rows)

@@ -1,0 +1,142 @@
+"""Modules that models are made of: rotary angles, norms, activations, linears, attention."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import lmkit_layers
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lmkit.api import AttnNeed, DeviceInfo, LayerInfo, LinearSpec, ModelInfo, SelectionError, UnsupportedModel
+from lmkit_layers import Builder, RMSNorm, Rotary, TorchRowOps, activation
+from lmkit_layers.attention import Attention
+from lmkit_layers.rotary import frequencies
+from lmkit_testing import PluginConformance
+
+ROWS = TorchRowOps()
+PLAIN = {"rope_type": "default", "theta": 100.0, "partial": 1.0}
+
+
+class TestLinear(PluginConformance):
+    plugin = "op:linear_reference"
+
+
+class TestRowwise(PluginConformance):
+    plugin = "op:rowwise_torch"
+
+
+@given(st.integers(0, 500), st.sampled_from([2, 8, 10]), st.sampled_from([1.0, 0.5]), st.booleans())
+def test_rotation_is_multiplication_by_a_unit_complex_number(
+    position: int, dim: int, partial: float, interleaved: bool
+) -> None:
+    """Entry j and its partner form one number, turned by position / theta^(2j/dim)."""
+    turned = int(dim * partial) // 2 * 2
+    if turned != int(dim * partial) or not turned:
+        return
+    x = torch.randn(1, 3, dim, generator=torch.Generator().manual_seed(position))
+    cos, sin = Rotary(dim, {**PLAIN, "partial": partial}, ROWS)(torch.tensor([position]))
+    got = x.clone()
+    ROWS.rotate(got, cos, sin, interleaved)
+    for j in range(turned // 2):
+        a, b = (2 * j, 2 * j + 1) if interleaved else (j, j + turned // 2)
+        turn = cmath.exp(1j * position * 100.0 ** (-2 * j / turned))
+        for head in range(3):
+            value = complex(x[0, head, a], x[0, head, b]) * turn
+            assert abs(complex(got[0, head, a], got[0, head, b]) - value) < 2e-3
+    assert torch.equal(got[..., turned:], x[..., turned:])
+
+
+def test_scaled_frequencies() -> None:
+    base, one = frequencies(8, PLAIN)
+    assert one == 1.0
+    assert torch.equal(frequencies(8, {**PLAIN, "rope_type": "linear", "factor": 4.0})[0], base / 4)
+    assert torch.equal(frequencies(8, {**PLAIN, "rope_type": "dynamic", "factor": 4.0})[0], base)
+    yarn = {**PLAIN, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    scaled, magnitude = frequencies(8, yarn)
+    assert magnitude == pytest.approx(0.1 * math.log(4) + 1)
+    assert bool(((scaled <= base) & (scaled >= base / 4)).all())
+    mixed, magnitude = frequencies(8, {**yarn, "mscale": 2.0, "mscale_all_dim": 1.0})
+    assert magnitude == pytest.approx((0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1))
+    assert torch.equal(mixed, scaled)
+    with pytest.raises(UnsupportedModel, match="spiral"):
+        frequencies(8, {**PLAIN, "rope_type": "spiral"})
+
+
+def test_norm_is_computed_in_float32() -> None:
+    norm = RMSNorm(64, 1e-5, torch.bfloat16, ROWS)
+    norm.weight.data = torch.rand(64).bfloat16()
+    x = (torch.randn(3, 64) * 100).bfloat16()
+    wide = x.double()
+    expected = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
+    torch.testing.assert_close(norm(x).double(), expected, atol=1e-2, rtol=2**-7)
+
+
+def test_norm_adds_to_the_residual_stream_first() -> None:
+    norm = RMSNorm(16, 1e-5, torch.float32, ROWS)
+    norm.weight.data = torch.rand(16)
+    h, delta = torch.randn(3, 16), torch.randn(3, 16)
+    total = h + delta
+    assert torch.equal(norm.add(h, delta), norm(total))
+    assert torch.equal(h, total)
+    assert torch.equal(norm.add(h, None), norm(total))
+
+
+def test_norm_into_its_own_operand() -> None:
+    """Heads of a merged projection are normed where they lie, also with a weight of another precision."""
+    norm = RMSNorm(8, 1e-5, torch.float32, ROWS)
+    norm.weight.data = torch.rand(8)
+    merged = torch.randn(3, 5, 8).bfloat16()
+    before, heads = merged.clone(), merged[:, 1:3]
+    norm(heads, out=heads)
+    assert torch.equal(merged[:, 1:3], norm(before[:, 1:3].contiguous()))
+    assert torch.equal(merged[:, 0], before[:, 0])
+    assert torch.equal(merged[:, 3:], before[:, 3:])
+
+
+def test_unknown_activation() -> None:
+    assert activation("silu")(torch.zeros(1)) == 0
+    with pytest.raises(UnsupportedModel, match="hidden_act"):
+        activation("swoosh")
+
+
+def test_a_format_without_kernel_is_named() -> None:
+    info = ModelInfo("Toy", 11, 8, (LayerInfo(0, AttnNeed(2, 4, 2)),), 32, "float32", 0)
+    builder = Builder(info, torch.float32, DeviceInfo("cpu", "cpu"), object(), {})  # type: ignore[arg-type]
+    with pytest.raises(SelectionError, match="plain"):
+        builder.linear(LinearSpec("some.layer", 4, (4,)))
+
+
+def test_sinks_belong_to_layers_that_need_them() -> None:
+    from lmkit_layers import Attention
+
+    plain, sinks = (AttnNeed(4, 2, 1, sinks=flag) for flag in (False, True))
+    assert Attention(object(), plain, 0, 0, 1.0).sinks is None  # type: ignore[arg-type]
+    parameter = Attention(object(), sinks, 0, 0, 1.0).sinks  # type: ignore[arg-type]
+    assert (parameter.shape, parameter.dtype) == ((2,), torch.float32)
+
+
+def test_names_are_imported_on_first_use() -> None:
+    for name in lmkit_layers.__all__:
+        assert getattr(lmkit_layers, name)
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = lmkit_layers.Nonsense
+
+
+def test_the_last_attention_reads_nothing_for_nobody() -> None:
+    """Where no hidden state of the step is read, keys and values are written, and that is all."""
+    calls: list[str] = []
+    backend: Any = SimpleNamespace(write_kv=lambda *_: calls.append("write"), forward=lambda *_: calls.append("read"))
+    attn = Attention(backend, AttnNeed(4, 2, 1), 0, 0, 1.0, last=True)
+    q, k = torch.ones(3, 2, 4), torch.ones(3, 1, 4)
+    for rows, called in (([], ["write"]), ([2], ["write", "read"])):
+        x: Any = SimpleNamespace(
+            attn=[SimpleNamespace(slots=None)], kv=[None], logits_rows=torch.tensor(rows), only_logits=True
+        )
+        assert attn(q, k, k, x).shape == (3, 8)
+        assert calls == called
+        calls.clear()
