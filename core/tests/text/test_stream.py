@@ -21,7 +21,7 @@ from lmkit.text.stream import Finish, Logprobs, OutputEvent
 from lmkit_testing.serving import CALLS, THINK
 from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 
-CALM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+CALM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 @pytest.fixture(scope="session")

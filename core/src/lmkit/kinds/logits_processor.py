@@ -64,7 +64,7 @@ KIND = Kind(
     "logits_processor",
     spec=LogitsProcessorSpec,
     hook="lmkit_logits_processors",
-    used_by="lmkit_worker.worker",
+    used_by="lmkit.engine.build",
     ask=lambda known: [SelectRequest(kind="logits_processor")],
     takes="all",
     doc=__doc__,

@@ -87,6 +87,7 @@ async def test_a_dialect_from_outside_is_spoken() -> None:
         assert (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"] == "hello"
 
 
+@pytest.mark.full("lmkit-http", "lmkit-cli")
 @pytest.mark.usefixtures("_echo")
 def test_lmkit_serve_speaks_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lmkit", "serve", "demo", "--port", "0", "--threads", "1", "--kv-memory", "8MiB"]

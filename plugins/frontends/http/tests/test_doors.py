@@ -9,12 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from lmkit import LLM, AsyncLLM
 from lmkit.api import LmkitError, ToolChoice
 from lmkit.config import from_options
 from lmkit.outputs import Completion
 from lmkit_http.app import build_app
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # two engines for all
 OPTIONS: dict[str, Any] = {"max_length": 256, "kv_memory": "8MiB", "threads": 1}
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 TEXTS = ("Hello", "What is 2 + 3?", "Wie geht's dir?", " ", "List three colours")
@@ -160,7 +162,7 @@ def as_http(path: str, ask: dict[str, Any], params: dict[str, Any]) -> dict[str,
     return body
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def doors() -> AsyncIterator[Doors]:
     llm_async = await AsyncLLM.start(from_options({"model": "demo", **OPTIONS}))
     transport = httpx.ASGITransport(build_app(llm_async), raise_app_exceptions=False)

@@ -200,7 +200,7 @@ JSON = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.dictionaries(st.sampled_from([*ChatRequest.model_fields, "x"]), JSON, max_size=4), st.booleans())
 async def test_any_json_gets_an_answer(connect: Any, extra: dict[str, Any], valid: bool) -> None:
     """Never a 500, never a path, an address or a stack trace (S10)."""

@@ -317,7 +317,7 @@ def test_an_output_may_open_its_thinking_or_not(table):
     assert at.phase == "body"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 263), max_size=30), st.integers(0, 30))
 def test_going_back_is_as_if_it_had_not_been(ids, at):
     straight, other = channel(_TABLE, inside=True), channel(_TABLE, inside=True)
@@ -331,7 +331,7 @@ def test_going_back_is_as_if_it_had_not_been(ids, at):
     assert other.state == straight.state
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_what_the_masks_allow_is_thinking_and_then_the_grammar(source):
     """A sampler that takes any allowed token: the text is THINKING </think> BODY, and BODY has the right steps."""

@@ -48,7 +48,7 @@ def test_nor_do_tools_and_arguments(real: Callable[[str], JsonTokenizer]) -> Non
     assert num_special(tokenizer, ids) == 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(["<|im_end|>", "<|im_", "end|>", "<", "a\u00e9", " ", "<|im_end|", "|im_end|>"]), max_size=8

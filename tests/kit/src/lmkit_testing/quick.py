@@ -8,6 +8,8 @@ Three things are left out, and none of a plugin that a change can have broken:
   configuration remains, compared with `transformers` in float32;
 - tests with the marker `full`, and what tests that ask `shortened` leave out themselves.
 
+Properties (Hypothesis) that say no number of their own are tried with fewer examples, those of changed plugins too.
+
 What a change can have broken: the dists whose files differ from the merge base with main, committed or not, and those
 that depend on them, the core apart, on which all depend. Where git or main is missing that is nothing.
 """
@@ -34,6 +36,7 @@ OF_EACH_ARCHITECTURE = (
     "test_needs_are_declared",
 )  # fmt: skip
 CORE = "lmkit-core"
+EXAMPLES = 30  # of each property; 100 otherwise
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,6 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     what = "left out of a quick run, unless a change can have broken one of the dists that it names"
     config.addinivalue_line("markers", f"full(*dists): {what}")
+    if config.getoption("quick"):
+        from hypothesis import settings
+
+        settings.register_profile("quick", max_examples=EXAMPLES)
+        settings.load_profile("quick")
 
 
 @pytest.hookimpl(tryfirst=True)
