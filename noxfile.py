@@ -20,7 +20,12 @@ PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
 LIBRARIES = [
     *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker"),
-    *("plugins/tool_parsers/formats", "plugins/structured_output/masks", "plugins/tokenizers/json"),
+    *(
+        "plugins/tool_parsers/formats",
+        "plugins/structured_output/masks",
+        "plugins/tokenizers/json",
+        "plugins/quantization/layouts",
+    ),
 ]
 OURS = ["core", *LIBRARIES, *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
 KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]

@@ -58,8 +58,9 @@ class GroupedIntegers(IntegerFormat):
 class GptqWords(GroupedIntegers):
     """qweight int32 [in * bits / 32, out]: streams of bits along the columns of x.
 
-    qzeros are int32 [groups, out * bits / 32], scales float16 [groups, out]; g_idx int32 [in] names the group of each column. `version` 1 stores zeros less
-    one. Source: `pack` of GPTQModel's linear layers, and its `convert_gptq_v1_to_v2_format_module`.
+    qzeros are int32 [groups, out * bits / 32], scales float16 [groups, out]; g_idx int32 [in] names the group of each
+    column. `version` 1 stores zeros less one. Source: `pack` of GPTQModel's linear layers, and its
+    `convert_gptq_v1_to_v2_format_module`.
     """
 
     version: int = 1
