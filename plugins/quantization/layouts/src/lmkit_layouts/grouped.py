@@ -31,6 +31,7 @@ class GroupedIntegers(IntegerFormat):
     ordered: bool = False  # columns of a group need not lie side by side
     bits: int = 4
     name: str = "int4"
+    rounding: Literal["", "symmetric", "range"] = ""
 
     def num_groups(self, columns: int) -> int:
         return -(-columns // self.group) if self.group else 1

@@ -55,10 +55,11 @@ class Settings:
     def names(self, key: str) -> tuple[str, ...]:
         """A list of names of modules, no patterns; null is none."""
         found = self.get(key) or []
-        plain = isinstance(found, list | tuple) and len(found) <= MAX_NAMES
-        if not plain or not all(isinstance(n, str) and PLAIN_NAME.match(n) for n in found):
-            raise self.unsupported(key, "a list of module names (no patterns)")
-        return tuple(found)
+        if isinstance(found, list | tuple) and len(found) <= MAX_NAMES:
+            names = [n for n in found if isinstance(n, str) and PLAIN_NAME.match(n)]
+            if len(names) == len(found):
+                return tuple(names)
+        raise self.unsupported(key, "a list of module names (no patterns)")
 
     def unsupported(self, key: str, supported: str) -> UnsupportedModel:
         """The error for the value of `key`."""
