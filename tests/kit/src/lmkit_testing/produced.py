@@ -6,6 +6,7 @@ A folder holds config.json, model.safetensors, and expected.safetensors with `to
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ LLAMA = "lmkit_model_llama.arch:Llama"
 
 
 def folders(tests: str, *names: str) -> list[Path]:
-    """The checkpoints beside the test file `tests`."""
+    """The checkpoints beside the test file `tests`; made anew where LMKIT_PRODUCED names their folder."""
     found = sorted((Path(tests).parent / "made").iterdir())
-    return [folder for folder in found if not names or folder.name in names]
+    anew = os.environ.get("LMKIT_PRODUCED")
+    return [Path(anew, folder.name) if anew else folder for folder in found if not names or folder.name in names]
 
 
 def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32") -> Any:
