@@ -48,7 +48,7 @@ def engine(
             model=ModelConfig(str(directory), dtype="float32", max_length=128),
             cache=CacheConfig(dtype=dtype, num_blocks=num_blocks, prefix_cache=prefix_cache),
             sched=SchedConfig(max_tokens=budget, max_rows=8),
-            attention=attention,
+            wanted={"attention": attention},
         )
     )
 
