@@ -31,6 +31,9 @@ TYPES = ["mypy>=1.13", "types-PyYAML"]
 PROCESSES = min((os.cpu_count() or 1) + 1, 4)  # one more than there are cores: tests of servers wait much
 SIDE_BY_SIDE = ["-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+CACHED = {
+    "PYTHONDONTWRITEBYTECODE": ""
+}  # tests start hundreds of processes: where none keeps bytecode, each compiles torch
 
 
 def install(session: nox.Session) -> None:
@@ -124,7 +127,9 @@ def tests(session: nox.Session) -> None:
     it is of a plugin that is not as on main."""
     quick_install(session)
     with beside(session, *MYPY):
-        session.run("pytest", "-q", "--quick", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD)
+        session.run(
+            "pytest", "-q", "--quick", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD | CACHED
+        )
 
 
 @nox.session
@@ -134,7 +139,7 @@ def full(session: nox.Session) -> None:
     install(session)
     session.install("-q", *TYPES)
     session.run(*MYPY)
-    env = ONE_THREAD | {"GREEDY_TOKENS": "64"}
+    env = ONE_THREAD | CACHED | {"GREEDY_TOKENS": "64"}
     session.run("pytest", "-q", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=env)
     session.run("python", "-m", "lmkit_testing.trials", "5000")
 
