@@ -49,6 +49,14 @@ def _nothing_is_left_to_others() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _tiny_numbers_stay() -> Iterator[None]:
+    """An engine of this process makes its thread round subnormal numbers to zero; tests of other files may count on them."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_flush_denormal(False)
+
+
 def cpu_seconds() -> float:
     """Of this process and of those it started that have ended."""
     return sum(os.times()[:4])

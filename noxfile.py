@@ -127,9 +127,8 @@ def tests(session: nox.Session) -> None:
     it is of a plugin that is not as on main."""
     quick_install(session)
     with beside(session, *MYPY):
-        session.run(
-            "pytest", "-q", "--quick", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD | CACHED
-        )
+        env = ONE_THREAD | CACHED
+        session.run("pytest", "-q", "--quick", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=env)
 
 
 @nox.session

@@ -66,6 +66,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("answer", [*WRONG, "</think>" + ADD[:30] + "<think>" * 40])
+@pytest.mark.one_in(2)
 async def test_what_does_not_fit_is_kept_to_its_constraint(answer: str) -> None:
     found = await answers([mull(thinking, kind) + answer for thinking, kind, _ in CELLS], 1, max_tokens=200)
     for (thinking, kind, _), (message, finish) in zip(CELLS, found, strict=True):

@@ -267,6 +267,7 @@ class ArchitectureConformance:
         following = [(row, prompt(size, 1, seed=row)) for row in range(3)]
         assert deviation(torch.cat(less.step(following)), torch.cat(whole.step(following))) < self.tolerance
 
+    @pytest.mark.one_in(3)
     def test_two_ranks_equal_one(self, directory: Path, loaded: LoadedModel, spec: ModelSpec) -> None:
         """Tensor parallel over two ranks: the same logits, or a refusal of what does not divide."""
         if not spec.supports_tp:
@@ -297,6 +298,7 @@ class ArchitectureConformance:
         theirs = reference_logits(reference(directory, "bfloat16"))
         return 1.25 * min(map(drift, theirs, expected)) + 0.002
 
+    @pytest.mark.one_in(3)
     def test_bfloat16_logits(self, directory: Path, spec: ModelSpec, expected: Tensor, rounding: float) -> None:
         """As close to float32 as transformers is in bfloat16, with room for other roundings."""
         driver = ModelDriver(load_tiny(directory, spec.target, "bfloat16"), "bfloat16")
