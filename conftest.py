@@ -51,7 +51,7 @@ def _nothing_is_left_to_others() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _tiny_numbers_stay() -> Iterator[None]:
-    """An engine of this process makes its thread round subnormal numbers to zero; tests of other files may count on them."""
+    """An engine of this process has its thread round subnormal numbers to zero; tests of other files count on them."""
     yield
     if torch := sys.modules.get("torch"):
         torch.set_flush_denormal(False)
