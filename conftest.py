@@ -50,9 +50,12 @@ def _nothing_is_left_to_others() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _tiny_numbers_stay() -> Iterator[None]:
-    """An engine of this process has its thread round subnormal numbers to zero; tests of other files count on them."""
+def _process_stays_as_it_is() -> Iterator[None]:
+    """An engine of this process changes it: its environment, and that subnormal numbers are rounded to zero."""
+    environment = dict(os.environ)
     yield
+    os.environ.clear()
+    os.environ.update(environment)
     if torch := sys.modules.get("torch"):
         torch.set_flush_denormal(False)
 
