@@ -3,6 +3,7 @@ out too; `nox --list` shows all. What a test needs and how long it takes: tests/
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tomllib
@@ -32,8 +33,12 @@ KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{pat
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
 TYPES = ["mypy>=1.13", "types-PyYAML"]
-SIDE_BY_SIDE = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
+PROCESSES = min((os.cpu_count() or 1) + 1, 4)  # one more than there are cores: tests of servers wait much
+SIDE_BY_SIDE = ["-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+CACHED = {
+    "PYTHONDONTWRITEBYTECODE": ""
+}  # tests start hundreds of processes: where none keeps bytecode, each compiles torch
 
 
 def install(session: nox.Session) -> None:
@@ -66,10 +71,15 @@ def quick_install(session: nox.Session) -> None:
         optional = project.get("optional-dependencies", {})
         needed = needed + [dep for extra in extras.split(",") for dep in optional.get(extra, [])]
         theirs |= {requirement for requirement in needed if not requirement.startswith("lmkit-")}
+    folders = [path.partition("[")[0] for path in ours if path != NATIVE]
     session.install("-q", *BUILD)
     with beside(session, "python", "setup.py", "-q", "build_ext", "--inplace", cwd=NATIVE):
         session.install("-q", "--no-compile", "-c", "constraints.txt", *TYPES, *sorted(theirs))
-    session.install("-q", "--no-build-isolation", "--no-deps", *(arg for path in ours for arg in ("-e", f"./{path}")))
+    wheels = session.cache_dir / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
+    session.run("python", "tools/editable.py", str(wheels), *folders)
+    session.install("-q", "--no-index", "--no-deps", *map(str, wheels.glob("*.whl")))
+    session.install("-q", "--no-build-isolation", "--no-deps", "-e", NATIVE)
 
 
 @contextmanager
@@ -122,7 +132,8 @@ def tests(session: nox.Session) -> None:
     it is of a plugin that is not as on main."""
     quick_install(session)
     with beside(session, *MYPY):
-        session.run("pytest", "-q", "--quick", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD)
+        env = ONE_THREAD | CACHED
+        session.run("pytest", "-q", "--quick", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=env)
 
 
 @nox.session
@@ -132,7 +143,7 @@ def full(session: nox.Session) -> None:
     install(session)
     session.install("-q", *TYPES)
     session.run(*MYPY)
-    env = ONE_THREAD | {"GREEDY_TOKENS": "64"}
+    env = ONE_THREAD | CACHED | {"GREEDY_TOKENS": "64"}
     session.run("pytest", "-q", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=env)
     session.run("python", "-m", "lmkit_testing.trials", "5000")
 

@@ -19,6 +19,7 @@ OPTIONS = {"max_length": 256, "kv_memory": "8MiB", "threads": 1, "dtype": "float
 @pytest.mark.parametrize("where", ["forward", "sample"])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("bad", [None, 0, 3])
+@pytest.mark.one_in(2)
 def test_only_the_row_at_fault_ends(
     where: str, depth: int, bad: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

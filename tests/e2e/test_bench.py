@@ -18,6 +18,7 @@ def bench(tmp_path: Path, *args: str) -> Result:
     return read(file)
 
 
+@pytest.mark.full
 def test_latency(tiny: Path, tmp_path: Path) -> None:
     found = bench(tmp_path, "latency", str(tiny), "--batch", "3", "--output-tokens", "5", "--rounds", "2")
     m = found.metrics

@@ -45,6 +45,7 @@ def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("eos", ["<|im_end|>", {"content": "<|im_end|>"}, "<|endoftext|>", None])
+@pytest.mark.one_in(2)
 def test_inspect_shows_what_names_each_end(wrong: Make, eos: object, capsys: pytest.CaptureFixture[str]) -> None:
     path = wrong(eos_token=eos)
     _, found = call(capsys, "inspect", str(path))

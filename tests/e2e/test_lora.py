@@ -10,7 +10,6 @@ from lmkit import LLM, SamplingParams
 from lmkit.api import CapacityError, CheckpointError, ConfigError, InvalidParam, LmkitError
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
-peft = pytest.importorskip("peft")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of peft beside this transformers
     pytest.mark.filterwarnings("ignore::UserWarning:peft.*"),  # that it saves embeddings too

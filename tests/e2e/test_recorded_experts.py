@@ -21,6 +21,7 @@ PROMPTS = [[(7 * row + 3 * i) % 200 + 10 for i in range(length)] for row, length
     [("Qwen2MoeForCausalLM", {"hidden_size": 64}), ("Ernie4_5_MoeForCausalLM", {"head_dim": 16})],
     ids=["with a gate", "as it is"],
 )
+@pytest.mark.one_in(2)
 def test_recorded_steps_say_the_same(architecture: str, values: dict[str, Any], tmp_path: Path) -> None:
     byte_tokenizer(tiny_checkpoint(architecture, tmp_path, vocab_size=259, **values))
     with LLM(str(tmp_path), max_rows=4, kv_memory="8MiB", prefix_cache=False) as llm:

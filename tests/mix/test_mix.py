@@ -102,6 +102,7 @@ def test_random_subsets(make_env, seed: int) -> None:
         assert "pip install -e" in done.stderr, done.stderr[-2000:]
 
 
+@pytest.mark.full
 def test_default_set_generates(make_env) -> None:
     env = make_env(["core", *DEFAULT])
     done = env.run("python", "-c", GENERATE)
@@ -110,6 +111,7 @@ def test_default_set_generates(make_env) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_a_third_party_plugin_serves(make_env, tmp_path: Path) -> None:
     """Written outside the repository, pip-installed, selected by name; the core does not know it."""
     outside = tmp_path / "their_project"

@@ -132,7 +132,6 @@ def engine(
         model=ModelConfig(str(directory), dtype="float32", max_length=128, impl=impl),
         cache=CacheConfig(block_size=block_size, num_blocks=num_blocks, prefix_cache=prefix_cache),
         sched=SchedConfig(max_tokens=48, max_rows=4),
-        attention=attention,
-        op=op,
+        wanted={"attention": attention, "op": op},
     )
     return LLM(config=config, host=installed())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Switches
 from lmkit_bench.parsers import measure_parsers
@@ -9,6 +10,7 @@ from lmkit_bench.parsers import measure_parsers
 SECONDS = 20e-6
 
 
+@pytest.mark.full
 def test_microseconds_per_token() -> None:
     measured = list(measure_parsers(PluginHost(switches=Switches()), rounds=3))
     assert measured

@@ -100,6 +100,7 @@ def shown(message: Message) -> str:
 
 
 @pytest.mark.parametrize(("kind", "name"), FORMATS)
+@pytest.mark.one_in(4)
 def test_nothing_is_lost_and_arguments_are_json(
     kind: str, name: str, count: Callable[..., None], shortened: Callable[[str], bool]
 ) -> None:

@@ -35,6 +35,7 @@ QUESTIONS = [q for q in questions()[::100] if fits(q)]
 
 @pytest.mark.skipif(not QUESTIONS, reason="BFCL is not beside the repository (../shared/data/bfcl)")
 @pytest.mark.parametrize("name", HOST.names("tool_parser"))
+@pytest.mark.one_in(5)
 def test_real_calls_can_be_generated(name: str, count: Callable[..., None]) -> None:
     fmt = load_format(HOST, "tool_parser", name)
     for question in QUESTIONS:

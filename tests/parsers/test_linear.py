@@ -57,6 +57,7 @@ def seconds(fmt: AnyFormat, text: str, num_pieces: int = 1) -> float:
 
 
 @pytest.mark.parametrize(("kind", "name"), FORMATS)
+@pytest.mark.one_in(6)
 def test_time_is_linear(kind: str, name: str, count: Callable[..., None]) -> None:
     fmt = load_format(HOST, kind, name)
     for text in texts(fmt, f"{kind}:{name}"):

@@ -57,6 +57,7 @@ def values(message: Message) -> list[tuple[str, Any]]:
 
 @needs_bfcl
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.one_in(5)
 def test_calls_as_the_family_writes_them(
     name: str, count: Callable[..., None], shortened: Callable[[str], bool]
 ) -> None:
@@ -89,6 +90,7 @@ def history(question: Question, num_calls: int | None) -> list[dict[str, Any]]:
 
 @needs_bfcl
 @pytest.mark.parametrize("template", FAMILIES)
+@pytest.mark.one_in(4)
 def test_calls_as_the_template_shows_them(template: str, count: Callable[..., None]) -> None:
     file = TEMPLATES / f"{template}.jinja"
     if not file.is_file():

@@ -35,6 +35,7 @@ HOST = PluginHost(switches=Switches())
 
 
 @pytest.mark.parametrize(("kind", "name", "vector"), VECTORS, ids=[v.id for *_, v in VECTORS])
+@pytest.mark.one_in(3)
 def test_vector(
     kind: str, name: str, vector: Vector, count: Callable[..., None], shortened: Callable[[str], bool]
 ) -> None:

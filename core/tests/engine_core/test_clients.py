@@ -449,6 +449,7 @@ async def test_streams_go_on_with_the_next_engine() -> None:
 
 
 @pytest.mark.parametrize(("after", "resume"), [(0, True), (3, False)])
+@pytest.mark.one_in(2)
 async def test_the_poison_is_found_and_everybody_else_is_answered(
     after: int, resume: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from lmkit_testing.dists import write_dist
 
 GOOD = """
@@ -63,6 +64,7 @@ def run_pytest(folder: Path, source: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_each_fault_is_found(tmp_path: Path) -> None:
     classes = ["from lmkit_testing import PluginConformance"]
     for name, (parts, requires, _) in FAULTS.items():

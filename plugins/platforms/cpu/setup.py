@@ -36,7 +36,7 @@ class Build(build_ext):
                 [source], self.build_temp, include_dirs=ext.include_dirs, extra_postargs=ext.extra_compile_args
             )
 
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # more would hold up attention, half of the work
             objects = [name for names in pool.map(compile_one, ext.sources) for name in names]
         self.compiler.link_shared_object(
             objects, str(target), extra_postargs=ext.extra_link_args, target_lang=ext.language

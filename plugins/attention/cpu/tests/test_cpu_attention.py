@@ -103,6 +103,7 @@ def check(rows: Rows, work: list[tuple[int, int]]) -> list[torch.Tensor]:
         "both ways, window",
     ],
 )
+@pytest.mark.one_in(4)
 def test_long_rows(need: AttnNeed, length: int) -> None:
     rows = make(need, length=length + 40)
     check(rows, [(0, length), (1, 3)])

@@ -4,8 +4,9 @@
 //     #define LK_FAMILY_NAME lk_family_basic
 //     #include "each_isa.h"
 //
-// and its .inc file, which is included once per namespace, ends with `static const lk_op ops[] = {...};`. With LK_TILES
-// defined it is compiled for tile registers too (amx.inc); other families have there what they have one level below.
+// and its .inc file, which is included once per namespace, ends with `static const lk_op ops[] = {...};`. With LK_BYTES
+// defined it is compiled for products of bytes too (AVX512-VNNI), with LK_TILES for tile registers (amx.inc); other
+// families have there what they have one level below.
 //
 // Whatever a .inc file needs from the standard library must be included here, before the instruction set changes, and
 // be used as plain functions on plain types: a template of the library that is instantiated under a wide instruction
@@ -67,6 +68,7 @@ namespace avx512 {
 LK_TARGET_END
 #undef LK_ISA
 
+#if defined(LK_BYTES)
 #define LK_ISA 3
 LK_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni" LK_WIDE)
 namespace avx512_vnni {
@@ -75,6 +77,9 @@ namespace avx512_vnni {
 }
 LK_TARGET_END
 #undef LK_ISA
+#else
+namespace avx512_vnni = avx512;
+#endif
 
 #define LK_ISA 4
 LK_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16" LK_WIDE)

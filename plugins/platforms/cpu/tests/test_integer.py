@@ -56,6 +56,7 @@ def random_integers(n: int, k: int, bits: int, group: int, zeros: bool) -> tuple
     ("group", "zeros", "planes"), [(0, False, 2), (32, True, 2), (128, False, 2), (64, True, 1), (0, False, 1)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.one_in(4)
 def test_equals_the_product_in_float64(
     native: Native, isa: str, bits: int, group: int, zeros: bool, planes: int, dtype: torch.dtype
 ) -> None:

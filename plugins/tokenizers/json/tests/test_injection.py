@@ -178,6 +178,7 @@ def filled(value: Any, text: str) -> Any:
     return [filled(v, text) for v in value] if isinstance(value, list) else value
 
 
+@pytest.mark.one_in(4)
 def test_no_place_makes_control_tokens(world: World) -> None:
     taken = set()
     for place, request in places(world.renderer):
@@ -198,6 +199,7 @@ def test_no_place_makes_control_tokens(world: World) -> None:
     assert {"user", "user part", "second user", "name"} <= taken
 
 
+@pytest.mark.one_in(4)
 def test_the_protection_changes_no_text(world: World) -> None:
     """The template decides as it would without: what it compares, cuts and trims are the texts as they came."""
     for place, request in places(world.renderer):
@@ -213,6 +215,7 @@ def test_the_protection_changes_no_text(world: World) -> None:
                 assert MARK not in rendered, place
 
 
+@pytest.mark.one_in(4)
 def test_no_seam_makes_control_tokens(world: World) -> None:
     """Parts, and texts that stand beside each other, are one text for the tokenizer and several for us."""
     harmless = world.count({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 4}]})

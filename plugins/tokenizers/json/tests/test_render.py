@@ -188,6 +188,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.one_in(4)
 def test_hostile_templates_end_quickly(source: str) -> None:
     renderer = Renderer("{% if messages[0].content == 'now' %}" + source + "{% endif %}", SPECIAL)
     begin, cpu = time.perf_counter(), time.thread_time()

@@ -237,6 +237,7 @@ class ArchitectureConformance:
         assert deviation(torch.stack(got), expected) < self.tolerance
 
     @pytest.mark.parametrize("chunk", [7, 1])
+    @pytest.mark.one_in(3)
     def test_chunks_equal_the_whole(self, loaded: LoadedModel, chunk: int) -> None:
         ids = prompt(loaded.info.vocab_size)
         whole = ModelDriver(loaded, "float32").run(0, ids, LENGTH)
@@ -253,6 +254,7 @@ class ArchitectureConformance:
             assert deviation(got[row], alone) < self.tolerance
 
     @pytest.mark.parametrize("read", [[21], [0, 5, 21, 31], []])
+    @pytest.mark.one_in(4)
     def test_hidden_states_that_are_read_are_the_same(self, loaded: LoadedModel, read: list[int]) -> None:
         """A model that leaves others out computes these as before, and leaves the same behind for the next step."""
         size = loaded.info.vocab_size
@@ -265,6 +267,7 @@ class ArchitectureConformance:
         following = [(row, prompt(size, 1, seed=row)) for row in range(3)]
         assert deviation(torch.cat(less.step(following)), torch.cat(whole.step(following))) < self.tolerance
 
+    @pytest.mark.one_in(3)
     def test_two_ranks_equal_one(self, directory: Path, loaded: LoadedModel, spec: ModelSpec) -> None:
         """Tensor parallel over two ranks: the same logits, or a refusal of what does not divide."""
         if not spec.supports_tp:
@@ -295,6 +298,7 @@ class ArchitectureConformance:
         theirs = reference_logits(reference(directory, "bfloat16"))
         return 1.25 * min(map(drift, theirs, expected)) + 0.002
 
+    @pytest.mark.one_in(3)
     def test_bfloat16_logits(self, directory: Path, spec: ModelSpec, expected: Tensor, rounding: float) -> None:
         """As close to float32 as transformers is in bfloat16, with room for other roundings."""
         driver = ModelDriver(load_tiny(directory, spec.target, "bfloat16"), "bfloat16")
@@ -302,6 +306,7 @@ class ArchitectureConformance:
         assert min(map(drift, got, expected)) < rounding
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.one_in(4)
     def test_default_choices(
         self, directory: Path, expected: Tensor, dtype: str, request: pytest.FixtureRequest
     ) -> None:
@@ -333,6 +338,7 @@ class ArchitectureConformance:
         assert first == second
         assert {need for need, _ in first.kv_groups()} == {layer.attn for layer in first.layers if layer.attn}
 
+    @pytest.mark.one_in(4)
     def test_loading_is_strict(self, checkpoint: Checkpoint, spec: ModelSpec, tmp_path: Path) -> None:
         """A tensor too few or too many is named."""
         from safetensors.torch import load_file, save_file

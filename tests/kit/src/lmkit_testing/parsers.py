@@ -179,6 +179,7 @@ class _ParserConformance(PluginConformance):
         target = load_target(find_plugin(self.plugin)[2].target)
         return target() if isinstance(target, type) else target
 
+    @pytest.mark.one_in(3)
     def test_every_split_gives_the_same_message(self) -> None:
         fmt = self.format()
         markers = markers_of(fmt)
@@ -191,6 +192,7 @@ class _ParserConformance(PluginConformance):
         plain = "Plain text, < not > a marker."
         assert parse(self.format(), [plain]).content == plain
 
+    @pytest.mark.one_in(6)
     def test_work_is_linear(self) -> None:
         for tail in self.prompt_tails:
             check_linear(self.format(), markers_of(self.format()), tail, size=30_000)
@@ -219,6 +221,7 @@ class ToolParserConformance(_ParserConformance):
             lost = without_markers(message.content, self.format()) != without_markers(sample, self.format())
             assert message.calls or not lost, sample
 
+    @pytest.mark.one_in(4)
     def test_what_the_family_writes_is_read_back(self) -> None:
         fmt = self.declared()
         for text, calls in outputs.examples(fmt):
@@ -226,6 +229,7 @@ class ToolParserConformance(_ParserConformance):
             assert [(name, json.loads(arguments)) for name, arguments in message.calls] == calls, text
             assert (message.content, message.warnings) == ("", []), text
 
+    @pytest.mark.one_in(4)
     def test_broken_outputs_end_well(self) -> None:
         """Arguments are JSON (see `parse`), no word is lost, and the split does not matter."""
         fmt = self.declared()

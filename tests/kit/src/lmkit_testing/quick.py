@@ -1,11 +1,12 @@
 """A pytest plugin: `--quick` leaves out what another test of the same run says already. Without it everything runs.
 
-Three things are left out, and none of a plugin that a change can have broken:
+This is left out, and none of a plugin that a change can have broken:
 
 - checks of a module of hooks or of a dist, but for one class of those that repeat them;
 - configurations of models (an architecture and a variant of its kit) and greedy tokens of architectures, but for a set
-  that covers whatever any of them declares (`cover.json`, see `lmkit_testing.cover`). Of each architecture its first
-  configuration remains, compared with `transformers` in float32;
+  that covers whatever any of them declares (`cover.json`, see `lmkit_testing.cover`). Of every second architecture its
+  first configuration remains, compared with `transformers` in float32;
+- of a test with the marker `one_in(n)` all but every n-th case, of all plugins together;
 - tests with the marker `full`, and what tests that ask `shortened` leave out themselves.
 
 Properties (Hypothesis) that say no number of their own are tried with fewer examples, those of changed plugins too.
@@ -19,9 +20,11 @@ from __future__ import annotations
 import json
 import subprocess
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -31,7 +34,7 @@ ONCE_PER_MODULE = (
     "test_hooks_module_is_light", "test_hooks_are_known", "test_imports_only_the_public_surface",
     "test_registration_is_pure", "test_entry_points_match_specs",
 )  # fmt: skip
-OF_EACH_ARCHITECTURE = (
+OF_EVERY_SECOND = (
     "test_float32", "test_loading_is_strict", "test_number_of_parameters_is_exact", "test_description_is_plain_data",
     "test_needs_are_declared",
 )  # fmt: skip
@@ -46,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     what = "left out of a quick run, unless a change can have broken one of the dists that it names"
     config.addinivalue_line("markers", f"full(*dists): {what}")
+    config.addinivalue_line("markers", "one_in(n): a quick run takes every n-th case, and all of a plugin that changed")
     if config.getoption("quick"):
         from hypothesis import settings
 
@@ -95,12 +99,13 @@ class Choice:
         self.changed = changed_dists(root)
         path = root / COVER
         self.cover: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        self.seen: set[object] = set()
+        self.seen: Counter[object] = Counter()
 
     def takes(self, item: pytest.Item) -> bool:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         name = getattr(item, "originalname", item.name)
-        plugin = str(parameters.get("plugin") or getattr(getattr(item, "cls", None), "plugin", ""))
+        format = f"{parameters.get('kind', 'tool_parser')}:{parameters.get('name')}"
+        plugin = str(parameters.get("plugin") or getattr(getattr(item, "cls", None), "plugin", "") or format)
         if self.dists.get(plugin) in self.changed or self._lies_in_changed(item):
             return True
         if marker := item.get_closest_marker("full"):
@@ -109,18 +114,29 @@ class Choice:
             return self._first((name, self.dists.get(plugin, plugin)))
         if name in ONCE_PER_MODULE:
             return self._first((name, self.modules.get(plugin, plugin)))
+        if not self._covers(item, name, parameters):
+            return False
+        marker = item.get_closest_marker("one_in")  # other plugins for each test
+        return not marker or (self._nth(name) + crc32(name.encode())) % marker.args[0] == 0
+
+    def _covers(self, item: pytest.Item, name: str, parameters: dict[str, Any]) -> bool:
+        """Whether a test of a model's configuration is one of those that cover what any of them declares."""
         if name == "test_greedy_tokens":
             return bool(self.cover.get("greedy", {}).get(parameters.get("architecture"), True))
         variant, architecture = parameters.get("variant"), getattr(getattr(item, "cls", None), "name", None)
         if variant is None or architecture is None:
             return True
         covering = self.cover.get("configurations", {}).get(architecture(), {}).get(variant, True)
-        return bool(covering or (variant == "base" and name in OF_EACH_ARCHITECTURE))
+        second = crc32(architecture().encode()) % 2 == 0
+        return bool(covering or (variant == "base" and second and name in OF_EVERY_SECOND))
 
     def _first(self, what: object) -> bool:
-        new = what not in self.seen
-        self.seen.add(what)
-        return new
+        return self._nth(what) == 0
+
+    def _nth(self, what: object) -> int:
+        """How often it was asked for before."""
+        self.seen[what] += 1
+        return self.seen[what] - 1
 
     def _lies_in_changed(self, item: pytest.Item) -> bool:
         return any(folder in item.path.parents for folder in self.changed.values())

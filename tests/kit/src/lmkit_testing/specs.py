@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from lmkit.plugins.switches import Switches
 from lmkit_cli.health import IMPORT_SECONDS, import_budgets, private_imports
 
 from lmkit_testing.clock import least
+from lmkit_testing.once import once
 
 UNDER_TEST: list[type[ExtensionConformance]] = []  # every class of a kit, in the order in which they were read
 
@@ -79,7 +80,7 @@ def budget(module: str) -> tuple[list[str] | None, float]:
             wanted.add(entry.module)
             if getattr(kit, "torch_free_target", False):
                 wanted.add(clean_host().load(entry.kind, entry.name).target.partition(":")[0])
-        BUDGETS.update(import_budgets(sorted(wanted - BUDGETS.keys())))
+        BUDGETS.update(once(import_budgets, sorted(wanted - BUDGETS.keys())))
     return BUDGETS[module]
 
 
@@ -119,16 +120,21 @@ def alone(dist: str) -> str:
     """What goes wrong where the plugins of one dist are loaded in a fresh process, with all others disabled; ""
     where nothing does. Tried once, together with all dists that the run will ask for."""
     if dist not in ALONE:
-        dists = sorted({dist, *(entry.dist for _, entry in plugins_under_test())} - ALONE.keys())
-        everybody = sorted({entry.dist for entry in clean_host().entries()})
-        command = [sys.executable, "-c", LOAD_ALONE, json.dumps([everybody, dists])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
-        said = (line.removeprefix("ALONE ") for line in done.stdout.splitlines() if line.startswith("ALONE "))
-        found = dict(map(json.loads, said))
-        for each in dists:
-            ALONE[each] = "" if found.get(each) == 0 else f"{each} does not load alone:\n{done.stderr}"
+        ALONE.update(
+            once(load_alone, sorted({dist, *(entry.dist for _, entry in plugins_under_test())} - ALONE.keys()))
+        )
     return ALONE[dist]
+
+
+def load_alone(dists: Sequence[str]) -> dict[str, str]:
+    """The same of each of several dists."""
+    everybody = sorted({entry.dist for entry in clean_host().entries()})
+    command = [sys.executable, "-c", LOAD_ALONE, json.dumps([everybody, dists])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    said = (line.removeprefix("ALONE ") for line in done.stdout.splitlines() if line.startswith("ALONE "))
+    found = dict(map(json.loads, said))
+    return {each: "" if found.get(each) == 0 else f"{each} does not load alone:\n{done.stderr}" for each in dists}
 
 
 class ExtensionConformance:
