@@ -1,5 +1,5 @@
-"""Test sessions. `nox` runs the default ones, a quarter of an hour on two cores; `nox -s full` runs what they leave
-out too; `nox --list` shows all. What a test needs and how long it takes: tests/README.md."""
+"""Test sessions. `nox` runs the default one, eight minutes on two cores; `nox -s full` runs what it leaves out too;
+`nox --list` shows all. What a test needs and how long it takes: tests/README.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "tests"]
+nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
@@ -33,6 +33,8 @@ KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{pat
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
 TYPES = ["mypy>=1.13", "types-PyYAML"]
+LINT = ["ruff==0.17.5"]
+HEAVY = ["torch", "transformers.modeling_utils", "transformers.generation", "peft", "openai", "fastapi", "hypothesis"]
 PROCESSES = min((os.cpu_count() or 1) + 1, 4)  # one more than there are cores: tests of servers wait much
 SIDE_BY_SIDE = ["-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -72,14 +74,21 @@ def quick_install(session: nox.Session) -> None:
         needed = needed + [dep for extra in extras.split(",") for dep in optional.get(extra, [])]
         theirs |= {requirement for requirement in needed if not requirement.startswith("lmkit-")}
     folders = [path.partition("[")[0] for path in ours if path != NATIVE]
-    session.install("-q", *BUILD)
+    session.install("-q", *BUILD, "uv")  # six times as quick with all but torch, of which it sees not every build
     with beside(session, "python", "setup.py", "-q", "build_ext", "--inplace", cwd=NATIVE):
-        session.install("-q", "--no-compile", "-c", "constraints.txt", *TYPES, *sorted(theirs))
+        session.install("-q", "--no-compile", "-c", "constraints.txt", "torch")
+        uv(session, "-c", "constraints.txt", *TYPES, *LINT, *sorted(theirs))
+        session.run("python", "-c", f"import {', '.join(HEAVY)}", env=CACHED)  # compiled once, not by each process
     wheels = session.cache_dir / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     session.run("python", "tools/editable.py", str(wheels), *folders)
-    session.install("-q", "--no-index", "--no-deps", *map(str, wheels.glob("*.whl")))
+    uv(session, "--no-index", "--no-deps", *map(str, wheels.glob("*.whl")))
     session.install("-q", "--no-build-isolation", "--no-deps", "-e", NATIVE)
+
+
+def uv(session: nox.Session, *arguments: str) -> None:
+    """Installs into the environment of the session."""
+    session.run("uv", "pip", "install", "-q", "--python", str(Path(session.bin, "python")), *arguments)
 
 
 @contextmanager
@@ -103,7 +112,11 @@ def beside(session: nox.Session, *command: str, cwd: str = ".") -> Iterator[None
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style and formatting."""
-    session.install("-q", "ruff==0.17.5")
+    session.install("-q", *LINT)
+    style(session)
+
+
+def style(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("python", "tools/house.py", success_codes=[0, 1])  # to be seen; tests/rules bound the figures
@@ -128,9 +141,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Static types, and the quick tests: all but what another test of the same run covers (`pytest --quick`), unless
-    it is of a plugin that is not as on main."""
+    """Style, static types, and the quick tests: all but what another test of the same run covers (`pytest --quick`),
+    unless it is of a plugin that is not as on main."""
     quick_install(session)
+    style(session)
     with beside(session, *MYPY):
         env = ONE_THREAD | CACHED
         session.run("pytest", "-q", "--quick", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=env)

@@ -45,6 +45,7 @@ async def answers(scripts: list[str], depth: int, **more: Any) -> list[tuple[dic
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.one_in(2)
 async def test_what_fits_comes_through(depth: int) -> None:
     found = await answers([mull(thinking, kind) + ANSWERS[kind][0] for thinking, kind, _ in CELLS], depth)
     for (thinking, kind, stream), (message, finish) in zip(CELLS, found, strict=True):

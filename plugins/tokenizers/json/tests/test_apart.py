@@ -75,6 +75,7 @@ def bombs() -> ApartRenderer:
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.full] * (n not in TYPICAL)) for n in BOMBS])
+@pytest.mark.one_in(3)
 def test_a_template_ends_within_its_limits_and_others_go_on(short: None, bombs: ApartRenderer, name: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF)
     with ThreadPoolExecutor(1) as beside:
@@ -223,6 +224,7 @@ GROWING = several(*[replace("a", "a" * 10)] * 9)
     ],
     ids=["growing", "prepend", "regex normalizer", "regex", "panic", "no unknown token"],
 )
+@pytest.mark.one_in(3)
 def test_a_text_that_takes_too_much_is_refused(
     short: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], parts: dict[str, Any], text: str
 ) -> None:
