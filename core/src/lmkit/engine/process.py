@@ -141,8 +141,10 @@ class Commands:
         os._exit(1)  # the engine thread hangs in native code, or is still loading
 
     def read_to_the_end(self) -> None:
-        """Waits until the parent, which was told of a failure, is gone: to close a socket in which commands lie resets the
-        connection, and what was told last is lost."""
+        """Waits until the parent, which was told of a failure, is gone.
+
+        A socket that is closed while commands lie in it resets the connection, and what was told last is lost.
+        """
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
         self._parent_left.wait(GRACE)
