@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from lmkit.api import CheckpointError, DeviceInfo, LinearKernel, LinearSpec, PackedWeight, QuantFormat
+from lmkit_layouts import Fp8Format
 from torch import Tensor
 from torch.nn import functional as F
-
-from lmkit_quantization_fp8.scheme import Fp8Format
 
 SLICE = 1 << 17  # weights dequantised at once: what a core's cache holds
 SHIFT = 256.0  # how much `widen` shrinks a value; packed scales make up for it
