@@ -107,7 +107,7 @@ def main(target: Path, names: list[str]) -> None:
             continue
         model = LlamaForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
         schemes = {f"group_{i}": QuantizationScheme(**each) for i, each in enumerate(groups)}
-        settings: dict[str, Any] = {"config_groups": schemes, "ignore": ["lm_head"]}
+        settings: dict[str, Any] = {"config_groups": schemes, "ignore": [] if name == "w8_zeros" else ["lm_head"]}
         recipe = GPTQModifier(**settings) if name == "w4" else QuantizationModifier(**settings)
         kind = {"dataset": calibration, "num_calibration_samples": 16, "max_seq_length": 64}
         needed = name in ("w4", "static")

@@ -100,7 +100,13 @@ def test_mixed_groups_of_the_producer() -> None:
     assert isinstance(found[0], PackedRows)
     assert isinstance(found[1], Fp8Format)
     assert found[2] is None
-    assert scheme.for_layer(LinearSpec("lm_head", 64, (64,), sources=("lm_head",))) is None
+
+
+@pytest.mark.parametrize(("name", "quantized"), [("w8a8", False), ("w8_zeros", True)])
+def test_the_output_head_is_as_the_producer_left_it(name: str, quantized: bool) -> None:
+    (folder,) = folders(__file__, name)
+    scheme = CompressedTensorsScheme.parse(json.loads((folder / "config.json").read_text())["quantization_config"])
+    assert (scheme.for_layer(LinearSpec("lm_head", 64, (32,), sources=("lm_head",))) is not None) == quantized
 
 
 @pytest.mark.parametrize(
@@ -130,7 +136,7 @@ def test_activations_are_rounded_where_that_is_what_it_is_for(
         ({"four": ["re:m.*"], "eight": ["m.other"]}, 4),
         ({"four": ["re:plain"], "eight": ["m"]}, None),  # patterns fit at the beginning, names as a whole
         ({"four": ["re:.*plain"], "eight": ["re:.*[n]$"]}, 8),  # as the producer sorts them
-        ({"four": ["Embedding"], "eight": []}, None),
+        ({"four": ["LlamaMLP"], "eight": []}, None),
     ],
 )
 def test_names_come_before_patterns_and_patterns_before_classes(targets: dict[str, list[str]], bits: int) -> None:
@@ -181,6 +187,7 @@ W, G = "config_groups.group_0.weights", "config_groups.group_0"
         (config(group()) | {"ignore": [1]}, "ignore"),
         (config(group()) | {"ignore": ["re:("]}, "ignore"),
         (config(group(), targets=["re:" + "a" * 501]), f"{G}.targets"),
+        (config(group(), targets=["Linear", "Embedding"]), f"{G}.targets"),
         (config(group(), output_activations=TOKEN), f"{G}.output_activations"),
         (config(group(), input_activations=TOKEN | {"num_bits": 4}), f"{G}.input_activations.num_bits"),
         (config(group(), input_activations=TOKEN | {"dynamic": "local"}), f"{G}.input_activations.dynamic"),
@@ -267,6 +274,20 @@ def test_columns_out_of_order_have_the_scale_of_their_group() -> None:
     codes = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
     scales = params["weight_scale"].half().float()[:, params["weight_g_idx"].long()]
     assert torch.equal(fmt.dequantize(params, torch.float32), (codes - 8).float() * scales)
+
+
+@pytest.mark.parametrize(("scale", "columns"), [("channel", 256), ("tensor", 256), ("group", 64)])
+def test_bytes_have_their_zero_and_scale(scale: str, columns: int) -> None:
+    """(weight - zero) * scale, of each merged part where that is what a scale is for."""
+    weights = group(8, None, symmetric=False) | {"strategy": scale} | ({"group_size": 64} if scale == "group" else {})
+    fmt = CompressedTensorsScheme.parse(config(weights, "int-quantized")).for_layer(QKV)
+    assert isinstance(fmt, ByteRows)
+    params = TestIntegers().stored(fmt, QKV)
+    scales, zeros = params["weight_scale"].half().float(), params["weight_zero_point"].float()
+    if scale == "tensor":
+        scales, zeros = (t.repeat_interleave(torch.tensor([256, 128, 128]))[:, None] for t in (scales, zeros))
+    scales, zeros = (t.repeat_interleave(columns, 1) for t in (scales, zeros))
+    assert torch.equal(fmt.dequantize(params, torch.float32), (params["weight"].float() - zeros) * scales)
 
 
 @pytest.mark.parametrize("name", ["w4", "w8a8", "mixed"])

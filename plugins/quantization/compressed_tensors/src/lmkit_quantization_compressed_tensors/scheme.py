@@ -125,6 +125,8 @@ def _group(values: Mapping[str, object], within: str, usual: str) -> tuple[Targe
     if form not in FORMATS:
         raise given.unsupported("format", ", ".join(map(repr, FORMATS)))
     targets = Targets.read(given, "targets", within)
+    if "Embedding" in targets.names:
+        raise given.unsupported("targets", "linears; embeddings are stored plainly")
     given.one_of("output_activations", (None,), None)
     inputs, weights = given.get("input_activations"), given.get("weights")
     if not isinstance(weights, Mapping):

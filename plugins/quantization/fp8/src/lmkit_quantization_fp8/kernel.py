@@ -37,7 +37,7 @@ class Fp8Torch(LinearKernel):
         assert isinstance(fmt, Fp8Format)
         weight = params["weight"]
         if weight.numel() and int((weight.view(torch.uint8) & 0x7F).max()) == 0x7F:
-            raise CheckpointError(f"{layer.name} holds weights that are not numbers (NaN)")
+            raise CheckpointError("holds weights that are not numbers (NaN)")
         packed = Fp8Weight(weight, fmt.row_scales(params) * SHIFT, fmt.block[1] if fmt.block else 0)
         params.clear()
         return packed
