@@ -21,7 +21,12 @@ PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*
 GPU_PLUGINS = ["plugins/platforms/cuda", "plugins/attention/flashinfer"]  # without the libraries they need
 LIBRARIES = [
     *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker"),
-    *("plugins/tool_parsers/formats", "plugins/structured_output/masks", "plugins/tokenizers/json"),
+    *(
+        "plugins/tool_parsers/formats",
+        "plugins/structured_output/masks",
+        "plugins/tokenizers/json",
+        "plugins/quantization/layouts",
+    ),
 ]
 OURS = ["core", *LIBRARIES, *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
 KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
@@ -155,6 +160,21 @@ def full(session: nox.Session) -> None:
     env = ONE_THREAD | CACHED | {"GREEDY_TOKENS": "64"}
     session.run("pytest", "-q", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=env)
     session.run("python", "-m", "lmkit_testing.trials", "5000")
+
+
+@nox.session
+def quant_parity(session: nox.Session) -> None:
+    """Quantized checkpoints, made anew by their producers in an environment of theirs, against what these make of them.
+    Five minutes, most of them installation."""
+    install(session)
+    folder = Path(session.create_tmp()).resolve()
+    theirs = str(folder / "producers" / "bin" / "python")
+    session.run("python", "-m", "venv", str(folder / "producers"))
+    session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", external=True)
+    session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", "gptqmodel>=7.6", external=True)
+    session.run(theirs, "tests/quant_parity/produce_gptqmodel.py", str(folder / "made"), external=True)
+    env = ONE_THREAD | {"LMKIT_PRODUCED": str(folder / "made")}
+    session.run("pytest", "-q", "plugins/quantization", "-k", "producer", *session.posargs, env=env)
 
 
 @nox.session

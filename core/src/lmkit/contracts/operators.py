@@ -39,6 +39,7 @@ class Integers:
     codes: Tensor  # [out, in] uint8
     scales: Tensor  # [out, groups], exact in float16
     zeros: Tensor | int  # [out, groups] uint8, or one for all
+    order: Tensor | None = None  # [in] int64: column j of the codes is column order[j] of w; None: they are in order
 
 
 @runtime_checkable
@@ -48,6 +49,11 @@ class IntegerFormat(QuantFormat, Protocol):
     bits: int  # 4 or 8
     group: int  # columns per scale; 0 = one scale per row
     activations: Literal["float", "int8"]  # int8: kernels may round those of a row to 8 bits, per group
+
+    @property
+    def ordered(self) -> bool:
+        """Whether `integers` may give an order of columns."""
+        return False
 
     @property
     def rounding(self) -> Literal["", "symmetric", "range"]:

@@ -69,6 +69,8 @@ class NativeExperts:
             return f"runs {', '.join(known)}, not {act}"
         if fmt.name == "plain":
             return MISSING if self.native is None else None
+        if isinstance(fmt, IntegerFormat) and fmt.ordered:
+            return "runs columns in their own order only"
         return IntegerLinear().can_run(fmt, layer, device)
 
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedExperts:

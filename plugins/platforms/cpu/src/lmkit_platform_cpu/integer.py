@@ -45,7 +45,7 @@ class IntegerArgs(Args):
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """Codes, scales (float16) and zeros in panels; `group` columns share a scale."""
+    """Codes, scales (float16) and zeros in panels; `group` columns share a scale. `order`: see Integers."""
 
     data: Tensor
     scales: Tensor
@@ -56,6 +56,7 @@ class PackedIntegers:
     group: int
     bits: int
     planes: int  # bytes of an activation: 2, or 1 with a scale per row
+    order: Tensor | None = None
 
     @property
     def block(self) -> int:
@@ -66,7 +67,7 @@ class PackedIntegers:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
+        return self.data.nbytes + sum(t.nbytes for t in (self.scales, self.zeros, self.order) if t is not None)
 
 
 class IntegerLinear:
@@ -125,7 +126,7 @@ def pack(native: Native, integers: Integers, bits: int, group: int, planes: int)
     args.chunks[0] = panels if k else 0
     native.run("integer_pack", args)
     zero = integers.zeros if isinstance(integers.zeros, int) else 0
-    return PackedIntegers(data, packed_scales, packed_zeros, zero, n, k, group, bits, planes)
+    return PackedIntegers(data, packed_scales, packed_zeros, zero, n, k, group, bits, planes, integers.order)
 
 
 def round_and_pack(native: Native, weight: Tensor, bits: int, group: int, planes: int, rounding: str) -> PackedIntegers:
@@ -150,6 +151,7 @@ def round_and_pack(native: Native, weight: Tensor, bits: int, group: int, planes
 def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | None = None) -> Tensor:
     """x [..., k] -> [..., n], in the dtype of x. Raises ValueError for what does not fit."""
     rows = matrix(x, weight.k)
+    rows = rows if weight.order is None else rows.index_select(1, weight.order)
     check_bias(bias, weight.n, x.dtype)
     m, panels = rows.shape[0], -(-weight.n // PANEL)
     depth = -(-weight.k // 8) * 8

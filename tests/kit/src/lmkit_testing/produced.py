@@ -1,0 +1,53 @@
+"""Checkpoints that real producers have quantized, with the logits of their own dequantized weights beside them.
+
+A folder holds config.json, model.safetensors, and expected.safetensors with `tokens` [1, T] and `logits` [T, V].
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lmkit.plugins import load_target
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lmkit_testing.model import choice, deviation, load_tiny
+from lmkit_testing.steps import ModelDriver
+
+REFERENCE = "lmkit_layers.linear:ReferenceLinear"
+INTEGER = "lmkit_platform_cpu.integer:IntegerLinear"
+LLAMA = "lmkit_model_llama.arch:Llama"
+
+
+def folders(tests: str, *names: str) -> list[Path]:
+    """The checkpoints beside the test file `tests`; made anew where LMKIT_PRODUCED names their folder."""
+    found = sorted((Path(tests).parent / "made").iterdir())
+    anew = os.environ.get("LMKIT_PRODUCED")
+    return [Path(anew, folder.name) if anew else folder for folder in found if not names or folder.name in names]
+
+
+def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32") -> Any:
+    """The checkpoint in `folder`, its quantized linears on `kernel`."""
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    formats = ("int4", "int8")
+    load_target(scheme).parse(config)
+    ops = tuple(choice("op", kernel, f"linear:{name}") for name in formats)
+    return load_tiny(folder, LLAMA, dtype, choices=(choice("quantization", scheme), *ops))
+
+
+def check(folder: Path, scheme: str, kernel: str, tolerance: float) -> None:
+    """Logits of the checkpoint are those that its producer's weights give, and its linears stay as integers."""
+    expected = load_file(folder / "expected.safetensors")
+    loaded = load(folder, scheme, kernel)
+    tokens: list[int] = expected["tokens"][0].tolist()
+    got: Tensor = ModelDriver(loaded, "float32").run(0, tokens, 7)
+    assert deviation(got, expected["logits"]) < tolerance
+    if kernel == INTEGER:
+        sizes = {
+            name: module.packed.nbytes for name, module in loaded.model.named_modules() if hasattr(module, "packed")
+        }
+        assert sizes["layers.0.mlp.gate_up"] < torch.finfo(torch.float16).bits // 8 * 64 * 256
