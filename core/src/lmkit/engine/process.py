@@ -17,7 +17,7 @@ from collections import deque
 from contextlib import suppress
 from importlib import import_module
 from queue import SimpleQueue
-from threading import Condition, Thread
+from threading import Condition, Event, Thread
 from time import perf_counter, sleep
 
 import msgspec
@@ -113,6 +113,7 @@ class Commands:
         self.inbox: SimpleQueue[Command] = SimpleQueue()
         self._sock = sock
         self._splitter = Splitter()
+        self._parent_left = Event()
 
     def first(self) -> Start:
         """The Start command. Raises EOFError when the parent is gone."""
@@ -135,8 +136,18 @@ class Commands:
         except OSError:
             pass
         self.inbox.put(Stop())
+        self._parent_left.set()
         sleep(GRACE)
         os._exit(1)  # the engine thread hangs in native code, or is still loading
+
+    def read_to_the_end(self) -> None:
+        """Waits until the parent, which was told of a failure, is gone.
+
+        A socket that is closed while commands lie in it resets the connection, and what was told last is lost.
+        """
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+        self._parent_left.wait(GRACE)
 
 
 def serve(sock: socket.socket) -> int:
@@ -165,6 +176,7 @@ def serve(sock: socket.socket) -> int:
             log.error("the engine cannot start", exc_info=error)
         sender.send(Failed(info_of(error)))
         sender.close()
+        commands.read_to_the_end()
         return 1
     gc.enable()
     gc.freeze()  # what lives now lives as long as the process: collections need not look at it, now or later
@@ -175,6 +187,8 @@ def serve(sock: socket.socket) -> int:
     finally:
         engine.close()
     sender.close()
+    if not ended:
+        commands.read_to_the_end()
     return 0 if ended else 1
 
 
