@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,44 @@ def test_values_not_understood_are_refused(given: dict[str, Any], key: str) -> N
     with pytest.raises(UnsupportedModel) as failure:
         CompressedTensorsScheme.parse(given)
     assert failure.value.key == f"quantization_config.{key}"
+
+
+def paths(value: Any) -> list[tuple[Any, ...]]:
+    """Where values lie in what JSON holds."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [()] + [(key, *rest) for key, each in items for rest in paths(each)]
+
+
+def replaced(value: Any, path: tuple[Any, ...], by: object) -> Any:
+    if not path:
+        return by
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(value[path[0]], path[1:], by)
+    return copy
+
+
+LONG = ("x" * 10_000, ["re:a"] * 200, ["x"] * 10_001)
+HOSTILE = (None, True, -1, 2**70, float("nan"), "", "re:", "re:(?R", [], [[]], {}, {"": {}}, {"x": 1}, *LONG)
+
+
+@pytest.mark.parametrize("name", ["static", "fp8_block", "mixed"])
+def test_whatever_stands_anywhere_is_understood_or_refused(name: str) -> None:
+    """Every value of a real configuration, replaced by others, one at a time: the refusal names it, in few words."""
+    (folder,) = folders(__file__, name)
+    given = json.loads((folder / "config.json").read_text())["quantization_config"]
+    layers = (PLAIN, replace(PLAIN, sources=("model.layers.0.mlp.down_proj",)))
+    refused: list[UnsupportedModel] = []
+    for changed in (replaced(given, path, value) for path in paths(given)[1:] for value in HOSTILE):
+        try:
+            scheme = CompressedTensorsScheme.parse(changed)
+            for fmt, layer in ((scheme.for_layer(layer), layer) for layer in layers):
+                assert fmt is None or fmt.params(layer, "float32")
+        except UnsupportedModel as refusal:
+            refused.append(refusal)
+    assert len(refused) > 300
+    for refusal in refused:
+        assert refusal.key.startswith("quantization_config.")
+        assert len(str(refusal)) < 1000
 
 
 def test_a_pattern_that_takes_for_ever_is_refused() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from lmkit.api import CheckpointError
 from lmkit_testing.checkpoints import tiny_checkpoint
-from lmkit_testing.model import choice, deviation, load_tiny, prompt, reference
-from lmkit_testing.produced import REFERENCE
+from lmkit_testing.model import choice, deviation, drift, load_tiny, prompt, reference
+from lmkit_testing.produced import INTEGER, REFERENCE
 from lmkit_testing.steps import ModelDriver, Ranks
 from lmkit_worker.loaded import LoadedModel
 from safetensors.torch import load_file, save_file
@@ -100,6 +100,22 @@ def test_two_ranks_equal_one(checkpoints: tuple[Path, Path], expected: Tensor) -
         )
     ):
         assert deviation(logits, expected) < 1e-4
+
+
+def test_native_experts_run_them(checkpoints: tuple[Path, Path], expected: Tensor) -> None:
+    """All experts in one operator, on their integers: each token as by one expert after the other.
+
+    Against the weights the median token is compared: activations are rounded to 8 bits, and one token of these is
+    so near to another expert that its router then chooses that (0.18 there, at most 0.06 elsewhere).
+    """
+    experts = choice("op", "lmkit_platform_cpu.experts:NativeExperts", "moe:int4")
+    chosen = (choice("quantization", SCHEME), choice("op", INTEGER, "linear:int4"))
+    native, linear = (load_tiny(checkpoints[0], QWEN, "float32", choices=chosen + more) for more in ((experts,), ()))
+    got = ModelDriver(native, "float32").run(0, prompt(97), 7)
+    assert deviation(got, ModelDriver(linear, "float32").run(0, prompt(97), 7)) < 1e-4
+    assert drift(got, expected) < 8e-2
+    packed = native.model.layers[1].mlp.experts.up.packed
+    assert packed.nbytes < SIZES["num_experts"] * 2 * SIZES["moe_intermediate_size"] * SIZES["hidden_size"]
 
 
 def test_a_shape_of_another_layer_is_refused(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:

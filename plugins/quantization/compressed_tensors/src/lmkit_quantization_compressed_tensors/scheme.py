@@ -59,7 +59,8 @@ class Targets:
     @classmethod
     def read(cls, given: Settings, key: str, within: str = "") -> Targets:
         """The list at `key` of what is `within` the configuration. Raises UnsupportedModel."""
-        found = given.get(key) or []
+        found = given.get(key)
+        found = [] if found is None else found
         if not isinstance(found, list | tuple) or len(found) > MAX_NAMES or not all(isinstance(n, str) for n in found):
             raise given.unsupported(key, f"a list of at most {MAX_NAMES} names and patterns of modules")
         names = [n for n in found if not n.startswith("re:")]
