@@ -151,8 +151,8 @@ def quantization_page(page: str) -> str:
     return page.partition(QUANTIZED)[0] + QUANTIZED + PARAGRAPH + "\n".join(rows) + "\n"
 
 
-PARAGRAPH = """Made by `tools/sync.py` from what the plugins of this repository declare. Kernels stand in the order in which
-they are tried; in brackets the platforms. Experts that no kernel runs at once run each as a linear.
+PARAGRAPH = """Made by `tools/sync.py` from what the plugins of this repository declare. Kernels stand in the order in
+which they are tried; in brackets the platforms. Experts that no kernel runs at once run each as a linear.
 
 """
 HOUSE = ("<!-- house: made by tools/sync.py -->\n", "<!-- end of house -->")
