@@ -164,15 +164,16 @@ def full(session: nox.Session) -> None:
 
 @nox.session
 def quant_parity(session: nox.Session) -> None:
-    """Quantized checkpoints, made anew by their producers in an environment of theirs, against what these make of them.
-    Five minutes, most of them installation."""
+    """Quantized checkpoints, made anew by their producers in environments of theirs, against what these make of them.
+    Ten minutes, most of them installation."""
     install(session)
     folder = Path(session.create_tmp()).resolve()
-    theirs = str(folder / "producers" / "bin" / "python")
-    session.run("python", "-m", "venv", str(folder / "producers"))
-    session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", external=True)
-    session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", "gptqmodel>=7.6", external=True)
-    session.run(theirs, "tests/quant_parity/produce_gptqmodel.py", str(folder / "made"), external=True)
+    for name, needs in (("gptqmodel", "gptqmodel>=7.6"), ("llmcompressor", "llmcompressor>=0.14")):
+        theirs = str(folder / name / "bin" / "python")
+        session.run("python", "-m", "venv", str(folder / name))
+        session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", external=True)
+        session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", needs, external=True)
+        session.run(theirs, f"tests/quant_parity/produce_{name}.py", str(folder / "made"), external=True)
     env = ONE_THREAD | {"LMKIT_PRODUCED": str(folder / "made")}
     session.run("pytest", "-q", "plugins/quantization", "-k", "producer", *session.posargs, env=env)
 

@@ -10,7 +10,9 @@ import inspect
 import json
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CATALOG = ROOT / "core" / "src" / "lmkit" / "plugins" / "catalog.json"
@@ -114,6 +116,45 @@ def models_page(report: dict[str, dict], introduction: str) -> str:
     )
 
 
+QUANTIZED = "## What runs what\n\n"  # what follows it in docs/quantization.md is made here
+
+
+def specs(group: str) -> list[Any]:
+    """What the plugins of the repository register under an entry-point group, installed or not."""
+    from lmkit.kinds import BY_NAME
+
+    found = []
+    for path in sorted(ROOT.glob("plugins/*/*/pyproject.toml")):
+        points = tomllib.loads(path.read_text())["project"].get("entry-points", {}).get(f"lmkit.{group}", {})
+        if points and str(path.parent / "src") not in sys.path:
+            sys.path.insert(0, str(path.parent / "src"))
+        for module in sorted(set(points.values())):
+            found += getattr(import_module(module), BY_NAME[group].hook)()
+    return found
+
+
+def quantization_page(page: str) -> str:
+    """The page with the table of formats, layers, kernels and devices made anew."""
+    kernels = sorted(specs("op"), key=lambda spec: (-spec.tier, spec.name))
+
+    def runs(op: str, stored: str) -> str:
+        able = [k for k in kernels if k.op == op and (not k.formats or stored in k.formats)]
+        return ", ".join(f"`{k.name}` ({'any' if '*' in k.platforms else ', '.join(k.platforms)})" for k in able)
+
+    rows = ["| format | chosen by | weights in memory | linears | experts |", "|---|---|---|---|---|"]
+    for spec in sorted(specs("quantization"), key=lambda spec: spec.name):
+        by = [f"`quant_method: {method}`" for method in spec.checkpoint_methods]
+        by += [f"`--quantization {spec.name}`"] * spec.online
+        for stored in spec.weight_formats:
+            experts = runs("moe", stored) or "each as a linear"
+            rows.append(f"| {spec.name} | {', '.join(by)} | {stored} | {runs('linear', stored)} | {experts} |")
+    return page.partition(QUANTIZED)[0] + QUANTIZED + PARAGRAPH + "\n".join(rows) + "\n"
+
+
+PARAGRAPH = """Made by `tools/sync.py` from what the plugins of this repository declare. Kernels stand in the order in
+which they are tried; in brackets the platforms. Experts that no kernel runs at once run each as a linear.
+
+"""
 HOUSE = ("<!-- house: made by tools/sync.py -->\n", "<!-- end of house -->")
 
 
@@ -136,6 +177,7 @@ def outputs() -> dict[Path, str]:
         CATALOG: catalog(),
         pages / "hooks.md": hooks_page(),
         pages / "refusal-codes.md": codes_page(),
+        docs / "quantization.md": quantization_page((docs / "quantization.md").read_text()),
         docs / "models.md": models_page(report, introduction),
         docs / "architecture.md": architecture_page((docs / "architecture.md").read_text()),
     }

@@ -98,7 +98,7 @@ def test_weights_that_are_not_numbers_are_refused() -> None:
     weight = torch.ones(4, 4)
     weight[1, 2] = float("nan")
     params = {"weight": weight.to(torch.float8_e4m3fn), "weight_scale": torch.ones(1)}
-    with pytest.raises(CheckpointError, match=r"layer\.x .*NaN"):
+    with pytest.raises(CheckpointError, match="NaN"):
         Fp8Torch().pack(Fp8Format(None, (4,), 4), params, LinearSpec("layer.x", 4, (4,)), torch.float32)
 
 

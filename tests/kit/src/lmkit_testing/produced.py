@@ -20,6 +20,7 @@ from lmkit_testing.steps import ModelDriver
 
 REFERENCE = "lmkit_layers.linear:ReferenceLinear"
 INTEGER = "lmkit_platform_cpu.integer:IntegerLinear"
+FLOAT8 = "lmkit_quantization_fp8.kernel:Fp8Torch"
 LLAMA = "lmkit_model_llama.arch:Llama"
 
 
@@ -31,11 +32,11 @@ def folders(tests: str, *names: str) -> list[Path]:
 
 
 def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32") -> Any:
-    """The checkpoint in `folder`, its quantized linears on `kernel`."""
+    """The checkpoint in `folder`, its quantized linears on `kernel`; float8 on theirs where that runs integers."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
-    formats = ("int4", "int8")
     load_target(scheme).parse(config)
-    ops = tuple(choice("op", kernel, f"linear:{name}") for name in formats)
+    kernels = dict.fromkeys(("int4", "int8", "w8a8"), kernel) | {"fp8": FLOAT8 if kernel == INTEGER else kernel}
+    ops = tuple(choice("op", runs, f"linear:{name}") for name, runs in kernels.items())
     return load_tiny(folder, LLAMA, dtype, choices=(choice("quantization", scheme), *ops))
 
 

@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 from lmkit.api import (
+    CheckpointError,
     Collectives,
     DeviceInfo,
     LinearKernel,
@@ -156,6 +157,8 @@ class Linear(nn.Module):
         began = perf_counter()
         try:
             self.packed = self.kernel.pack(self.format, tensors, self.local, self.dtype)
+        except CheckpointError as e:
+            raise CheckpointError(f"{self.spec.name}: {e.message}", fix=e.fix) from e
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as e:
             what = f"{self.spec.name}: {self.kernel.name} cannot pack {self.format.name}: {e}"
             raise PluginError(

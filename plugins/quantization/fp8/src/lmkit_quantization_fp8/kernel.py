@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from lmkit.api import CheckpointError, DeviceInfo, LinearKernel, LinearSpec, PackedWeight, QuantFormat
+from lmkit_layouts import Fp8Format
 from torch import Tensor
 from torch.nn import functional as F
-
-from lmkit_quantization_fp8.scheme import Fp8Format
 
 SLICE = 1 << 17  # weights dequantised at once: what a core's cache holds
 SHIFT = 256.0  # how much `widen` shrinks a value; packed scales make up for it
@@ -38,7 +37,7 @@ class Fp8Torch(LinearKernel):
         assert isinstance(fmt, Fp8Format)
         weight = params["weight"]
         if weight.numel() and int((weight.view(torch.uint8) & 0x7F).max()) == 0x7F:
-            raise CheckpointError(f"{layer.name} holds weights that are not numbers (NaN)")
+            raise CheckpointError("holds weights that are not numbers (NaN)")
         packed = Fp8Weight(weight, fmt.row_scales(params) * SHIFT, fmt.block[1] if fmt.block else 0)
         params.clear()
         return packed

@@ -5,13 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from lmkit.api import CheckpointError, LinearSpec, ParamSpec, PluginError, QuantFormat, QuantScheme, UnsupportedModel
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from lmkit.api import LinearSpec, QuantScheme, UnsupportedModel
+from lmkit_layouts import Fp8Format
 
 # Keys of quantization_config and the values understood; None = checked in `parse`.
 KEYS: Mapping[str, tuple[object, ...] | None] = {
@@ -76,54 +72,3 @@ class Fp8Scheme(QuantScheme):
 def _names(pattern: str, module: str) -> bool:
     """Whether a skip-list entry names this module: its full name, the start or the end of it, at a dot."""
     return f".{module}.".startswith(f".{pattern}.") or f".{module}.".endswith(f".{pattern}.")
-
-
-def _divides(whole: int, here: int, block: int) -> bool:
-    """Whether a rank's share `here` of a length `whole` holds whole blocks, or all lie in one block."""
-    return here == whole or here % block == 0 or whole <= block
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Format(QuantFormat):
-    """weight [out, in] float8_e4m3fn, with scales per block of each merged part or per part."""
-
-    block: tuple[int, int] | None
-    parts: tuple[int, ...]  # rows of each merged part of the whole layer
-    width: int  # columns of the whole layer
-    name: str = "fp8"
-
-    def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
-        weight = ParamSpec((layer.total_out, layer.in_features), "float8_e4m3fn")
-        ones = (1,) * len(layer.out_features)
-        loose = ParamSpec((len(ones),), "float32", part_sizes=ones, optional=True)
-        unused = {"input_scale": loose, "activation_scale": loose}
-        if self.block is None:  # either name is in use
-            return {"weight": weight, "weight_scale": loose, "weight_scale_inv": loose, **unused}
-        rows, columns = self.block
-        lengths = [*zip(self.parts, layer.out_features, strict=True)]
-        if not all(_divides(*pair, rows) for pair in lengths) or not _divides(self.width, layer.in_features, columns):
-            raise PluginError(f"{layer.name}: blocks of {rows} x {columns} would straddle two ranks")
-        sizes = tuple(-(-n // rows) for n in layer.out_features)
-        scale = ParamSpec((sum(sizes), -(-layer.in_features // columns)), "float32", part_sizes=sizes)
-        return {"weight": weight, "weight_scale_inv": scale, **unused}
-
-    def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        weight, scales = params["weight"], self.row_scales(params)
-        if self.block is not None:
-            scales = scales.repeat_interleave(self.block[1], 1)[:, : weight.shape[1]]
-        return (weight.float() * scales).to(dtype)
-
-    def row_scales(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Scale of each row: [out, blocks of columns] float32, or [out, 1] without blocks."""
-        import torch
-
-        height = params["weight"].shape[0]
-        parts = torch.tensor([n * height // sum(self.parts) for n in self.parts])  # of this rank
-        if self.block is None:
-            found = [params[key] for key in ("weight_scale", "weight_scale_inv") if key in params]
-            if len(found) != 1:
-                raise CheckpointError("a float8 layer needs exactly one of weight_scale and weight_scale_inv")
-            return found[0].repeat_interleave(parts.to(found[0].device)).unsqueeze(1)
-        scale, rows = params["weight_scale_inv"], self.block[0]
-        per_part = scale.split([-(-int(n) // rows) for n in parts])
-        return torch.cat([s.repeat_interleave(rows, 0)[:n] for s, n in zip(per_part, parts.tolist(), strict=True)])

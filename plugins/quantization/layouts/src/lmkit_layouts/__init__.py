@@ -1,6 +1,8 @@
 """Bit layouts of quantized checkpoints. Importing this does not import torch."""
 
+from lmkit_layouts.floats import Fp8Format
 from lmkit_layouts.grouped import AwqWords, GptqWords, GroupedIntegers
+from lmkit_layouts.rows import ByteRows, PackedRows
 from lmkit_layouts.settings import Settings
 
-__all__ = ["AwqWords", "GptqWords", "GroupedIntegers", "Settings"]
+__all__ = ["AwqWords", "ByteRows", "Fp8Format", "GptqWords", "GroupedIntegers", "PackedRows", "Settings"]

@@ -39,6 +39,20 @@ class GroupedIntegers(IntegerFormat):
     def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         return dequantize(self.integers(params), self.group).to(dtype)
 
+    def column_order(self, group_of: Tensor | None, columns: int) -> Tensor | None:
+        """The columns, those of a group side by side; None: they lie so. Raises CheckpointError."""
+        import torch
+
+        if group_of is None or not self.group or columns != self.width:
+            return None
+        wanted = torch.arange(columns, dtype=group_of.dtype) // self.group
+        if torch.equal(group_of, wanted):
+            return None
+        if not self.ordered or not torch.equal(group_of.sort().values, wanted):
+            what = "groups of equal size" if self.ordered else "columns in their own order, as desc_act is false"
+            raise CheckpointError(f"g_idx does not name {what}")
+        return group_of.argsort(stable=True)
+
     def check(self, layer: LinearSpec, columns: int, rows: int) -> None:
         """Whether the codes of `layer`, or of a rank's share of it, fill whole words of `columns` or `rows` codes.
 
@@ -87,23 +101,9 @@ class GptqWords(GroupedIntegers):
         zeros = unpack(zeros, self.stored_bits)
         if self.version == 1 and self.stored_bits == 3:
             zeros = (zeros + 1) & mask
-        order = self._order(params.get("g_idx"), codes.shape[1])
+        order = self.column_order(params.get("g_idx"), codes.shape[1])
         codes = codes if order is None else codes[:, order]
-        return Integers(codes, params["scales"].t().contiguous(), uniform(zeros.t().contiguous()), order)
-
-    def _order(self, group_of: Tensor | None, columns: int) -> Tensor | None:
-        """The columns, those of a group side by side; None: they lie so. Raises CheckpointError."""
-        import torch
-
-        if group_of is None or not self.group or columns != self.width:
-            return None
-        wanted = torch.arange(columns, dtype=group_of.dtype) // self.group
-        if torch.equal(group_of, wanted):
-            return None
-        if not self.ordered or not torch.equal(group_of.sort().values, wanted):
-            what = "groups of equal size" if self.ordered else "columns in their own order, as desc_act is false"
-            raise CheckpointError(f"g_idx does not name {what}")
-        return group_of.argsort(stable=True)
+        return Integers(codes, finite(params["scales"].t().contiguous()), uniform(zeros.t().contiguous()), order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,15 @@ class AwqWords(GroupedIntegers):
         from lmkit_layouts.words import unpack_awq
 
         codes, zeros = unpack_awq(params["qweight"]), unpack_awq(params["qzeros"])
-        return Integers(codes.t().contiguous(), params["scales"].t().contiguous(), uniform(zeros.t().contiguous()))
+        scales = finite(params["scales"].t().contiguous())
+        return Integers(codes.t().contiguous(), scales, uniform(zeros.t().contiguous()))
+
+
+def finite(scales: Tensor) -> Tensor:
+    """The same. Raises CheckpointError for what is no number, or too large for the float16 of kernels."""
+    if not bool(scales.half().isfinite().all()):
+        raise CheckpointError("scales are not numbers, or too large (more than 65504)")
+    return scales
 
 
 def uniform(zeros: Tensor) -> Tensor | int:

@@ -14,6 +14,7 @@ T = TypeVar("T")
 WHERE = "quantization_config"
 MAX_NAMES = 10_000  # of modules, in one list
 MAX_PATTERN = 500  # characters
+MAX_SHOWN = 200  # characters of a value in a message
 SECONDS = 0.2  # for one pattern on one name: a stranger wrote it
 PLAIN_NAME = re.compile(r"^[\w.-]{1,200}$")
 
@@ -63,13 +64,20 @@ class Settings:
 
     def unsupported(self, key: str, supported: str) -> UnsupportedModel:
         """The error for the value of `key`."""
-        return UnsupportedModel(f"{self._where}.{key}", self._given.get(key), supported)
+        return UnsupportedModel(f"{self._where}.{key}", _short(self._given.get(key)), supported)
 
     def done(self) -> None:
         """Raises UnsupportedModel for a key that was not read."""
         for key, value in self._given.items():
             if key not in self._known:
-                raise UnsupportedModel(f"{self._where}.{key}", value, f"keys {', '.join(sorted(self._known))}")
+                known = ", ".join(sorted(self._known))
+                raise UnsupportedModel(f"{self._where}.{key[:MAX_SHOWN]}", _short(value), f"keys {known}")
+
+
+def _short(value: object) -> object:
+    """The value, or as much of it as a message should show."""
+    shown = repr(value)
+    return value if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
 
 
 def names_module(entry: str, module: str) -> bool:

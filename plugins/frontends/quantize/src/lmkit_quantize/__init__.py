@@ -1,0 +1,1 @@
+"""`lmkit quantize`: a checkpoint whose linears are rounded, in the format of compressed-tensors."""
