@@ -73,6 +73,7 @@ class Rounded(PlainFormat):
     activations: str
     name: str = "rounded"
     rounding: str = ""
+    ordered: bool = False
 
     def integers(self, params: Mapping[str, Tensor]) -> Integers:
         weight, zero = params["weight"].float(), 1 << (self.bits - 1)
