@@ -165,9 +165,8 @@ class NvFp4(Fp4Format):
         whole, height = params[self.whole].double(), params[self.codes].shape[0]
         whole = whole.reciprocal() if self.times else whole
         if not bool((whole.isfinite() & (whole > LEAST)).all()):
-            raise CheckpointError(
-                f"{self.whole} is {params[self.whole].tolist()}, and needs positive numbers of usual size"
-            )
+            shown = ", ".join(f"{number:.3g}" for number in params[self.whole].tolist()[:4])
+            raise CheckpointError(f"{self.whole} is {shown}, and needs positive numbers of usual size")
         rows = torch.tensor([n * height // sum(self.parts) for n in self.parts])  # of this rank
         return whole.repeat_interleave(rows.to(whole.device)).unsqueeze(1)
 
