@@ -95,6 +95,7 @@ class MxFp4(Fp4Format, IntegerFormat):
     bits: int = 8
     group: int = MX_GROUP
     activations: Literal["float", "int8"] = "float"
+    rounding: Literal["", "symmetric", "range"] = ""
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         return self.tensors(layer, MX_GROUP, "uint8") | _loose(layer, "input_global_scale")
@@ -127,7 +128,7 @@ class MxFp4(Fp4Format, IntegerFormat):
                 low, high = (end - BIAS for end in HALVES)
                 raise CheckpointError(
                     f"has a scale of 2^{first}; as integers of 8 bits, 2^{low} to 2^{high} are exact",
-                    fix="run it on the kernel that keeps 4 bits: --op fp4_torch",
+                    fix="run it where 4 bits are kept: --op fp4_torch, with experts --op fp4_torch,moe_fp4_torch",
                 )
             scales = scales.masked_fill(far, 0)
         return Integers(wide, scales, ZERO)

@@ -27,5 +27,13 @@ def lmkit_ops() -> list[OpSpec]:
             op="linear",
             formats=frozenset({"mxfp4", "nvfp4"}),
             tier=Tier.PORTABLE,
-        )
+        ),
+        OpSpec(
+            name="moe_fp4_torch",
+            summary="mixtures whose experts are 4-bit floats, each as a linear of that kind",
+            target="lmkit_quantization_mxfp4.experts:Fp4Experts",
+            op="moe",
+            formats=frozenset({"mxfp4", "nvfp4"}),
+            tier=Tier.PORTABLE,
+        ),
     ]
