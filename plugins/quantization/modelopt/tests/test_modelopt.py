@@ -18,7 +18,7 @@ from lmkit_quantization_modelopt.scheme import ModelOptScheme
 from lmkit_testing import QuantizationConformance
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.model import choice, deviation, load_tiny, prompt, reference
-from lmkit_testing.produced import FLOAT4, INTEGER, REFERENCE, check, folders
+from lmkit_testing.produced import FLOAT4, INTEGER, REFERENCE, check, folders, in_own_file
 from lmkit_testing.steps import ModelDriver, Ranks
 from lmkit_worker.loaded import LoadedModel
 from safetensors.torch import load_file, save_file
@@ -155,6 +155,20 @@ def test_the_resolver_takes_it_as_it_is() -> None:
         first = resolved.choice("op", component)
         assert first is not None
         assert first.name == kernel
+
+
+def test_the_producers_own_file_is_enough(tmp_path: Path) -> None:
+    """As it is published: nothing in config.json."""
+    (folder,) = folders(__file__, "modelopt_nvfp4")
+    own = json.loads((folder / "hf_quant_config.json").read_text())
+    resolved, checkpoint, _ = resolve(
+        EngineConfig(model=ModelConfig(model=str(in_own_file(folder, tmp_path, "hf_quant_config.json", own))))
+    )
+    chosen = resolved.choice("quantization")
+    assert chosen is not None
+    assert chosen.name == "modelopt"
+    said = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert ModelOptScheme.parse(checkpoint.config["quantization_config"]) == ModelOptScheme.parse(said)
 
 
 # ---------------------------------------------------------------------------------------------------- a mixture

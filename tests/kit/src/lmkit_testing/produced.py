@@ -32,6 +32,16 @@ def folders(tests: str, *names: str) -> list[Path]:
     return [Path(anew, folder.name) if anew else folder for folder in found if not names or folder.name in names]
 
 
+def in_own_file(folder: Path, target: Path, name: str, config: dict[str, Any]) -> Path:
+    """The checkpoint, as programs write it that say `config` in a file of that name and nothing in config.json."""
+    plain = json.loads((folder / "config.json").read_text())
+    del plain["quantization_config"]
+    (target / "config.json").write_text(json.dumps(plain))
+    (target / name).write_text(json.dumps(config))
+    (target / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    return target
+
+
 def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32") -> Any:
     """The checkpoint in `folder`, its quantized linears on `kernel`; floats on theirs where that runs integers."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"]

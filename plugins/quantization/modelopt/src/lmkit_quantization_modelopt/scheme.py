@@ -12,7 +12,7 @@ from lmkit_layouts.settings import MAX_NAMES, PLAIN_NAME, WHERE, Pattern, agreed
 
 FP8, NVFP4, WEIGHTS, MIXED = "FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"
 ALGORITHMS = (FP8, NVFP4, WEIGHTS)
-METHODS = ("modelopt", "modelopt_fp4")
+METHODS = ("modelopt", "modelopt_fp4", "hf_quant_config.json")
 # Said twice by the form that names groups, for programs that read other producers' files.
 AGAIN = ("config_groups", "quant_method", "producer")
 

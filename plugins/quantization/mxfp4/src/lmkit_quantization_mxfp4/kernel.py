@@ -30,7 +30,6 @@ class Fp4Weight:
 
 class Fp4Torch(LinearKernel):
     name = "fp4_torch"
-    packed_types = (Fp4Weight,)
 
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
         return None if isinstance(fmt, Fp4Format) else f"runs 4-bit floats of lmkit-layouts, not {fmt.name!r}"
