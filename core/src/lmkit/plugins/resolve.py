@@ -310,9 +310,10 @@ class Resolver:
             self._derive("weight_bits", best.bits, best.name)
 
     def _list_files(self) -> None:
-        """Names in the tokenizer's folder: by them its reader is chosen."""
+        """Names in the tokenizer's folder, or the suffix where it is a file: by them its reader is chosen."""
         folder = load_ref(TOKENIZER_FOLDER)(self.known.checkpoint, self.config.model)
-        self.known.files = frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else [folder.suffix.lower()]
+        self.known.files = frozenset(names)
 
     def _choose_template(self) -> None:
         """A plugin's, for the file that the user names or for the checkpoint; without one, files are read as text."""
