@@ -27,6 +27,7 @@ from lmkit.kinds.base import Claim, Kind, Known, Refusals, listed
 if TYPE_CHECKING:
     from lmkit.contracts.model import LinearSpec
     from lmkit.contracts.operators import QuantFormat
+    from lmkit.kinds.loader import Loader
 
 
 class QuantScheme(Protocol):
@@ -42,6 +43,10 @@ class QuantScheme(Protocol):
     def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
         """None = leave this layer unquantized."""
         ...
+
+    def stored(self, loader: Loader) -> Loader:
+        """`loader`, or one that makes of its tensors what `QuantFormat.params` says, where files hold others."""
+        return loader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,10 +77,11 @@ def load_model(
     if not isinstance(model, nn.Module):
         raise PluginError(f"{info.architecture}: build() must return a torch module, got {type(model).__name__}")
     loader: Loader = make(choice_of(resolved, "loader"))
+    stored = loader if builder.scheme is None else builder.scheme.stored(loader)
     cache = None
     if packed_cache is not None:
         cache = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
-    warnings = fill_model(model, Rules(architecture.weights(info)), loader, checkpoint, device, progress, cache)
+    warnings = fill_model(model, Rules(architecture.weights(info)), stored, checkpoint, device, progress, cache)
     dense = _load_dense(info, builder.dtype, loader, checkpoint, device) if info.pooler and info.pooler.dense else None
     model.to(device)  # buffers
     model.eval()
