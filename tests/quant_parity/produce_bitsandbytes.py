@@ -2,7 +2,8 @@
 that has both.
 
 Each is a tiny Llama with what its producer makes of it: `expected.safetensors` holds token ids and the logits of
-transformers over the weights that the producer's own dequantization gives, and one of these weights. All are float32.
+transformers over the weights that the producer's own dequantization gives, and one of these weights, all float32;
+`plain` is what the producer rounded to it.
 """
 
 from __future__ import annotations
@@ -58,13 +59,15 @@ def expected(folder: Path, source: Path) -> dict[str, torch.Tensor]:
     """Logits by the producer's own weights."""
     reference = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
     quantized = LlamaForCausalLM.from_pretrained(folder, device_map="cpu")
+    plain = reference.get_submodule(WEIGHT).weight.detach().bfloat16()
     for name, module in quantized.named_modules():
         if isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
             reference.get_submodule(name).weight.data = dequantized(module)
     tokens = torch.tensor([[(7 * i + 3) % VOCABULARY for i in range(40)]])
     weight = reference.get_submodule(WEIGHT).weight.detach().clone()
     with torch.no_grad():
-        return {"tokens": tokens, "logits": reference(tokens).logits[0].contiguous(), WEIGHT: weight}
+        logits = reference(tokens).logits[0].contiguous()
+    return {"tokens": tokens, "logits": logits, WEIGHT: weight, "plain": plain}
 
 
 def main(target: Path, names: list[str]) -> None:

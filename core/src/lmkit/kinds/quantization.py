@@ -44,7 +44,7 @@ class QuantScheme(Protocol):
         """None = leave this layer unquantized."""
         ...
 
-    def stored(self, loader: Loader) -> Loader:
+    def wrap(self, loader: Loader) -> Loader:
         """`loader`, or one that makes of its tensors what `QuantFormat.params` says, where files hold others."""
         return loader
 

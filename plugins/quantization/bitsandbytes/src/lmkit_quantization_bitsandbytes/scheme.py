@@ -10,13 +10,12 @@ from lmkit_layouts import ByteRows, Settings
 from lmkit_layouts.settings import agreed, of_layer
 
 from lmkit_quantization_bitsandbytes.formats import RoundedFormat, TableFormat
-from lmkit_quantization_bitsandbytes.tensors import BitsandbytesTensors
+from lmkit_quantization_bitsandbytes.tensors import STORAGE, BitsandbytesTensors
 
 # What programs of their time did with activations and memory; nothing of how weights are stored. Tensors say
 # themselves whether their scales are rounded.
 IGNORED = ("quant_method", "llm_int8_enable_fp32_cpu_offload", "_load_in_4bit", "_load_in_8bit")
 DTYPES = ("float32", "bfloat16", "float16")
-STORAGE = ("uint8", "int8", "float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class BitsandbytesScheme(QuantScheme):
             group=0, parts=layer.out_features, width=layer.in_features, bits=8, name="int8", activations="float"
         )
 
-    def stored(self, loader: Loader) -> Loader:
+    def wrap(self, loader: Loader) -> Loader:
         return BitsandbytesTensors(loader, self.kind)
 
     def _quantized(self, name: str, head: bool) -> bool:

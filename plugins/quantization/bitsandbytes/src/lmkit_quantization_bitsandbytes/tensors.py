@@ -32,6 +32,7 @@ PART = re.compile(r"(.+\.weight)\.(absmax|quant_map|nested_absmax|nested_quant_m
 MAX_STATE = 4096  # bytes of JSON; producers write less than 200
 BLOCKS = tuple(BLOCK << i for i in range(7))  # 64 to 4096
 NESTED_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
+STORAGE = ("uint8", "int8", "float16", "bfloat16", "float32", "float64")  # what bytes of codes are called in files
 SAME = 1e-6  # how far a value of a stored table may be from ours
 TO_SCALE = 7.874015718698502e-3  # 1 / 127 as bitsandbytes has it
 
@@ -159,6 +160,8 @@ class BitsandbytesTensors(Loader):
             raise CheckpointError(f"{blob.name} is {state.quant_type}, and quantization_config says {self.kind}")
         rows, columns = state.shape
         blocks = -(-rows * columns // state.blocksize)
+        if weight.dtype not in STORAGE:
+            raise CheckpointError(f"{weight.name} is {weight.dtype}, needs one of {', '.join(STORAGE)}")
         if weight.nbytes != rows * columns // 2:
             raise CheckpointError(f"{weight.name} has {weight.nbytes} bytes, and its quant_state is of {state.shape}")
         needed = {"absmax": ("uint8" if state.nested else "float32", blocks), "quant_map": ("float32", 16)}
@@ -172,13 +175,12 @@ class BitsandbytesTensors(Loader):
         values = self.loader.read(parts["quant_map"])
         if not torch.allclose(values, table(kind), rtol=0, atol=SAME):
             raise CheckpointError(f"{parts['quant_map'].name} is not the table of {kind}")
-        group = group_of(columns)
-        scales = f"{weight.name}_absmax"
-        self._made[weight.name] = lambda: self.loader.read(weight).view(torch.uint8).view(rows, columns // 2)
+        scales, packed = f"{weight.name}_absmax", (rows, columns // 2)
+        self._made[weight.name] = lambda: self.loader.read(weight).reshape(-1).view(torch.uint8).view(packed)
         self._made[scales] = lambda: self._scales(state, parts)
-        shape = (rows, columns // group)
+        shape = (rows, columns // group_of(columns))
         return [
-            TensorEntry(weight.name, (rows, columns // 2), "uint8", weight.nbytes, weight.file),
+            TensorEntry(weight.name, packed, "uint8", weight.nbytes, weight.file),
             TensorEntry(scales, shape, "float32", prod(shape) * 4, parts["absmax"].file),
         ]
 

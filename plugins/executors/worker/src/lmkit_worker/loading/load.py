@@ -77,7 +77,7 @@ def load_model(
     if not isinstance(model, nn.Module):
         raise PluginError(f"{info.architecture}: build() must return a torch module, got {type(model).__name__}")
     loader: Loader = make(choice_of(resolved, "loader"))
-    stored = loader if builder.scheme is None else builder.scheme.stored(loader)
+    stored = loader if builder.scheme is None else builder.scheme.wrap(loader)
     cache = None
     if packed_cache is not None:
         cache = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
