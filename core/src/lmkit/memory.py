@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from lmkit.api import (
     CapacityError,
@@ -15,12 +16,14 @@ from lmkit.api import (
     KVSpec,
     LinearSpec,
     ModelInfo,
+    QuantFormat,
     QuantScheme,
     ResolvedPlan,
     WorkerFacts,
     itemsize,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig, format_size, parse_budget
+from lmkit.kinds import op
 from lmkit.plugins import load_target
 
 FORCED = 16  # tokens that a grammar may force in one step
@@ -40,16 +43,24 @@ def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) ->
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan) -> int:
-    """Bytes of a loaded model: quantized weights stay as stored, others take the chosen dtype, or what packs them.
+    """Bytes of a loaded model: quantized weights stay as stored, unless their kernel dequantizes them; others take the
+    chosen dtype, or what packs them.
 
     A tied output head that is packed takes the place of the embedding, which stays mapped from its file.
     """
-    if checkpoint.config.get("quantization_config"):
-        return checkpoint.nbytes
-    size = itemsize(resolved.value("dtype"))
-    total = float(info.num_parameters * size)
+    declared, size = checkpoint.config.get("quantization_config"), itemsize(resolved.value("dtype"))
     choice, bits = resolved.choice("quantization"), resolved.value("weight_bits")
-    scheme: QuantScheme | None = load_target(choice).parse(choice.options) if choice is not None else None
+    wide = [d.key.removeprefix(op.DEQUANTIZED) for d in resolved.derived if d.key.startswith(op.DEQUANTIZED)]
+    if declared and not wide:
+        return checkpoint.nbytes
+    scheme: QuantScheme | None = load_target(choice).parse(declared or choice.options) if choice is not None else None
+    if declared and scheme is not None:
+        return checkpoint.nbytes + sum(
+            linear.total_out * linear.in_features * size - _stored_bytes(fmt, linear)
+            for linear in info.linears
+            if (fmt := scheme.for_layer(linear)) is not None and fmt.name in wide
+        )
+    total = float(info.num_parameters * size)
     head = (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,)),) if info.tie_embeddings else ()
     for linear in (*info.linears, *head):
         plain = linear.total_out * linear.in_features * size
@@ -59,6 +70,10 @@ def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan
         elif fmt is None and bits and not linear.experts:
             total -= plain * (1 - bits / 8 / size)
     return round(total)
+
+
+def _stored_bytes(fmt: QuantFormat, linear: LinearSpec) -> int:
+    return sum(prod(p.shape) * itemsize(p.dtype) for p in fmt.params(linear, "float32").values() if not p.optional)
 
 
 def _integer_bytes(fmt: IntegerFormat, linear: LinearSpec) -> int:

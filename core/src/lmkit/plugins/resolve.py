@@ -308,6 +308,8 @@ class Resolver:
         best = outcome.chosen.spec if outcome.chosen else None
         if request.component == "linear:plain" and isinstance(best, OpSpec) and best.bits:
             self._derive("weight_bits", best.bits, best.name)
+        if request.op == "linear" and request.format != "plain" and best is not None and best.tier == Tier.REFERENCE:
+            self._derive(op.DEQUANTIZED + request.format, True, best.name)
 
     def _list_files(self) -> None:
         """Names in the tokenizer's folder: by them its reader is chosen."""

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from lmkit import memory
 from lmkit.api import LinearSpec, PluginError, UnsupportedModel
-from lmkit.config import EngineConfig, ModelConfig
+from lmkit.config import EngineConfig, ModelConfig, from_options
 from lmkit.plugins.resolve import resolve
-from lmkit_quantization_bitsandbytes.formats import TableFormat, table
+from lmkit_quantization_bitsandbytes.codes import table
+from lmkit_quantization_bitsandbytes.formats import TableFormat
 from lmkit_quantization_bitsandbytes.scheme import BitsandbytesScheme, Nf4Scheme
 from lmkit_testing import QuantizationConformance
 from lmkit_testing.produced import INTEGER, REFERENCE, check, folders, load
@@ -160,6 +162,17 @@ def test_sizes_that_do_not_divide_are_named() -> None:
         assert fmt is not None
         with pytest.raises(PluginError, match="two ranks"):
             fmt.params(LinearSpec("o", 96, (64,)), "float32")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_plans_know_what_is_dequantized(dtype: str) -> None:
+    """Weights of 4 bits take the type of activations in memory, and nobody says less before they are loaded."""
+    (folder,) = folders(__file__, "nf4")
+    resolved, checkpoint, info = resolve(from_options({"model": str(folder), "dtype": dtype}))
+    projections = sum(linear.total_out * linear.in_features for linear in info.linears if not linear.is_head)
+    size = {"bfloat16": 2, "float32": 4}[dtype]
+    stored = projections / 2 + projections / 64 * 4
+    assert memory.weight_bytes(info, checkpoint, resolved) == checkpoint.nbytes + projections * size - stored
 
 
 @pytest.mark.parametrize(("name", "component"), [("nf4_nested", "linear:nf4"), ("int8", "linear:int8")])

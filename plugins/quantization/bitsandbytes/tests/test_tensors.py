@@ -14,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import Checkpoint, CheckpointError, LinearSpec, LmkitError, TensorEntry, UnsupportedModel
-from lmkit_quantization_bitsandbytes.formats import TableFormat, table
+from lmkit_quantization_bitsandbytes.codes import table
+from lmkit_quantization_bitsandbytes.formats import TableFormat
 from lmkit_quantization_bitsandbytes.tensors import BLOCKS, BitsandbytesTensors, QuantState, parse_state
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.model import choice, deviation, load_tiny, prompt, reference

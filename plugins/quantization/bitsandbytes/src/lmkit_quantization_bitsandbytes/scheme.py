@@ -9,8 +9,7 @@ from lmkit.api import LinearSpec, Loader, QuantFormat, QuantScheme, UnsupportedM
 from lmkit_layouts import ByteRows, Settings
 from lmkit_layouts.settings import agreed, of_layer
 
-from lmkit_quantization_bitsandbytes.formats import RoundedFormat, TableFormat
-from lmkit_quantization_bitsandbytes.tensors import STORAGE, BitsandbytesTensors
+from lmkit_quantization_bitsandbytes.formats import STORAGE, RoundedFormat, TableFormat
 
 # What programs of their time did with activations and memory; nothing of how weights are stored. Tensors say
 # themselves whether their scales are rounded.
@@ -58,6 +57,8 @@ class BitsandbytesScheme(QuantScheme):
         )
 
     def wrap(self, loader: Loader) -> Loader:
+        from lmkit_quantization_bitsandbytes.tensors import BitsandbytesTensors
+
         return BitsandbytesTensors(loader, self.kind)
 
     def _quantized(self, name: str, head: bool) -> bool:

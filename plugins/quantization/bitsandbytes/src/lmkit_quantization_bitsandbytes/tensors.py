@@ -25,14 +25,14 @@ import torch
 from lmkit.api import Checkpoint, CheckpointError, Loader, TensorEntry, UnsupportedModel
 from torch import Tensor
 
-from lmkit_quantization_bitsandbytes.formats import BLOCK, group_of, table
+from lmkit_quantization_bitsandbytes.codes import table
+from lmkit_quantization_bitsandbytes.formats import BLOCK, STORAGE, group_of
 
 STATE = re.compile(r"(.+\.weight)\.quant_state\.bitsandbytes__(nf4|fp4)")
 PART = re.compile(r"(.+\.weight)\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..*)")
 MAX_STATE = 4096  # bytes of JSON; producers write less than 200
 BLOCKS = tuple(BLOCK << i for i in range(7))  # 64 to 4096
 NESTED_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
-STORAGE = ("uint8", "int8", "float16", "bfloat16", "float32", "float64")  # what bytes of codes are called in files
 SAME = 1e-6  # how far a value of a stored table may be from ours
 TO_SCALE = 7.874015718698502e-3  # 1 / 127 as bitsandbytes has it
 
