@@ -16,14 +16,12 @@ from lmkit.api import (
     KVSpec,
     LinearSpec,
     ModelInfo,
-    QuantFormat,
     QuantScheme,
     ResolvedPlan,
     WorkerFacts,
     itemsize,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig, format_size, parse_budget
-from lmkit.kinds import op
 from lmkit.plugins import load_target
 
 FORCED = 16  # tokens that a grammar may force in one step
@@ -43,37 +41,28 @@ def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) ->
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan) -> int:
-    """Bytes of a loaded model: quantized weights stay as stored, unless their kernel dequantizes them; others take the
+    """Bytes of a loaded model: quantized weights stay as stored unless their kernel dequantizes them, others take the
     chosen dtype, or what packs them.
 
     A tied output head that is packed takes the place of the embedding, which stays mapped from its file.
     """
-    declared, size = checkpoint.config.get("quantization_config"), itemsize(resolved.value("dtype"))
-    choice, bits = resolved.choice("quantization"), resolved.value("weight_bits")
-    wide = [d.key.removeprefix(op.DEQUANTIZED) for d in resolved.derived if d.key.startswith(op.DEQUANTIZED)]
-    if declared and not wide:
-        return checkpoint.nbytes
-    scheme: QuantScheme | None = load_target(choice).parse(declared or choice.options) if choice is not None else None
-    if declared and scheme is not None:
-        return checkpoint.nbytes + sum(
-            linear.total_out * linear.in_features * size - _stored_bytes(fmt, linear)
-            for linear in info.linears
-            if (fmt := scheme.for_layer(linear)) is not None and fmt.name in wide
-        )
-    total = float(info.num_parameters * size)
-    head = (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,)),) if info.tie_embeddings else ()
+    stored, size = checkpoint.config.get("quantization_config"), itemsize(resolved.value("dtype"))
+    total = float(checkpoint.nbytes if stored else info.num_parameters * size)
+    choice, tied = resolved.choice("quantization"), info.tie_embeddings and not stored
+    scheme: QuantScheme | None = load_target(choice).parse(stored or choice.options) if choice is not None else None
+    head = (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,)),) if tied else ()
     for linear in (*info.linears, *head):
         plain = linear.total_out * linear.in_features * size
         fmt = scheme.for_layer(linear) if scheme is not None else None
-        if isinstance(fmt, IntegerFormat):
-            total -= plain - _integer_bytes(fmt, linear)
-        elif fmt is None and bits and not linear.experts:
+        bits = resolved.value(f"{fmt.name if fmt else 'plain'}_bits")
+        if bits and stored and fmt is not None:
+            params = fmt.params(linear, resolved.value("dtype")).values()
+            total += plain * bits / 8 / size - sum(prod(p.shape) * itemsize(p.dtype) for p in params if not p.optional)
+        elif bits and not stored and (fmt is not None or not linear.experts):
             total -= plain * (1 - bits / 8 / size)
+        elif not stored and isinstance(fmt, IntegerFormat):
+            total -= plain - _integer_bytes(fmt, linear)
     return round(total)
-
-
-def _stored_bytes(fmt: QuantFormat, linear: LinearSpec) -> int:
-    return sum(prod(p.shape) * itemsize(p.dtype) for p in fmt.params(linear, "float32").values() if not p.optional)
 
 
 def _integer_bytes(fmt: IntegerFormat, linear: LinearSpec) -> int:

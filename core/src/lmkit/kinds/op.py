@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from lmkit.contracts.model import LinearSpec
     from lmkit.contracts.operators import QuantFormat, RowOps
 
-DEQUANTIZED = "dequantized_"  # and a format: the plan says so of those that kernels keep in the type of activations
-
 
 class PackedWeight(Protocol):
     """A weight as its kernel wants it."""
