@@ -15,7 +15,7 @@ Example, entry point `[project.entry-points."lmkit.quantization"] toy4 = "toy_qu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,7 +25,7 @@ from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Claim, Kind, Known, Refusals, listed
 
 if TYPE_CHECKING:
-    from lmkit.contracts.model import LinearSpec
+    from lmkit.contracts.model import LinearSpec, ParamSpec
     from lmkit.contracts.operators import QuantFormat
     from lmkit.kinds.loader import Loader
 
@@ -44,8 +44,8 @@ class QuantScheme(Protocol):
         """None = leave this layer unquantized."""
         ...
 
-    def wrap(self, loader: Loader) -> Loader:
-        """`loader`, or one that makes of its tensors what `QuantFormat.params` says, where files hold others."""
+    def wrap(self, loader: Loader, wanted: Callable[[str], ParamSpec | None]) -> Loader:
+        """`loader`, or one that makes parameters of what files hold; `wanted`: the model's, by a tensor's name."""
         return loader
 
 

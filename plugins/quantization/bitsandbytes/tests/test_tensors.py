@@ -4,6 +4,7 @@ which the files of test_bitsandbytes.py show."""
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import Checkpoint, CheckpointError, LinearSpec, LmkitError, TensorEntry, UnsupportedModel
+from lmkit.api import Checkpoint, CheckpointError, LinearSpec, LmkitError, ParamSpec, TensorEntry, UnsupportedModel
 from lmkit_quantization_bitsandbytes.codes import table
 from lmkit_quantization_bitsandbytes.formats import TableFormat
 from lmkit_quantization_bitsandbytes.tensors import BLOCKS, BitsandbytesTensors, QuantState, parse_state
@@ -81,9 +82,10 @@ class Held:
         pass
 
 
-def made(tensors: dict[str, Tensor], kind: str = "nf4") -> dict[str, Tensor]:
+def made(tensors: dict[str, Tensor], kind: str = "nf4", plain: ParamSpec | None = None) -> dict[str, Tensor]:
     """What is made of the tensors of m.up, by their own names; all of it fits what the header said."""
-    loader = BitsandbytesTensors(Held({f"m.up.{key}": value for key, value in tensors.items()}), kind)
+    held = Held({f"m.up.{key}": value for key, value in tensors.items()})
+    loader = BitsandbytesTensors(held, kind, lambda name: plain)
     found = {}
     for entry in loader.tensors(Checkpoint("m", Path(), "safetensors", {})):
         value = found[entry.name.removeprefix("m.up.")] = loader.read(entry)
@@ -108,6 +110,9 @@ def test_any_shape_and_block(rows: int, half: int, kind: str, block: int, nested
         key: p.shape for key, p in fmt.params(layer, "float32").items()
     }
     assert torch.equal(fmt.dequantize(found, torch.float32), worth)
+    whole = made(tensors, kind, ParamSpec((rows, 2 * half), "bfloat16"))
+    assert list(whole) == ["weight"]
+    assert torch.equal(whole["weight"], worth)
 
 
 @pytest.mark.parametrize("storage", [torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -257,6 +262,9 @@ def test_rows_of_integers_have_a_scale() -> None:
     found = made(EIGHT, "int8")
     assert set(found) == {"weight", "weight_scale"}
     torch.testing.assert_close(found["weight_scale"], torch.arange(4.0)[:, None] / 127)
+    whole = made(EIGHT, "int8", ParamSpec((4, 8), "float16"))
+    assert list(whole) == ["weight"]
+    torch.testing.assert_close(whole["weight"], (torch.arange(4.0)[:, None] / 127).expand(4, 8))
 
 
 @pytest.mark.parametrize(
@@ -264,8 +272,11 @@ def test_rows_of_integers_have_a_scale() -> None:
     [
         ({"SCB": None}, r"m\.up\.SCB are missing"),
         ({"SCB": torch.tensor([1.0, float("nan"), 1, 1])}, "not numbers"),
-        ({"SCB": torch.ones(4, 1)}, r"needs float32 \[rows\]"),
-        ({"SCB": torch.ones(4).half()}, r"needs float32 \[rows\]"),
+        ({"SCB": torch.ones(4, 1)}, r"needs float32 \[4\]"),
+        ({"SCB": torch.ones(3)}, r"needs float32 \[4\]"),
+        ({"SCB": torch.ones(4).half()}, r"needs float32 \[4\]"),
+        ({"weight": torch.ones(4, 8)}, "no int8 weight"),
+        ({"weight": None}, "no int8 weight"),
         ({"weight_format": torch.tensor(1).byte()}, "weight_format"),
         ({"weight_format": torch.zeros(2).byte()}, "weight_format"),
         ({"weight.absmax": torch.ones(4)}, "load_in_8bit"),
@@ -285,13 +296,13 @@ SIZES = {
 }  # fmt: skip
 
 
-def stored_model(folder: Path, plain: Path, config: dict[str, Any], **how: Any) -> Path:
-    """The model in `plain` with every projection stored, into `folder`; `plain` gets what that is worth."""
+def stored_model(folder: Path, plain: Path, config: dict[str, Any], which: str, **how: Any) -> Path:
+    """The model in `plain` with weights that match `which` stored, into `folder`; `plain` gets what that is worth."""
     stored: dict[str, Tensor] = {}
     worth: dict[str, Tensor] = {}
     for name, tensor in load_file(plain / "model.safetensors").items():
         stored[name] = worth[name] = tensor
-        if name.endswith("_proj.weight"):
+        if re.search(which, name):
             weight = stored.pop(name)
             tensors, worth[name] = eight(weight) if config == LLM_INT8 else store(weight, **how)
             stored |= {name.removesuffix("weight") + key: value for key, value in tensors.items()}
@@ -319,20 +330,26 @@ QWEN = "lmkit_model_qwen.arch:Qwen"
 PHI = "lmkit_model_phi.arch:Phi"
 
 
-def checkpoints(tmp_path: Path, family: str, config: dict[str, Any], **sizes: Any) -> tuple[Path, Tensor]:
+LINEARS = r"_proj\.weight$"
+
+
+def checkpoints(
+    tmp_path: Path, family: str, config: dict[str, Any], which: str = LINEARS, **sizes: Any
+) -> tuple[Path, Tensor]:
     """A stored model, and the logits of what its weights are worth."""
     plain = tiny_checkpoint(family, tmp_path / "plain", **sizes)
     (tmp_path / "stored").mkdir()
-    folder = stored_model(tmp_path / "stored", plain, config, **({"nested": 64} if config == FOUR else {}))
+    folder = stored_model(tmp_path / "stored", plain, config, which, **({"nested": 64} if config == FOUR else {}))
     with torch.no_grad():
         return folder, reference(plain, "float32")(torch.tensor([prompt(97)])).logits[0]
 
 
 @pytest.mark.parametrize("config", [FOUR, LLM_INT8], ids=["nf4", "int8"])
-def test_each_expert_has_its_own(config: dict[str, Any], tmp_path: Path) -> None:
-    """A mixture; its routers are plain, as producers leave what is no linear."""
+@pytest.mark.parametrize("which", [LINEARS, r"(_proj|mlp\.gate)\.weight$", r"self_attn\..*_proj\.weight$"])
+def test_experts_and_routers_are_stored_either_way(config: dict[str, Any], which: str, tmp_path: Path) -> None:
+    """Producers of one time have them as linears, and stored, those of another stacked, and plain."""
     pytest.importorskip("lmkit_model_qwen")
-    folder, expected = checkpoints(tmp_path, "Qwen3MoeForCausalLM", config, **SIZES)
+    folder, expected = checkpoints(tmp_path, "Qwen3MoeForCausalLM", config, which, **SIZES)
     kernels = {REFERENCE: 1e-4} if config == FOUR else {REFERENCE: 2e-3, INTEGER: 2e-3}
     for kernel, tolerance in kernels.items():
         got = ModelDriver(load(folder, QWEN, kernel), "float32").run(0, prompt(97), 7)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from lmkit.api import LinearSpec, Loader, QuantFormat, QuantScheme, UnsupportedModel
+from lmkit.api import LinearSpec, Loader, ParamSpec, QuantFormat, QuantScheme, UnsupportedModel
 from lmkit_layouts import ByteRows, Settings
 from lmkit_layouts.settings import agreed, of_layer
 
@@ -47,6 +47,9 @@ class BitsandbytesScheme(QuantScheme):
         return cls(kind, skipped)
 
     def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
+        """Experts are plain: producers have stored them either way, and `wrap` dequantizes those that are not."""
+        if layer.experts:
+            return None
         found = [self._quantized(name, layer.is_head) for name in of_layer(layer)]
         if not agreed(layer, found, "llm_int8_skip_modules"):
             return None
@@ -56,10 +59,10 @@ class BitsandbytesScheme(QuantScheme):
             group=0, parts=layer.out_features, width=layer.in_features, bits=8, name="int8", activations="float"
         )
 
-    def wrap(self, loader: Loader) -> Loader:
+    def wrap(self, loader: Loader, wanted: Callable[[str], ParamSpec | None]) -> Loader:
         from lmkit_quantization_bitsandbytes.tensors import BitsandbytesTensors
 
-        return BitsandbytesTensors(loader, self.kind)
+        return BitsandbytesTensors(loader, self.kind, wanted)
 
     def _quantized(self, name: str, head: bool) -> bool:
         if self.skipped is None:

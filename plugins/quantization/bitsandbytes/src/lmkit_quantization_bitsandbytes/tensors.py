@@ -22,10 +22,10 @@ from typing import Annotated, Literal
 
 import msgspec
 import torch
-from lmkit.api import Checkpoint, CheckpointError, Loader, TensorEntry, UnsupportedModel
+from lmkit.api import Checkpoint, CheckpointError, Loader, ParamSpec, TensorEntry, UnsupportedModel
 from torch import Tensor
 
-from lmkit_quantization_bitsandbytes.codes import table
+from lmkit_quantization_bitsandbytes.codes import dequantize, table
 from lmkit_quantization_bitsandbytes.formats import BLOCK, STORAGE, group_of
 
 STATE = re.compile(r"(.+\.weight)\.quant_state\.bitsandbytes__(nf4|fp4)")
@@ -81,12 +81,14 @@ def parse_state(data: bytes, name: str) -> QuantState:
 class BitsandbytesTensors(Loader):
     """The tensors of `loader`: `weight` and `weight_absmax` as `TableFormat` has them, or `weight_scale` for SCB.
 
-    `kind` is what the configuration promises: nf4, fp4 or int8. What describes weights is read and checked with the
-    headers, before any weight is.
+    `kind` is what the configuration promises: nf4, fp4 or int8. Weights that the model wants plain, as of experts and
+    routers, are dequantized: in float32, one at a time. What describes weights is read and checked with the headers,
+    before any weight is.
     """
 
     loader: Loader
     kind: str
+    wanted: Callable[[str], ParamSpec | None]  # by name in the file
     _made: dict[str, Callable[[], Tensor]] = field(default_factory=dict)  # tensors that are not as files have them
 
     def tensors(self, checkpoint: Checkpoint) -> list[TensorEntry]:
@@ -115,19 +117,37 @@ class BitsandbytesTensors(Loader):
                     raise UnsupportedModel(name, f"{entry.dtype} {list(entry.shape)}", "0: rows, as they are")
                 continue
             if key == "SCB":
-                entry = self._row_scales(entry, f"{module}.weight_scale")
-            entries.append(entry)
+                entries += self._row_scales(entry, f"{module}.weight", found)
+            elif f"{module}.SCB" not in found or key != "weight":
+                entries.append(entry)
         return entries
 
-    def _row_scales(self, stored: TensorEntry, name: str) -> TensorEntry:
-        if len(stored.shape) != 1 or stored.dtype != "float32":
-            raise CheckpointError(f"{stored.name} is {stored.dtype} {list(stored.shape)}, needs float32 [rows]")
+    def _row_scales(self, stored: TensorEntry, name: str, found: Mapping[str, TensorEntry]) -> list[TensorEntry]:
+        """The weight that these scales are of, and the scales."""
+        weight = found.get(name)
+        if weight is None or weight.dtype != "int8" or len(weight.shape) != 2:
+            raise CheckpointError(f"{stored.name}: there is no int8 weight that it belongs to")
+        if stored.shape != weight.shape[:1] or stored.dtype != "float32":
+            needs = f"needs float32 [{weight.shape[0]}]"
+            raise CheckpointError(f"{stored.name} is {stored.dtype} {list(stored.shape)}, {needs}")
 
-        def make() -> Tensor:
+        def scales() -> Tensor:
             return numbers(self.loader.read(stored), stored.name)[:, None] * TO_SCALE
 
-        self._made[name] = make
-        return TensorEntry(name, (*stored.shape, 1), "float32", stored.nbytes, stored.file)
+        if self._plain(name):
+            return [self._dequantized(weight, weight.shape, lambda: self.loader.read(weight) * scales())]
+        made = f"{name}_scale"
+        self._made[made] = scales
+        return [weight, TensorEntry(made, (*stored.shape, 1), "float32", stored.nbytes, stored.file)]
+
+    def _plain(self, name: str) -> bool:
+        """Whether the model wants a weight of the file in floating point."""
+        param = self.wanted(name)
+        return param is not None and param.dtype not in ("uint8", "int8")
+
+    def _dequantized(self, weight: TensorEntry, shape: tuple[int, ...], make: Callable[[], Tensor]) -> TensorEntry:
+        self._made[weight.name] = make
+        return TensorEntry(weight.name, shape, "float32", prod(shape) * 4, weight.file)
 
     # ------------------------------------------------------------------------------------------------ 4 bits
 
@@ -175,13 +195,21 @@ class BitsandbytesTensors(Loader):
         values = self.loader.read(parts["quant_map"])
         if not torch.allclose(values, table(kind), rtol=0, atol=SAME):
             raise CheckpointError(f"{parts['quant_map'].name} is not the table of {kind}")
-        scales, packed = f"{weight.name}_absmax", (rows, columns // 2)
-        self._made[weight.name] = lambda: self.loader.read(weight).reshape(-1).view(torch.uint8).view(packed)
-        self._made[scales] = lambda: self._scales(state, parts)
-        shape = (rows, columns // group_of(columns))
+        packed, grouped = (rows, columns // 2), (rows, columns // group_of(columns))
+
+        def codes() -> Tensor:
+            return self.loader.read(weight).reshape(-1).view(torch.uint8).view(packed)
+
+        def scales() -> Tensor:
+            return self._scales(state, parts)
+
+        if self._plain(weight.name):
+            return [self._dequantized(weight, state.shape, lambda: dequantize(codes(), scales(), kind, torch.float32))]
+        name = f"{weight.name}_absmax"
+        self._made |= {weight.name: codes, name: scales}
         return [
             TensorEntry(weight.name, packed, "uint8", weight.nbytes, weight.file),
-            TensorEntry(scales, shape, "float32", prod(shape) * 4, parts["absmax"].file),
+            TensorEntry(name, grouped, "float32", prod(grouped) * 4, parts["absmax"].file),
         ]
 
     @staticmethod
