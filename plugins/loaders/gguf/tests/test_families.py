@@ -41,6 +41,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "command-r": ("CohereForCausalLM", {"logit_scale": 0.5, "tie_word_embeddings": True}),
     "arcee": ("ArceeForCausalLM", {}),
     "seed_oss": ("SeedOssForCausalLM", {"head_dim": 16}),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        {"logit_scale": 0.5, "tie_word_embeddings": True, "num_hidden_layers": 4, "sliding_window": 8},
+    ),
+    "olmoe": ("OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 16}),
+    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
+    "nemotron": ("NemotronForCausalLM", {}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "exaone4": ("Exaone4ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 8, "sliding_window_pattern": 4}),
 }
 TOKENS = [3, 17, 10, 42, 8, 27, 20, 5, 61, 15, 33, 9]
 

@@ -18,7 +18,8 @@ KEYS = {
     "num_hidden_layers": "add_block_count", "intermediate_size": "add_feed_forward_length",
     "num_attention_heads": "add_head_count", "num_key_value_heads": "add_head_count_kv",
     "rms_norm_eps": "add_layer_norm_rms_eps", "layer_norm_eps": "add_layer_norm_eps",
-    "norm_epsilon": "add_layer_norm_eps", "head_dim": "add_key_length", "sliding_window": "add_sliding_window",
+    "norm_epsilon": "add_layer_norm_eps", "norm_eps": "add_layer_norm_eps",
+    "head_dim": "add_key_length", "sliding_window": "add_sliding_window",
     "attn_logit_softcapping": "add_attn_logit_softcapping", "final_logit_softcapping": "add_final_logit_softcapping",
     "num_experts": "add_expert_count", "num_local_experts": "add_expert_count",
     "num_experts_per_tok": "add_expert_used_count", "moe_intermediate_size": "add_expert_feed_forward_length",
@@ -28,7 +29,7 @@ KEYS = {
     "use_parallel_residual": "add_parallel_residual", "vocab_size": "add_vocab_size",
 }  # fmt: skip
 PERMUTED = ("llama", "granite", "smollm3", "arcee")
-OFFSET = ("gemma", "gemma2", "gemma3")
+OFFSET = ("gemma", "gemma2", "gemma3", "nemotron")
 EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(\w+)\.weight")
 
 
@@ -61,7 +62,8 @@ def write(
     theta = rope.get("rope_theta") or rope.get("full_attention", {}).get("rope_theta")
     writer.add_rope_freq_base(theta or config.get("rope_theta", 10000.0))
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    writer.add_rope_dimension_count(int(head * (rope.get("partial_rotary_factor") or 1)))
+    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
+    writer.add_rope_dimension_count(int(head * partial))
     if rope.get("rope_type") in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])

@@ -135,7 +135,7 @@ def _flat(codes: Tensor, scales: Tensor, offsets: Tensor | None = None, zero: in
 
 
 def _fifth(data: Tensor) -> Tensor:
-    """The fifth bit of 32 codes: bit i of four bytes, little-endian."""
+    """The fifth bit of 32 codes is bit i of four bytes, little-endian."""
     shifts = torch.arange(8, dtype=torch.uint8)
     return (data[..., None] >> shifts & 1).flatten(-2) << 4
 

@@ -114,7 +114,7 @@ def sources_of(files: Sequence[GgufFile]) -> Iterator[Source]:
         known = layer + names[role] + f".{kind}" if role in names else name
         quantized = tensor.type.name not in PLAIN
         heads = _heads(metadata, prefix, role) if family.permuted else 0
-        less = 1.0 if family.offset_norms and role.endswith("norm") else 0.0
+        less = 1.0 if family.offset_norms and role.endswith("norm") and kind == "weight" else 0.0
         if "{e}" in known:
             if len(tensor.shape) < 2 or not 0 < tensor.shape[0] <= MAX_EXPERTS:
                 raise CheckpointError(f"{file.path}: {name} has the shape {list(tensor.shape)}")
@@ -222,8 +222,12 @@ def _special(prefix: str, config: dict[str, Any], given: dict[str, Any]) -> None
         head = config.get("head_dim", 256)
         whole = _integer(config, "hidden_size") // max(1, _integer(config, "num_attention_heads"))
         config["query_pre_attn_scalar"] = whole if large else head
-    if prefix == "gemma3" and isinstance(pattern := given.pop("attention.sliding_window_pattern", 6), int):
-        config["sliding_window_pattern"] = pattern
+    if prefix in ("gemma3", "exaone4"):
+        pattern = given.pop("attention.sliding_window_pattern", None)
+        if isinstance(pattern, list):
+            config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+        elif pattern is not None:
+            config["sliding_window_pattern"] = pattern
     if prefix == "qwen2moe":
         config.setdefault("shared_expert_intermediate_size", config.get("intermediate_size"))
 

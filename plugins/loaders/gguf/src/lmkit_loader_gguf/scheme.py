@@ -70,7 +70,7 @@ class GgufFormat(IntegerFormat):
         return {"weight": ParamSpec((sum(sizes),), "uint8", part_axis=0, part_sizes=tuple(sizes))}
 
     def _blocks(self, params: Mapping[str, Tensor]) -> list[Blocks]:
-        """Of each part."""
+        """Those of each part."""
         from lmkit_loader_gguf.blocks import unpack
 
         data = params["weight"].flatten()
