@@ -1,7 +1,8 @@
 """Tokenizers of the library `tokenizers` from the metadata of GGUF files: ids as llama.cpp gives them.
 
 Texts that spell a control token or one that the file's maker defined are that token, as they are for llama.cpp where
-it is told to parse them.
+it is told to parse them. Where it leaves a model's own tokenizer, the model's counts: BERT's keeps marks that take
+space (Devanagari's vowels), and has no words of more than 100 characters; Phi-3's takes all blanks after its tokens.
 """
 
 from __future__ import annotations
@@ -120,7 +121,6 @@ def _bytes(vocabulary: Vocabulary, metadata: Mapping[str, Any], name: str | None
         )
     )
     pieces: list[Any] = [pre_tokenizers.Split(Regex(each), "isolated") for each in split.expressions]
-    lines: list[str] = []
     if split.byte_level:
         made.pre_tokenizer = pre_tokenizers.Sequence(
             [*pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -130,8 +130,8 @@ def _bytes(vocabulary: Vocabulary, metadata: Mapping[str, Any], name: str | None
         made.normalizer = normalizers.Replace(" ", BLANK)
         made.pre_tokenizer = pre_tokenizers.Sequence(pieces)
         made.decoder = _blank_decoder(prefix=False)
-        lines = [text for text in vocabulary.tokens if len(text) > 1 and not text.strip("\n")]  # merges know none
-    _add(made, vocabulary, also=lines)
+    lines = [text for text in vocabulary.tokens if len(text) > 1 and not text.strip("\n")]
+    _add(made, vocabulary, also=lines if split.whole_lines else ())
     _frame(made, vocabulary, bos=_id(vocabulary, "bos"), eos=_id(vocabulary, "eos"), add_bos=split.add_bos)
     return made
 
