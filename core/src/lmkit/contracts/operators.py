@@ -34,9 +34,9 @@ class QuantFormat(Protocol):
 
 @dataclass(slots=True)
 class Integers:
-    """A weight as integers: w[i, j] = (codes[i, j] - zeros[i, g]) * scales[i, g] - offsets[i, g], g the group of column j.
+    """A weight as integers: w[i, j] = (codes[i, j] - zeros[i, g]) * scales[i, g] - offsets[i, g].
 
-    Kernels may round scales and offsets to float16.
+    g is the group of column j. Kernels may round scales and offsets to float16.
     """
 
     codes: Tensor  # [out, in] uint8

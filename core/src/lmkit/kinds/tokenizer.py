@@ -26,7 +26,7 @@ from lmkit.kinds.base import Kind, Refusals, listed
 class TokenizerSpec(Spec):
     """target: (folder or file: Path, *, eos_token_ids: Sequence[int]) -> Tokenizer. Raises CheckpointError."""
 
-    files: tuple[str, ...]  # names of the files it needs, all of them; ".toy": it reads checkpoints that are such a file
+    files: tuple[str, ...]  # names of the files it needs, all of them; ".toy": it reads checkpoints that are one such
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

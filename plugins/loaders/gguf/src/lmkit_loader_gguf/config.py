@@ -163,9 +163,7 @@ def configuration(files: Sequence[GgufFile], sources: Sequence[Source]) -> dict[
     _special(prefix, config, given)
     stored = {source.tensor.type.name for source in sources if len(source.tensor.shape) > 1}
     config["dtype"] = "float32" if stored == {"F32"} else "float16" if stored <= {"F32", "F16"} else "bfloat16"
-    quantized = {
-        source.name.removesuffix(".weight"): source.tensor.type.name for source in sources if source.raw
-    }
+    quantized = {source.name.removesuffix(".weight"): source.tensor.type.name for source in sources if source.raw}
     if quantized:
         config["quantization_config"] = {"quant_method": METHOD, "tensors": quantized}
     config["eos_token_id"] = end_tokens(metadata) or None
@@ -178,9 +176,7 @@ def configuration(files: Sequence[GgufFile], sources: Sequence[Source]) -> dict[
     return config
 
 
-def _rotary(
-    config: dict[str, Any], given: dict[str, Any], tensors: Mapping[str, Any], family: Family
-) -> None:
+def _rotary(config: dict[str, Any], given: dict[str, Any], tensors: Mapping[str, Any], family: Family) -> None:
     """Rotary parameters, taken out of `given`."""
     head = config.get("head_dim")
     if not isinstance(head, int):

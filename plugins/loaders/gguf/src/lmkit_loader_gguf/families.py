@@ -124,9 +124,7 @@ FAMILIES = {
         names=MOE_NAMES,
         fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
-    "gemma": Family(
-        architecture="GemmaForCausalLM", model_type="gemma", fixed=GEMMA_ACTIVATION, offset_norms=True
-    ),
+    "gemma": Family(architecture="GemmaForCausalLM", model_type="gemma", fixed=GEMMA_ACTIVATION, offset_norms=True),
     "gemma2": Family(
         architecture="Gemma2ForCausalLM",
         model_type="gemma2",

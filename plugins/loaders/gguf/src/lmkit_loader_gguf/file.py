@@ -197,5 +197,7 @@ def open_all(path: Path) -> list[GgufFile]:
     for i, file in enumerate(files):
         given = file.metadata.get("split.count", 1), file.metadata.get("split.no", 0)
         if given != (len(files), i):
-            raise CheckpointError(f"{file.path} is part {given[1]} of {given[0]} by its metadata", fix="download it again")
+            raise CheckpointError(
+                f"{file.path} is part {given[1]} of {given[0]} by its metadata", fix="download it again"
+            )
     return files

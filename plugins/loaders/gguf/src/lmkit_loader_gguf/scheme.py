@@ -102,7 +102,8 @@ class GgufFormat(IntegerFormat):
                 torch.zeros_like(scale) if blocks.offsets is None else _grouped(blocks.offsets, scale.shape[1])
                 for blocks, scale in zip(found, scales, strict=True)
             ])  # fmt: skip
-        return Integers(torch.cat(codes), finite(torch.cat(scales)), zero, offsets=offsets and finite(offsets))
+            finite(offsets)
+        return Integers(torch.cat(codes), finite(torch.cat(scales)), zero, offsets=offsets)
 
 
 def _moved(blocks: Blocks, zero: int) -> Tensor:
@@ -151,5 +152,3 @@ class GgufScheme(QuantScheme):
         if any(kinds != experts[0] for kinds in experts):
             raise UnsupportedModel(f"types of {layer.name}", sorted(set(each)), "the same for each expert")
         return GgufFormat(experts[0], layer.out_features, layer.in_features)
-
-

@@ -16,32 +16,11 @@ MAX_TOKENS = 1 << 21
 _PREFIX = "tokenizer.ggml."
 _MIB = 1 << 20
 _LARGEST = 1e39  # beyond it a float32 is infinite
-ENDS = frozenset(
-    [
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<turn|>",
-        "<|tool_response>",
-        "[e~[",
-        "<｜end▁of▁sentence｜>",
-    ]
-)
+ENDS = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~[", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+})  # fmt: skip
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
 _MIDDLE_ENDS = (  # of a text that is filled in, by key: the first of them that is a token
     ("fim_pad_token_id", "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
@@ -70,7 +49,9 @@ class Fields:
         value = self._list(name)
         if not all(isinstance(each, str) for each in value):
             self.bad(name, "is no list of texts")
-        if any(not each.isascii() and any("\ud800" <= c <= "\udfff" for c in each) for each in value):
+        try:
+            "".join(value).encode()
+        except UnicodeEncodeError:
             self.bad(name, "has a text that is no Unicode")
         return value
 

@@ -91,17 +91,18 @@ def _by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str
 
     So runs of one character, which all may have one score, grow from the left, as where the leftmost pair is taken.
     """
-    ids, merges = vocabulary.ids, []
-    if sum(len(text) ** 2 for text in vocabulary.tokens) > _MAX_SLICES:
+    ids, texts = vocabulary.ids, vocabulary.tokens
+    if sum(len(text) ** 2 for text in texts) > _MAX_SLICES:
         vocabulary.fields.bad("tokens", f"are too long: the sum of their squares is over {_MAX_SLICES} characters")
-    for text, score, kind in zip(vocabulary.tokens, scores, vocabulary.types, strict=True):
-        if kind in (NORMAL, USER_DEFINED, UNUSED, 0):
-            for cut in range(1, len(text)):
-                left, right = text[:cut], text[cut:]
-                if left in ids and right in ids:
-                    merges.append((-score, -len(text), -cut, left, right))
-    merges.sort()
-    return [(left, right) for *_, left, right in merges]
+    whole = [i for i, kind in enumerate(vocabulary.types) if kind in (0, NORMAL, USER_DEFINED, UNUSED)]
+    whole.sort(key=lambda i: (-scores[i], -len(texts[i])))
+    merges = []
+    for text in map(texts.__getitem__, whole):
+        for cut in range(len(text) - 1, 0, -1):
+            left = text[:cut]
+            if left in ids and (right := text[cut:]) in ids:
+                merges.append((left, right))
+    return merges
 
 
 def _bytes(vocabulary: Vocabulary, metadata: Mapping[str, Any], name: str | None = None) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Linears over weights of 8 or 4 bits with a scale per group of columns, and perhaps an offset, in integer arithmetic."""
+"""Linears over weights of 8 or 4 bits with a scale, and perhaps an offset, per group of columns, as integers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class RoundArgs(Args):
 class IntegerArgs(Args):
     _fields_ = [
         ("weight", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("offsets", c_void_p), ("x", c_void_p),
-        ("bias", c_void_p), ("out", c_void_p), ("quantized", c_void_p), ("x_scales", c_void_p), ("x_sums", c_void_p), ("m", c_int64),
+        ("bias", c_void_p), ("out", c_void_p), ("quantized", c_void_p), ("x_scales", c_void_p), ("x_sums", c_void_p),
+        ("m", c_int64),
         ("n", c_int64), ("k", c_int64), ("x_stride", c_int64), ("group", c_int64), ("block", c_int64),
         ("rows_step", c_int64), ("panels_step", c_int64), ("dtype", c_int32), ("bits", c_int32), ("planes", c_int32),
         ("zero", c_int32),
