@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmkit.api import CheckpointError
+from lmkit.api import MARK, CheckpointError
 from lmkit_loader_gguf.file import GgufFile
 from lmkit_loader_gguf.vocabulary import end_tokens, open_tokenizer
 from lmkit_loader_gguf.vocabulary_models import tokenizer
 from lmkit_loader_gguf.vocabulary_splits import SPLITS
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 DATA = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tokenizers"
@@ -78,6 +79,23 @@ def test_what_is_decoded_is_what_was_encoded(name: str) -> None:
     made = made_of(name)
     for text, ids in expected(name):
         assert made.decode(ids) == text
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "phi-3", "llama-bpe", "qwen2"])
+def test_texts_that_come_token_by_token_are_whole_ones(name: str) -> None:
+    made = JsonTokenizer(made_of(name))
+    for text, ids in expected(name):
+        detokenizer = made.detokenizer()
+        assert "".join(map(detokenizer.feed, ids)) + detokenizer.flush() == text
+
+
+@needs_data
+def test_control_tokens_that_a_client_spells_stay_text() -> None:
+    made = JsonTokenizer(made_of("llama-spm"))
+    ids = made.encode_marked(f"a <{MARK}s> b", add_special=False)
+    assert 1 not in ids
+    assert made.decode(ids) == "a <s> b"
 
 
 @needs_data

@@ -145,12 +145,12 @@ def ids_of(fields: Fields, tokens: Sequence[str]) -> dict[str, int]:
 
 
 def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
-    """Ids, ascending; [] where the metadata have no vocabulary. Raises CheckpointError."""
+    """Their ids, ascending; none where the metadata have no vocabulary. Raises CheckpointError."""
     return Vocabulary(metadata).ends if _PREFIX + "tokens" in metadata else []
 
 
 def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = ()) -> Tokenizer:
-    """Of a GGUF file, or of the first of a split one, in a process apart. Raises CheckpointError."""
+    """The tokenizer of a GGUF file, or of the first of a split one, in a process apart. Raises CheckpointError."""
     from lmkit_tokenizer_json.apart import Limits, open_apart
 
     size = path.stat().st_size if path.is_file() else 0
