@@ -36,7 +36,8 @@ _BERT = {"cls_token": 101, "unknown_token": 100, "seperator_token": 102}
 def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = ()) -> JsonTokenizer:
     """Raises CheckpointError."""
     metadata = GgufFile(path).metadata
-    raw, vocabulary = tokenizer(metadata), Vocabulary(metadata)
+    vocabulary = Vocabulary(metadata)
+    raw = _made(vocabulary, metadata)
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: vocabulary.token(f"{key}_token_id") for name, key in names.items()}
     special = {name: vocabulary.tokens[at] for name, at in ids.items() if at is not None}
@@ -51,7 +52,10 @@ def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = ()) -> JsonToke
 
 def tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Raises CheckpointError."""
-    vocabulary = Vocabulary(metadata)
+    return _made(Vocabulary(metadata), metadata)
+
+
+def _made(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
     kind = vocabulary.fields.text("model")
     if kind not in _MODELS:
         fix = "take a checkpoint in safetensors, with its tokenizer.json"
@@ -91,18 +95,18 @@ def _by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str
 
     So runs of one character, which all may have one score, grow from the left, as where the leftmost pair is taken.
     """
-    ids, texts = vocabulary.ids, vocabulary.tokens
+    texts = vocabulary.tokens
     if sum(len(text) ** 2 for text in texts) > _MAX_SLICES:
         vocabulary.fields.bad("tokens", f"are too long: the sum of their squares is over {_MAX_SLICES} characters")
+    known = set(texts)
     whole = [i for i, kind in enumerate(vocabulary.types) if kind in (0, NORMAL, USER_DEFINED, UNUSED)]
     whole.sort(key=lambda i: (-scores[i], -len(texts[i])))
-    merges = []
-    for text in map(texts.__getitem__, whole):
-        for cut in range(len(text) - 1, 0, -1):
-            left = text[:cut]
-            if left in ids and (right := text[cut:]) in ids:
-                merges.append((left, right))
-    return merges
+    return [
+        (left, right)
+        for text in map(texts.__getitem__, whole)
+        for cut in range(len(text) - 1, 0, -1)
+        if (right := text[cut:]) in known and (left := text[:cut]) in known
+    ]
 
 
 def _bytes(vocabulary: Vocabulary, metadata: Mapping[str, Any], name: str | None = None) -> Tokenizer:
@@ -143,12 +147,13 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     for text in fields.texts("merges"):
         at = text.find(" ", 1)
         left, right = text[:at], text[at + 1 :]
+        if left in ids and right in ids and left + right in ids:
+            merges[left, right] = None
+            continue
         if at < 0 or not right:
             fields.bad("merges", f"has {text[:80]!r}; two tokens with a blank between are needed")
-        for part in (left, right, left + right):
-            if part not in ids:
-                fields.bad("merges", f"has {text[:80]!r}, but {part[:80]!r} is no token")
-        merges[left, right] = None
+        part = next(each for each in (left, right, left + right) if each not in ids)
+        fields.bad("merges", f"has {text[:80]!r}, but {part[:80]!r} is no token")
     return list(merges)
 
 
