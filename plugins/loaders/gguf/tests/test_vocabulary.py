@@ -278,6 +278,11 @@ def test_ends_of_generation(texts: list[str], given_ids: dict[str, int], ends: l
     assert end_tokens({"tokenizer.ggml.tokens": texts, **metadata}) == ends
 
 
+def test_the_end_that_a_sentencepiece_model_has_without_saying() -> None:
+    assert end_tokens({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a", "b", "c"]}) == [2]
+    assert end_tokens({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a", "b"]}) == []
+
+
 def test_without_a_vocabulary_nothing_ends() -> None:
     assert end_tokens({"tokenizer.ggml.eos_token_id": 3}) == []
 

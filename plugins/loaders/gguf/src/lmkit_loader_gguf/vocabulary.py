@@ -21,11 +21,15 @@ ENDS = frozenset({
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~[", "<\uff5cend\u2581of\u2581sentence\uff5c>",
 })  # fmt: skip
-_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
+_DEFAULT_IDS = {  # by the model of the vocabulary; for others there are none
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"cls": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
+}
+_END_IDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _MIDDLE_ENDS = (  # of a text that is filled in, by key: the first of them that is a token
-    ("fim_pad_token_id", "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
-    ("fim_rep_token_id", "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
-    ("fim_sep_token_id", "<|file_sep|>"),
+    ("fim_pad", "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
+    ("fim_rep", "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
+    ("fim_sep", "<|file_sep|>"),
 )
 _NO_ENDS = (  # what is no end where others are: text, and all of these
     ("<|end|>", "<|return|> <|call|>"), ("<|end|>", "<|call|> <|flush|>"), ("<|end|>", "<|calls|> <|flush|>"),
@@ -76,13 +80,14 @@ class Fields:
             self.bad(name, f"is {_shown(value)}; true or false is needed")
         return value
 
-    def token(self, name: str, count: int, default: int | None = None) -> int | None:
-        """An id below `count`; the default where the file has none, if that is one."""
-        if not self.has(name):
-            return default if default is not None and default < count else None
-        value = self._get(name)
+    def token(self, name: str, count: int) -> int | None:
+        """An id below `count` under `NAME_token_id`; None where the file has none."""
+        key = f"{name}_token_id"
+        if not self.has(key):
+            return None
+        value = self._get(key)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-            self.bad(name, f"is {_shown(value)}; an id from 0 to {count - 1} is needed")
+            self.bad(key, f"is {_shown(value)}; an id from 0 to {count - 1} is needed")
         return value
 
     def has(self, name: str) -> bool:
@@ -116,19 +121,23 @@ class Vocabulary:
         self.tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
         self.ids = ids_of(fields, self.tokens)
         self.types = list(fields.types(len(tokens)))
+        model = metadata.get(_PREFIX + "model")
+        self._defaults = _DEFAULT_IDS.get(model, {}) if isinstance(model, str) else {}
         for text in ENDS:
             if (at := self.ids.get(text)) is not None and self.types[at] != UNKNOWN:
                 self.types[at] = CONTROL
 
-    def token(self, name: str, default: int | None = None) -> int | None:
-        return self.fields.token(name, len(self.tokens), default)
+    def token(self, name: str) -> int | None:
+        """The id of a role, as "bos"; None where there is none."""
+        found, default = self.fields.token(name, len(self.tokens)), self._defaults.get(name, len(self.tokens))
+        return default if found is None and default < len(self.tokens) else found
 
     @property
     def ends(self) -> list[int]:
         """The tokens after which nothing comes: those that the file names, and those that are known by their texts."""
         found = {self.token(name) for name in _END_IDS} | {self.ids.get(text) for text in ENDS}
         for name, texts in _MIDDLE_ENDS:
-            if not self.fields.has(name):
+            if self.token(name) is None:
                 found.add(next((self.ids[text] for text in texts.split() if text in self.ids), None))
         for text, others in _NO_ENDS:
             if all(self.ids.get(other) in found - {None} for other in others.split()):

@@ -30,7 +30,10 @@ from lmkit_loader_gguf.vocabulary_splits import SPLITS
 
 BLANK = "\u2581"
 _MAX_SLICES = 1 << 30  # characters copied when pieces are cut in two
-_BERT = {"cls_token": 101, "unknown_token": 100, "seperator_token": 102}
+_ROLES = {  # by the names that templates have for them
+    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding", "cls_token": "cls",
+    "sep_token": "seperator", "mask_token": "mask",
+}  # fmt: skip
 
 
 def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = ()) -> JsonTokenizer:
@@ -38,8 +41,7 @@ def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = ()) -> JsonToke
     metadata = GgufFile(path).metadata
     vocabulary = Vocabulary(metadata)
     raw = _made(vocabulary, metadata)
-    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: vocabulary.token(f"{key}_token_id") for name, key in names.items()}
+    ids = {name: vocabulary.token(role) for name, role in _ROLES.items()}
     special = {name: vocabulary.tokens[at] for name, at in ids.items() if at is not None}
     return JsonTokenizer(
         raw,
@@ -71,7 +73,7 @@ def _made(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
 def _sentencepiece(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
     fields = vocabulary.fields
     scores = fields.numbers("scores", len(vocabulary.tokens))
-    unknown = vocabulary.token("unknown_token_id", 0)
+    unknown = vocabulary.token("unknown")
     made = Tokenizer(
         models.BPE(
             vocab=vocabulary.ids,
@@ -86,7 +88,7 @@ def _sentencepiece(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Token
     made.normalizer = normalizers.Sequence([*blanks, normalizers.Replace(" ", BLANK)])
     made.decoder = _blank_decoder(prefix)
     _add(made, vocabulary, strip_right=_phi3(metadata))
-    _frame(made, vocabulary, bos=_id(vocabulary, "bos", 1), eos=_id(vocabulary, "eos", 2), add_bos=True)
+    _frame(made, vocabulary, bos=vocabulary.token("bos"), eos=vocabulary.token("eos"), add_bos=True)
     return made
 
 
@@ -137,7 +139,7 @@ def _bytes(vocabulary: Vocabulary, metadata: Mapping[str, Any], name: str | None
         made.decoder = _blank_decoder(prefix=False)
     lines = [text for text in vocabulary.tokens if len(text) > 1 and not text.strip("\n")]
     _add(made, vocabulary, also=lines if split.whole_lines else ())
-    _frame(made, vocabulary, bos=_id(vocabulary, "bos"), eos=_id(vocabulary, "eos"), add_bos=split.add_bos)
+    _frame(made, vocabulary, bos=vocabulary.token("bos"), eos=vocabulary.token("eos"), add_bos=split.add_bos)
     return made
 
 
@@ -166,7 +168,7 @@ def _wordpiece(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer
     fields = vocabulary.fields
     words = [_word(text) for text in vocabulary.tokens]
     ids = ids_of(fields, words)
-    unknown = vocabulary.token("unknown_token_id", _BERT["unknown_token"])
+    unknown = vocabulary.token("unknown")
     if unknown is None:
         fields.bad("unknown_token_id", "is missing")
     made = Tokenizer(models.WordPiece(vocab=ids, unk_token=words[unknown], max_input_chars_per_word=100))
@@ -180,8 +182,8 @@ def _wordpiece(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     _add(made, vocabulary)
-    bos = vocabulary.token("bos_token_id", vocabulary.token("cls_token_id", _BERT["cls_token"]))
-    _frame(made, vocabulary, bos=bos, eos=_id(vocabulary, "seperator", 102), add_bos=True, add_eos=True)
+    first = next((at for role in ("bos", "cls") if (at := vocabulary.token(role)) is not None), None)
+    _frame(made, vocabulary, bos=first, eos=vocabulary.token("seperator"), add_bos=True, add_eos=True)
     return made
 
 
@@ -197,10 +199,6 @@ _MODELS = {"llama": _sentencepiece, "gpt2": _bytes, "bert": _wordpiece, "gemma4"
 def _blank_decoder(prefix: bool) -> Any:
     first = [decoders.Strip(" ", 1, 0)] if prefix else []
     return decoders.Sequence([decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *first])
-
-
-def _id(vocabulary: Vocabulary, name: str, default: int | None = None) -> int | None:
-    return vocabulary.token(f"{name}_token_id", default)
 
 
 def _phi3(metadata: Mapping[str, Any]) -> bool:
