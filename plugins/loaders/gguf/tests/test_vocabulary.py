@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import struct
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -133,6 +134,9 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"m\.gguf"):
         open_tokenizer(tmp_path / "m.gguf")
+    (tmp_path / "n.gguf").write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0))  # no metadata at all
+    with pytest.raises(CheckpointError, match=r"n\.gguf: tokenizer\.ggml\.tokens is missing"):
+        open_tokenizer(tmp_path / "n.gguf")
 
 
 def pieces(name: str, text: str) -> list[str]:

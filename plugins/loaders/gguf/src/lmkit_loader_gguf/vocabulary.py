@@ -160,7 +160,8 @@ def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
 
 def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = ()) -> Tokenizer:
     """The tokenizer of a GGUF file, or of the first of a split one, in a process apart. Raises CheckpointError."""
-    from lmkit_tokenizer_json.apart import Limits, open_apart
+    from lmkit.killable import Limits
+    from lmkit_tokenizer_json.apart import open_apart
 
     size = path.stat().st_size if path.is_file() else 0
     held = min(size, 64 * _MIB)  # metadata have no more; the rest of the file is mapped, and not read

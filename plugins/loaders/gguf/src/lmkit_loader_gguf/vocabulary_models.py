@@ -39,16 +39,20 @@ _ROLES = {  # by the names that templates have for them
 def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = ()) -> JsonTokenizer:
     """Raises CheckpointError."""
     metadata = GgufFile(path).metadata
-    vocabulary = Vocabulary(metadata)
-    raw = _made(vocabulary, metadata)
-    ids = {name: vocabulary.token(role) for name, role in _ROLES.items()}
+    try:
+        vocabulary = Vocabulary(metadata)
+        raw = _made(vocabulary, metadata)
+        ids = {name: vocabulary.token(role) for name, role in _ROLES.items()}
+        ends = vocabulary.ends
+    except CheckpointError as e:
+        raise CheckpointError(f"{path}: {e.message}", fix=e.fix) from e
     special = {name: vocabulary.tokens[at] for name, at in ids.items() if at is not None}
     return JsonTokenizer(
         raw,
         bos_token=special.get("bos_token"),
         eos_token=special.get("eos_token"),
         special_tokens=special,
-        eos_token_ids=tuple(eos_token_ids) or tuple(vocabulary.ends),
+        eos_token_ids=tuple(eos_token_ids or ends),
     )
 
 
