@@ -168,11 +168,16 @@ def quant_parity(session: nox.Session) -> None:
     Ten minutes, most of them installation."""
     install(session)
     folder = Path(session.create_tmp()).resolve()
-    for name, needs in (("gptqmodel", "gptqmodel>=7.6"), ("llmcompressor", "llmcompressor>=0.14")):
+    producers = {
+        "gptqmodel": ["gptqmodel>=7.6"],
+        "llmcompressor": ["llmcompressor>=0.14"],
+        "bitsandbytes": ["bitsandbytes>=0.50", "transformers>=5.23", "accelerate"],
+    }
+    for name, needs in producers.items():
         theirs = str(folder / name / "bin" / "python")
         session.run("python", "-m", "venv", str(folder / name))
         session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", external=True)
-        session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", needs, external=True)
+        session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", *needs, external=True)
         session.run(theirs, f"tests/quant_parity/produce_{name}.py", str(folder / "made"), external=True)
     env = ONE_THREAD | {"LMKIT_PRODUCED": str(folder / "made")}
     session.run("pytest", "-q", "plugins/quantization", "-k", "producer", *session.posargs, env=env)

@@ -148,7 +148,14 @@ def quantization_page(page: str) -> str:
         for stored in spec.weight_formats:
             experts = runs("moe", stored) or "each as a linear"
             rows.append(f"| {spec.name} | {', '.join(by)} | {stored} | {runs('linear', stored)} | {experts} |")
-    return page.partition(QUANTIZED)[0] + QUANTIZED + PARAGRAPH + "\n".join(rows) + "\n"
+    return page.partition(QUANTIZED)[0] + QUANTIZED + PARAGRAPH + "\n".join([*rows, *gguf_families()]) + "\n"
+
+
+def gguf_families() -> list[str]:
+    """Lines that say which architectures of GGUF files are read, and as which of lmkit's."""
+    families = import_module("lmkit_loader_gguf.families").FAMILIES  # on the path since its hooks were read
+    rows = [f"| `{name.partition(' ')[0]}` | {family.architecture} |" for name, family in families.items()]
+    return ["", "## Architectures of GGUF files", "", "| `general.architecture` | read as |", "|---|---|", *rows]
 
 
 PARAGRAPH = """Made by `tools/sync.py` from what the plugins of this repository declare. Kernels stand in the order in

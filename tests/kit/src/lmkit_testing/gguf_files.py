@@ -66,7 +66,8 @@ def write(
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope.get("original_max_position_embeddings", 64))
-    writer.add_eos_token_id(1)
+    end = config.get("eos_token_id")
+    writer.add_eos_token_id(end if isinstance(end, int) else 1)
     for key, value in metadata.items():
         getattr(writer, key)(value)
     for name, values in {**tensors(folder, config, arch), **(more or {})}.items():
@@ -106,3 +107,24 @@ def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, np.
         assert known is not None, name
         renamed[known] = values
     return renamed
+
+
+def vocabulary(folder: Path) -> dict[str, Any]:
+    """The tokenizer of a checkpoint, byte-level BPE, as methods of the writer; its text is split as that of GPT-2."""
+    found = json.loads((folder / "tokenizer.json").read_text())
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    added = {token["id"]: token for token in found["added_tokens"]}
+    texts = {i: text for text, i in found["model"]["vocab"].items()} | {
+        i: token["content"] for i, token in added.items()
+    }
+    kinds = gguf.TokenType
+    types = [
+        kinds.NORMAL if i not in added else kinds.CONTROL if added[i]["special"] else kinds.USER_DEFINED
+        for i in range(len(texts))
+    ]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in found["model"]["merges"]]
+    return {
+        "add_tokenizer_model": "gpt2", "add_tokenizer_pre": "gpt-2",
+        "add_token_list": [texts[i] for i in range(len(texts))], "add_token_types": types, "add_token_merges": merges,
+        "add_chat_template": settings["chat_template"], "add_add_bos_token": False,
+    }  # fmt: skip

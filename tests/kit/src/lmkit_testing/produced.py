@@ -36,6 +36,7 @@ def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32") -> Any:
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     load_target(scheme).parse(config)
     kernels = dict.fromkeys(("int4", "int8", "w8a8"), kernel) | {"fp8": FLOAT8 if kernel == INTEGER else kernel}
+    kernels |= dict.fromkeys(("nf4", "fp4"), REFERENCE)
     ops = tuple(choice("op", runs, f"linear:{name}") for name, runs in kernels.items())
     return load_tiny(folder, LLAMA, dtype, choices=(choice("quantization", scheme), *ops))
 

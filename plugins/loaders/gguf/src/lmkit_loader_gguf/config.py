@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lmkit.api import Checkpoint, CheckpointError, UnsupportedModel, nearest
+from lmkit.api import Checkpoint, CheckpointError, UnsupportedModel
 
 from lmkit_loader_gguf.families import FAMILIES, KEYS, NAMES, Family
 from lmkit_loader_gguf.file import GgufFile, TensorInfo, open_all
@@ -82,11 +82,8 @@ def family_of(metadata: Mapping[str, Any], path: Path) -> tuple[str, Family]:
     if name == "llama" and metadata.get("llama.expert_count"):
         return name, FAMILIES["llama experts"]
     if name not in FAMILIES:
-        known = sorted(each for each in FAMILIES if " " not in each)
-        like = nearest(name, known)
-        raise UnsupportedModel(
-            "general.architecture", name[:80], ", ".join(known), fix=f"did you mean {like}?" if like else None
-        )
+        known = ", ".join(sorted(each for each in FAMILIES if " " not in each))
+        raise UnsupportedModel("general.architecture", name[:80], known)
     return name, FAMILIES[name]
 
 
