@@ -134,9 +134,9 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"m\.gguf"):
         open_tokenizer(tmp_path / "m.gguf")
-    (tmp_path / "n.gguf").write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0))  # no metadata at all
-    with pytest.raises(CheckpointError, match=r"n\.gguf: tokenizer\.ggml\.tokens is missing"):
-        open_tokenizer(tmp_path / "n.gguf")
+    (tmp_path / "n-00001-of-00002.gguf").write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0))  # no metadata at all
+    with pytest.raises(CheckpointError, match=r"n-00001-of-00002\.gguf: tokenizer\.ggml\.tokens is missing"):
+        open_tokenizer(tmp_path / "n-00002-of-00002.gguf")
 
 
 def pieces(name: str, text: str) -> list[str]:

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from lmkit.api import CheckpointError, Tokenizer
 
+from lmkit_loader_gguf.file import parts_of
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens; 0: none is said
 MAX_TOKENS = 1 << 21
 _PREFIX = "tokenizer.ggml."
@@ -159,10 +161,11 @@ def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = ()) -> Tokenizer:
-    """The tokenizer of a GGUF file, or of the first of a split one, in a process apart. Raises CheckpointError."""
+    """The tokenizer of a GGUF file, or of a split one by any of its parts, in a process apart. Raises CheckpointError."""
     from lmkit.killable import Limits
     from lmkit_tokenizer_json.apart import open_apart
 
+    path = parts_of(path)[0]
     size = path.stat().st_size if path.is_file() else 0
     held = min(size, 64 * _MIB)  # metadata have no more; the rest of the file is mapped, and not read
     limits = Limits(10.0 + held * 2e-7, 1024 * _MIB + 64 * held + size, 120.0)
