@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import struct
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lmkit.api import CheckpointError
+from lmkit.api import MARK, CheckpointError
 from lmkit_loader_gguf.file import GgufFile
 from lmkit_loader_gguf.vocabulary import end_tokens, open_tokenizer
 from lmkit_loader_gguf.vocabulary_models import tokenizer
 from lmkit_loader_gguf.vocabulary_splits import SPLITS
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 DATA = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tokenizers"
@@ -81,6 +83,23 @@ def test_what_is_decoded_is_what_was_encoded(name: str) -> None:
 
 
 @needs_data
+@pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "phi-3", "llama-bpe", "qwen2"])
+def test_texts_that_come_token_by_token_are_whole_ones(name: str) -> None:
+    made = JsonTokenizer(made_of(name))
+    for text, ids in expected(name):
+        detokenizer = made.detokenizer()
+        assert "".join(map(detokenizer.feed, ids)) + detokenizer.flush() == text
+
+
+@needs_data
+def test_control_tokens_that_a_client_spells_stay_text() -> None:
+    made = JsonTokenizer(made_of("llama-spm"))
+    ids = made.encode_marked(f"a <{MARK}s> b", add_special=False)
+    assert 1 not in ids
+    assert made.decode(ids) == "a <s> b"
+
+
+@needs_data
 def test_words_are_decoded() -> None:
     assert made_of("bert-bge").decode(made_of("bert-bge").encode("Hello World, unbelievably").ids) == (
         "hello world, unbelievably"
@@ -115,6 +134,9 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"m\.gguf"):
         open_tokenizer(tmp_path / "m.gguf")
+    (tmp_path / "n-00001-of-00002.gguf").write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0))  # no metadata at all
+    with pytest.raises(CheckpointError, match=r"n-00001-of-00002\.gguf: tokenizer\.ggml\.tokens is missing"):
+        open_tokenizer(tmp_path / "n-00002-of-00002.gguf")
 
 
 def pieces(name: str, text: str) -> list[str]:
@@ -258,6 +280,11 @@ def test_flags_say_what_frames_a_text(add_bos: bool | None, add_eos: bool | None
 def test_ends_of_generation(texts: list[str], given_ids: dict[str, int], ends: list[int]) -> None:
     metadata = {f"tokenizer.ggml.{key}": at for key, at in given_ids.items()}
     assert end_tokens({"tokenizer.ggml.tokens": texts, **metadata}) == ends
+
+
+def test_the_end_that_a_sentencepiece_model_has_without_saying() -> None:
+    assert end_tokens({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a", "b", "c"]}) == [2]
+    assert end_tokens({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a", "b"]}) == []
 
 
 def test_without_a_vocabulary_nothing_ends() -> None:

@@ -11,42 +11,27 @@ from typing import Any, NoReturn
 
 from lmkit.api import CheckpointError, Tokenizer
 
+from lmkit_loader_gguf.file import parts_of
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens; 0: none is said
 MAX_TOKENS = 1 << 21
 _PREFIX = "tokenizer.ggml."
 _MIB = 1 << 20
 _LARGEST = 1e39  # beyond it a float32 is infinite
-ENDS = frozenset(
-    [
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<turn|>",
-        "<|tool_response>",
-        "[e~[",
-        "<｜end▁of▁sentence｜>",
-    ]
-)
-_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
+ENDS = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~[", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+})  # fmt: skip
+_DEFAULT_IDS = {  # by the model of the vocabulary; for others there are none
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"cls": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
+}
+_END_IDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _MIDDLE_ENDS = (  # of a text that is filled in, by key: the first of them that is a token
-    ("fim_pad_token_id", "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
-    ("fim_rep_token_id", "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
-    ("fim_sep_token_id", "<|file_sep|>"),
+    ("fim_pad", "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
+    ("fim_rep", "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
+    ("fim_sep", "<|file_sep|>"),
 )
 _NO_ENDS = (  # what is no end where others are: text, and all of these
     ("<|end|>", "<|return|> <|call|>"), ("<|end|>", "<|call|> <|flush|>"), ("<|end|>", "<|calls|> <|flush|>"),
@@ -70,7 +55,9 @@ class Fields:
         value = self._list(name)
         if not all(isinstance(each, str) for each in value):
             self.bad(name, "is no list of texts")
-        if any(not each.isascii() and any("\ud800" <= c <= "\udfff" for c in each) for each in value):
+        try:
+            "".join(value).encode()
+        except UnicodeEncodeError:
             self.bad(name, "has a text that is no Unicode")
         return value
 
@@ -95,13 +82,14 @@ class Fields:
             self.bad(name, f"is {_shown(value)}; true or false is needed")
         return value
 
-    def token(self, name: str, count: int, default: int | None = None) -> int | None:
-        """An id below `count`; the default where the file has none, if that is one."""
-        if not self.has(name):
-            return default if default is not None and default < count else None
-        value = self._get(name)
+    def token(self, name: str, count: int) -> int | None:
+        """An id below `count` under `NAME_token_id`; None where the file has none."""
+        key = f"{name}_token_id"
+        if not self.has(key):
+            return None
+        value = self._get(key)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-            self.bad(name, f"is {_shown(value)}; an id from 0 to {count - 1} is needed")
+            self.bad(key, f"is {_shown(value)}; an id from 0 to {count - 1} is needed")
         return value
 
     def has(self, name: str) -> bool:
@@ -135,19 +123,23 @@ class Vocabulary:
         self.tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
         self.ids = ids_of(fields, self.tokens)
         self.types = list(fields.types(len(tokens)))
+        model = metadata.get(_PREFIX + "model")
+        self._defaults = _DEFAULT_IDS.get(model, {}) if isinstance(model, str) else {}
         for text in ENDS:
             if (at := self.ids.get(text)) is not None and self.types[at] != UNKNOWN:
                 self.types[at] = CONTROL
 
-    def token(self, name: str, default: int | None = None) -> int | None:
-        return self.fields.token(name, len(self.tokens), default)
+    def token(self, name: str) -> int | None:
+        """The id of a role, as "bos"; None where there is none."""
+        found, default = self.fields.token(name, len(self.tokens)), self._defaults.get(name, len(self.tokens))
+        return default if found is None and default < len(self.tokens) else found
 
     @property
     def ends(self) -> list[int]:
         """The tokens after which nothing comes: those that the file names, and those that are known by their texts."""
         found = {self.token(name) for name in _END_IDS} | {self.ids.get(text) for text in ENDS}
         for name, texts in _MIDDLE_ENDS:
-            if not self.fields.has(name):
+            if self.token(name) is None:
                 found.add(next((self.ids[text] for text in texts.split() if text in self.ids), None))
         for text, others in _NO_ENDS:
             if all(self.ids.get(other) in found - {None} for other in others.split()):
@@ -164,14 +156,16 @@ def ids_of(fields: Fields, tokens: Sequence[str]) -> dict[str, int]:
 
 
 def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
-    """Ids, ascending; [] where the metadata have no vocabulary. Raises CheckpointError."""
+    """Their ids, ascending; none where the metadata have no vocabulary. Raises CheckpointError."""
     return Vocabulary(metadata).ends if _PREFIX + "tokens" in metadata else []
 
 
 def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = ()) -> Tokenizer:
-    """Of a GGUF file, or of the first of a split one, in a process apart. Raises CheckpointError."""
-    from lmkit_tokenizer_json.apart import Limits, open_apart
+    """The tokenizer of a file, or of a split one by any of its parts, in a process apart. Raises CheckpointError."""
+    from lmkit.killable import Limits
+    from lmkit_tokenizer_json.apart import open_apart
 
+    path = parts_of(path)[0]
     size = path.stat().st_size if path.is_file() else 0
     held = min(size, 64 * _MIB)  # metadata have no more; the rest of the file is mapped, and not read
     limits = Limits(10.0 + held * 2e-7, 1024 * _MIB + 64 * held + size, 120.0)

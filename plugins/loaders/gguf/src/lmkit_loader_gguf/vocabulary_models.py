@@ -1,7 +1,8 @@
 """Tokenizers of the library `tokenizers` from the metadata of GGUF files: ids as llama.cpp gives them.
 
 Texts that spell a control token or one that the file's maker defined are that token, as they are for llama.cpp where
-it is told to parse them.
+it is told to parse them. Where it leaves a model's own tokenizer, the model's counts: BERT's keeps marks that take
+space (Devanagari's vowels), and has no words of more than 100 characters; Phi-3's takes all blanks after its tokens.
 """
 
 from __future__ import annotations
@@ -29,28 +30,38 @@ from lmkit_loader_gguf.vocabulary_splits import SPLITS
 
 BLANK = "\u2581"
 _MAX_SLICES = 1 << 30  # characters copied when pieces are cut in two
-_BERT = {"cls_token": 101, "unknown_token": 100, "seperator_token": 102}
+_ROLES = {  # by the names that templates have for them
+    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding", "cls_token": "cls",
+    "sep_token": "seperator", "mask_token": "mask",
+}  # fmt: skip
 
 
 def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = ()) -> JsonTokenizer:
     """Raises CheckpointError."""
     metadata = GgufFile(path).metadata
-    raw, vocabulary = tokenizer(metadata), Vocabulary(metadata)
-    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: vocabulary.token(f"{key}_token_id") for name, key in names.items()}
+    try:
+        vocabulary = Vocabulary(metadata)
+        raw = _made(vocabulary, metadata)
+        ids = {name: vocabulary.token(role) for name, role in _ROLES.items()}
+        ends = vocabulary.ends
+    except CheckpointError as e:
+        raise CheckpointError(f"{path}: {e.message}", fix=e.fix) from e
     special = {name: vocabulary.tokens[at] for name, at in ids.items() if at is not None}
     return JsonTokenizer(
         raw,
         bos_token=special.get("bos_token"),
         eos_token=special.get("eos_token"),
         special_tokens=special,
-        eos_token_ids=tuple(eos_token_ids) or tuple(vocabulary.ends),
+        eos_token_ids=tuple(eos_token_ids or ends),
     )
 
 
 def tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Raises CheckpointError."""
-    vocabulary = Vocabulary(metadata)
+    return _made(Vocabulary(metadata), metadata)
+
+
+def _made(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
     kind = vocabulary.fields.text("model")
     if kind not in _MODELS:
         fix = "take a checkpoint in safetensors, with its tokenizer.json"
@@ -66,7 +77,7 @@ def tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 def _sentencepiece(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
     fields = vocabulary.fields
     scores = fields.numbers("scores", len(vocabulary.tokens))
-    unknown = vocabulary.token("unknown_token_id", 0)
+    unknown = vocabulary.token("unknown")
     made = Tokenizer(
         models.BPE(
             vocab=vocabulary.ids,
@@ -81,7 +92,7 @@ def _sentencepiece(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Token
     made.normalizer = normalizers.Sequence([*blanks, normalizers.Replace(" ", BLANK)])
     made.decoder = _blank_decoder(prefix)
     _add(made, vocabulary, strip_right=_phi3(metadata))
-    _frame(made, vocabulary, bos=_id(vocabulary, "bos", 1), eos=_id(vocabulary, "eos", 2), add_bos=True)
+    _frame(made, vocabulary, bos=vocabulary.token("bos"), eos=vocabulary.token("eos"), add_bos=True)
     return made
 
 
@@ -90,17 +101,18 @@ def _by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str
 
     So runs of one character, which all may have one score, grow from the left, as where the leftmost pair is taken.
     """
-    ids, merges = vocabulary.ids, []
-    if sum(len(text) ** 2 for text in vocabulary.tokens) > _MAX_SLICES:
+    texts = vocabulary.tokens
+    if sum(len(text) ** 2 for text in texts) > _MAX_SLICES:
         vocabulary.fields.bad("tokens", f"are too long: the sum of their squares is over {_MAX_SLICES} characters")
-    for text, score, kind in zip(vocabulary.tokens, scores, vocabulary.types, strict=True):
-        if kind in (NORMAL, USER_DEFINED, UNUSED, 0):
-            for cut in range(1, len(text)):
-                left, right = text[:cut], text[cut:]
-                if left in ids and right in ids:
-                    merges.append((-score, -len(text), -cut, left, right))
-    merges.sort()
-    return [(left, right) for *_, left, right in merges]
+    known = set(texts)
+    whole = [i for i, kind in enumerate(vocabulary.types) if kind in (0, NORMAL, USER_DEFINED, UNUSED)]
+    whole.sort(key=lambda i: (-scores[i], -len(texts[i])))
+    return [
+        (left, right)
+        for text in map(texts.__getitem__, whole)
+        for cut in range(len(text) - 1, 0, -1)
+        if (right := text[cut:]) in known and (left := text[:cut]) in known
+    ]
 
 
 def _bytes(vocabulary: Vocabulary, metadata: Mapping[str, Any], name: str | None = None) -> Tokenizer:
@@ -120,7 +132,6 @@ def _bytes(vocabulary: Vocabulary, metadata: Mapping[str, Any], name: str | None
         )
     )
     pieces: list[Any] = [pre_tokenizers.Split(Regex(each), "isolated") for each in split.expressions]
-    lines: list[str] = []
     if split.byte_level:
         made.pre_tokenizer = pre_tokenizers.Sequence(
             [*pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -130,9 +141,9 @@ def _bytes(vocabulary: Vocabulary, metadata: Mapping[str, Any], name: str | None
         made.normalizer = normalizers.Replace(" ", BLANK)
         made.pre_tokenizer = pre_tokenizers.Sequence(pieces)
         made.decoder = _blank_decoder(prefix=False)
-        lines = [text for text in vocabulary.tokens if len(text) > 1 and not text.strip("\n")]  # merges know none
-    _add(made, vocabulary, also=lines)
-    _frame(made, vocabulary, bos=_id(vocabulary, "bos"), eos=_id(vocabulary, "eos"), add_bos=split.add_bos)
+    lines = [text for text in vocabulary.tokens if len(text) > 1 and not text.strip("\n")]
+    _add(made, vocabulary, also=lines if split.whole_lines else ())
+    _frame(made, vocabulary, bos=vocabulary.token("bos"), eos=vocabulary.token("eos"), add_bos=split.add_bos)
     return made
 
 
@@ -142,12 +153,13 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     for text in fields.texts("merges"):
         at = text.find(" ", 1)
         left, right = text[:at], text[at + 1 :]
+        if left in ids and right in ids and left + right in ids:
+            merges[left, right] = None
+            continue
         if at < 0 or not right:
             fields.bad("merges", f"has {text[:80]!r}; two tokens with a blank between are needed")
-        for part in (left, right, left + right):
-            if part not in ids:
-                fields.bad("merges", f"has {text[:80]!r}, but {part[:80]!r} is no token")
-        merges[left, right] = None
+        part = next(each for each in (left, right, left + right) if each not in ids)
+        fields.bad("merges", f"has {text[:80]!r}, but {part[:80]!r} is no token")
     return list(merges)
 
 
@@ -160,7 +172,7 @@ def _wordpiece(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer
     fields = vocabulary.fields
     words = [_word(text) for text in vocabulary.tokens]
     ids = ids_of(fields, words)
-    unknown = vocabulary.token("unknown_token_id", _BERT["unknown_token"])
+    unknown = vocabulary.token("unknown")
     if unknown is None:
         fields.bad("unknown_token_id", "is missing")
     made = Tokenizer(models.WordPiece(vocab=ids, unk_token=words[unknown], max_input_chars_per_word=100))
@@ -174,8 +186,8 @@ def _wordpiece(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     _add(made, vocabulary)
-    bos = vocabulary.token("bos_token_id", vocabulary.token("cls_token_id", _BERT["cls_token"]))
-    _frame(made, vocabulary, bos=bos, eos=_id(vocabulary, "seperator", 102), add_bos=True, add_eos=True)
+    first = next((at for role in ("bos", "cls") if (at := vocabulary.token(role)) is not None), None)
+    _frame(made, vocabulary, bos=first, eos=vocabulary.token("seperator"), add_bos=True, add_eos=True)
     return made
 
 
@@ -191,10 +203,6 @@ _MODELS = {"llama": _sentencepiece, "gpt2": _bytes, "bert": _wordpiece, "gemma4"
 def _blank_decoder(prefix: bool) -> Any:
     first = [decoders.Strip(" ", 1, 0)] if prefix else []
     return decoders.Sequence([decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *first])
-
-
-def _id(vocabulary: Vocabulary, name: str, default: int | None = None) -> int | None:
-    return vocabulary.token(f"{name}_token_id", default)
 
 
 def _phi3(metadata: Mapping[str, Any]) -> bool:

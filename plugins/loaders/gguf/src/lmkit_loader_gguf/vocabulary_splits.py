@@ -1,7 +1,9 @@
 """How texts are split before merges, by the name in `tokenizer.ggml.pre`.
 
 The names, and what each does, are those of llama.cpp (src/llama-vocab.cpp); the expressions are in Oniguruma's syntax,
-those of the models' own tokenizers where llama.cpp writes them for an engine that knows less.
+those of the models' own tokenizers where llama.cpp writes them for an engine that knows less. So ids differ from those
+of llama.cpp where letters end in marks (gpt-4o, tekken, kimi-k2), at U+3000 (deepseek-llm, deepseek-coder), at blanks
+before digits (afmoe, tiny_aya), and in runs of newlines longer than any token (gemma4).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ class Split:
     ignore_merges: bool = False  # a piece that is a token is not merged
     add_bos: bool = False  # where the file does not say
     byte_level: bool = True  # else texts are merged as they are, with U+2581 for each blank
+    whole_lines: bool = False  # newlines that are a token are not merged
 
 
 _SUFFIX = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -132,7 +135,7 @@ SPLITS: dict[str, Split] = {
             rf"{_SUFFIX}|{_LEAD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?"
             r"|\s*[\r\n]|\s+(?!\S)|\s+",
         ))),
-        ("gemma4 granite-embed-multi-311m", Split((_LINES,), add_bos=True, byte_level=False)),
+        ("gemma4 granite-embed-multi-311m", Split((_LINES,), add_bos=True, byte_level=False, whole_lines=True)),
         ("sarvam-moe", Split((_LINES,), byte_level=False)),
     )
     for name in names.split()
