@@ -141,7 +141,7 @@ def _fifth(data: Tensor) -> Tensor:
 
 
 def _scales_and_offsets(data: Tensor) -> tuple[Tensor, Tensor]:
-    """Of Q4_K and Q5_K: eight of 6 bits each in twelve bytes, whose last four hold the low halves of four."""
+    """Those of Q4_K and Q5_K: eight of 6 bits each in twelve bytes, whose last four hold the low halves of four."""
     a, b, low = data[..., 4:8], data[..., 8:12], data[..., 12:16]
     scales = torch.cat((a & 63, (low & 15) | a >> 6 << 4), -1).float() * halves(data, 0)[..., None]
     offsets = torch.cat((b & 63, low >> 4 | b >> 6 << 4), -1).float() * halves(data, 2)[..., None]
