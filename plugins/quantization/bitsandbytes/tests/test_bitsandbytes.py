@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,27 @@ def test_values_not_understood_are_refused(change: dict[str, object], key: str) 
         BitsandbytesScheme.parse(FOUR | change)
     assert failure.value.key == f"quantization_config.{key}"
     assert len(str(failure.value)) < 1000
+
+
+HOSTILE = (None, True, False, -1, 2**70, float("nan"), "", "x" * 10_000, [], [[]], ["x"] * 10_001, {}, {"x": 1})
+
+
+@pytest.mark.parametrize("name", ["nf4_bfloat16", "int8"])
+def test_whatever_stands_anywhere_is_understood_or_refused(name: str) -> None:
+    """Every value of a real configuration, replaced by others, one at a time: the refusal names it, in few words."""
+    (folder,) = folders(__file__, name)
+    given = json.loads((folder / "config.json").read_text())["quantization_config"]
+    refused: dict[str, UnsupportedModel] = {}
+    for key, value in ((key, value) for key in given for value in HOSTILE):
+        try:
+            fmt = BitsandbytesScheme.parse(given | {key: value}).for_layer(LinearSpec("up", 64, (64,)))
+            assert fmt is None or fmt.params(LinearSpec("up", 64, (64,)), "float32")
+        except UnsupportedModel as refusal:
+            refused[f"{key} {str(value)[:20]}"] = refusal
+    assert len(refused) > 60
+    for refusal in refused.values():
+        assert refusal.key.startswith("quantization_config.")
+        assert len(str(refusal)) < 1000
 
 
 def test_online_has_no_options() -> None:
