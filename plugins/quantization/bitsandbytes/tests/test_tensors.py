@@ -149,6 +149,8 @@ NESTED = {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0
         ({"weight": torch.zeros(4095, 1, dtype=torch.uint8)}, "4095 bytes"),
         ({"weight": torch.zeros(512, 1, dtype=torch.int64)}, "int64"),
         ({"SCB": torch.ones(64)}, "load_in_4bit"),
+        ({"weight.quant_state.bitsandbytes__fp4": blob({})}, "another quant_state"),
+        ({"weight.quant_state.bitsandbytes__af4": blob({})}, "another quant_state"),
         ({f"weight.{STATE}": torch.zeros(0, dtype=torch.uint8)}, "needs uint8"),
         ({f"weight.{STATE}": torch.zeros(5000, dtype=torch.uint8)}, "at most 4096"),
         ({f"weight.{STATE}": torch.zeros(80)}, "is float32"),

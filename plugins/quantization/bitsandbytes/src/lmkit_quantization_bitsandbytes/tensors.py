@@ -168,6 +168,8 @@ class BitsandbytesTensors(Loader):
             if owner and (owner[1] not in states or owner[1] not in found):
                 what = "quant_state" if owner[1] in found else "weight"
                 raise CheckpointError(f"{name}: there is no {what} that it belongs to")
+            if owner and owner[2].startswith("quant_state") and states[owner[1]][1] is not entry:
+                raise CheckpointError(f"{name}: {owner[1]} has another quant_state, too")
             if name.endswith(".SCB") and entry.dtype == "float32":
                 raise CheckpointError(f"{name} belongs to 8 bits, and quantization_config says load_in_4bit")
         entries = []
