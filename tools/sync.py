@@ -141,7 +141,7 @@ def quantization_page(page: str) -> str:
         able = [k for k in kernels if k.op == op and (not k.formats or stored in k.formats)]
         return ", ".join(f"`{k.name}` ({'any' if '*' in k.platforms else ', '.join(k.platforms)})" for k in able)
 
-    rows = ["| format | chosen by | weights in memory | linears | experts |", "|---|---|---|---|---|"]
+    rows = ["| format | chosen by | weights | linears | experts |", "|---|---|---|---|---|"]
     for spec in sorted(specs("quantization"), key=lambda spec: spec.name):
         by = [f"`quant_method: {method}`" for method in spec.checkpoint_methods]
         by += [f"`--quantization {spec.name}`"] * spec.online

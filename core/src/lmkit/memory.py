@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -41,16 +41,17 @@ def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) ->
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan) -> int:
-    """Bytes of a loaded model: quantized weights as integers, as stored or as their kernel dequantizes them, others in
-    the chosen dtype or packed.
+    """Bytes of a loaded model: quantized weights as integers or as stored, or as what packs them; others in the dtype.
 
     A tied output head that is packed takes the place of the embedding, which stays mapped from its file.
     """
     declared, size = checkpoint.config.get("quantization_config"), itemsize(resolved.value("dtype"))
+    if declared and not isinstance(declared, Mapping):
+        return checkpoint.nbytes
+    total = float(info.num_parameters * size)
     choice, tied = resolved.choice("quantization"), info.tie_embeddings and not declared
     scheme: QuantScheme | None = load_target(choice).parse(declared or choice.options) if choice is not None else None
     head = (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,)),) if tied else ()
-    total = float(info.num_parameters * size)
     for linear in (*info.linears, *head):
         plain = linear.total_out * linear.in_features * size
         fmt = scheme.for_layer(linear) if scheme is not None else None
@@ -60,8 +61,8 @@ def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan
         elif isinstance(fmt, IntegerFormat):
             total -= plain - _integer_bytes(fmt, linear)
         elif fmt is not None:
-            stored = fmt.params(linear, resolved.value("dtype")).values()
-            total -= plain - sum(prod(p.shape) * itemsize(p.dtype) for p in stored if not p.optional)
+            stored = fmt.params(linear, resolved.value("dtype") or info.dtype)
+            total -= plain - sum(prod(spec.shape) * itemsize(spec.dtype) for spec in stored.values())
     return round(total)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,27 @@ def test_values_not_understood_are_refused(change: dict[str, object], key: str) 
     assert len(str(failure.value)) < 1000
 
 
+HOSTILE = (None, True, False, -1, 2**70, float("nan"), "", "x" * 10_000, [], [[]], ["x"] * 10_001, {}, {"x": 1})
+
+
+@pytest.mark.parametrize("name", ["nf4_bfloat16", "int8"])
+def test_whatever_stands_anywhere_is_understood_or_refused(name: str) -> None:
+    """Every value of a real configuration, replaced by others, one at a time: the refusal names it, in few words."""
+    (folder,) = folders(__file__, name)
+    given = json.loads((folder / "config.json").read_text())["quantization_config"]
+    refused: dict[str, UnsupportedModel] = {}
+    for key, value in ((key, value) for key in given for value in HOSTILE):
+        try:
+            fmt = BitsandbytesScheme.parse(given | {key: value}).for_layer(LinearSpec("up", 64, (64,)))
+            assert fmt is None or fmt.params(LinearSpec("up", 64, (64,)), "float32")
+        except UnsupportedModel as refusal:
+            refused[f"{key} {str(value)[:20]}"] = refusal
+    assert len(refused) > 60
+    for refusal in refused.values():
+        assert refusal.key.startswith("quantization_config.")
+        assert len(str(refusal)) < 1000
+
+
 def test_online_has_no_options() -> None:
     with pytest.raises(UnsupportedModel, match="group_size"):
         Nf4Scheme.parse({"group_size": 64})
@@ -169,10 +191,8 @@ def test_plans_know_what_is_dequantized(dtype: str) -> None:
     """Weights of 4 bits take the type of activations in memory, and nobody says less before they are loaded."""
     (folder,) = folders(__file__, "nf4")
     resolved, checkpoint, info = resolve(from_options({"model": str(folder), "dtype": dtype}))
-    projections = sum(linear.total_out * linear.in_features for linear in info.linears if not linear.is_head)
-    size = {"bfloat16": 2, "float32": 4}[dtype]
-    stored = projections / 2 + projections / 64 * 4
-    assert memory.weight_bytes(info, checkpoint, resolved) == checkpoint.nbytes + projections * size - stored
+    plain = info.num_parameters * {"bfloat16": 2, "float32": 4}[dtype]
+    assert memory.weight_bytes(info, checkpoint, resolved) == pytest.approx(plain, rel=0.03)  # the head is packed
 
 
 @pytest.mark.parametrize(("name", "component"), [("nf4_nested", "linear:nf4"), ("int8", "linear:int8")])

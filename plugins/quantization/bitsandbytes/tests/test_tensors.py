@@ -149,6 +149,8 @@ NESTED = {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0
         ({"weight": torch.zeros(4095, 1, dtype=torch.uint8)}, "4095 bytes"),
         ({"weight": torch.zeros(512, 1, dtype=torch.int64)}, "int64"),
         ({"SCB": torch.ones(64)}, "load_in_4bit"),
+        ({"weight.quant_state.bitsandbytes__fp4": blob({})}, "another quant_state"),
+        ({"weight.quant_state.bitsandbytes__af4": blob({})}, "another quant_state"),
         ({f"weight.{STATE}": torch.zeros(0, dtype=torch.uint8)}, "needs uint8"),
         ({f"weight.{STATE}": torch.zeros(5000, dtype=torch.uint8)}, "at most 4096"),
         ({f"weight.{STATE}": torch.zeros(80)}, "is float32"),
@@ -326,6 +328,7 @@ def load(folder: Path, arch: str, kernel: str = REFERENCE, **options: Any) -> Lo
     return load_tiny(folder, arch, "float32", choices=chosen, **options)
 
 
+LLAMA = "lmkit_model_llama.arch:Llama"
 QWEN = "lmkit_model_qwen.arch:Qwen"
 PHI = "lmkit_model_phi.arch:Phi"
 
@@ -354,6 +357,14 @@ def test_experts_and_routers_are_stored_either_way(config: dict[str, Any], which
     for kernel, tolerance in kernels.items():
         got = ModelDriver(load(folder, QWEN, kernel), "float32").run(0, prompt(97), 7)
         assert deviation(got, expected) < tolerance
+
+
+@pytest.mark.parametrize("config", [FOUR, LLM_INT8], ids=["nf4", "int8"])
+def test_a_plain_weight_that_nobody_announced_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("lmkit_model_llama")
+    folder, _ = checkpoints(tmp_path, "llama", config, r"(q|k|v|o|down)_proj\.weight$", hidden_size=64)
+    with pytest.raises(CheckpointError, match=r"mlp\.gate_proj\.weight is plain"):
+        load(folder, LLAMA)
 
 
 def test_files_may_merge_what_the_model_does(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ PART = re.compile(r"(.+\.weight)\.(absmax|quant_map|nested_absmax|nested_quant_m
 MAX_STATE = 4096  # bytes of JSON; producers write less than 200
 BLOCKS = tuple(BLOCK << i for i in range(7))  # 64 to 4096
 NESTED_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
+CODES = ("uint8", "int8")  # of weights in formats
+SKIPPED = "quantization_config.llm_int8_skip_modules"
 SAME = 1e-6  # how far a value of a stored table may be from ours
 TO_SCALE = 7.874015718698502e-3  # 1 / 127 as bitsandbytes has it
 
@@ -102,6 +104,14 @@ class BitsandbytesTensors(Loader):
     def release(self) -> None:
         self.loader.release()
 
+    def _unchanged(self, entry: TensorEntry) -> TensorEntry:
+        """The same. Raises CheckpointError for a plain weight where the configuration says that none is."""
+        param = self.wanted(entry.name)
+        if param is not None and param.dtype in CODES and "float" in entry.dtype:
+            what = f"and quantization_config says {self.kind}"
+            raise CheckpointError(f"{entry.name} is plain ({entry.dtype}), {what}", fix=f"name it in {SKIPPED}")
+        return entry
+
     # ------------------------------------------------------------------------------------------------ 8 bits
 
     def _eight(self, found: Mapping[str, TensorEntry]) -> list[TensorEntry]:
@@ -119,7 +129,7 @@ class BitsandbytesTensors(Loader):
             if key == "SCB":
                 entries += self._row_scales(entry, f"{module}.weight", found)
             elif f"{module}.SCB" not in found or key != "weight":
-                entries.append(entry)
+                entries.append(self._unchanged(entry))
         return entries
 
     def _row_scales(self, stored: TensorEntry, name: str, found: Mapping[str, TensorEntry]) -> list[TensorEntry]:
@@ -143,7 +153,7 @@ class BitsandbytesTensors(Loader):
     def _plain(self, name: str) -> bool:
         """Whether the model wants a weight of the file in floating point."""
         param = self.wanted(name)
-        return param is not None and param.dtype not in ("uint8", "int8")
+        return param is not None and param.dtype not in CODES
 
     def _dequantized(self, weight: TensorEntry, shape: tuple[int, ...], make: Callable[[], Tensor]) -> TensorEntry:
         self._made[weight.name] = make
@@ -158,6 +168,8 @@ class BitsandbytesTensors(Loader):
             if owner and (owner[1] not in states or owner[1] not in found):
                 what = "quant_state" if owner[1] in found else "weight"
                 raise CheckpointError(f"{name}: there is no {what} that it belongs to")
+            if owner and owner[2].startswith("quant_state") and states[owner[1]][1] is not entry:
+                raise CheckpointError(f"{name}: {owner[1]} has another quant_state, too")
             if name.endswith(".SCB") and entry.dtype == "float32":
                 raise CheckpointError(f"{name} belongs to 8 bits, and quantization_config says load_in_4bit")
         entries = []
@@ -165,7 +177,7 @@ class BitsandbytesTensors(Loader):
             if name in states:
                 entries += self._linear(entry, *states[name], found)
             elif not PART.fullmatch(name):
-                entries.append(entry)
+                entries.append(self._unchanged(entry))
         return entries
 
     def _linear(
