@@ -141,7 +141,7 @@ def quantization_page(page: str) -> str:
         able = [k for k in kernels if k.op == op and (not k.formats or stored in k.formats)]
         return ", ".join(f"`{k.name}` ({'any' if '*' in k.platforms else ', '.join(k.platforms)})" for k in able)
 
-    rows = ["| format | chosen by | weights in memory | linears | experts |", "|---|---|---|---|---|"]
+    rows = ["| format | chosen by | weights | linears | experts |", "|---|---|---|---|---|"]
     for spec in sorted(specs("quantization"), key=lambda spec: spec.name):
         methods = ((method if "." in method else f"quant_method: {method}") for method in spec.checkpoint_methods)
         by = [f"`{method}`" for method in methods]
@@ -149,7 +149,14 @@ def quantization_page(page: str) -> str:
         for stored in spec.weight_formats:
             experts = runs("moe", stored) or "each as a linear"
             rows.append(f"| {spec.name} | {', '.join(by)} | {stored} | {runs('linear', stored)} | {experts} |")
-    return page.partition(QUANTIZED)[0] + QUANTIZED + PARAGRAPH + "\n".join(rows) + "\n"
+    return page.partition(QUANTIZED)[0] + QUANTIZED + PARAGRAPH + "\n".join([*rows, *gguf_families()]) + "\n"
+
+
+def gguf_families() -> list[str]:
+    """Lines that say which architectures of GGUF files are read, and as which of lmkit's."""
+    families = import_module("lmkit_loader_gguf.families").FAMILIES  # on the path since its hooks were read
+    rows = [f"| `{name.partition(' ')[0]}` | {family.architecture} |" for name, family in families.items()]
+    return ["", "## Architectures of GGUF files", "", "| `general.architecture` | read as |", "|---|---|", *rows]
 
 
 PARAGRAPH = """Made by `tools/sync.py` from what the plugins of this repository declare. Kernels stand in the order in

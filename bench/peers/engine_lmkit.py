@@ -12,17 +12,18 @@ BLOCK = 16  # tokens of the smallest usual block: with larger ones there is room
 
 class Lmkit:
     def __init__(self, load: Load) -> None:
+        wanted = {} if load.weights.startswith(("bf16", "as in")) else {"quantization": load.weights}
+        wanted |= {"op": "linear_native"} if load.weights == "bf16 plain" else {}
         self.engine = BenchEngine(
             EngineConfig(
                 model=ModelConfig(
                     model=load.model,
                     max_length=load.max_length,
-                    quantization="auto" if load.weights.startswith("bf16") else load.weights,
                 ),
                 cache=CacheConfig(num_blocks=load.max_rows * (-(-load.max_length // BLOCK) + 2)),
                 sched=SchedConfig(max_rows=load.max_rows),
                 parallel=ParallelConfig(threads=load.threads),
-                op="linear_native" if load.weights == "bf16 plain" else "auto",
+                wanted=wanted,
             )
         )
 

@@ -1,6 +1,6 @@
 """A GGUF of a checkpoint of the Llama or Qwen2 family, and quantized ones. Runs in llama.cpp's environment.
 
-    python make_gguf.py CHECKPOINT OUT.gguf [TYPE=OUT2.gguf ...]        TYPE: Q8_0, Q4_0
+    python make_gguf.py CHECKPOINT OUT.gguf [TYPE=OUT2.gguf ...]        TYPE: Q8_0, Q4_0, Q4_K_M
 
 The tensors go over as they are stored (norms and biases as float32); the vocabulary is a list of numbers, for the
 benchmark sends token ids.

@@ -12,8 +12,9 @@ import environments
 
 HERE = Path(__file__).parent
 PLAIN = "bf16 plain"  # as every other engine stores it, in place of lmkit's twelve bits
+GGUF_FILE = "as in the file"
 OPTIMUM = {"bf16": ["fp16"], "int8": ["int8"], "int4": ["int4", "--group-size", "128", "--ratio", "1.0"]}
-GGUF = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0"}
+GGUF = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_0", "q4_k_m": "q4_k_m"}
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,14 @@ PARTICIPANTS = (
     Participant("transformers bf16", "transformers", "bf16", "bf16", _checkpoint),
     Participant("lmkit int8", "lmkit", "int8", "int8", _checkpoint),
     Participant("lmkit w8a8", "lmkit", "int8", "w8a8", _checkpoint),
+    Participant("lmkit Q8_0", "lmkit", "int8", GGUF_FILE, _gguf("int8")),
     Participant("llamacpp Q8_0", "llamacpp", "int8", "int8", _gguf("int8")),
     Participant("openvino int8", "openvino", "int8", "int8", _openvino("int8")),
     Participant("lmkit int4", "lmkit", "int4", "int4", _checkpoint),
+    Participant("lmkit Q4_0", "lmkit", "int4", GGUF_FILE, _gguf("int4")),
     Participant("llamacpp Q4_0", "llamacpp", "int4", "int4", _gguf("int4")),
+    Participant("lmkit Q4_K_M", "lmkit", "int4", GGUF_FILE, _gguf("q4_k_m")),
+    Participant("llamacpp Q4_K_M", "llamacpp", "int4", "int4", _gguf("q4_k_m")),
     Participant("openvino int4", "openvino", "int4", "int4", _openvino("int4")),
 )
 
@@ -78,9 +83,9 @@ def prepare(shape: str, root: Path) -> Path:
     if not (hf / "tokenizer.json").exists():  # written last
         subprocess.run([sys.executable, "-m", "lmkit", "bench", "make-checkpoint", shape, hf], check=True)
     if environments.is_complete("llamacpp", root):
-        files = [folder / f"{GGUF[group]}.gguf" for group in ("bf16", "int8", "int4")]
+        files = [folder / f"{name}.gguf" for name in GGUF.values()]
         if not all(file.exists() for file in files):
-            quantized = [f"Q8_0={files[1]}", f"Q4_0={files[2]}"]
+            quantized = [f"{file.stem.upper()}={file}" for file in files[1:]]
             command = [environments.python("llamacpp", root), HERE / "make_gguf.py", hf, files[0], *quantized]
             subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     if environments.is_complete("openvino", root):

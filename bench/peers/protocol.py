@@ -26,7 +26,7 @@ class Load:
     """What to load. The engine must hold `max_rows` requests of `max_length` tokens at once."""
 
     model: str  # a folder, or a GGUF file
-    weights: str  # bf16, bf16 plain, int8, w8a8, int4
+    weights: str  # bf16, bf16 plain, int8, w8a8, int4, as in the file
     threads: int
     max_length: int
     max_rows: int

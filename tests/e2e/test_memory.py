@@ -52,7 +52,14 @@ def test_plan_is_near_what_a_process_takes() -> None:
     assert said.total_bytes == pytest.approx(took, rel=0.08), f"{took / MIB:.0f} MiB held"
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "w8a8", "int4"])
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        *("none", "int8", "w8a8", "int4"),
+        pytest.param("nf4", marks=pytest.mark.full("lmkit-quantization-bitsandbytes")),
+        pytest.param("fp8", marks=pytest.mark.full("lmkit-quantization-fp8")),
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_planned_weights_are_those_held(quantization: str, dtype: str) -> None:
     config = from_options({"model": "demo", "kv_memory": "4MiB", "quantization": quantization, "dtype": dtype})

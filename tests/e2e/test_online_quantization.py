@@ -1,4 +1,4 @@
-"""--quantization int8, w8a8, int4 on a checkpoint that is not quantized: the model still says what it said."""
+"""--quantization of a checkpoint that is not quantized: the model still says what it said."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ OPTIONS = [
     ("int8", {"quantization.int8.group_size": 32}),
     ("w8a8", {}),
     ("int4", {"quantization.int4.group_size": 32}),
+    ("fp8", {}),
 ]
 
 
@@ -38,6 +39,14 @@ def test_the_answer_is_the_same(unquantized: str, name: str, options: dict[str, 
     assert size < 0.6 * PLAIN
 
 
+@pytest.mark.full("lmkit-quantization-bitsandbytes")
+def test_what_runs_dequantized_is_no_smaller(unquantized: str) -> None:
+    """There is one copy of each weight, in the type of activations."""
+    text, size = answer(quantization="nf4", dtype="bfloat16")
+    assert text == unquantized
+    assert size == pytest.approx(PLAIN, rel=0.1)
+
+
 def test_a_format_of_checkpoints_is_refused() -> None:
     with pytest.raises(LmkitError, match="not quantized"):
-        LLM("demo", quantization="fp8")
+        LLM("demo", quantization="gptq")

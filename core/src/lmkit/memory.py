@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from lmkit.api import (
     CapacityError,
@@ -40,31 +41,35 @@ def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) ->
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan) -> int:
-    """Bytes of a loaded model: quantized weights stay as stored, others take the chosen dtype, or what packs them.
+    """Bytes of a loaded model: quantized weights as integers or as stored, or as what packs them; others in the dtype.
 
     A tied output head that is packed takes the place of the embedding, which stays mapped from its file.
     """
-    if checkpoint.config.get("quantization_config"):
+    declared, size = checkpoint.config.get("quantization_config"), itemsize(resolved.value("dtype"))
+    if declared and not isinstance(declared, Mapping):
         return checkpoint.nbytes
-    size = itemsize(resolved.value("dtype"))
     total = float(info.num_parameters * size)
-    choice, bits = resolved.choice("quantization"), resolved.value("weight_bits")
-    scheme: QuantScheme | None = load_target(choice).parse(choice.options) if choice is not None else None
-    head = (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,)),) if info.tie_embeddings else ()
+    choice, tied = resolved.choice("quantization"), info.tie_embeddings and not declared
+    scheme: QuantScheme | None = load_target(choice).parse(declared or choice.options) if choice is not None else None
+    head = (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,)),) if tied else ()
     for linear in (*info.linears, *head):
         plain = linear.total_out * linear.in_features * size
         fmt = scheme.for_layer(linear) if scheme is not None else None
-        if isinstance(fmt, IntegerFormat):
-            total -= plain - _integer_bytes(fmt, linear)
-        elif fmt is None and bits and not linear.experts:
+        bits = resolved.value(f"{fmt.name if fmt else 'plain'}_bits")
+        if bits and (fmt is not None or not linear.experts):
             total -= plain * (1 - bits / 8 / size)
+        elif isinstance(fmt, IntegerFormat):
+            total -= plain - _integer_bytes(fmt, linear)
+        elif fmt is not None:
+            stored = fmt.params(linear, resolved.value("dtype") or info.dtype)
+            total -= plain - sum(prod(spec.shape) * itemsize(spec.dtype) for spec in stored.values())
     return round(total)
 
 
 def _integer_bytes(fmt: IntegerFormat, linear: LinearSpec) -> int:
-    """Codes, a float16 scale per group and, where codes have a range, its zero."""
+    """Codes, a float16 scale per group and, where codes have a range, its zero; or what else there is, at most."""
     groups = -(-linear.in_features // fmt.group) if fmt.group else 1
-    per_group = 3 if fmt.rounding == "range" else 2
+    per_group = {"symmetric": 2, "range": 3}.get(fmt.rounding, 4)
     return linear.total_out * (linear.in_features * fmt.bits // 8 + groups * per_group)
 
 

@@ -34,12 +34,16 @@ class QuantFormat(Protocol):
 
 @dataclass(slots=True)
 class Integers:
-    """A weight as integers: w[i, j] = (codes[i, j] - zeros[i, g]) * scales[i, g], where g is the group of column j."""
+    """A weight as integers: w[i, j] = (codes[i, j] - zeros[i, g]) * scales[i, g] - offsets[i, g].
+
+    g is the group of column j. Kernels may round scales and offsets to float16.
+    """
 
     codes: Tensor  # [out, in] uint8
-    scales: Tensor  # [out, groups], exact in float16
+    scales: Tensor  # [out, groups]
     zeros: Tensor | int  # [out, groups] uint8, or one for all
     order: Tensor | None = None  # [in] int64: column j of the codes is column order[j] of w; None: they are in order
+    offsets: Tensor | None = None  # [out, groups]; None: there are none
 
 
 @runtime_checkable
@@ -66,7 +70,7 @@ class IntegerFormat(QuantFormat, Protocol):
         ...
 
     def integers(self, params: Mapping[str, Tensor]) -> Integers:
-        """The stored tensors as codes, scales and zeros; equal to `dequantize`, element by element."""
+        """The stored tensors as codes, scales, zeros and offsets; equal to `dequantize`, element by element."""
         ...
 
 

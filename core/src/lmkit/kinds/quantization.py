@@ -15,7 +15,7 @@ Example, entry point `[project.entry-points."lmkit.quantization"] toy4 = "toy_qu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,8 +25,9 @@ from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Claim, Kind, Known, Refusals, listed
 
 if TYPE_CHECKING:
-    from lmkit.contracts.model import LinearSpec
+    from lmkit.contracts.model import LinearSpec, ParamSpec
     from lmkit.contracts.operators import QuantFormat
+    from lmkit.kinds.loader import Loader
 
 
 class QuantScheme(Protocol):
@@ -42,6 +43,10 @@ class QuantScheme(Protocol):
     def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
         """None = leave this layer unquantized."""
         ...
+
+    def wrap(self, loader: Loader, wanted: Callable[[str], ParamSpec | None]) -> Loader:
+        """`loader`, or one that makes parameters of what files hold; `wanted`: the model's, by a tensor's name."""
+        return loader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

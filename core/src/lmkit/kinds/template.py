@@ -29,7 +29,7 @@ from lmkit.kinds.base import Kind, Known, Refusals, listed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateSpec(Spec):
-    """target: (path: Path) -> str, the Jinja text, of a file that the user names or of a checkpoint's folder.
+    """target: (path: Path) -> str, the Jinja text, of a file that the user names or of a checkpoint; "": it has none.
 
     It raises ConfigError or CheckpointError.
     """
@@ -40,7 +40,7 @@ class TemplateSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateRequest(SelectRequest):
-    """`suffix`: of the file that the user names, else the checkpoint's template is looked for."""
+    """`suffix`: of the file that the user names, or that the checkpoint is; else its template is looked for."""
 
     kind: str = "template"
     suffix: str | None = None
@@ -57,11 +57,13 @@ def refusals(spec: TemplateSpec, request: TemplateRequest) -> Refusals:
 
 
 def ask(known: Known) -> list[TemplateRequest]:
-    """For the file that the user names, else for the checkpoint; none where the tokenizer is another's."""
+    """For the file that the user names or that the checkpoint is, else for the checkpoint; none where the tokenizer is
+    another's."""
     checkpoint, model = known.checkpoint, known.config.model
     if model.tokenizer and not model.chat_template:
         return []
-    suffix = Path(model.chat_template).suffix if model.chat_template else None
+    file = Path(model.chat_template) if model.chat_template else checkpoint.path
+    suffix = file.suffix if model.chat_template or file.is_file() else None
     return [TemplateRequest(suffix=suffix, architecture=checkpoint.architecture, model=checkpoint.name)]
 
 

@@ -24,15 +24,15 @@ from lmkit.kinds.base import Kind, Refusals, listed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSpec(Spec):
-    """target: (folder: Path, *, eos_token_ids: Sequence[int]) -> Tokenizer. Raises CheckpointError."""
+    """target: (folder or file: Path, *, eos_token_ids: Sequence[int]) -> Tokenizer. Raises CheckpointError."""
 
-    files: tuple[str, ...]  # names of the files it needs, all of them
+    files: tuple[str, ...]  # names of the files it needs, all of them; ".toy": it reads checkpoints that are one such
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerRequest(SelectRequest):
     kind: str = "tokenizer"
-    files: frozenset[str]  # names of what lies in the tokenizer's folder
+    files: frozenset[str]  # names of what lies in the tokenizer's folder, or the suffix where it is a file
 
     def facts(self) -> dict[str, object]:
         return {}

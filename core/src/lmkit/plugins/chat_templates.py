@@ -17,7 +17,10 @@ def chosen_template(choices: Iterable[Choice], file: str | None, checkpoint: Che
     choice = next((c for c in choices if c.kind == "template"), None)
     if choice is not None:
         path = Path(file) if file else checkpoint.path
-        return str(call(f"template {choice.name}", load_target(choice), path))
+        found = str(call(f"template {choice.name}", load_target(choice), path))
+        if file and not found:
+            raise ConfigError(f"{file} holds no chat template", fix="give another file with --chat-template")
+        return found or None
     if not file:
         return None
     try:

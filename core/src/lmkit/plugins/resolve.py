@@ -49,6 +49,7 @@ from lmkit.api import (
     UnknownKey,
     UnknownName,
     canonical,
+    itemsize,
     nearest,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
@@ -306,13 +307,16 @@ class Resolver:
         for i, candidate in enumerate(outcome.survivors):
             self._keep(outcome, outcome.choice(candidate, f"fallback {i}" if i else ""), candidate)
         best = outcome.chosen.spec if outcome.chosen else None
-        if request.component == "linear:plain" and isinstance(best, OpSpec) and best.bits:
-            self._derive("weight_bits", best.bits, best.name)
+        if request.op == "linear" and isinstance(best, OpSpec):
+            bits = best.bits or (8 * itemsize(self.known.dtype) if best.tier == Tier.REFERENCE else None)
+            if bits is not None:
+                self._derive(f"{request.format}_bits", bits, best.name)
 
     def _list_files(self) -> None:
-        """Names in the tokenizer's folder: by them its reader is chosen."""
+        """Names in the tokenizer's folder, or the suffix where it is a file: by them its reader is chosen."""
         folder = load_ref(TOKENIZER_FOLDER)(self.known.checkpoint, self.config.model)
-        self.known.files = frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else [folder.suffix.lower()]
+        self.known.files = frozenset(names)
 
     def _choose_template(self) -> None:
         """A plugin's, for the file that the user names or for the checkpoint; without one, files are read as text."""

@@ -34,8 +34,11 @@ def native() -> Iterator[Native]:
     LIBRARY.start(before)
 
 
-def random_integers(n: int, k: int, bits: int, group: int, zeros: bool) -> tuple[Integers, Tensor]:
-    """Codes with scales of very different sizes, and the weight they stand for in float64."""
+def random_integers(n: int, k: int, bits: int, group: int, origin: str) -> tuple[Integers, Tensor]:
+    """Codes with scales of very different sizes, and the weight they stand for in float64.
+
+    `origin`: a zero for each group ("zeros"), an offset ("offsets"), or the same zero for all ("").
+    """
     noise = torch.Generator().manual_seed(n + k + bits + group)
     groups = -(-k // (group or max(k, 1)))
     codes = torch.randint(0, 1 << bits, (n, k), generator=noise, dtype=torch.uint8)
@@ -43,27 +46,35 @@ def random_integers(n: int, k: int, bits: int, group: int, zeros: bool) -> tuple
         torch.rand(n, groups, generator=noise) * torch.tensor([1e-3, 1.0])[: max(1, min(2, n))].repeat(n)[:n, None]
         + 1e-4
     ).half()
-    zero = torch.randint(0, 1 << bits, (n, groups), generator=noise, dtype=torch.uint8) if zeros else 1 << (bits - 1)
+    zero = torch.randint(0, 1 << bits, (n, groups), generator=noise, dtype=torch.uint8)
+    zero = zero if origin == "zeros" else 0 if origin else 1 << (bits - 1)
+    offsets = (scales * (torch.rand(n, groups, generator=noise) * (1 << bits))).half() if origin == "offsets" else None
     wide = lambda t: t.double().repeat_interleave(group or max(k, 1), 1)[:, :k]  # noqa: E731
     weight = (codes.double() - (wide(zero) if isinstance(zero, Tensor) else zero)) * wide(scales)
-    return Integers(codes, scales.float(), zero), weight
+    if offsets is not None:
+        weight -= wide(offsets)
+    return Integers(codes, scales.float(), zero, offsets=offsets), weight
 
 
 @needs_library
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(
-    ("group", "zeros", "planes"), [(0, False, 2), (32, True, 2), (128, False, 2), (64, True, 1), (0, False, 1)]
-)
+    ("group", "origin", "planes"),
+    [
+        (0, "", 2), (32, "zeros", 2), (128, "", 2), (64, "zeros", 1), (0, "", 1),
+        (32, "offsets", 1), (16, "offsets", 2), (16, "", 1),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.one_in(4)
 def test_equals_the_product_in_float64(
-    native: Native, isa: str, bits: int, group: int, zeros: bool, planes: int, dtype: torch.dtype
+    native: Native, isa: str, bits: int, group: int, origin: str, planes: int, dtype: torch.dtype
 ) -> None:
     """The error is that of rounding activations; a row does not depend on its neighbours nor on threads."""
     native.set_isa(isa)
     for n, k in SHAPES:
-        integers, weight = random_integers(n, k, bits, group, zeros)
+        integers, weight = random_integers(n, k, bits, group, origin)
         native.start(3)
         packed = pack(native, integers, bits, group, planes)
         bias = torch.randn(n, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -91,7 +102,7 @@ def test_equals_the_product_in_float64(
 @pytest.mark.parametrize("planes", [1, 2])
 def test_all_instruction_sets_agree(native: Native, isa: str, planes: int) -> None:
     """The products are exact: only the order of the few sums of blocks could differ, and it does not."""
-    integers, _ = random_integers(70, 300, 8, 64, True)
+    integers, _ = random_integers(70, 300, 8, 64, "zeros")
     x = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
     native.set_isa(ISAS[-1])
     expected = linear(native, x, pack(native, integers, 8, 64, planes))
@@ -117,7 +128,7 @@ def test_largest_values_do_not_overflow(native: Native, isa: str) -> None:
 def test_what_is_not_finite_shows(native: Native, isa: str, planes: int, bad: float) -> None:
     """In its own row only; zeros and tiny values give zero."""
     native.set_isa(isa)
-    integers, _ = random_integers(40, 200, 4, 64, True)
+    integers, _ = random_integers(40, 200, 4, 64, "zeros")
     x = torch.zeros(4, 200)
     x[0, 150], x[2] = bad, 1e-38
     got = linear(native, x, pack(native, integers, 4, 64, planes))
@@ -127,7 +138,7 @@ def test_what_is_not_finite_shows(native: Native, isa: str, planes: int, bad: fl
 
 @needs_library
 def test_what_does_not_fit_is_refused(native: Native) -> None:
-    packed: PackedIntegers = pack(native, random_integers(8, 64, 8, 0, False)[0], 8, 0, 2)
+    packed: PackedIntegers = pack(native, random_integers(8, 64, 8, 0, "")[0], 8, 0, 2)
     with pytest.raises(ValueError, match="linear of 64 values"):
         linear(native, torch.randn(2, 63), packed)
     with pytest.raises(ValueError, match="float64"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from lmkit.api import CheckpointError, LinearSpec, UnsupportedModel, WeightMismatch
 from lmkit_quantization_fp8.kernel import SHIFT, Fp8Torch, Fp8Weight, widen
+from lmkit_quantization_fp8.rounded import RoundedFp8
 from lmkit_quantization_fp8.scheme import Fp8Format, Fp8Scheme
 from lmkit_testing import QuantizationConformance
 from lmkit_testing.checkpoints import tiny_checkpoint
@@ -31,6 +32,36 @@ class TestFp8(QuantizationConformance):
         if fmt.block is None:
             tensors["weight_scale"] = torch.linspace(0.5, 1.5, len(layer.out_features))
         return tensors
+
+
+class TestRounded(QuantizationConformance):
+    plugin = "quantization:fp8"
+    configs = {"online": {}}
+    kernels = ("fp8_torch", "linear_reference")
+
+
+def test_rounds_to_nearest() -> None:
+    """Each row by its own largest, which is exact up to the rounding of its scale; rows of zeros stay so."""
+    weight = torch.randn(8, 100, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 8)[:, None]
+    weight[3] = 0
+    fmt = Fp8Scheme.parse({}).for_layer(LinearSpec("up", 100, (8,)))
+    assert isinstance(fmt, RoundedFp8)
+    found = fmt.dequantize({"weight": weight}, torch.float32)
+    largest = weight.abs().amax(1, keepdim=True)
+    assert ((found - weight).abs() <= weight.abs() / 16 + largest / 448 * 2**-10).all()
+    torch.testing.assert_close(found.abs().amax(1, keepdim=True), largest)
+
+
+def test_rounding_leaves_the_output_head() -> None:
+    assert Fp8Scheme.parse({}).for_layer(LinearSpec("lm_head", 64, (97,))) is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_cannot_be_rounded_is_refused(value: float) -> None:
+    weight = torch.ones(4, 4)
+    weight[1, 2] = value
+    with pytest.raises(CheckpointError, match="NaN"):
+        Fp8Torch().pack(RoundedFp8(4), {"weight": weight}, LinearSpec("layer.x", 4, (4,)), torch.float32)
 
 
 LAYER = LinearSpec("qkv", 64, (32, 16, 16), parts=("q", "k", "v"), sources=("a.q_proj", "a.k_proj", "a.v_proj"))

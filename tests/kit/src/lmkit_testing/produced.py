@@ -48,6 +48,7 @@ def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32") -> Any:
     load_target(scheme).parse(config)
     others = {"fp8": FLOAT8, "nvfp4": FLOAT4} if kernel == INTEGER else dict.fromkeys(("fp8", "nvfp4"), kernel)
     kernels = dict.fromkeys(("int4", "int8", "w8a8", "mxfp4"), kernel) | others
+    kernels |= dict.fromkeys(("nf4", "fp4"), REFERENCE)
     ops = tuple(choice("op", runs, f"linear:{name}") for name, runs in kernels.items())
     return load_tiny(folder, LLAMA, dtype, choices=(choice("quantization", scheme), *ops))
 

@@ -93,9 +93,9 @@ class Builder:
         return Experts(first, last, act, kernels[0], self.rows)
 
     def _linear_experts(self, spec: LinearSpec) -> LinearExperts:
-        """Each expert on the first linear kernel that runs the format of one."""
+        """Each expert on the first linear kernel that runs the format of one: plain where those of all are."""
         one = one_expert(spec)
-        fmt = self._format(one)
+        fmt = PLAIN if self._format(spec) is PLAIN else self._format(one)
         return LinearExperts(self._kernel(fmt, one), fmt)
 
     def _expert_kernel(self, formats: Mapping[LinearSpec, QuantFormat], act: str) -> ExpertKernel | None:

@@ -23,7 +23,7 @@ class Stack(ctypes.Structure):
     _fields_ = [
         *(
             (name, c_void_p)
-            for name in ("weight", "scales", "zeros", "bias", "rows", "x_scales", "x_sums", "chunk_ends")
+            for name in ("weight", "scales", "zeros", "offsets", "bias", "rows", "x_scales", "x_sums", "chunk_ends")
         ),
         *((name, c_int64) for name in ("n", "k", "parts", "group", "block", "most_panels")),
         *((name, c_int32) for name in ("weight_dtype", "bits", "planes", "zero")),
@@ -87,7 +87,8 @@ class NativeExperts:
                 found = fmt.integers(params)
                 params.clear()
                 zeros = in_panels(found.zeros, n) if isinstance(found.zeros, Tensor) else found.zeros
-                found = Integers(in_panels(found.codes, n), in_panels(found.scales, n), zeros)
+                offsets = None if found.offsets is None else in_panels(found.offsets, n)
+                found = Integers(in_panels(found.codes, n), in_panels(found.scales, n), zeros, offsets=offsets)
                 weight = integer.pack(self.native, found, fmt.bits, fmt.group, planes)
         return PackedExperts(weight, layer.experts, blocks // layer.experts, n)
 
@@ -137,7 +138,8 @@ def fill(args: Stack, experts: PackedExperts, bias: Tensor | None, choices: int)
         args.weight_dtype = DTYPES[str(weight.dtype)]
         scratch = [torch.empty(choices * weight.k)]
     else:
-        args.scales, args.zeros = weight.scales.data_ptr(), None if weight.zeros is None else weight.zeros.data_ptr()
+        args.scales = weight.scales.data_ptr()
+        args.zeros, args.offsets = (None if t is None else t.data_ptr() for t in (weight.zeros, weight.offsets))
         args.group, args.block = weight.group, weight.block
         args.bits, args.planes, args.zero = weight.bits, weight.planes, weight.zero
         blocks = -(-weight.k // weight.block)

@@ -1,4 +1,4 @@
-"""Linears over weights of 8 or 4 bits with a scale per group of columns, in integer arithmetic."""
+"""Linears over weights of 8 or 4 bits with a scale, and perhaps an offset, per group of columns, as integers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from lmkit_platform_cpu.packed import DECODE_ROWS, PANEL, PREFILL_ROWS, check_bi
 BLOCK = 128  # columns of x that share a scale; sums of more would not fit 32 bits
 LARGEST = 32512  # of an activation of 16 bits, as in csrc/integer.inc
 LONGEST = 1 << 16  # as many with activations of 8 bits
-GROUPS = (32, 64, 128)
+GROUPS = (16, 32, 64, 128)
 CACHE_BYTES = 1 << 19  # of weight that a thread works on at a time in a prefill
 
 
 class PackArgs(Args):
     _fields_ = [
-        ("codes", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("target", c_void_p), ("scales_out", c_void_p),
-        ("zeros_out", c_void_p), ("n", c_int64), ("k", c_int64), ("group", c_int64), ("bits", c_int32),
+        ("codes", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("offsets", c_void_p), ("target", c_void_p),
+        ("scales_out", c_void_p), ("zeros_out", c_void_p), ("offsets_out", c_void_p), ("n", c_int64), ("k", c_int64),
+        ("group", c_int64), ("bits", c_int32),
     ]  # fmt: skip
 
 
@@ -35,8 +36,9 @@ class RoundArgs(Args):
 
 class IntegerArgs(Args):
     _fields_ = [
-        ("weight", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("x", c_void_p), ("bias", c_void_p),
-        ("out", c_void_p), ("quantized", c_void_p), ("x_scales", c_void_p), ("x_sums", c_void_p), ("m", c_int64),
+        ("weight", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("offsets", c_void_p), ("x", c_void_p),
+        ("bias", c_void_p), ("out", c_void_p), ("quantized", c_void_p), ("x_scales", c_void_p), ("x_sums", c_void_p),
+        ("m", c_int64),
         ("n", c_int64), ("k", c_int64), ("x_stride", c_int64), ("group", c_int64), ("block", c_int64),
         ("rows_step", c_int64), ("panels_step", c_int64), ("dtype", c_int32), ("bits", c_int32), ("planes", c_int32),
         ("zero", c_int32),
@@ -45,7 +47,7 @@ class IntegerArgs(Args):
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """Codes, scales (float16) and zeros in panels; `group` columns share a scale. `order`: see Integers."""
+    """Codes, scales and offsets (float16), and zeros, in panels; `group` columns share them. `order`: see Integers."""
 
     data: Tensor
     scales: Tensor
@@ -57,6 +59,7 @@ class PackedIntegers:
     bits: int
     planes: int  # bytes of an activation: 2, or 1 with a scale per row
     order: Tensor | None = None
+    offsets: Tensor | None = None
 
     @property
     def block(self) -> int:
@@ -67,7 +70,8 @@ class PackedIntegers:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + sum(t.nbytes for t in (self.scales, self.zeros, self.order) if t is not None)
+        others = (self.scales, self.zeros, self.offsets, self.order)
+        return self.data.nbytes + sum(t.nbytes for t in others if t is not None)
 
 
 class IntegerLinear:
@@ -113,20 +117,25 @@ def pack(native: Native, integers: Integers, bits: int, group: int, planes: int)
     codes, scales = integers.codes.contiguous(), integers.scales.float().contiguous()
     zeros = integers.zeros if isinstance(integers.zeros, Tensor) else None
     zeros = None if zeros is None else zeros.to(torch.uint8).contiguous()
+    offsets = None if integers.offsets is None else integers.offsets.float().contiguous()
     panels, groups = -(-n // PANEL), -(-k // group)
     depth = -(-k // 8) * 8
     data = huge(panels * PANEL * depth * bits // 8)
     packed_scales = torch.empty(panels * groups * PANEL, dtype=torch.float16)
     packed_zeros = None if zeros is None else torch.empty(panels * groups * PANEL, dtype=torch.uint8)
+    packed_offsets = None if offsets is None else torch.empty(panels * groups * PANEL, dtype=torch.float16)
     args = PackArgs(
         codes=codes.data_ptr(), scales=scales.data_ptr(), zeros=None if zeros is None else zeros.data_ptr(),
-        target=data.data_ptr(), scales_out=packed_scales.data_ptr(),
-        zeros_out=None if packed_zeros is None else packed_zeros.data_ptr(), n=n, k=k, group=group, bits=bits,
+        offsets=None if offsets is None else offsets.data_ptr(), target=data.data_ptr(),
+        scales_out=packed_scales.data_ptr(), zeros_out=None if packed_zeros is None else packed_zeros.data_ptr(),
+        offsets_out=None if packed_offsets is None else packed_offsets.data_ptr(), n=n, k=k, group=group, bits=bits,
     )  # fmt: skip
     args.chunks[0] = panels if k else 0
     native.run("integer_pack", args)
     zero = integers.zeros if isinstance(integers.zeros, int) else 0
-    return PackedIntegers(data, packed_scales, packed_zeros, zero, n, k, group, bits, planes, integers.order)
+    return PackedIntegers(
+        data, packed_scales, packed_zeros, zero, n, k, group, bits, planes, integers.order, packed_offsets
+    )
 
 
 def round_and_pack(native: Native, weight: Tensor, bits: int, group: int, planes: int, rounding: str) -> PackedIntegers:
@@ -162,7 +171,8 @@ def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | Non
     size = max(1, PANEL * depth * weight.bits // 8)
     args = IntegerArgs(
         weight=weight.data.data_ptr(), scales=weight.scales.data_ptr(),
-        zeros=None if weight.zeros is None else weight.zeros.data_ptr(), x=rows.data_ptr(),
+        zeros=None if weight.zeros is None else weight.zeros.data_ptr(),
+        offsets=None if weight.offsets is None else weight.offsets.data_ptr(), x=rows.data_ptr(),
         bias=None if bias is None else bias.data_ptr(), out=out.data_ptr(), quantized=quantized.data_ptr(),
         x_scales=x_scales.data_ptr(), x_sums=x_sums.data_ptr(), m=m, n=weight.n, k=weight.k,
         x_stride=rows.stride(0), group=weight.group, block=weight.block, dtype=DTYPES[str(x.dtype)], bits=weight.bits,

@@ -8,11 +8,12 @@ def lmkit_quantization_methods() -> list[QuantizationSpec]:
     return [
         QuantizationSpec(
             name="fp8",
-            summary="float8 e4m3 weights with block or tensor scales (quant_method: fp8)",
+            summary="float8 e4m3 weights with block or tensor scales, or rounded to such while they are loaded",
             target="lmkit_quantization_fp8.scheme:Fp8Scheme",
             checkpoint_methods=("fp8",),
             weight_formats=("fp8",),
             tensors=("weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale"),
+            online=True,
         )
     ]
 
@@ -27,5 +28,6 @@ def lmkit_ops() -> list[OpSpec]:
             op="linear",
             formats=frozenset({"fp8"}),
             tier=Tier.PORTABLE,
+            bits=8,
         )
     ]

@@ -10,6 +10,8 @@ from lmkit_layouts import Fp8Format
 from torch import Tensor
 from torch.nn import functional as F
 
+from lmkit_quantization_fp8.rounded import RoundedFp8
+
 SLICE = 1 << 17  # weights dequantised at once: what a core's cache holds
 SHIFT = 256.0  # how much `widen` shrinks a value; packed scales make up for it
 
@@ -31,16 +33,21 @@ class Fp8Torch(LinearKernel):
     name = "fp8_torch"
 
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
-        return None if isinstance(fmt, Fp8Format) else f"runs the format of this package, not {fmt.name!r}"
+        known = isinstance(fmt, Fp8Format | RoundedFp8)
+        return None if known else f"runs the formats of this package, not {fmt.name!r}"
 
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> Fp8Weight:
-        assert isinstance(fmt, Fp8Format)
-        weight = params["weight"]
+        columns = 0
+        if isinstance(fmt, RoundedFp8):
+            weight, scales = fmt.rounded(params["weight"])
+        else:
+            assert isinstance(fmt, Fp8Format)
+            weight, scales = params["weight"], fmt.row_scales(params)
+            columns = fmt.block[1] if fmt.block else 0
         if weight.numel() and int((weight.view(torch.uint8) & 0x7F).max()) == 0x7F:
             raise CheckpointError("holds weights that are not numbers (NaN)")
-        packed = Fp8Weight(weight, fmt.row_scales(params) * SHIFT, fmt.block[1] if fmt.block else 0)
         params.clear()
-        return packed
+        return Fp8Weight(weight, scales * SHIFT, columns)
 
     def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, Fp8Weight)

@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lmkit.api import LinearSpec, QuantScheme, UnsupportedModel
+from lmkit.api import LinearSpec, QuantFormat, QuantScheme, UnsupportedModel
 from lmkit_layouts import Fp8Format
+
+from lmkit_quantization_fp8.rounded import RoundedFp8
 
 # Keys of quantization_config and the values understood; None = checked in `parse`.
 KEYS: Mapping[str, tuple[object, ...] | None] = {
@@ -29,10 +31,11 @@ HEAD = "lm_head"  # producers leave the output head alone whether they list it o
 
 @dataclass(frozen=True, slots=True)
 class Fp8Scheme(QuantScheme):
-    """`block` is (rows, columns) of a scale, None = one scale per tensor."""
+    """`block` is (rows, columns) of a scale, None = one scale per tensor. `online`: weights are stored plainly."""
 
     block: tuple[int, int] | None = None
     skipped: tuple[str, ...] = ()
+    online: bool = False
     name: str = "fp8"
 
     @classmethod
@@ -57,16 +60,23 @@ class Fp8Scheme(QuantScheme):
             ):
                 raise UnsupportedModel(f"{where}.{key}", names, "a list of module names (no patterns)")
             skipped += names
-        return cls(None if block is None else (block[0], block[1]), tuple(skipped))
+        online = "quant_method" not in quantization_config  # there are no options to ask for
+        if online and quantization_config:
+            raise UnsupportedModel(next(iter(quantization_config)), "given", "no options")
+        return cls(None if block is None else (block[0], block[1]), tuple(skipped), online)
 
-    def for_layer(self, layer: LinearSpec) -> Fp8Format | None:
+    def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
         sources = layer.sources or (layer.name,)
         kept = {any(_names(pattern, source) for pattern in (*self.skipped, HEAD)) for source in sources}
         if len(kept) > 1:
             raise UnsupportedModel(
                 "quantization_config.modules_to_not_convert", sources, "all or none of a merged layer"
             )
-        return None if kept.pop() else Fp8Format(self.block, layer.out_features, layer.in_features)
+        if kept.pop():
+            return None
+        if self.online:
+            return RoundedFp8(layer.in_features)
+        return Fp8Format(self.block, layer.out_features, layer.in_features)
 
 
 def _names(pattern: str, module: str) -> bool:

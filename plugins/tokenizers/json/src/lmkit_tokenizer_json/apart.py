@@ -278,17 +278,25 @@ def open_tokenizer(
     path: Path, *, eos_token_ids: Sequence[int] = (), chat_template: str | None = None
 ) -> ApartTokenizer:
     """That of lmkit_tokenizer_json.tokenizer.read_tokenizer, in a process apart. Raises CheckpointError."""
-    apart = Apart()
     file = path / "tokenizer.json"
-    size = file.stat().st_size if file.is_file() else 0
+    limits = _open_limits(file.stat().st_size if file.is_file() else 0)
+    reader = "lmkit_tokenizer_json.tokenizer:read_tokenizer"
+    return open_apart(reader, path, limits, name=file, eos_token_ids=list(eos_token_ids), chat_template=chat_template)
+
+
+def open_apart(reader: str, path: Path, limits: Limits, *, name: Path | None = None, **options: Any) -> ApartTokenizer:
+    """A tokenizer that is read in a process apart, as other formats have it, too.
+
+    `reader`: "module:function" of (path, **options) -> JsonTokenizer, imported there. `name`: the file, in messages.
+    Raises CheckpointError.
+    """
+    apart, file = Apart(), name or path
     try:
-        table = apart.open(
-            _open_limits(size), "open_tokenizer",
-            path=str(path), eos_token_ids=list(eos_token_ids), chat_template=chat_template,
-        )  # fmt: skip
+        table = apart.open(limits, "open_tokenizer", reader=reader, path=str(path), **options)
     except Unfinished as e:
         raise _busy(e) or CheckpointError(
-            f"{file} used more than it may when it was loaded: {e}", fix="download it again, or take another checkpoint"
+            f"{file} used more than it may when its tokenizer was loaded: {e}",
+            fix="download it again, or take another checkpoint",
         ) from e
     except RequestError as e:
         raise CheckpointError(f"{file} cannot be loaded: {e.message}", fix="download it again") from e

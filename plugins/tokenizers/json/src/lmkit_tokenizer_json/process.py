@@ -10,6 +10,7 @@ import json
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import msgspec
 from lmkit.api import ChatRenderer, LmkitError, RequestError
 from lmkit.killable import serve
 
-from lmkit_tokenizer_json.tokenizer import JsonTokenizer, read_tokenizer
+from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 
 UNKNOWN = b"unknown"  # an answer
 _KEPT = 4
@@ -47,10 +48,12 @@ class Opened:
     tokenizer: JsonTokenizer | None = None
     renderer: ChatRenderer | None = None
 
-    def open_tokenizer(self, path: str, **options: Any) -> dict[str, Any]:
-        """What JsonTokenizer is made of, but for what can encode."""
-        self.tokenizer = read_tokenizer(Path(path), **options)
-        return self.tokenizer.table()
+    def open_tokenizer(self, reader: str, path: str, **options: Any) -> dict[str, Any]:
+        """What JsonTokenizer is made of, but for what can encode. `reader`: see apart.open_apart."""
+        module, _, name = reader.partition(":")
+        tokenizer: JsonTokenizer = getattr(import_module(module), name)(Path(path), **options)
+        self.tokenizer = tokenizer
+        return tokenizer.table()
 
     def open_template(self, **options: Any) -> dict[str, Any]:
         """What is known of the template. The tokenizer that is open says what else spells control tokens."""

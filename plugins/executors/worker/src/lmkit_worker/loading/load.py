@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from lmkit.api import (
     Platform,
     PluginError,
     Progress,
+    QuantScheme,
     ResolvedPlan,
     RowOps,
     SelectionError,
@@ -80,7 +82,8 @@ def load_model(
     cache = None
     if packed_cache is not None:
         cache = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
-    warnings = fill_model(model, Rules(architecture.weights(info)), loader, checkpoint, device, progress, cache)
+    rules, scheme = Rules(architecture.weights(info)), builder.scheme
+    warnings = fill_model(model, rules, loader, checkpoint, device, progress, cache, scheme)
     dense = _load_dense(info, builder.dtype, loader, checkpoint, device) if info.pooler and info.pooler.dense else None
     model.to(device)  # buffers
     model.eval()
@@ -340,6 +343,13 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
     return fills
 
 
+def _wanted(rules: Rules, where: Mapping[str, Destination], name: str) -> ParamSpec | None:
+    """The parameter that a tensor of this name fills, or a part of which; None = there is none."""
+    match = rules.match(name)
+    place = where.get(match.target) if match else None
+    return place.stored if place else None
+
+
 def _likeliest(names: Sequence[str], entries: Sequence[TensorEntry]) -> str | None:
     """Finds among names that would do the first that begins, up to a number, like a tensor that is there."""
     begins = {re.split("[0-9]", entry.name)[0] for entry in entries}
@@ -389,11 +399,14 @@ def fill_model(
     device: torch.device,
     progress: Progress | None = None,
     cache: PackedCache | None = None,
+    scheme: QuantScheme | None = None,
 ) -> list[str]:
     """Load every parameter of `model` (on meta) and pack its linears, or take them from `cache`. Returns warnings."""
     entries = loader.tensors(checkpoint)
     untie(model, rules, loader, entries)
     where = places(model)
+    if scheme is not None and (wrapped := scheme.wrap(loader, partial(_wanted, rules, where))) is not loader:
+        loader, entries = wrapped, wrapped.tensors(checkpoint)
     fills = plan_fills(entries, rules, where)
     warnings: list[str] = []
     packed: frozenset[Linear] = frozenset()

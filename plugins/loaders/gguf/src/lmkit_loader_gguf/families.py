@@ -1,0 +1,238 @@
+"""Architectures of GGUF files that have a native family here: what their metadata and tensors are called there.
+
+Source of the keys and names: `gguf-py/gguf/constants.py` and `convert_hf_to_gguf.py` of llama.cpp, which writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim",
+    "rope.freq_base": "rope_theta",
+}
+EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+MOE_NAMES = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{e}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{e}.up_proj",
+    "ffn_down_exps": "mlp.experts.{e}.down_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One architecture.
+
+    `keys` and `names` are added to the usual ones, `fixed` to the configuration. `permuted`: rows of queries and keys
+    lie as for pairs of neighbours. `offset_norms`: weights of norms are stored 1 greater than `transformers` has them.
+    `biased`: tensor -> the key that says whether it has a bias.
+    """
+
+    architecture: str
+    model_type: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    permuted: bool = False
+    offset_norms: bool = False
+    partial: bool = False  # rope.dimension_count may be less than a head
+    biased: Mapping[str, str] = field(default_factory=dict)
+
+
+LLAMA_BIASES = {"attn_q": "attention_bias", "ffn_up": "mlp_bias"}
+GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
+MULTIPLIERS = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
+GEMMA_LIMITS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.sliding_window": "sliding_window",
+}
+
+FAMILIES = {
+    "llama": Family(architecture="LlamaForCausalLM", model_type="llama", permuted=True, biased=LLAMA_BIASES),
+    "llama experts": Family(
+        architecture="MixtralForCausalLM",
+        model_type="mixtral",
+        keys={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        names={
+            "ffn_gate_inp": "block_sparse_moe.gate",
+            "ffn_gate_exps": "block_sparse_moe.experts.{e}.w1",
+            "ffn_up_exps": "block_sparse_moe.experts.{e}.w3",
+            "ffn_down_exps": "block_sparse_moe.experts.{e}.w2",
+        },
+        permuted=True,
+    ),
+    "qwen2": Family(architecture="Qwen2ForCausalLM", model_type="qwen2"),
+    "qwen2moe": Family(
+        architecture="Qwen2MoeForCausalLM",
+        model_type="qwen2_moe",
+        keys={
+            **EXPERTS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+        names=MOE_NAMES,
+        fixed={"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
+    "qwen3": Family(architecture="Qwen3ForCausalLM", model_type="qwen3"),
+    "qwen3moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        keys={**EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
+        names=MOE_NAMES,
+        fixed={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
+    "gemma": Family(architecture="GemmaForCausalLM", model_type="gemma", fixed=GEMMA_ACTIVATION, offset_norms=True),
+    "gemma2": Family(
+        architecture="Gemma2ForCausalLM",
+        model_type="gemma2",
+        keys=GEMMA_LIMITS,
+        names=SANDWICH,
+        fixed=GEMMA_ACTIVATION,
+        offset_norms=True,
+    ),
+    "gemma3": Family(
+        architecture="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        keys={
+            **GEMMA_LIMITS,
+            "rope.freq_base_swa": "rope_local_base_freq",
+        },
+        names=SANDWICH,
+        fixed={**GEMMA_ACTIVATION, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6},
+        offset_norms=True,
+    ),
+    "phi3": Family(
+        architecture="Phi3ForCausalLM",
+        model_type="phi3",
+        partial=True,
+        keys={"attention.sliding_window": "sliding_window"},
+        names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    ),
+    "granite": Family(
+        architecture="GraniteForCausalLM",
+        model_type="granite",
+        keys=MULTIPLIERS,
+        permuted=True,
+        biased=LLAMA_BIASES,
+    ),
+    "olmo2": Family(architecture="Olmo2ForCausalLM", model_type="olmo2", names=BEHIND),
+    "smollm3": Family(architecture="SmolLM3ForCausalLM", model_type="smollm3", permuted=True, biased=LLAMA_BIASES),
+    "stablelm": Family(
+        architecture="StableLmForCausalLM",
+        model_type="stablelm",
+        partial=True,
+        keys={**LAYER_NORM, "use_parallel_residual": "use_parallel_residual"},
+        biased={"attn_q": "use_qkv_bias"},
+    ),
+    "starcoder2": Family(
+        architecture="Starcoder2ForCausalLM",
+        model_type="starcoder2",
+        keys={"attention.layer_norm_epsilon": "norm_epsilon"},
+        names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        fixed={"sliding_window": None, "hidden_act": "gelu_pytorch_tanh"},
+        biased={"attn_q": "use_bias"},
+    ),
+    "command-r": Family(
+        architecture="CohereForCausalLM",
+        model_type="cohere",
+        keys={**LAYER_NORM, "logit_scale": "logit_scale"},
+        biased={"attn_q": "attention_bias"},
+    ),
+    "arcee": Family(architecture="ArceeForCausalLM", model_type="arcee", permuted=True, biased=LLAMA_BIASES),
+    "seed_oss": Family(
+        architecture="SeedOssForCausalLM",
+        model_type="seed_oss",
+        names={"post_attention_norm": "post_attention_layernorm"},
+        biased={"attn_q": "attention_bias", "attn_output": "attention_out_bias", "ffn_up": "mlp_bias"},
+    ),
+    "cohere2": Family(
+        architecture="Cohere2ForCausalLM",
+        model_type="cohere2",
+        keys={**LAYER_NORM, "logit_scale": "logit_scale", "attention.sliding_window": "sliding_window"},
+        biased={"attn_q": "attention_bias"},
+    ),
+    "olmoe": Family(
+        architecture="OlmoeForCausalLM",
+        model_type="olmoe",
+        keys=EXPERTS,
+        names=MOE_NAMES,
+        fixed={"norm_topk_prob": False},
+    ),
+    "ernie4_5": Family(architecture="Ernie4_5ForCausalLM", model_type="ernie4_5", biased={"attn_q": "use_bias"}),
+    "hunyuan-dense": Family(
+        architecture="HunYuanDenseV1ForCausalLM",
+        model_type="hunyuan_v1_dense",
+        names={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        biased={"attn_q": "attention_bias"},
+    ),
+    "nemotron": Family(
+        architecture="NemotronForCausalLM",
+        model_type="nemotron",
+        keys={"attention.layer_norm_epsilon": "norm_eps"},
+        fixed={"hidden_act": "relu2"},
+        offset_norms=True,
+        partial=True,
+        biased=LLAMA_BIASES,
+    ),
+    "glm4": Family(
+        architecture="Glm4ForCausalLM",
+        model_type="glm4",
+        names={
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+        partial=True,
+        biased={"attn_q": "attention_bias"},
+    ),
+    "exaone4": Family(
+        architecture="Exaone4ForCausalLM",
+        model_type="exaone4",
+        keys={"attention.sliding_window": "sliding_window"},
+        names=BEHIND,
+        fixed={"sliding_window": None},
+    ),
+}

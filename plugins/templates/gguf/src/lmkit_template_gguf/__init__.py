@@ -1,1 +1,0 @@
-"""Chat templates out of GGUF files."""
