@@ -305,7 +305,7 @@ def test_reasons_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     if kernel.native is not None:
         assert "not xielu" in str(kernel.can_run(PLAIN, one, CPU, "xielu"))
         assert "not swiglu_clamped" in str(kernel.can_run(PLAIN, one, CPU, "swiglu_clamped")), "it has one part only"
-        assert "groups of 32" in str(kernel.can_run(fmt, one, CPU, None))
+        assert "groups of 16" in str(kernel.can_run(fmt, one, CPU, None))
         assert "not fp8" in str(kernel.can_run(other, one, CPU, None))
     monkeypatch.setattr("lmkit_platform_cpu.experts.load", lambda: None)
     assert "no compiler" in str(NativeExperts().can_run(PLAIN, one, CPU, "silu"))

@@ -106,8 +106,9 @@ class TestNvFp4(QuantizationConformance):
         "weights": four("nvfp4"),
         "activations": four("nvfp4", input_activations=LOCAL, scale_dtype="torch.float8_e4m3fn"),
     }
-    kernels = ("fp4_torch", "linear_reference")
+    kernels = ("fp4_torch", "linear_integer_native", "linear_reference")
     layers = (PLAIN, QKV)
+    tolerance = {"float32": 1e-3, "bfloat16": 2e-2}  # native kernels have scales in float16
 
     def stored(self, fmt, layer, seed=0):
         wholes = torch.linspace(500, 3000, len(layer.out_features))
@@ -138,7 +139,7 @@ FOURS = ("nvfp4", "nvfp4_activations", "mxfp4", "mxfp4_activations")
 
 @pytest.mark.parametrize("folder", folders(__file__, *FOURS), ids=lambda folder: folder.name)
 def test_producers_4_bit_floats_are_exact(folder: Path) -> None:
-    """Where 4 bits are kept, too; integers round activations to 15 bits, and what checkpoints say of 4 is not done."""
+    """Where 4 bits are kept, too; integers have scales in float16 and activations of 15 bits, never 4."""
     for kernel, tolerance in ((REFERENCE, 1e-5), (FLOAT4, 1e-5), (INTEGER, 2e-3)):
         check(folder, SCHEME, kernel, tolerance)
 
@@ -393,6 +394,16 @@ def test_scales_of_4_bit_floats_that_cannot_be_are_refused(key: str, value: str,
         fmt.dequantize(params, torch.float32)
     with pytest.raises(CheckpointError, match=match):
         Fp4Torch().pack(fmt, params, PLAIN, torch.float32)
+
+
+def test_scales_that_are_no_float16_run_where_4_bits_are_kept() -> None:
+    fmt = CompressedTensorsScheme.parse(four("nvfp4")).for_layer(PLAIN)
+    assert isinstance(fmt, NvFp4)
+    params = TestNvFp4().stored(fmt, PLAIN) | {"weight_global_scale": torch.tensor([1e-5])}
+    assert fmt.dequantize(params, torch.float32).isfinite().all()
+    with pytest.raises(CheckpointError, match="no float16") as failure:
+        fmt.integers(params)
+    assert "--op fp4_torch" in str(failure.value.fix)
 
 
 def test_merged_parts_have_their_own_number() -> None:

@@ -17,7 +17,7 @@ from lmkit_layouts.fp4 import TWICE
 from lmkit_quantization_modelopt.scheme import ModelOptScheme
 from lmkit_testing import QuantizationConformance
 from lmkit_testing.checkpoints import tiny_checkpoint
-from lmkit_testing.model import choice, deviation, load_tiny, prompt, reference
+from lmkit_testing.model import choice, deviation, drift, load_tiny, prompt, reference
 from lmkit_testing.produced import FLOAT4, INTEGER, REFERENCE, check, folders, in_own_file
 from lmkit_testing.steps import ModelDriver, Ranks
 from lmkit_worker.loaded import LoadedModel
@@ -54,18 +54,22 @@ class TestFp8(QuantizationConformance):
 class TestNvFp4(QuantizationConformance):
     plugin = "quantization:modelopt"
     configs = {"nvfp4": NVFP4, "its own form": OWN, "weights": NVFP4 | {"quant_algo": "W4A16_NVFP4"}}
-    kernels = ("fp4_torch", "linear_reference")
+    kernels = ("fp4_torch", "linear_integer_native", "linear_reference")
     layers = (PLAIN, QKV)
+    tolerance = {"float32": 1e-3, "bfloat16": 2e-2}  # native kernels have scales in float16
 
     def stored(self, fmt, layer, seed=0):
         return super().stored(fmt, layer, seed) | {"weight_scale_2": torch.linspace(0.5, 1.5, len(layer.out_features))}
 
 
 @pytest.mark.parametrize("folder", folders(__file__), ids=lambda folder: folder.name)
-@pytest.mark.parametrize("kernel", [REFERENCE, INTEGER], ids=["reference", "kernels"])
-def test_producers_checkpoint(folder: Path, kernel: str) -> None:
-    """Weights are exact, and activations are not rounded, whatever the checkpoint allows."""
-    check(folder, SCHEME, kernel, 1e-5)
+@pytest.mark.parametrize(("kernel", "tolerance"), [(REFERENCE, 1e-5), (INTEGER, 2e-3)], ids=["reference", "kernels"])
+def test_producers_checkpoint(folder: Path, kernel: str, tolerance: float) -> None:
+    """Weights are exact, and activations are not rounded, whatever the checkpoint allows.
+
+    Native kernels have scales in float16, and activations of 15 bits.
+    """
+    check(folder, SCHEME, kernel, tolerance)
 
 
 @pytest.mark.parametrize("folder", folders(__file__), ids=lambda folder: folder.name)
@@ -151,10 +155,10 @@ def test_the_resolver_takes_it_as_it_is() -> None:
     chosen = resolved.choice("quantization")
     assert chosen is not None
     assert (chosen.name, "quant_method=modelopt" in chosen.why) == ("modelopt", True)
-    for component, kernel in (("linear:fp8", "fp8_torch"), ("linear:nvfp4", "fp4_torch")):
+    for component, kernel in (("linear:fp8", "fp8_torch"), ("linear:nvfp4", "linear_integer_native")):
         first = resolved.choice("op", component)
         assert first is not None
-        assert first.name == kernel
+        assert first.name in (kernel, "fp4_torch")
 
 
 def test_the_producers_own_file_is_enough(tmp_path: Path) -> None:
@@ -221,9 +225,10 @@ def expected(checkpoints: tuple[Path, Path]) -> Tensor:
         return reference(checkpoints[1], "float32")(torch.tensor([prompt(97)])).logits[0]
 
 
-def load(folder: Path, **options: Any) -> LoadedModel:
-    chosen = (choice("quantization", SCHEME), choice("op", FLOAT4, "linear:nvfp4"))
-    return load_tiny(folder, QWEN, "float32", choices=chosen, **options)
+def load(folder: Path, kernel: str = FLOAT4, experts: str = "", **options: Any) -> LoadedModel:
+    chosen = [choice("quantization", SCHEME), choice("op", kernel, "linear:nvfp4")]
+    chosen += [choice("op", experts, "moe:nvfp4")] if experts else []
+    return load_tiny(folder, QWEN, "float32", choices=tuple(chosen), **options)
 
 
 def test_experts_keep_4_bits(checkpoints: tuple[Path, Path], expected: Tensor) -> None:
@@ -232,6 +237,15 @@ def test_experts_keep_4_bits(checkpoints: tuple[Path, Path], expected: Tensor) -
     numbers = 4 * 2 * 64 * 64
     packed = loaded.model.layers[1].mlp.experts.up.packed
     assert packed.nbytes == numbers // 2 + numbers // 16 + 4 * 2 * 64 * 4  # a float32 for each row
+
+
+def test_native_experts_run_them(checkpoints: tuple[Path, Path], expected: Tensor) -> None:
+    """As integers of 8 bits with a float16 per group."""
+    pytest.importorskip("lmkit_platform_cpu")
+    loaded = load(checkpoints[0], INTEGER, "lmkit_platform_cpu.experts:NativeExperts")
+    assert drift(ModelDriver(loaded, "float32").run(0, prompt(97), 7), expected) < 2e-3
+    numbers = 4 * 2 * 64 * 64
+    assert loaded.model.layers[1].mlp.experts.up.packed.nbytes == numbers + numbers // 16 * 2
 
 
 def test_two_ranks_equal_one(checkpoints: tuple[Path, Path], expected: Tensor) -> None:

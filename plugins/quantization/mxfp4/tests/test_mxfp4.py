@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lmkit.api import CheckpointError, IntegerFormat, LinearSpec, PluginError, UnsupportedModel, WeightMismatch
+from lmkit.api import CheckpointError, LinearSpec, PluginError, UnsupportedModel, WeightMismatch
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.resolve import resolve
-from lmkit_layouts import MxFp4, NvFp4
+from lmkit_layouts import MxFp4
 from lmkit_layouts.fp4 import HALVES, LARGEST, TWICE, unpack_fp4
 from lmkit_quantization_mxfp4.kernel import Fp4Torch, Fp4Weight
 from lmkit_quantization_mxfp4.scheme import MxFp4Scheme
@@ -148,11 +148,6 @@ def test_columns_that_do_not_divide_are_named() -> None:
     fmt, layer = layout(4, 96)
     with pytest.raises(PluginError, match="two ranks"):
         fmt.params(replace(layer, in_features=48), "float32")
-
-
-def test_other_kernels_formats_are_not_this_one() -> None:
-    assert isinstance(MxFp4(parts=(4,), width=32), IntegerFormat)
-    assert not isinstance(NvFp4(parts=(4,), width=32), IntegerFormat)
 
 
 # ---------------------------------------------------------------------------------------------------- the scheme

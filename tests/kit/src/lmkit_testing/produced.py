@@ -43,18 +43,18 @@ def in_own_file(folder: Path, target: Path, name: str, config: dict[str, Any]) -
 
 
 def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32") -> Any:
-    """The checkpoint in `folder`, its quantized linears on `kernel`; floats on theirs where that runs integers."""
+    """The checkpoint in `folder`, its quantized linears on `kernel`; float8 on theirs where that runs integers."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     load_target(scheme).parse(config)
-    others = {"fp8": FLOAT8, "nvfp4": FLOAT4} if kernel == INTEGER else dict.fromkeys(("fp8", "nvfp4"), kernel)
-    kernels = dict.fromkeys(("int4", "int8", "w8a8", "mxfp4"), kernel) | others
+    kernels = dict.fromkeys(("int4", "int8", "w8a8", "mxfp4", "nvfp4"), kernel)
+    kernels["fp8"] = FLOAT8 if kernel == INTEGER else kernel
     kernels |= dict.fromkeys(("nf4", "fp4"), REFERENCE)
     ops = tuple(choice("op", runs, f"linear:{name}") for name, runs in kernels.items())
     return load_tiny(folder, LLAMA, dtype, choices=(choice("quantization", scheme), *ops))
 
 
 def check(folder: Path, scheme: str, kernel: str, tolerance: float) -> None:
-    """Logits of the checkpoint are those that its producer's weights give, and its linears stay small."""
+    """Logits of the checkpoint are those that its producer's weights give, and its linears stay as integers."""
     expected = load_file(folder / "expected.safetensors")
     loaded = load(folder, scheme, kernel)
     tokens: list[int] = expected["tokens"][0].tolist()

@@ -15,7 +15,6 @@ from lmkit.api import (
     LinearSpec,
     ParamSpec,
     PluginError,
-    QuantFormat,
     UnsupportedModel,
 )
 
@@ -31,6 +30,7 @@ LARGEST = 252  # of them with which all numbers are float32; 255 is no number
 HALVES = (104, 143)  # those of which half the scale is a float16
 ZERO = 128  # the code of 0 where codes are integers of 8 bits
 SLICE = 1 << 18  # bytes taken apart at a time
+KEEP = "run it where 4 bits are kept: --op fp4_torch, with experts --op fp4_torch,moe_fp4_torch"
 LEAST = 1e-35  # that the scales of a tensor are divided by: no number leaves float32 then
 
 
@@ -48,9 +48,10 @@ def unpack_fp4(codes: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fp4Format(QuantFormat):
+class Fp4Format(IntegerFormat):
     """weight[i, j] = number(codes[i, j]) * scales[i, g] / rows[i], where g is the group of column j.
 
+    Twice each number is an integer: kernels that multiply integers of 8 bits run them, with half the scales.
     `parts` are the rows of each merged part of the whole layer, and `width` its columns, of which a rank may hold a
     share. `codes` is what the tensor of codes, uint8 [out, in / 2], is called.
     """
@@ -58,6 +59,9 @@ class Fp4Format(QuantFormat):
     parts: tuple[int, ...]
     width: int
     codes: str = "weight_packed"
+    bits: int = 8
+    activations: Literal["float", "int8"] = "float"
+    rounding: Literal["", "symmetric", "range"] = ""
 
     @abstractmethod
     def scales(self, params: Mapping[str, Tensor]) -> Tensor:
@@ -73,6 +77,21 @@ class Fp4Format(QuantFormat):
         weight = unpack_fp4(params[self.codes]).unflatten(1, (scales.shape[1], -1)).mul_(scales[..., None]).flatten(1)
         return (weight if rows is None else weight.div_(rows)).to(dtype)
 
+    @abstractmethod
+    def halves(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Half the scale of each group: [out, groups] float32. Raises CheckpointError for those that are no float16."""
+
+    def integers(self, params: Mapping[str, Tensor]) -> Integers:
+        import torch
+
+        halves, codes = self.halves(params), params[self.codes]
+        table = (_table(codes.device) + ZERO).to(torch.uint8)
+        wide = codes.new_empty(codes.shape[0], 2 * codes.shape[1])
+        step = max(1, SLICE // max(codes.shape[1], 1))
+        for some in (slice(first, first + step) for first in range(0, len(codes), step)):
+            wide[some] = table.index_select(0, codes[some].flatten().int()).view(-1, wide.shape[1])
+        return Integers(wide, halves, ZERO)
+
     def tensors(self, layer: LinearSpec, group: int, scales: str) -> dict[str, ParamSpec]:
         """Codes and scales. Raises UnsupportedModel for groups that do not fit, PluginError where a split is why."""
         k, n = layer.in_features, layer.total_out
@@ -84,18 +103,14 @@ class Fp4Format(QuantFormat):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MxFp4(Fp4Format, IntegerFormat):
+class MxFp4(Fp4Format):
     """weight_scale uint8 [out, in / 32]: exponents, of which 127 is 1 (E8M0). Source: OCP Microscaling Formats 1.0.
 
-    As integers, codes are twice the numbers and scales half the scales, both exact; groups whose scale is none of
-    HALVES are refused then, unless all their numbers are 0.
+    As integers they are exact: groups whose scale is none of HALVES are refused then, unless all numbers are 0.
     """
 
     name: str = "mxfp4"
-    bits: int = 8
     group: int = MX_GROUP
-    activations: Literal["float", "int8"] = "float"
-    rounding: Literal["", "symmetric", "range"] = ""
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         return self.tensors(layer, MX_GROUP, "uint8") | _loose(layer, "input_global_scale")
@@ -110,39 +125,31 @@ class MxFp4(Fp4Format, IntegerFormat):
             raise CheckpointError(f"scales of 4-bit floats are {what}")
         return torch.exp2(exponents.to(torch.float64) - BIAS).bfloat16()
 
-    def integers(self, params: Mapping[str, Tensor]) -> Integers:
-        import torch
-
-        codes, scales = params[self.codes], self.scales(params).float() / 2
-        table = (_table(codes.device) + ZERO).to(torch.uint8)
-        wide = codes.new_empty(codes.shape[0], 2 * codes.shape[1])
-        step = max(1, SLICE // max(codes.shape[1], 1))
-        for some in (slice(first, first + step) for first in range(0, len(codes), step)):
-            wide[some] = table.index_select(0, codes[some].flatten().int()).view(-1, wide.shape[1])
-        exponents = params["weight_scale"]
+    def halves(self, params: Mapping[str, Tensor]) -> Tensor:
+        exponents, halves = params["weight_scale"], self.scales(params).float() / 2
         far = (exponents < HALVES[0]) | (exponents > HALVES[1])
-        if bool(far.any()):
-            used = (codes & 0x77).ne(0).unflatten(1, (scales.shape[1], -1)).any(2)
-            if bool((far & used).any()):
-                first = int(exponents[far & used][0]) - BIAS
-                low, high = (end - BIAS for end in HALVES)
-                raise CheckpointError(
-                    f"has a scale of 2^{first}; as integers of 8 bits, 2^{low} to 2^{high} are exact",
-                    fix="run it where 4 bits are kept: --op fp4_torch, with experts --op fp4_torch,moe_fp4_torch",
-                )
-            scales = scales.masked_fill(far, 0)
-        return Integers(wide, scales, ZERO)
+        if not bool(far.any()):
+            return halves
+        used = (params[self.codes] & 0x77).ne(0).unflatten(1, (halves.shape[1], -1)).any(2)
+        if bool((far & used).any()):
+            first = int(exponents[far & used][0]) - BIAS
+            low, high = (end - BIAS for end in HALVES)
+            raise CheckpointError(
+                f"has a scale of 2^{first}; as integers of 8 bits, 2^{low} to 2^{high} are exact", fix=KEEP
+            )
+        return halves.masked_fill(far, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvFp4(Fp4Format):
     """weight_scale float8_e4m3fn [out, in / 16], with a float32 number `whole` for each merged part.
 
-    Scales are divided by it, or if `times` multiplied. Sources: `NVFP4PackedCompressor` of compressed-tensors, and
-    `NVFP4QTensor` of ModelOpt.
+    Scales are divided by it, or if `times` multiplied. As integers, what that gives is rounded to float16. Sources:
+    `NVFP4PackedCompressor` of compressed-tensors, and `NVFP4QTensor` of ModelOpt.
     """
 
     name: str = "nvfp4"
+    group: int = NV_GROUP
     whole: str = "weight_global_scale"
     times: bool = False
 
@@ -170,6 +177,14 @@ class NvFp4(Fp4Format):
             raise CheckpointError(f"{self.whole} is {shown}, and needs positive numbers of usual size")
         rows = torch.tensor([n * height // sum(self.parts) for n in self.parts])  # of this rank
         return whole.repeat_interleave(rows.to(whole.device)).unsqueeze(1)
+
+    def halves(self, params: Mapping[str, Tensor]) -> Tensor:
+        import torch
+
+        halves = (self.scales(params).double() / self.rows(params) / 2).float()
+        if bool((halves.abs() > torch.finfo(torch.float16).max).any()):
+            raise CheckpointError("has scales above 2^17, which are no float16", fix=KEEP)
+        return halves
 
 
 def _loose(layer: LinearSpec, name: str) -> dict[str, ParamSpec]:
