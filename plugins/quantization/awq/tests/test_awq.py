@@ -68,7 +68,7 @@ def test_merged_layers_are_stored_alike() -> None:
         AwqScheme.parse(PLAIN | {"modules_to_not_convert": ["m.v"]}).for_layer(LAYERS[1])
 
 
-def test_the_producers_own_file_is_enough(tmp_path: Path) -> None:
+def test_a_file_beside_the_configuration_is_enough(tmp_path: Path) -> None:
     """As older ones wrote it: nothing in config.json, and the method nowhere."""
     (folder,) = folders(__file__, "awq")
     own = {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}

@@ -156,7 +156,7 @@ def test_the_resolver_takes_it_as_it_is(name: str) -> None:
         assert first.name in ("linear_integer_native", "linear_reference")
 
 
-def test_the_producers_own_file_is_enough(tmp_path: Path) -> None:
+def test_a_file_beside_the_configuration_is_enough(tmp_path: Path) -> None:
     """As older ones wrote it: nothing in config.json, and the method nowhere."""
     (folder,) = folders(__file__, "gptq4")
     own = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True, "model_file_base_name": "model"}

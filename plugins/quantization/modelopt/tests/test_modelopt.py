@@ -161,7 +161,7 @@ def test_the_resolver_takes_it_as_it_is() -> None:
         assert first.name in (kernel, "fp4_torch")
 
 
-def test_the_producers_own_file_is_enough(tmp_path: Path) -> None:
+def test_a_file_beside_the_configuration_is_enough(tmp_path: Path) -> None:
     """As it is published: nothing in config.json."""
     (folder,) = folders(__file__, "modelopt_nvfp4")
     own = json.loads((folder / "hf_quant_config.json").read_text())
