@@ -56,7 +56,7 @@ def find_ends(
         for token in named:
             sources.setdefault(token, []).append(source)
     folder = tokenizer_directory(checkpoint, config.model)
-    if plan.choice("tokenizer") is not None and not (folder / "tokenizer.json").is_file():
+    if not sources and plan.choice("tokenizer") is not None and not (folder / "tokenizer.json").is_file():
         try:
             for token in load_tokenizer(checkpoint, plan, config).eos_token_ids:
                 sources.setdefault(token, []).append("tokenizer")
