@@ -143,7 +143,8 @@ def quantization_page(page: str) -> str:
 
     rows = ["| format | chosen by | weights | linears | experts |", "|---|---|---|---|---|"]
     for spec in sorted(specs("quantization"), key=lambda spec: spec.name):
-        by = [f"`quant_method: {method}`" for method in spec.checkpoint_methods]
+        methods = ((method if "." in method else f"quant_method: {method}") for method in spec.checkpoint_methods)
+        by = [f"`{method}`" for method in methods]
         by += [f"`--quantization {spec.name}`"] * spec.online
         for stored in spec.weight_formats:
             experts = runs("moe", stored) or "each as a linear"

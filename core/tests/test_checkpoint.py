@@ -57,6 +57,19 @@ def test_shards_come_from_the_index(directory: Directory) -> None:
     assert [f.name for f in found.files] == ["a.safetensors", "b.safetensors"]
 
 
+@pytest.mark.parametrize("own", [{"bits": 4}, {"bits": 4, "quant_method": "toy4"}])
+def test_a_file_of_the_producer_says_how_weights_are_stored(directory: Directory, own: dict[str, Any]) -> None:
+    """By its name, unless it names the method; config.json comes first."""
+    folder = directory(model__safetensors={"a"}, toy_quantize_config__json=own)
+    found = open_checkpoint(str(folder), NOWHERE)
+    assert found is not None
+    assert found.config["quantization_config"] == {"quant_method": "toy_quantize_config.json"} | own
+    (folder / "config.json").write_text('{"quantization_config": {"quant_method": "toy8"}}')
+    found = open_checkpoint(str(folder), NOWHERE)
+    assert found is not None
+    assert found.config["quantization_config"] == {"quant_method": "toy8"}
+
+
 def test_unknown_words_are_left_to_others() -> None:
     assert open_checkpoint("demo", NOWHERE) is None
     assert open_checkpoint("", NOWHERE) is None

@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationScheme
+from compressed_tensors.compressors.mx_utils import decompress_mx_scale
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
@@ -38,6 +41,12 @@ def floats(**more: object) -> dict[str, Any]:
 
 
 LINEAR = ["Linear"]
+
+
+def preset(name: str, targets: list[str] = LINEAR) -> dict[str, Any]:
+    return preset_name_to_scheme(name, targets).model_dump(exclude_none=True)
+
+
 MADE: dict[str, list[dict[str, Any]]] = {
     "w4": [{"targets": LINEAR, "weights": integers(4, 32)}],
     "w4_zeros": [{"targets": LINEAR, "weights": integers(4, 32, symmetric=False)}],
@@ -61,6 +70,10 @@ MADE: dict[str, list[dict[str, Any]]] = {
         {"targets": ["re:.*(up|gate)_proj"], "weights": integers(3, 32, symmetric=False)},
         {"targets": ["model.layers.0.mlp.down_proj"], "weights": integers(4)},
     ],
+    "nvfp4": [preset("NVFP4A16")],
+    "nvfp4_activations": [preset("NVFP4")],
+    "mxfp4": [preset("MXFP4A16")],
+    "mxfp4_activations": [preset("MXFP4", ["re:.*self_attn.*"]), preset("NVFP4A16", ["re:.*mlp.*"])],
 }  # fmt: skip
 
 
@@ -80,6 +93,15 @@ def plain(folder: Path) -> Path:
     return folder
 
 
+def four_bits(stored: dict[str, torch.Tensor], scheme: QuantizationScheme) -> torch.Tensor:
+    """A weight in 4-bit floats, by the steps of the producer's decompression, in float32 instead of bfloat16."""
+    packed, scale = stored["weight_packed"], stored["weight_scale"]
+    numbers = unpack_fp4_from_uint8(packed, packed.shape[0], 2 * packed.shape[1], torch.float32)
+    scale = (decompress_mx_scale(scale) if scale.dtype == torch.uint8 else scale).float()
+    whole = stored.get("weight_global_scale")
+    return dequantize(x_q=numbers, scale=scale, args=scheme.weights, global_scale=whole, dtype=torch.float32)
+
+
 def expected(model: LlamaForCausalLM, source: Path) -> dict[str, torch.Tensor]:
     """Logits by the producer's own weights, of a model that it has compressed."""
     reference = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -87,6 +109,9 @@ def expected(model: LlamaForCausalLM, source: Path) -> dict[str, torch.Tensor]:
     for name, module in model.named_modules():
         scheme = getattr(module, "quantization_scheme", None)
         if scheme is None or scheme.weights is None:
+            continue
+        if scheme.weights.num_bits == 4 and scheme.weights.type == "float":
+            weights[f"{name}.weight"] = four_bits(module.state_dict(), scheme)
             continue
         own = {key: value.float() if key == "weight_scale" else value for key, value in module.state_dict().items()}
         stored = BaseCompressor.get_value_from_registry(scheme.format).decompress(own, scheme)
@@ -110,7 +135,7 @@ def main(target: Path, names: list[str]) -> None:
         settings: dict[str, Any] = {"config_groups": schemes, "ignore": [] if name == "w8_zeros" else ["lm_head"]}
         recipe = GPTQModifier(**settings) if name == "w4" else QuantizationModifier(**settings)
         kind = {"dataset": calibration, "num_calibration_samples": 16, "max_seq_length": 64}
-        needed = name in ("w4", "static")
+        needed = name in ("w4", "static", "nvfp4_activations")
         oneshot(model=model, recipe=recipe, **(kind if needed else {}))
         model.save_pretrained(target / name, save_compressed=True)
         save_file(expected(model, source), target / name / "expected.safetensors")

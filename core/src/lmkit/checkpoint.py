@@ -18,6 +18,7 @@ PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*
 UNNEEDED = ["*/*", "consolidated*"]  # other layouts of the same weights
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 CONVERT = "write it as safetensors: pip install lmkit-convert; lmkit convert DIRECTORY -o NEW"
+QUANTIZED = "*quant*config.json"  # where producers say how weights are stored that do not say it in config.json
 MODULES = "modules.json"
 MAX_MODULES = 16
 MAX_MODULE_BYTES = 1 << 20  # of modules.json and of each module's configuration
@@ -55,7 +56,7 @@ def read_directory(ref: str, path: Path, revision: str | None = None) -> Checkpo
         ref=ref,
         path=path,
         format="safetensors",
-        config=read_json(path / "config.json"),
+        config=_with_quantization(path, read_json(path / "config.json")),
         generation_config=read_json(path / "generation_config.json")
         if (path / "generation_config.json").is_file()
         else {},
@@ -64,6 +65,12 @@ def read_directory(ref: str, path: Path, revision: str | None = None) -> Checkpo
         nbytes=sum(f.stat().st_size for f in files),
         revision=revision,
     )
+
+
+def _with_quantization(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration, with the producer's own file as `quantization_config`; its name is the method, if none is."""
+    file = None if config.get("quantization_config") else next(iter(sorted(path.glob(QUANTIZED))), None)
+    return config if file is None else {**config, "quantization_config": {"quant_method": file.name, **read_json(file)}}
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

@@ -51,7 +51,8 @@ class QuantScheme(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationSpec(Spec):
-    """target: a QuantScheme class. `checkpoint_methods`: values of quantization_config.quant_method it claims.
+    """target: a QuantScheme class. `checkpoint_methods`: values of quantization_config.quant_method it claims, and
+    names of files that hold the same beside config.json where that has none.
 
     `online`: it quantizes a checkpoint that is not quantized, while it is loaded, when the user names it. `parse` then
     gets the plugin's options, and the formats store a plain weight.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lmkit.api import LinearSpec, UnsupportedModel
+from lmkit.config import EngineConfig, ModelConfig
+from lmkit.plugins.resolve import resolve
 from lmkit_quantization_awq.scheme import AwqScheme
 from lmkit_testing import QuantizationConformance
-from lmkit_testing.produced import INTEGER, REFERENCE, check, folders
+from lmkit_testing.produced import INTEGER, REFERENCE, check, folders, in_own_file
 
 SCHEME = "lmkit_quantization_awq.scheme:AwqScheme"
 PLAIN: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
@@ -63,3 +66,17 @@ def test_modules_left_as_they_are(entry: str, kept: bool) -> None:
 def test_merged_layers_are_stored_alike() -> None:
     with pytest.raises(UnsupportedModel, match=r"layers\.0\.qkv"):
         AwqScheme.parse(PLAIN | {"modules_to_not_convert": ["m.v"]}).for_layer(LAYERS[1])
+
+
+def test_the_producers_own_file_is_enough(tmp_path: Path) -> None:
+    """As older ones wrote it: nothing in config.json, and the method nowhere."""
+    (folder,) = folders(__file__, "awq")
+    own = {"w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}
+    resolved, checkpoint, _ = resolve(
+        EngineConfig(model=ModelConfig(model=str(in_own_file(folder, tmp_path, "quant_config.json", own))))
+    )
+    chosen = resolved.choice("quantization")
+    assert chosen is not None
+    assert chosen.name == "awq"
+    said = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert AwqScheme.parse(checkpoint.config["quantization_config"]) == AwqScheme.parse(said)

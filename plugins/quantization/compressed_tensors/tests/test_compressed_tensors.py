@@ -12,10 +12,12 @@ import torch
 from lmkit.api import CheckpointError, LinearSpec, PluginError, UnsupportedModel
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.resolve import resolve
-from lmkit_layouts import ByteRows, Fp8Format, PackedRows
+from lmkit_layouts import ByteRows, Fp8Format, NvFp4, PackedRows
+from lmkit_layouts.fp4 import unpack_fp4
 from lmkit_quantization_compressed_tensors.scheme import CompressedTensorsScheme
+from lmkit_quantization_mxfp4.kernel import Fp4Torch
 from lmkit_testing import QuantizationConformance
-from lmkit_testing.produced import INTEGER, REFERENCE, check, folders
+from lmkit_testing.produced import FLOAT4, INTEGER, REFERENCE, check, folders
 
 SCHEME = "lmkit_quantization_compressed_tensors.scheme:CompressedTensorsScheme"
 PLAIN = LinearSpec("layers.0.plain", 256, (384,), sources=("m.plain",))
@@ -85,11 +87,60 @@ class TestFloats(QuantizationConformance):
         return tensors
 
 
+def four(form: str, **more: Any) -> dict[str, Any]:
+    """Weights of 4-bit floats, and what else the group says."""
+    scale = (
+        {"strategy": "tensor_group", "group_size": 16} if form[0] == "n" else {"strategy": "group", "group_size": 32}
+    )
+    inputs = more.pop("input_activations", None)
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, **scale, **more}
+    return config(weights, f"{form}-pack-quantized", input_activations=inputs)
+
+
+LOCAL = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "dynamic": "local"}
+
+
+class TestNvFp4(QuantizationConformance):
+    plugin = "quantization:compressed-tensors"
+    configs = {
+        "weights": four("nvfp4"),
+        "activations": four("nvfp4", input_activations=LOCAL, scale_dtype="torch.float8_e4m3fn"),
+    }
+    kernels = ("fp4_torch", "linear_reference")
+    layers = (PLAIN, QKV)
+
+    def stored(self, fmt, layer, seed=0):
+        wholes = torch.linspace(500, 3000, len(layer.out_features))
+        return super().stored(fmt, layer, seed) | {"weight_global_scale": wholes}
+
+
+class TestMxFp4(QuantizationConformance):
+    plugin = "quantization:compressed-tensors"
+    configs = {"mxfp4": four("mxfp4", scale_dtype="torch.uint8")}
+    kernels = ("fp4_torch", "linear_integer_native", "linear_reference")
+    layers = (PLAIN, QKV)
+    tolerance = {"float32": 1e-4, "bfloat16": 2e-2}  # native kernels round activations to 15 bits
+
+    def stored(self, fmt, layer, seed=0):
+        tensors = super().stored(fmt, layer, seed)
+        return tensors | {"weight_scale": 120 + tensors["weight_scale"] % 8}
+
+
 @pytest.mark.parametrize("folder", folders(__file__), ids=lambda folder: folder.name)
 @pytest.mark.parametrize(("kernel", "tolerance"), [(REFERENCE, 2e-3), (INTEGER, 8e-2)])
 def test_producers_checkpoint(folder: Path, kernel: str, tolerance: float) -> None:
     """Exact up to rounding; integer kernels round activations to 8 bits, too."""
     check(folder, SCHEME, kernel, tolerance)
+
+
+FOURS = ("nvfp4", "nvfp4_activations", "mxfp4", "mxfp4_activations")
+
+
+@pytest.mark.parametrize("folder", folders(__file__, *FOURS), ids=lambda folder: folder.name)
+def test_producers_4_bit_floats_are_exact(folder: Path) -> None:
+    """Where 4 bits are kept, too; integers round activations to 15 bits, and what checkpoints say of 4 is not done."""
+    for kernel, tolerance in ((REFERENCE, 1e-5), (FLOAT4, 1e-5), (INTEGER, 2e-3)):
+        check(folder, SCHEME, kernel, tolerance)
 
 
 def test_mixed_groups_of_the_producer() -> None:
@@ -169,10 +220,27 @@ W, G = "config_groups.group_0.weights", "config_groups.group_0"
 @pytest.mark.parametrize(
     ("given", "key"),
     [
-        (config(group(), "nvfp4-pack-quantized"), "format"),
+        (config(group(), "nvfp4-pack-quantized"), f"{W}.type"),
+        (config(group(), "mxfp8-quantized"), "format"),
+        (config(group(), "mxfp6-pack-quantized"), "format"),
+        (four("nvfp4", num_bits=8), f"{W}.num_bits"),
+        (four("nvfp4", num_bits=None), f"{W}.num_bits"),
+        (four("nvfp4", group_size=32), f"{W}.group_size"),
+        (four("nvfp4", strategy="group"), f"{W}.strategy"),
+        (four("nvfp4", scale_dtype="torch.uint8"), f"{W}.scale_dtype"),
+        (four("nvfp4", symmetric=False), f"{W}.symmetric"),
+        (four("mxfp4", group_size=16), f"{W}.group_size"),
+        (four("mxfp4", strategy="tensor_group"), f"{W}.strategy"),
+        (four("mxfp4", scale_dtype="torch.float8_e4m3fn"), f"{W}.scale_dtype"),
+        (four("mxfp4", actorder="group"), f"{W}.actorder"),
+        (four("mxfp4", block_structure=[1, 32]), f"{W}.block_structure"),
+        (four("mxfp4", surprise=1), f"{W}.surprise"),
+        (four("nvfp4", input_activations=LOCAL | {"type": "int"}), f"{G}.input_activations.type"),
+        (four("nvfp4", input_activations=LOCAL | {"num_bits": 6}), f"{G}.input_activations.num_bits"),
+        (four("nvfp4", input_activations=LOCAL | {"dynamic": "global"}), f"{G}.input_activations.dynamic"),
         (config(group(), "marlin-24"), "format"),
         (config(group(), "mixed-precision"), f"{G}.format"),
-        (config(group(), format="mxfp4-pack-quantized"), f"{G}.format"),
+        (config(group(), format="mxfp4-pack-quantized"), f"{W}.type"),
         (config(group(), format=["pack-quantized"]), f"{G}.format"),
         (config(group()) | {"kv_cache_scheme": TOKEN}, "kv_cache_scheme"),
         (config(group()) | {"transform_config": {"config_groups": {}}}, "transform_config"),
@@ -238,7 +306,7 @@ LONG = ("x" * 10_000, ["re:a"] * 200, ["x"] * 10_001)
 HOSTILE = (None, True, -1, 2**70, float("nan"), "", "re:", "re:(?R", [], [[]], {}, {"": {}}, {"x": 1}, *LONG)
 
 
-@pytest.mark.parametrize("name", ["static", "fp8_block", "mixed"])
+@pytest.mark.parametrize("name", ["static", "fp8_block", "mixed", "mxfp4_activations"])
 def test_whatever_stands_anywhere_is_understood_or_refused(name: str) -> None:
     """Every value of a real configuration, replaced by others, one at a time: the refusal names it, in few words."""
     (folder,) = folders(__file__, name)
@@ -303,6 +371,39 @@ def test_tensors_that_cannot_be_are_refused(given: dict[str, Any], change: dict[
     params = TestIntegers().stored(fmt, PLAIN) | change
     with pytest.raises(CheckpointError, match=match):
         fmt.dequantize(params, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("weight_scale", "nan", "not numbers"),
+        ("weight_global_scale", "nan", "weight_global_scale is nan"),
+        ("weight_global_scale", "inf", "weight_global_scale is inf"),
+        ("weight_global_scale", "0", "weight_global_scale is 0"),
+        ("weight_global_scale", "-1", "weight_global_scale is -1"),
+        ("weight_global_scale", "1e-38", "weight_global_scale is 1e-38"),
+    ],
+)
+def test_scales_of_4_bit_floats_that_cannot_be_are_refused(key: str, value: str, match: str) -> None:
+    fmt = CompressedTensorsScheme.parse(four("nvfp4")).for_layer(PLAIN)
+    assert isinstance(fmt, NvFp4)
+    params = TestNvFp4().stored(fmt, PLAIN)
+    params[key] = torch.full(params[key].shape, float(value)).to(params[key].dtype)
+    with pytest.raises(CheckpointError, match=match):
+        fmt.dequantize(params, torch.float32)
+    with pytest.raises(CheckpointError, match=match):
+        Fp4Torch().pack(fmt, params, PLAIN, torch.float32)
+
+
+def test_merged_parts_have_their_own_number() -> None:
+    """Scales are divided by it, and the weight is rounded once."""
+    fmt = CompressedTensorsScheme.parse(four("nvfp4")).for_layer(QKV)
+    assert isinstance(fmt, NvFp4)
+    params = TestNvFp4().stored(fmt, QKV)
+    whole = params["weight_global_scale"].double().repeat_interleave(torch.tensor([256, 128, 128]))[:, None]
+    scales = params["weight_scale"].double().repeat_interleave(16, 1)
+    expected = unpack_fp4(params["weight_packed"]).double() * scales / whole
+    assert torch.equal(fmt.dequantize(params, torch.float32), expected.float())
 
 
 def test_columns_out_of_order_have_the_scale_of_their_group() -> None:

@@ -142,14 +142,15 @@ SIZES = {
 }
 
 
-@pytest.fixture(scope="module", params=["block", "tensor"])
+@pytest.fixture(scope="module", params=["block", "powers", "tensor"])
 def checkpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(quantized, dequantized): the first made by the producer's quantize operation, the second by its inverse."""
     fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
     from transformers import FineGrainedFP8Config
 
-    block = (64, 64) if request.param == "block" else None
-    quantizer = SimpleNamespace(quantization_config=FineGrainedFP8Config(weight_block_size=block))
+    block = None if request.param == "tensor" else (64, 64)
+    powers = {"scale_fmt": "ue8m0"} if request.param == "powers" else {}  # scales are float8_e8m0fnu
+    quantizer = SimpleNamespace(quantization_config=FineGrainedFP8Config(weight_block_size=block, **powers))
     plain = tiny_checkpoint("llama", tmp_path_factory.mktemp("plain"), **SIZES)
     quantized = tmp_path_factory.mktemp("fp8")
     stored, back = {}, {}
@@ -204,6 +205,21 @@ def test_a_missing_scale_is_named(checkpoints: tuple[Path, Path], tmp_path: Path
     del tensors[victim]
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(WeightMismatch, match=r"up_proj\.weight_scale_inv"):
+        load(tmp_path)
+
+
+def test_powers_of_two_are_read_from_one_byte(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    """What says no number is refused with its layer."""
+    quantized, _ = checkpoints
+    tensors = load_file(quantized / "model.safetensors")
+    victim = "model.layers.1.mlp.down_proj.weight_scale_inv"
+    if tensors[victim].dtype != torch.float8_e8m0fnu:
+        pytest.skip("other scales")
+    assert load(quantized).model.layers[1].mlp.down.packed.scales.dtype == torch.float32
+    tensors[victim] = torch.full(tensors[victim].shape, 255, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((quantized / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down: scales"):
         load(tmp_path)
 
 

@@ -13,7 +13,7 @@ from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.resolve import resolve
 from lmkit_quantization_gptq.scheme import GptqScheme
 from lmkit_testing import QuantizationConformance
-from lmkit_testing.produced import INTEGER, REFERENCE, check, folders
+from lmkit_testing.produced import INTEGER, REFERENCE, check, folders, in_own_file
 
 SCHEME = "lmkit_quantization_gptq.scheme:GptqScheme"
 PLAIN: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": True}
@@ -154,3 +154,17 @@ def test_the_resolver_takes_it_as_it_is(name: str) -> None:
         first = resolved.choice("op", component)
         assert first is not None
         assert first.name in ("linear_integer_native", "linear_reference")
+
+
+def test_the_producers_own_file_is_enough(tmp_path: Path) -> None:
+    """As older ones wrote it: nothing in config.json, and the method nowhere."""
+    (folder,) = folders(__file__, "gptq4")
+    own = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True, "model_file_base_name": "model"}
+    resolved, checkpoint, _ = resolve(
+        EngineConfig(model=ModelConfig(model=str(in_own_file(folder, tmp_path, "quantize_config.json", own))))
+    )
+    chosen = resolved.choice("quantization")
+    assert chosen is not None
+    assert chosen.name == "gptq"
+    said = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert GptqScheme.parse(checkpoint.config["quantization_config"]) == GptqScheme.parse(said)

@@ -21,6 +21,7 @@ from lmkit_testing.steps import ModelDriver
 REFERENCE = "lmkit_layers.linear:ReferenceLinear"
 INTEGER = "lmkit_platform_cpu.integer:IntegerLinear"
 FLOAT8 = "lmkit_quantization_fp8.kernel:Fp8Torch"
+FLOAT4 = "lmkit_quantization_mxfp4.kernel:Fp4Torch"
 LLAMA = "lmkit_model_llama.arch:Llama"
 
 
@@ -31,18 +32,29 @@ def folders(tests: str, *names: str) -> list[Path]:
     return [Path(anew, folder.name) if anew else folder for folder in found if not names or folder.name in names]
 
 
+def in_own_file(folder: Path, target: Path, name: str, config: dict[str, Any]) -> Path:
+    """The checkpoint, as programs write it that say `config` in a file of that name and nothing in config.json."""
+    plain = json.loads((folder / "config.json").read_text())
+    del plain["quantization_config"]
+    (target / "config.json").write_text(json.dumps(plain))
+    (target / name).write_text(json.dumps(config))
+    (target / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    return target
+
+
 def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32") -> Any:
-    """The checkpoint in `folder`, its quantized linears on `kernel`; float8 on theirs where that runs integers."""
+    """The checkpoint in `folder`, its quantized linears on `kernel`; floats on theirs where that runs integers."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     load_target(scheme).parse(config)
-    kernels = dict.fromkeys(("int4", "int8", "w8a8"), kernel) | {"fp8": FLOAT8 if kernel == INTEGER else kernel}
+    others = {"fp8": FLOAT8, "nvfp4": FLOAT4} if kernel == INTEGER else dict.fromkeys(("fp8", "nvfp4"), kernel)
+    kernels = dict.fromkeys(("int4", "int8", "w8a8", "mxfp4"), kernel) | others
     kernels |= dict.fromkeys(("nf4", "fp4"), REFERENCE)
     ops = tuple(choice("op", runs, f"linear:{name}") for name, runs in kernels.items())
     return load_tiny(folder, LLAMA, dtype, choices=(choice("quantization", scheme), *ops))
 
 
 def check(folder: Path, scheme: str, kernel: str, tolerance: float) -> None:
-    """Logits of the checkpoint are those that its producer's weights give, and its linears stay as integers."""
+    """Logits of the checkpoint are those that its producer's weights give, and its linears stay small."""
     expected = load_file(folder / "expected.safetensors")
     loaded = load(folder, scheme, kernel)
     tokens: list[int] = expected["tokens"][0].tolist()

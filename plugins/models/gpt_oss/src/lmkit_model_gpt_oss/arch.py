@@ -1,6 +1,6 @@
 """gpt-oss as data: sinks, every other layer windowed, experts with biases and a clamped gate. Torch-free.
 
-Checkpoints whose experts are stored in mxfp4 need a quantization plugin for it.
+Experts stored in 4 bits (MXFP4), as they are published, are [E, out, groups, 16] bytes with scales [E, out, groups].
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ STRETCHED = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+
+
+PACKED = {"blocks": "weight_packed", "scales": "weight_scale"}  # of experts in 4 bits: names in files, and here
 
 
 class GptOssConfig(DecoderConfig):
@@ -70,6 +73,11 @@ def gpt_oss(r: ConfigReader) -> DecoderConfig:
             experts_up_bias=f"{experts}.gate_up_proj_bias",
             experts_down=f"{experts}.down_proj",
             experts_down_bias=f"{experts}.down_proj_bias",
+            **{
+                f"experts_{role}_{part}": f"{experts}.{name}_proj_{part}"
+                for role, name in (("up", "gate_up"), ("down", "down"))
+                for part in PACKED
+            },
         ),
     )
 
@@ -85,6 +93,16 @@ def transposed_experts(cfg: DecoderConfig, weight: Tensor) -> Tensor:
     return weight.transpose(1, 2).flatten(0, 1) if weight.dim() == 3 else weight.flatten()
 
 
+def packed_gates_first(cfg: DecoderConfig, stored: Tensor) -> Tensor:
+    """[E, 2 M, ...] with gate and up in turn -> [E * 2 M, the rest in one] with all gates of an expert first."""
+    return stored.unflatten(1, (-1, 2)).transpose(1, 2).flatten(0, 2).flatten(1)
+
+
+def packed_experts(cfg: DecoderConfig, stored: Tensor) -> Tensor:
+    """[E, out, ...] -> [E * out, the rest in one]."""
+    return stored.flatten(0, 1).flatten(1)
+
+
 class GptOss(DecoderArchitecture):
     spellings = {
         "num_local_experts": ("num_experts",),
@@ -96,6 +114,11 @@ class GptOss(DecoderArchitecture):
     targets = {
         "experts_up_bias": OneTensor("layers.{i}.mlp.experts.up.bias", "*"),
         "experts_down_bias": OneTensor("layers.{i}.mlp.experts.down.bias", "*"),
+        **{
+            f"experts_{role}_{part}": OneTensor(f"layers.{{i}}.mlp.experts.{role}.{to}", "*")
+            for role in ("up", "down")
+            for part, to in PACKED.items()
+        },
     }
     transforms = {
         "GptOssForCausalLM": {
@@ -103,6 +126,8 @@ class GptOss(DecoderArchitecture):
             "experts_up_bias": gates_first,
             "experts_down": transposed_experts,
             "experts_down_bias": transposed_experts,
+            **{f"experts_up_{part}": packed_gates_first for part in PACKED},
+            **{f"experts_down_{part}": packed_experts for part in PACKED},
         }
     }
 

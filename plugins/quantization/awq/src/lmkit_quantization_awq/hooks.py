@@ -11,7 +11,7 @@ def lmkit_quantization_methods() -> Iterable[QuantizationSpec]:
         name="awq",
         summary="AWQ weights of 4 bits, with zero points or without (quant_method: awq)",
         target="lmkit_quantization_awq.scheme:AwqScheme",
-        checkpoint_methods=("awq",),
+        checkpoint_methods=("awq", "quant_config.json"),
         weight_formats=("int4",),
         tensors=("qweight", "qzeros", "scales"),
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lmkit.api import LinearSpec, QuantFormat, QuantScheme
-from lmkit_layouts import ByteRows, Fp8Format, PackedRows, Settings
+from lmkit_layouts import ByteRows, Fp8Format, MxFp4, NvFp4, PackedRows, Settings
+from lmkit_layouts.fp4 import MX_GROUP, NV_GROUP
 from lmkit_layouts.settings import MAX_NAMES, PLAIN_NAME, WHERE, Pattern, agreed, of_layer
 
 # How the weights were found, and who wrote them; nothing of how they are stored.
@@ -15,7 +16,9 @@ IGNORED = ("quant_method", "quantization_status", "global_compression_ratio", "v
 MAX_PATTERNS = 100
 CLASSES = ("Linear", "Module")  # that every linear of a model is one of
 PACKED, BYTES, FLOATS, EITHER = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
-FORMATS = (PACKED, BYTES, FLOATS, EITHER)
+NV, MX = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+FOURS = {NV: ("tensor_group", NV_GROUP, "torch.float8_e4m3fn"), MX: ("group", MX_GROUP, "torch.uint8")}  # 4-bit floats
+FORMATS = (PACKED, BYTES, FLOATS, EITHER, *FOURS)
 FLOAT_SCALES = ("channel", "tensor", "block")
 DTYPES = (None, "torch.float32", "torch.bfloat16", "torch.float16")
 
@@ -26,7 +29,7 @@ class Stored:
 
     form: str  # of FORMATS
     bits: int
-    scale: Literal["tensor", "channel", "group", "block"]
+    scale: Literal["tensor", "channel", "group", "block", "tensor_group"]
     group: int = 0  # columns that share a scale; 0 = all
     block: tuple[int, int] | None = None
     zeros: bool = False
@@ -34,6 +37,9 @@ class Stored:
     activations: Literal["float", "int8"] = "float"  # int8: the checkpoint is made for those of 8 bits
 
     def layout(self, layer: LinearSpec) -> QuantFormat:
+        if self.form in FOURS:
+            four = MxFp4 if self.form == MX else NvFp4
+            return four(parts=layer.out_features, width=layer.in_features)
         if self.form == FLOATS:
             rows = self.scale == "channel"
             return Fp8Format(self.block, layer.out_features, layer.in_features, rows, "weight_scale")
@@ -135,11 +141,13 @@ def _group(values: Mapping[str, object], within: str, usual: str) -> tuple[Targe
     if inputs is not None and not isinstance(inputs, Mapping):
         raise given.unsupported("input_activations", "null, or an object that says how activations are rounded")
     given.done()
-    activations = "float" if inputs is None else _activations(inputs, f"{where}input_activations")
+    activations = "float" if inputs is None else _activations(inputs, f"{where}input_activations", form)
     return targets, _weights(weights, f"{where}weights", form, activations)
 
 
 def _weights(values: Mapping[str, object], where: str, form: str, activations: Literal["float", "int8"]) -> Stored:
+    if form in FOURS:
+        return _fours(values, where, form)
     given = Settings(values, ("observer", "observer_kwargs"), where)
     kinds = {PACKED: ("int",), BYTES: ("int",), FLOATS: ("float",), EITHER: ("int", "float")}[form]
     kind = given.one_of("type", kinds, "int")
@@ -159,6 +167,24 @@ def _weights(values: Mapping[str, object], where: str, form: str, activations: L
     return Stored(form, bits, scale, group, shape, not symmetric, order == "group", activations)
 
 
+def _fours(values: Mapping[str, object], where: str, form: str) -> Stored:
+    """Weights in 4-bit floats: there is one way to store each kind."""
+    given = Settings(values, ("observer", "observer_kwargs"), where)
+    scale, group, dtype = FOURS[form]
+    given.one_of("type", ("float",), None)
+    given.one_of("num_bits", (4,), None)
+    given.one_of("symmetric", (True,), True)
+    given.one_of("dynamic", (False,), False)
+    given.one_of("strategy", (scale,), None)
+    given.one_of("group_size", (group,), None)
+    given.one_of("scale_dtype", (None, dtype), None)
+    given.one_of("zp_dtype", (None, dtype), None)
+    given.one_of("actorder", (None, False, "weight", "static"), None)
+    given.one_of("block_structure", (None,), None)
+    given.done()
+    return Stored(form, 4, "tensor_group" if form == NV else "group", group)
+
+
 def _strategy(given: Settings, form: str) -> tuple[Any, int]:
     """What a scale is for, and columns of a group (0 = all). Older files name the strategy by the size alone."""
     size = given.get("group_size")
@@ -174,19 +200,20 @@ def _strategy(given: Settings, form: str) -> tuple[Any, int]:
     return scale, 0
 
 
-def _activations(values: Mapping[str, object], where: str) -> Literal["float", "int8"]:
-    """int8 where kernels that round as they go do what the checkpoint is made for."""
+def _activations(values: Mapping[str, object], where: str, form: str) -> Literal["float", "int8"]:
+    """int8 where kernels that round as they go do what the checkpoint is made for; never 4 bits."""
     given = Settings(values, ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype"), where)
-    given.one_of("num_bits", (8,), 8)
-    kind = given.one_of("type", ("int", "float"), "int")
+    four = form in FOURS
+    given.one_of("num_bits", (8, 4) if four else (8,), 8)
+    kind = given.one_of("type", ("float",) if four else ("int", "float"), "int")
     symmetric = given.flag("symmetric", True)
-    dynamic = given.flag("dynamic", False)
-    given.one_of("strategy", ("token", "tensor", "group", None), None)
+    dynamic = given.one_of("dynamic", (True, False, *(("local",) if four else ())), False)
+    given.one_of("strategy", ("token", "tensor", "group", *(("tensor_group",) if four else ()), None), None)
     given.one_of("block_structure", (None,), None)
     if given.get("group_size") is not None:
         given.group("group_size", -1)
     given.done()
-    return "int8" if kind == "int" and symmetric and dynamic else "float"
+    return "int8" if kind == "int" and symmetric and dynamic is True else "float"
 
 
 def _sizes(block: object) -> bool:

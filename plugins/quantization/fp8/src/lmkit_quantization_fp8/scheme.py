@@ -19,7 +19,7 @@ KEYS: Mapping[str, tuple[object, ...] | None] = {
     "modules_to_not_convert": None,
     "ignored_layers": None,
     "fmt": ("e4m3", None),
-    "scale_fmt": ("float", "ue8m0", None),  # both are stored as numbers here; ue8m0 are powers of two
+    "scale_fmt": ("float", "ue8m0", None),  # ue8m0: powers of two, stored as such or as float32
     "dequantize": (False, None),
     "modules_to_convert": (None, []),
     "expert_dtype": ("fp8", None),

@@ -11,7 +11,7 @@ def lmkit_quantization_methods() -> Iterable[QuantizationSpec]:
         name="gptq",
         summary="GPTQ weights of 2, 3, 4 or 8 bits, with or without act-order (quant_method: gptq)",
         target="lmkit_quantization_gptq.scheme:GptqScheme",
-        checkpoint_methods=("gptq",),
+        checkpoint_methods=("gptq", "quantize_config.json"),
         weight_formats=("int4", "int8"),
         tensors=("qweight", "qzeros", "scales", "g_idx"),
     )

@@ -36,3 +36,11 @@ def lmkit_quantization_methods() -> Iterable[QuantizationSpec]:
         tensors=("weight",),
         online=True,
     )
+    yield QuantizationSpec(
+        name="experts_int8",
+        summary="experts of any mixture rounded to 8 bits while it is loaded, everything else as it is",
+        target="lmkit_quantization_int8.scheme:ExpertsInt8Scheme",
+        weight_formats=("int8",),
+        tensors=("weight",),
+        online=True,
+    )

@@ -46,6 +46,24 @@ class W8A8Scheme(QuantScheme):
         return Int8Format("w8a8", 0, "int8", layer.in_features)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertsInt8Scheme(QuantScheme):
+    """Experts alone: most of a mixture's weights, and those that one token reads few of."""
+
+    name: str = "experts_int8"
+
+    @classmethod
+    def parse(cls, quantization_config: Mapping[str, object]) -> ExpertsInt8Scheme:
+        _options(quantization_config, ())
+        return cls()
+
+    def for_layer(self, layer: LinearSpec) -> Int8Format | None:
+        """Also for a single one of those stacked in a layer, which has its name."""
+        if not layer.experts and "experts" not in layer.name.split("."):
+            return None
+        return Int8Format("int8", 0, "float", layer.in_features)
+
+
 def _options(given: Mapping[str, object], known: tuple[str, ...]) -> dict[str, int]:
     for key in given:
         if key not in known:

@@ -17,6 +17,8 @@ MAX_PATTERN = 500  # characters
 MAX_SHOWN = 200  # characters of a value in a message
 SECONDS = 0.2  # for one pattern on one name: a stranger wrote it
 PLAIN_NAME = re.compile(r"^[\w.-]{1,200}$")
+GLOB = re.compile(r"(?=.{1,200}\Z)[\w.-]*(?:[*][\w.-]*){0,8}\Z")
+MAX_GLOBS = 1000  # with *, in one list
 
 
 class Settings:
@@ -61,6 +63,16 @@ class Settings:
             if len(names) == len(found):
                 return tuple(names)
         raise self.unsupported(key, "a list of module names (no patterns)")
+
+    def globs(self, key: str) -> tuple[Pattern, ...]:
+        """A list of names of modules or their ends, `*` for any text, with all that is in them; null is none."""
+        found = self.get(key) or []
+        if isinstance(found, list | tuple) and len(found) <= MAX_NAMES:
+            names = [n for n in found if isinstance(n, str) and GLOB.match(n)]
+            if len(names) == len(found) and sum("*" in n for n in names) <= MAX_GLOBS:
+                texts = (n.replace(".", "[.]").replace("*", ".*") for n in names)
+                return tuple(Pattern(f"(?:.*[.])?{text}(?:[.]|$)", key) for text in texts)
+        raise self.unsupported(key, f"a list of module names, at most {MAX_GLOBS} of them with *")
 
     def unsupported(self, key: str, supported: str) -> UnsupportedModel:
         """The error for the value of `key`."""

@@ -371,7 +371,7 @@ def _mismatch(entry: TensorEntry, match: Match, place: Destination) -> str | Non
         return f"has shape {list(shape)}, needs {list(expected)}"
     have, need = entry.dtype, place.stored.dtype
     plain = ("float64", "float32", "float16", "bfloat16")
-    if have != need and not (have in plain and need in plain):
+    if have != need and not (have in (*plain, "float8_e8m0fnu") and need in plain):
         return f"has dtype {have}, needs {need}"
     return None
 
