@@ -51,15 +51,13 @@ def read_directory(ref: str, path: Path, revision: str | None = None) -> Checkpo
     """A directory with config.json and safetensors files. Raises CheckpointError."""
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} has no config.json", fix="give the directory that holds the model's files")
-    files = weight_files(path)
+    files, generation = weight_files(path), path / "generation_config.json"
     return Checkpoint(
         ref=ref,
         path=path,
         format="safetensors",
         config=_with_quantization(path, read_json(path / "config.json")),
-        generation_config=read_json(path / "generation_config.json")
-        if (path / "generation_config.json").is_file()
-        else {},
+        generation_config=read_json(generation) if generation.is_file() else {},
         modules=read_modules(path),
         files=tuple(files),
         nbytes=sum(f.stat().st_size for f in files),
