@@ -102,6 +102,12 @@ FORBIDDEN_CALLS = {
 }
 
 
+def tensors_only(path: Path, call: ast.Call) -> bool:
+    """The one place that reads pickled weights: in a process of its own, by the reader that knows only tensors."""
+    literal = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    return path.match("lmkit_convert/unpickled.py") and literal.get("weights_only") == "True"
+
+
 def test_no_code_from_data() -> None:
     found = []
     for path in [
@@ -114,7 +120,11 @@ def test_no_code_from_data() -> None:
             f"{path.relative_to(ROOT)} imports {m}" for m in imports(path) if m.split(".")[0] in FORBIDDEN_MODULES
         ]
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in FORBIDDEN_CALLS:
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func) in FORBIDDEN_CALLS
+                and not tensors_only(path, node)
+            ):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno} calls {ast.unparse(node.func)}")
             if isinstance(node, ast.keyword) and node.arg == "trust_remote_code" and ast.unparse(node.value) != "False":
                 found.append(f"{path.relative_to(ROOT)}: trust_remote_code is not literally False")

@@ -17,8 +17,8 @@ SINGLE = "model.safetensors"
 PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 UNNEEDED = ["*/*", "consolidated*"]  # other layouts of the same weights
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-CONVERT = "convert it to safetensors first: load it with a library you trust and save it with safe serialization"
-QUANTIZED = "*quant*config.json"  # a producer's own quantization_config; its name is the method, if it says none
+CONVERT = "write it as safetensors: pip install lmkit-convert; lmkit convert DIRECTORY -o NEW"
+QUANTIZED = "*quant*config.json"  # where producers say how weights are stored that do not say it in config.json
 MODULES = "modules.json"
 MAX_MODULES = 16
 MAX_MODULE_BYTES = 1 << 20  # of modules.json and of each module's configuration
@@ -52,20 +52,23 @@ def read_directory(ref: str, path: Path, revision: str | None = None) -> Checkpo
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} has no config.json", fix="give the directory that holds the model's files")
     files, generation = weight_files(path), path / "generation_config.json"
-    config = read_json(path / "config.json")
-    if not config.get("quantization_config") and (own := sorted(path.glob(QUANTIZED))):
-        config = {**config, "quantization_config": {"quant_method": own[0].name, **read_json(own[0])}}
     return Checkpoint(
         ref=ref,
         path=path,
         format="safetensors",
-        config=config,
+        config=_with_quantization(path, read_json(path / "config.json")),
         generation_config=read_json(generation) if generation.is_file() else {},
         modules=read_modules(path),
         files=tuple(files),
         nbytes=sum(f.stat().st_size for f in files),
         revision=revision,
     )
+
+
+def _with_quantization(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration, with the producer's own file as `quantization_config`; its name is the method, if none is."""
+    file = None if config.get("quantization_config") else next(iter(sorted(path.glob(QUANTIZED))), None)
+    return config if file is None else {**config, "quantization_config": {"quant_method": file.name, **read_json(file)}}
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -46,8 +46,6 @@ def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan
     A tied output head that is packed takes the place of the embedding, which stays mapped from its file.
     """
     declared, size = checkpoint.config.get("quantization_config"), itemsize(resolved.value("dtype"))
-    if declared and not isinstance(declared, Mapping):
-        return checkpoint.nbytes
     total = float(info.num_parameters * size)
     choice, tied = resolved.choice("quantization"), info.tie_embeddings and not declared
     scheme: QuantScheme | None = load_target(choice).parse(declared or choice.options) if choice is not None else None

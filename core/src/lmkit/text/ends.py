@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lmkit.api import ChatRenderer, CheckpointError, DeclaredFormat, LmkitError
+from lmkit.api import ChatRenderer, DeclaredFormat, LmkitError
 from lmkit.files import chat_templates, content_of, read_object, read_own
 from lmkit.plugins.chat_templates import chosen_template
 from lmkit.prompts import shown
@@ -56,12 +56,9 @@ def find_ends(
         for token in named:
             sources.setdefault(token, []).append(source)
     folder = tokenizer_directory(checkpoint, config.model)
-    if plan.choice("tokenizer") is not None and not (folder / "tokenizer.json").is_file():
-        try:
-            for token in load_tokenizer(checkpoint, plan, config).eos_token_ids:
-                sources.setdefault(token, []).append("tokenizer")
-        except CheckpointError as e:
-            log.debug("the tokenizer tells no end tokens: %s", e)
+    if not sources and plan.choice("tokenizer") is not None and not (folder / "tokenizer.json").is_file():
+        for token in load_tokenizer(checkpoint, plan, config).eos_token_ids:
+            sources.setdefault(token, []).append("tokenizer")
     settings = read_object(folder / "special_tokens_map.json") | read_object(folder / "tokenizer_config.json")
     eos = content_of(settings.get("eos_token"))
     names = _tokens(folder, settings, eos)

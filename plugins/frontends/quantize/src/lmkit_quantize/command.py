@@ -64,6 +64,8 @@ def quantize(
     if "checkpoint" in resolver.errors:
         raise resolver.errors["checkpoint"]
     checkpoint = resolver.known.checkpoint
+    if checkpoint.format != "safetensors":
+        raise ConfigError(f"{checkpoint.ref} is stored as {checkpoint.format}", fix="give a checkpoint of safetensors")
     with _bar(checkpoint.nbytes) as advance:
         report = write(checkpoint, output, chosen, ignore or [], advance)
     _show(report, output, Console(highlight=False))

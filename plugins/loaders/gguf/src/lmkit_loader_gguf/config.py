@@ -163,9 +163,10 @@ def configuration(files: Sequence[GgufFile], sources: Sequence[Source]) -> dict[
     quantized = {source.name.removesuffix(".weight"): source.tensor.type.name for source in sources if source.raw}
     if quantized:
         config["quantization_config"] = {"quant_method": METHOD, "tensors": quantized}
-    config["eos_token_id"] = end_tokens(metadata) or None
-    if isinstance(bos := metadata.get("tokenizer.ggml.bos_token_id"), int):
-        config["bos_token_id"] = bos
+    for key in ("bos_token_id", "eos_token_id"):
+        if isinstance(token := metadata.get(f"tokenizer.ggml.{key}"), int):
+            config[key] = token
+    config["eos_token_id"] = end_tokens(metadata) or config.get("eos_token_id")
     for key, value in given.items():
         if key not in IGNORED:
             known_keys = ", ".join(sorted(known))

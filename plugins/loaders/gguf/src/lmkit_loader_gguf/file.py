@@ -161,11 +161,24 @@ class GgufFile:
         of, count = self._take("<IQ")
         if of == STRING:
             self._has(count * 8)
-            return [self._text() for _ in range(count)]
+            return self._texts(count)
         if of not in NUMBERS:
             raise self._bad(f"it has an array of values of type {of}; texts and numbers are read")
         self._has(count * struct.calcsize(NUMBERS[of]))
         return list(self._take(f"<{count}{NUMBERS[of]}"))
+
+    def _texts(self, count: int) -> list[str]:
+        """As `_text`, a hundred thousand of them in a few hundredths of a second."""
+        data, at, end, size_of = self.data, self._at, len(self.data), struct.Struct("<Q").unpack_from
+        found = []
+        for _ in range(count):
+            (size,) = size_of(data, at)
+            at += 8 + size
+            if at > end:
+                raise self._bad(f"it says that {size} bytes follow, where there are {end - at + size}")
+            found.append(data[at - size : at].decode())
+        self._at = at
+        return found
 
     def _has(self, size: int, longest: int | None = None) -> None:
         """Whether so many bytes are left of the file, and no more than the longest allowed."""

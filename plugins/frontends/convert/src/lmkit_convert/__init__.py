@@ -1,0 +1,1 @@
+"""Pickled checkpoints as safetensors."""

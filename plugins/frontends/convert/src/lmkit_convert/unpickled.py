@@ -1,0 +1,47 @@
+"""Reads one pickled file and writes its tensors as safetensors: the process that `lmkit convert` starts for each.
+
+python -P -m lmkit_convert.unpickled SOURCE TARGET: prints the names of the tensors as JSON, or {"error": ...}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+INSIDE = ("state_dict", "model_state_dict", "model", "module")  # where trainers put the tensors
+
+
+def tensors_of(content: Any) -> dict[str, torch.Tensor]:
+    """Those of a file, by name. Raises ValueError."""
+    for key in INSIDE:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content:
+        raise ValueError("it holds no tensors by name")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise ValueError(f"{str(name)[:80]!r} is no tensor but of type {type(value).__name__}")
+        if value.layout != torch.strided or value.is_quantized:
+            raise ValueError(f"{name} is stored as {value.layout}, which safetensors cannot hold")
+    return dict(content)
+
+
+def main(source: str, target: str) -> None:
+    try:
+        content = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
+        # Tensors may share memory there, and may not in the other format.
+        tensors = {name: value.detach().contiguous().clone() for name, value in tensors_of(content).items()}
+        save_file(tensors, target, {"format": "pt"})
+    except Exception as e:  # whatever a stranger's file makes the library raise is said
+        print(json.dumps({"error": f"{type(e).__name__}: {str(e)[:500]}"}))
+        return
+    print(json.dumps({name: tensor.nbytes for name, tensor in tensors.items()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
