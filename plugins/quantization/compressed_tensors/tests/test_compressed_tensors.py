@@ -396,12 +396,13 @@ def test_scales_of_4_bit_floats_that_cannot_be_are_refused(key: str, value: str,
         Fp4Torch().pack(fmt, params, PLAIN, torch.float32)
 
 
-def test_scales_that_are_no_float16_run_where_4_bits_are_kept() -> None:
+@pytest.mark.parametrize(("whole", "match"), [(1e-5, "no float16"), (2e7, "few digits")])
+def test_scales_that_are_no_float16_run_where_4_bits_are_kept(whole: float, match: str) -> None:
     fmt = CompressedTensorsScheme.parse(four("nvfp4")).for_layer(PLAIN)
     assert isinstance(fmt, NvFp4)
-    params = TestNvFp4().stored(fmt, PLAIN) | {"weight_global_scale": torch.tensor([1e-5])}
+    params = TestNvFp4().stored(fmt, PLAIN) | {"weight_global_scale": torch.tensor([whole])}
     assert fmt.dequantize(params, torch.float32).isfinite().all()
-    with pytest.raises(CheckpointError, match="no float16") as failure:
+    with pytest.raises(CheckpointError, match=match) as failure:
         fmt.integers(params)
     assert "--op fp4_torch" in str(failure.value.fix)
 

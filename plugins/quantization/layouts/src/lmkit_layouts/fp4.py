@@ -30,8 +30,9 @@ LARGEST = 252  # of them with which all numbers are float32; 255 is no number
 HALVES = (104, 143)  # those of which half the scale is a float16
 ZERO = 128  # the code of 0 where codes are integers of 8 bits
 SLICE = 1 << 18  # bytes taken apart at a time
-KEEP = "run it where 4 bits are kept: --op fp4_torch, with experts --op fp4_torch,moe_fp4_torch"
 LEAST = 1e-35  # that the scales of a tensor are divided by: no number leaves float32 then
+MOST = 448 * 2.0**15  # likewise: half of the largest scale, 448, has 8 bits as a float16 then
+KEEP = "run it where 4 bits are kept: --op fp4_torch, with experts --op fp4_torch,moe_fp4_torch"
 
 
 @lru_cache(maxsize=8)
@@ -181,9 +182,12 @@ class NvFp4(Fp4Format):
     def halves(self, params: Mapping[str, Tensor]) -> Tensor:
         import torch
 
-        halves = (self.scales(params).double() / self.rows(params) / 2).float()
+        scales, rows = self.scales(params).double(), self.rows(params)
+        halves = (scales / rows / 2).float()
         if bool((halves.abs() > torch.finfo(torch.float16).max).any()):
             raise CheckpointError("has scales above 2^17, which are no float16", fix=KEEP)
+        if bool((rows > MOST).any()):
+            raise CheckpointError(f"has no scales above {448 / MOST:.1e}, where a float16 has few digits", fix=KEEP)
         return halves
 
 
