@@ -171,6 +171,7 @@ def quant_parity(session: nox.Session) -> None:
     producers = {
         "gptqmodel": ["gptqmodel>=7.6"],
         "llmcompressor": ["llmcompressor>=0.14"],
+        "autoround": ["auto-round>=0.16", "transformers", "accelerate"],
         "modelopt": ["nvidia-modelopt>=0.47", "transformers", "accelerate", "requests"],
         "bitsandbytes": ["bitsandbytes>=0.50", "transformers>=5.23", "accelerate"],
     }
