@@ -36,7 +36,7 @@ def pickled(folder: Path, parts: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("parts", [1, pytest.param(3, marks=pytest.mark.full("lmkit-convert"))])
 def test_the_result_is_the_checkpoint(parts: int, tmp_path: Path) -> None:
     source = pickled(tmp_path / "old", parts)
     with pytest.raises(CheckpointError, match="only pickled weights") as e:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import Tokenizer, decoders, models
 
-gguf = pytest.importorskip("gguf", reason="gguf reads the vocabularies")
+files = pytest.importorskip("lmkit_loader_gguf.file", reason="it reads the vocabularies")
 DATA = Path(__file__).resolve().parents[5] / "shared" / "data" / "tokenizers"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="needs the tokenizers of ../shared/data")
 
@@ -30,8 +30,7 @@ _made: dict[str, JsonTokenizer] = {}
 
 def tokenizer(name: str) -> JsonTokenizer:
     if name not in _made:
-        field = gguf.GGUFReader(DATA / f"ggml-vocab-{name}.gguf").get_field("tokenizer.ggml.tokens")
-        pieces = [bytes(field.parts[i]).decode() for i in field.data]
+        pieces = files.GgufFile(DATA / f"ggml-vocab-{name}.gguf").metadata["tokenizer.ggml.tokens"]
         if name == "bert-bge":  # the file marks where words begin instead of where they go on
             pieces = [p[1:] if p.startswith("\u2581") else p if p.startswith("[") else f"##{p}" for p in pieces]
         model, decoder = KINDS[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 
 from lmkit.api import (
     Checkpoint,
@@ -19,6 +20,9 @@ from lmkit.api import (
 @hookimpl
 def lmkit_resolve_checkpoint(ref: str, options: CheckpointOptions) -> Checkpoint | None:
     """A GGUF file, or a folder with one and no config.json."""
+    path = Path(ref).expanduser()
+    if path.suffix.lower() != ".gguf" and (not path.is_dir() or (path / "config.json").is_file()):
+        return None
     found: Checkpoint | None = import_module("lmkit_loader_gguf.config").open_gguf(ref)
     return found
 
