@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,6 +38,7 @@ HEAVY = ["torch", "transformers.modeling_utils", "transformers.generation", "pef
 PROCESSES = min((os.cpu_count() or 1) + 1, 4)  # one more than there are cores: tests of servers wait much
 SIDE_BY_SIDE = ["-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+NATIVE_ISA = {"LMKIT_ISA": "native"}  # kernels that this processor cannot run are checked, and not compiled
 CACHED = {
     "PYTHONDONTWRITEBYTECODE": ""
 }  # tests start hundreds of processes: where none keeps bytecode, each compiles torch
@@ -75,7 +76,7 @@ def quick_install(session: nox.Session) -> None:
         theirs |= {requirement for requirement in needed if not requirement.startswith("lmkit-")}
     folders = [path.partition("[")[0] for path in ours if path != NATIVE]
     session.install("-q", *BUILD, "uv")  # six times as quick with all but torch, of which it sees not every build
-    with beside(session, "python", "setup.py", "-q", "build_ext", "--inplace", cwd=NATIVE):
+    with beside(session, "python", "setup.py", "-q", "build_ext", "--inplace", cwd=NATIVE, env=NATIVE_ISA):
         session.install("-q", "--no-compile", "-c", "constraints.txt", "torch")
         uv(session, "-c", "constraints.txt", *TYPES, *LINT, *sorted(theirs))
         session.run("python", "-c", f"import {', '.join(HEAVY)}", env=CACHED)  # compiled once, not by each process
@@ -92,12 +93,11 @@ def uv(session: nox.Session, *arguments: str) -> None:
 
 
 @contextmanager
-def beside(session: nox.Session, *command: str, cwd: str = ".") -> Iterator[None]:
+def beside(session: nox.Session, *command: str, cwd: str, env: Mapping[str, str]) -> Iterator[None]:
     """Runs a command of the session's environment while the body runs; then shows what it said, and fails as it did."""
     program = str(Path(session.bin).resolve() / command[0])
-    process = subprocess.Popen(
-        [program, *command[1:]], cwd=ROOT / cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen([program, *command[1:]], cwd=ROOT / cwd, env={**os.environ, **env}, text=True, **pipes)
     try:
         yield
         said, _ = process.communicate()

@@ -16,6 +16,8 @@ FLAGS += ["-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-un
 SANITIZE = os.environ.get("SANITIZE")  # "address,undefined": a library to be tested (nox -s asan)
 if SANITIZE:
     FLAGS += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1"]
+if os.environ.get("LMKIT_ISA") == "native" and "avx512f" not in Path("/proc/cpuinfo").read_text():
+    FLAGS += ["-DLK_UP_TO_AVX2"]  # of what this processor cannot run only the syntax is looked at
 NEWEST = max(Path(p).stat().st_mtime for p in ["setup.py", *glob("csrc/*")])
 
 
@@ -32,6 +34,9 @@ class Build(build_ext):
             return
 
         def compile_one(source: str) -> list[str]:
+            if "-DLK_UP_TO_AVX2" in FLAGS:
+                whole = [flag for flag in FLAGS if flag != "-DLK_UP_TO_AVX2"]
+                self.spawn([*self.compiler.compiler_so_cxx, *whole, "-fsyntax-only", "-Icsrc", source])
             return self.compiler.compile(
                 [source], self.build_temp, include_dirs=ext.include_dirs, extra_postargs=ext.extra_compile_args
             )

@@ -59,6 +59,11 @@ namespace avx2 {
 LK_TARGET_END
 #undef LK_ISA
 
+#if defined(LK_UP_TO_AVX2)  // for tests on processors that have no more: the rest takes most of the time
+namespace avx512 = avx2;
+namespace avx512_vnni = avx2;
+namespace avx512_bf16 = avx2;
+#else
 #define LK_ISA 2
 LK_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl" LK_WIDE)
 namespace avx512 {
@@ -91,8 +96,9 @@ LK_TARGET_END
 #undef LK_ISA
 #endif
 #endif
+#endif
 
-#if defined(LK_BUILDS_AMX) && defined(LK_TILES)
+#if defined(LK_BUILDS_AMX) && defined(LK_TILES) && !defined(LK_UP_TO_AVX2)
 #define LK_ISA 5
 LK_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,amx-tile,amx-int8,amx-bf16" LK_WIDE)
 namespace amx {
