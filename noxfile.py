@@ -93,7 +93,7 @@ def uv(session: nox.Session, *arguments: str) -> None:
 
 
 @contextmanager
-def beside(session: nox.Session, *command: str, cwd: str, env: Mapping[str, str]) -> Iterator[None]:
+def beside(session: nox.Session, *command: str, cwd: str = ".", env: Mapping[str, str] = CACHED) -> Iterator[None]:
     """Runs a command of the session's environment while the body runs; then shows what it said, and fails as it did."""
     program = str(Path(session.bin).resolve() / command[0])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
