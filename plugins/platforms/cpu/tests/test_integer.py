@@ -100,14 +100,16 @@ def test_equals_the_product_in_float64(
 @needs_library
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("planes", [1, 2])
-def test_all_instruction_sets_agree(native: Native, isa: str, planes: int) -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+def test_all_instruction_sets_agree(native: Native, isa: str, planes: int, bits: int) -> None:
     """The products are exact: only the order of the few sums of blocks could differ, and it does not."""
-    integers, _ = random_integers(70, 300, 8, 64, "zeros")
+    integers, _ = random_integers(70, 300, bits, 64, "zeros")
     x = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
     native.set_isa(ISAS[-1])
-    expected = linear(native, x, pack(native, integers, 8, 64, planes))
+    expected = linear(native, x, pack(native, integers, bits, 64, planes))
     native.set_isa(isa)
-    torch.testing.assert_close(linear(native, x, pack(native, integers, 8, 64, planes)), expected, rtol=1e-6, atol=1e-5)
+    got = linear(native, x, pack(native, integers, bits, 64, planes))
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-5)
 
 
 @needs_library
@@ -119,6 +121,11 @@ def test_largest_values_do_not_overflow(native: Native, isa: str) -> None:
         packed = pack(native, integers, 8, 0, planes)
         got = linear(native, torch.full((1, k), -2.0), packed)
         assert torch.allclose(got, torch.tensor(-2.0 * 255 * k), rtol=1e-5), (planes, k)
+    packed = pack(native, Integers(torch.full((3, 1024), 15, dtype=torch.uint8), torch.ones(3, 1), 0), 4, 0, 2)
+    for low in (-128.0, 127.0):  # the low byte of all but the greatest value of each block of columns
+        x = torch.full((1, 1024), low)
+        x[:, ::128] = LARGEST
+        assert torch.allclose(linear(native, x, packed), 15 * x.sum(), rtol=1e-5), low
 
 
 @needs_library
