@@ -36,7 +36,7 @@ class QuantFormat(Protocol):
 class Integers:
     """A weight as integers: w[i, j] = (codes[i, j] - zeros[i, g]) * scales[i, g] - offsets[i, g].
 
-    g is the group of column j. Kernels may round scales and offsets to float16.
+    g is the group of column j. Kernels may round scales and offsets to float16. With a table, table[codes] are codes.
     """
 
     codes: Tensor  # [out, in] uint8
@@ -44,6 +44,7 @@ class Integers:
     zeros: Tensor | int  # [out, groups] uint8, or one for all
     order: Tensor | None = None  # [in] int64: column j of the codes is column order[j] of w; None: they are in order
     offsets: Tensor | None = None  # [out, groups]; None: there are none
+    table: Tensor | None = None  # [16] uint8, of 4 bits; None: there is none
 
 
 @runtime_checkable

@@ -63,9 +63,13 @@ def test_bit_by_bit(name: str, seed: int, rows: int, blocks: int, wild: bool) ->
     assert ((want.view(np.uint32) == got.view(np.uint32)) | (np.isnan(want) & np.isnan(got))).all()
 
 
-@pytest.mark.parametrize(
-    "names", [(name,) for name in KINDS] + [("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q8_0"), ("Q5_0", "IQ4_NL")]
-)
+MERGED = [
+    *(("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q8_0"), ("Q5_0", "IQ4_NL"), ("Q4_0", "Q4_K", "Q3_K")),
+    *(("IQ4_NL", "IQ4_XS"), ("MXFP4", "IQ4_XS")),
+]
+
+
+@pytest.mark.parametrize("names", [(name,) for name in KINDS] + MERGED)
 def test_integers_are_what_dequantize_gives(names: tuple[str, ...]) -> None:
     """Merged parts of different types too; kernels may round their scales to float16."""
     data = [torch.from_numpy(stored(name, 8, 512 // KINDS[name].elements, i)) for i, name in enumerate(names)]
@@ -75,7 +79,9 @@ def test_integers_are_what_dequantize_gives(names: tuple[str, ...]) -> None:
     assert fmt.params(layer, "float32")["weight"].shape == tuple(weight.shape)
     want, found = fmt.dequantize({"weight": weight}, torch.float32), fmt.integers({"weight": weight})
     wide = lambda values: values.double().repeat_interleave(fmt.group, 1)  # noqa: E731
-    got = (found.codes.double() - found.zeros) * wide(found.scales)
+    zeros = wide(found.zeros) if isinstance(found.zeros, torch.Tensor) else found.zeros
+    codes = found.codes if found.table is None else found.table[found.codes.long()]
+    got = (codes.double() - zeros) * wide(found.scales)
     if found.offsets is not None:
         got -= wide(found.offsets)
     assert int(found.codes.max()) < 1 << fmt.bits

@@ -71,6 +71,7 @@ class Rounded(PlainFormat):
     bits: int
     group: int
     activations: str
+    turned: bool = False  # codes stand for others, in a table
     name: str = "rounded"
     rounding: str = ""
     ordered: bool = False
@@ -79,7 +80,10 @@ class Rounded(PlainFormat):
         weight, zero = params["weight"].float(), 1 << (self.bits - 1)
         scales = torch.full((len(weight), -(-weight.shape[1] // (self.group or weight.shape[1]))), 1 / 16)
         zeros = torch.full_like(scales, zero, dtype=torch.uint8) if self.group else zero
-        return Integers((weight * 16 + zero).to(torch.uint8), scales, zeros)
+        codes = (weight * 16 + zero).to(torch.uint8)
+        if not self.turned:
+            return Integers(codes, scales, zeros)
+        return Integers(15 - codes, scales, zeros, table=torch.arange(15, -1, -1, dtype=torch.uint8))
 
 
 FORMATS = {
@@ -88,6 +92,7 @@ FORMATS = {
     "w8a8": Rounded(8, 0, "int8"),
     "int4": Rounded(4, 64, "int8"),
     "int4 exact": Rounded(4, 128, "float"),
+    "int4 table": Rounded(4, 32, "int8", True),
 }
 
 

@@ -37,7 +37,8 @@ def native() -> Iterator[Native]:
 def random_integers(n: int, k: int, bits: int, group: int, origin: str) -> tuple[Integers, Tensor]:
     """Codes with scales of very different sizes, and the weight they stand for in float64.
 
-    `origin`: a zero for each group ("zeros"), an offset ("offsets"), or the same zero for all ("").
+    `origin`: a zero for each group ("zeros"), an offset ("offsets"), or the same zero for all (""); "table": likewise,
+    and codes of 4 bits stand for others.
     """
     noise = torch.Generator().manual_seed(n + k + bits + group)
     groups = -(-k // (group or max(k, 1)))
@@ -47,13 +48,17 @@ def random_integers(n: int, k: int, bits: int, group: int, origin: str) -> tuple
         + 1e-4
     ).half()
     zero = torch.randint(0, 1 << bits, (n, groups), generator=noise, dtype=torch.uint8)
-    zero = zero if origin == "zeros" else 0 if origin else 1 << (bits - 1)
+    table = (
+        torch.randint(0, 256, (16,), generator=noise, dtype=torch.uint8) if origin == "table" and bits == 4 else None
+    )
+    zero = zero if origin == "zeros" else 0 if origin == "offsets" else 128 if table is not None else 1 << (bits - 1)
     offsets = (scales * (torch.rand(n, groups, generator=noise) * (1 << bits))).half() if origin == "offsets" else None
     wide = lambda t: t.double().repeat_interleave(group or max(k, 1), 1)[:, :k]  # noqa: E731
-    weight = (codes.double() - (wide(zero) if isinstance(zero, Tensor) else zero)) * wide(scales)
+    meant = codes if table is None else table[codes.long()]
+    weight = (meant.double() - (wide(zero) if isinstance(zero, Tensor) else zero)) * wide(scales)
     if offsets is not None:
         weight -= wide(offsets)
-    return Integers(codes, scales.float(), zero, offsets=offsets), weight
+    return Integers(codes, scales.float(), zero, offsets=offsets, table=table), weight
 
 
 @needs_library
@@ -63,7 +68,7 @@ def random_integers(n: int, k: int, bits: int, group: int, origin: str) -> tuple
     ("group", "origin", "planes"),
     [
         (0, "", 2), (32, "zeros", 2), (128, "", 2), (64, "zeros", 1), (0, "", 1),
-        (32, "offsets", 1), (16, "offsets", 2), (16, "", 1),
+        (32, "offsets", 1), (16, "offsets", 2), (16, "", 1), (32, "table", 2),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

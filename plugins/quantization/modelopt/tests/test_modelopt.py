@@ -240,12 +240,12 @@ def test_experts_keep_4_bits(checkpoints: tuple[Path, Path], expected: Tensor) -
 
 
 def test_native_experts_run_them(checkpoints: tuple[Path, Path], expected: Tensor) -> None:
-    """As integers of 8 bits with a float16 per group."""
+    """As integers of 4 bits, looked up in a table, with a float16 per group."""
     pytest.importorskip("lmkit_platform_cpu")
     loaded = load(checkpoints[0], INTEGER, "lmkit_platform_cpu.experts:NativeExperts")
     assert drift(ModelDriver(loaded, "float32").run(0, prompt(97), 7), expected) < 2e-3
     numbers = 4 * 2 * 64 * 64
-    assert loaded.model.layers[1].mlp.experts.up.packed.nbytes == numbers + numbers // 16 * 2
+    assert loaded.model.layers[1].mlp.experts.up.packed.nbytes == numbers // 2 + numbers // 16 * 2
 
 
 def test_two_ranks_equal_one(checkpoints: tuple[Path, Path], expected: Tensor) -> None:

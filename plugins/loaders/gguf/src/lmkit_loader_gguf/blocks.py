@@ -19,17 +19,24 @@ E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the va
 
 @dataclass(slots=True)
 class Blocks:
-    """codes [n, k], less `zero`, times scales [n, groups], less offsets [n, groups], as far as there are any."""
+    """codes [n, k], or what they stand for, less `zero`, times scales [n, groups], less offsets [n, groups] if any."""
 
-    codes: Tensor  # uint8, or int8 where they are values already
+    codes: Tensor  # uint8
     scales: Tensor  # float32
     offsets: Tensor | None = None
     zero: int = 0
+    table: tuple[int, ...] = ()  # what codes stand for; (): themselves
+
+    def values(self) -> Tensor:
+        """[n, k] int16: codes, or what they stand for, less `zero`."""
+        if self.table:
+            return torch.tensor(self.table, dtype=torch.int16)[self.codes.long()]
+        return self.codes.to(torch.int16) - self.zero
 
     def dequantize(self) -> Tensor:
         """[n, k] float32."""
         n, groups = self.scales.shape
-        weight = (self.codes.view(n, groups, -1).float() - self.zero) * self.scales[..., None]
+        weight = self.values().view(n, groups, -1).float() * self.scales[..., None]
         if self.offsets is not None:
             weight -= self.offsets[..., None]
         return weight.view(n, -1)
@@ -101,7 +108,7 @@ def q6_k(data: Tensor) -> Blocks:
 
 
 def iq4_nl(data: Tensor) -> Blocks:
-    return _flat(_looked_up(nibbles(data[..., 2:], 16), IQ4), halves(data, 0))
+    return _flat(nibbles(data[..., 2:], 16), halves(data, 0), table=IQ4)
 
 
 def iq4_xs(data: Tensor) -> Blocks:
@@ -109,13 +116,13 @@ def iq4_xs(data: Tensor) -> Blocks:
     two = torch.stack([high >> shift & 3 for shift in range(0, 8, 2)], -1).flatten(-2)
     six = torch.stack((low & 15, low >> 4), -1).flatten(-2) | two << 4
     scales = (six.float() - 32) * halves(data, 0)[..., None]
-    return _flat(_looked_up(nibbles(data[..., 8:], 16), IQ4), scales)
+    return _flat(nibbles(data[..., 8:], 16), scales, table=IQ4)
 
 
 def mxfp4(data: Tensor) -> Blocks:
     exponents = data[..., 0].int() - 128  # scales are half of it: E2M1 has twice the values
     scales = torch.ldexp(torch.ones(exponents.shape), exponents)
-    return _flat(_looked_up(nibbles(data[..., 1:], 16), E2M1), scales)
+    return _flat(nibbles(data[..., 1:], 16), scales, table=E2M1)
 
 
 UNPACK: dict[str, Callable[[Tensor], Blocks]] = {
@@ -129,9 +136,11 @@ def unpack(name: str, data: Tensor, rows: int, block_bytes: int) -> Blocks:
     return UNPACK[name](data.view(rows, -1, block_bytes))
 
 
-def _flat(codes: Tensor, scales: Tensor, offsets: Tensor | None = None, zero: int = 0) -> Blocks:
+def _flat(
+    codes: Tensor, scales: Tensor, offsets: Tensor | None = None, zero: int = 0, table: tuple[int, ...] = ()
+) -> Blocks:
     """Blocks of a row one after another: [n, blocks, ...] -> [n, ...]."""
-    return Blocks(codes.flatten(1), scales.flatten(1), None if offsets is None else offsets.flatten(1), zero)
+    return Blocks(codes.flatten(1), scales.flatten(1), None if offsets is None else offsets.flatten(1), zero, table)
 
 
 def _fifth(data: Tensor) -> Tensor:
@@ -146,7 +155,3 @@ def _scales_and_offsets(data: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.cat((a & 63, (low & 15) | a >> 6 << 4), -1).float() * halves(data, 0)[..., None]
     offsets = torch.cat((b & 63, low >> 4 | b >> 6 << 4), -1).float() * halves(data, 2)[..., None]
     return scales, offsets
-
-
-def _looked_up(codes: Tensor, values: tuple[int, ...]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int8)[codes.long()]

@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 KINDS = {kind.name: kind for kind in TYPES.values()}
 GROUP = {"Q2_K": 16, "Q3_K": 16, "Q6_K": 16}  # numbers that share a scale; 32 of the others
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K", "Q2_K", "Q3_K")  # codes that fit; the others take 8 bits
+LOOKED_UP = (("IQ4_NL", "IQ4_XS"), ("MXFP4",))  # those of 4 bits, too, that share a table
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFormat(IntegerFormat):
     """`weight` uint8 [bytes of all rows]: parts of a merged linear, each of its own type, one after another.
 
-    Kernels for integers run all of them: codes as they are, those of tables (IQ4_NL, IQ4_XS, MXFP4) as what they stand
-    for. Products of scales are rounded to float16 there.
+    Kernels for integers run all of them, codes of parts that share no table as what they stand for. Products of scales
+    are rounded to float16 there.
     """
 
     types: tuple[str, ...]  # of each part
@@ -48,7 +49,7 @@ class GgufFormat(IntegerFormat):
 
     @property
     def bits(self) -> int:  # type: ignore[override]
-        return 4 if all(kind in FOUR_BITS for kind in self.types) else 8
+        return 4 if any(set(self.types) <= set(kinds) for kinds in (FOUR_BITS, *LOOKED_UP)) else 8
 
     @property
     def group(self) -> int:  # type: ignore[override]
@@ -91,11 +92,22 @@ class GgufFormat(IntegerFormat):
     def integers(self, params: Mapping[str, Tensor]) -> Integers:
         import torch
 
-        found, middle = self._blocks(params), 1 << (self.bits - 1)
-        same = len({(blocks.zero, blocks.codes.dtype) for blocks in found}) == 1 and found[0].codes.dtype == torch.uint8
-        zero = found[0].zero if same else middle
-        codes = [blocks.codes if same else _moved(blocks, zero) for blocks in found]
+        found = self._blocks(params)
         scales = [_grouped(blocks.scales, self.width // self.group) for blocks in found]
+        codes, table = torch.cat([blocks.codes for blocks in found]), None
+        zero: Tensor | int = found[0].zero
+        if len({(blocks.zero, blocks.table) for blocks in found}) == 1:
+            if found[0].table:
+                zero = -min(found[0].table)
+                table = torch.tensor([value + zero for value in found[0].table], dtype=torch.uint8)
+        elif self.bits == 4:
+            zero = torch.cat([
+                torch.full_like(scale, blocks.zero, dtype=torch.uint8)
+                for blocks, scale in zip(found, scales, strict=True)
+            ])  # fmt: skip
+        else:
+            zero = 128
+            codes = torch.cat([(blocks.values() + zero).to(torch.uint8) for blocks in found])
         offsets = None
         if any(blocks.offsets is not None for blocks in found):
             offsets = torch.cat([
@@ -103,14 +115,7 @@ class GgufFormat(IntegerFormat):
                 for blocks, scale in zip(found, scales, strict=True)
             ])  # fmt: skip
             finite(offsets)
-        return Integers(torch.cat(codes), finite(torch.cat(scales)), zero, offsets=offsets)
-
-
-def _moved(blocks: Blocks, zero: int) -> Tensor:
-    """Codes whose zero is another."""
-    import torch
-
-    return (blocks.codes.to(torch.int16) + (zero - blocks.zero)).to(torch.uint8)
+        return Integers(codes, finite(torch.cat(scales)), zero, offsets=offsets, table=table)
 
 
 def _grouped(values: Tensor, groups: int) -> Tensor:

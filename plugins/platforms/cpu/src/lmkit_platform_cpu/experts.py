@@ -23,8 +23,9 @@ class Stack(ctypes.Structure):
     _fields_ = [
         *(
             (name, c_void_p)
-            for name in ("weight", "scales", "zeros", "offsets", "bias", "rows", "x_scales", "x_sums", "chunk_ends")
+            for name in ("weight", "scales", "zeros", "offsets", "table", "bias", "rows", "x_scales", "x_sums")
         ),
+        ("chunk_ends", c_void_p),
         *((name, c_int64) for name in ("n", "k", "parts", "group", "block", "most_panels")),
         *((name, c_int32) for name in ("weight_dtype", "bits", "planes", "zero")),
     ]
@@ -88,7 +89,8 @@ class NativeExperts:
                 params.clear()
                 zeros = in_panels(found.zeros, n) if isinstance(found.zeros, Tensor) else found.zeros
                 offsets = None if found.offsets is None else in_panels(found.offsets, n)
-                found = Integers(in_panels(found.codes, n), in_panels(found.scales, n), zeros, offsets=offsets)
+                codes, scales = in_panels(found.codes, n), in_panels(found.scales, n)
+                found = Integers(codes, scales, zeros, offsets=offsets, table=found.table)
                 weight = integer.pack(self.native, found, fmt.bits, fmt.group, planes)
         return PackedExperts(weight, layer.experts, blocks // layer.experts, n)
 
@@ -139,7 +141,8 @@ def fill(args: Stack, experts: PackedExperts, bias: Tensor | None, choices: int)
         scratch = [torch.empty(choices * weight.k)]
     else:
         args.scales = weight.scales.data_ptr()
-        args.zeros, args.offsets = (None if t is None else t.data_ptr() for t in (weight.zeros, weight.offsets))
+        optional = (weight.zeros, weight.offsets, weight.table)
+        args.zeros, args.offsets, args.table = (None if t is None else t.data_ptr() for t in optional)
         args.group, args.block = weight.group, weight.block
         args.bits, args.planes, args.zero = weight.bits, weight.planes, weight.zero
         blocks = -(-weight.k // weight.block)

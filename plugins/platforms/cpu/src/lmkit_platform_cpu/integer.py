@@ -36,7 +36,8 @@ class RoundArgs(Args):
 
 class IntegerArgs(Args):
     _fields_ = [
-        ("weight", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("offsets", c_void_p), ("x", c_void_p),
+        ("weight", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("offsets", c_void_p),
+        ("table", c_void_p), ("x", c_void_p),
         ("bias", c_void_p), ("out", c_void_p), ("quantized", c_void_p), ("x_scales", c_void_p), ("x_sums", c_void_p),
         ("m", c_int64),
         ("n", c_int64), ("k", c_int64), ("x_stride", c_int64), ("group", c_int64), ("block", c_int64),
@@ -47,7 +48,10 @@ class IntegerArgs(Args):
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """Codes, scales and offsets (float16), and zeros, in panels; `group` columns share them. `order`: see Integers."""
+    """Codes, scales and offsets (float16), and zeros, in panels; `group` columns share them.
+
+    `order` and `table` (which has planes = 2): see Integers.
+    """
 
     data: Tensor
     scales: Tensor
@@ -60,6 +64,7 @@ class PackedIntegers:
     planes: int  # bytes of an activation: 2, or 1 with a scale per row
     order: Tensor | None = None
     offsets: Tensor | None = None
+    table: Tensor | None = None
 
     @property
     def block(self) -> int:
@@ -123,6 +128,8 @@ def pack(native: Native, integers: Integers, bits: int, group: int, planes: int)
     data = huge(panels * PANEL * depth * bits // 8)
     packed_scales = torch.empty(panels * groups * PANEL, dtype=torch.float16)
     packed_zeros = None if zeros is None else torch.empty(panels * groups * PANEL, dtype=torch.uint8)
+    table = None if integers.table is None else integers.table.to(torch.uint8).contiguous()
+    planes = planes if table is None else 2
     packed_offsets = None if offsets is None else torch.empty(panels * groups * PANEL, dtype=torch.float16)
     args = PackArgs(
         codes=codes.data_ptr(), scales=scales.data_ptr(), zeros=None if zeros is None else zeros.data_ptr(),
@@ -134,7 +141,7 @@ def pack(native: Native, integers: Integers, bits: int, group: int, planes: int)
     native.run("integer_pack", args)
     zero = integers.zeros if isinstance(integers.zeros, int) else 0
     return PackedIntegers(
-        data, packed_scales, packed_zeros, zero, n, k, group, bits, planes, integers.order, packed_offsets
+        data, packed_scales, packed_zeros, zero, n, k, group, bits, planes, integers.order, packed_offsets, table
     )
 
 
@@ -172,7 +179,8 @@ def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | Non
     args = IntegerArgs(
         weight=weight.data.data_ptr(), scales=weight.scales.data_ptr(),
         zeros=None if weight.zeros is None else weight.zeros.data_ptr(),
-        offsets=None if weight.offsets is None else weight.offsets.data_ptr(), x=rows.data_ptr(),
+        offsets=None if weight.offsets is None else weight.offsets.data_ptr(),
+        table=None if weight.table is None else weight.table.data_ptr(), x=rows.data_ptr(),
         bias=None if bias is None else bias.data_ptr(), out=out.data_ptr(), quantized=quantized.data_ptr(),
         x_scales=x_scales.data_ptr(), x_sums=x_sums.data_ptr(), m=m, n=weight.n, k=weight.k,
         x_stride=rows.stride(0), group=weight.group, block=weight.block, dtype=DTYPES[str(x.dtype)], bits=weight.bits,

@@ -28,11 +28,10 @@ MX_GROUP, NV_GROUP = 32, 16  # columns that share a scale
 BIAS = 127  # of the exponents that are scales
 LARGEST = 252  # of them with which all numbers are float32; 255 is no number
 HALVES = (104, 143)  # those of which half the scale is a float16
-ZERO = 128  # the code of 0 where codes are integers of 8 bits
-SLICE = 1 << 18  # bytes taken apart at a time
+ZERO = 12  # what is added to twice a number, so that none is negative
 LEAST = 1e-35  # that the scales of a tensor are divided by: no number leaves float32 then
 MOST = 448 * 2.0**15  # likewise: half of the largest scale, 448, has 8 bits as a float16 then
-KEEP = "run it where 4 bits are kept: --op fp4_torch, with experts --op fp4_torch,moe_fp4_torch"
+KEEP = "run it where every scale is taken: --op fp4_torch, with experts --op fp4_torch,moe_fp4_torch"
 
 
 @lru_cache(maxsize=8)
@@ -52,7 +51,7 @@ def unpack_fp4(codes: Tensor) -> Tensor:
 class Fp4Format(IntegerFormat):
     """weight[i, j] = number(codes[i, j]) * scales[i, g] / rows[i], where g is the group of column j.
 
-    Twice each number is an integer: kernels that multiply integers of 8 bits run them, with half the scales.
+    Twice each number is an integer: kernels of integers look it up in a table, and run them with half the scales.
     `parts` are the rows of each merged part of the whole layer, and `width` its columns, of which a rank may hold a
     share. `codes` is what the tensor of codes, uint8 [out, in / 2], is called.
     """
@@ -60,7 +59,7 @@ class Fp4Format(IntegerFormat):
     parts: tuple[int, ...]
     width: int
     codes: str = "weight_packed"
-    bits: int = 8
+    bits: int = 4
     activations: Literal["float", "int8"] = "float"
     rounding: Literal["", "symmetric", "range"] = ""
 
@@ -86,12 +85,10 @@ class Fp4Format(IntegerFormat):
         import torch
 
         halves, codes = self.halves(params), params[self.codes]
-        table = (_table(codes.device) + ZERO).to(torch.uint8)
         wide = codes.new_empty(codes.shape[0], 2 * codes.shape[1])
-        step = max(1, SLICE // max(codes.shape[1], 1))
-        for some in (slice(first, first + step) for first in range(0, len(codes), step)):
-            wide[some] = table.index_select(0, codes[some].flatten().int()).view(-1, wide.shape[1])
-        return Integers(wide, halves, ZERO)
+        wide[:, ::2], wide[:, 1::2] = codes & 15, codes >> 4
+        table = torch.tensor([twice + ZERO for twice in TWICE], dtype=torch.uint8, device=codes.device)
+        return Integers(wide, halves, ZERO, table=table)
 
     def tensors(self, layer: LinearSpec, group: int, scales: str) -> dict[str, ParamSpec]:
         """Codes and scales. Raises UnsupportedModel for groups that do not fit, PluginError where a split is why."""
@@ -135,9 +132,7 @@ class MxFp4(Fp4Format):
         if bool((far & used).any()):
             first = int(exponents[far & used][0]) - BIAS
             low, high = (end - BIAS for end in HALVES)
-            raise CheckpointError(
-                f"has a scale of 2^{first}; as integers of 8 bits, 2^{low} to 2^{high} are exact", fix=KEEP
-            )
+            raise CheckpointError(f"has a scale of 2^{first}; as integers, 2^{low} to 2^{high} are exact", fix=KEEP)
         return halves.masked_fill(far, 0)
 
 
