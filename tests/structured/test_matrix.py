@@ -76,9 +76,11 @@ KINDS: Mapping[str, dict[str, Any]] = {
 QUESTIONS = ("What is the weather in Paris?", "What is 2 + 3?", "Hello! Who are you?")
 
 
-@pytest.mark.parametrize("per_cell", [pytest.param(1, id="1"), pytest.param(24, id="24", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("per_cell", [pytest.param(1, id="half"), pytest.param(24, id="24", marks=pytest.mark.slow)])
 async def test_the_matrix(model: Model, per_cell: int) -> None:
+    """Quick, every cell is either streamed or not."""
     cells = list(product(THINKING, KINDS, (False, True)))
+    cells = [cell for n, cell in enumerate(cells) if n % 4 in (0, 3)] if per_cell == 1 else cells
     counts: Counter[str] = Counter()
     async with model() as http:
         limit = asyncio.Semaphore(16)

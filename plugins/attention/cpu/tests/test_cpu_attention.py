@@ -27,7 +27,16 @@ class NativePlatform(PlainPlatform):
     native = native
 
 
-@pytest.fixture(params=[name for name in native.isas if name != "avx512_vnni"], autouse=True)  # here that is avx512
+ISAS = [name for name in native.isas if name != "avx512_vnni"]  # here that is avx512
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What is asked of every plugin, in processes of its own, does not depend on the instruction set."""
+    of_every_plugin = metafunc.function.__module__ == "lmkit_testing.specs"
+    metafunc.parametrize("isa", ISAS[-1:] if of_every_plugin else ISAS, indirect=True)
+
+
+@pytest.fixture(autouse=True)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     native.set_isa(request.param)
     yield request.param
