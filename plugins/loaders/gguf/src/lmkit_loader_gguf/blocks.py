@@ -36,7 +36,11 @@ class Blocks:
     def dequantize(self) -> Tensor:
         """[n, k] float32."""
         n, groups = self.scales.shape
-        weight = self.values().view(n, groups, -1).float() * self.scales[..., None]
+        if self.table:
+            weight = torch.tensor(self.table, dtype=torch.float32).index_select(0, self.codes.flatten().int())
+        else:
+            weight = self.codes.float().sub_(self.zero)
+        weight = weight.view(n, groups, -1).mul_(self.scales[..., None])
         if self.offsets is not None:
             weight -= self.offsets[..., None]
         return weight.view(n, -1)
