@@ -16,7 +16,7 @@ SINGLE = "model.safetensors"
 # What a download needs: never code, never pickles.
 PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 UNNEEDED = ["*/*", "consolidated*"]  # other layouts of the same weights
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.tensors")
 CONVERT = "write it as safetensors: pip install lmkit-convert; lmkit convert DIRECTORY -o NEW"
 QUANTIZED = "*quant*config.json"  # where producers say how weights are stored that do not say it in config.json
 MODULES = "modules.json"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lmkit.api import CheckpointError, UnsupportedModel
+from lmkit.api import CheckpointError, SelectionError, UnsupportedModel
 from lmkit.config import from_options
 from lmkit.plugins.resolve import resolve
 from lmkit_testing.checkpoints import tiny_checkpoint
@@ -97,3 +97,10 @@ def test_values_are_those_of_a_model_that_was_just_made() -> None:
     assert len(found.unique(dim=0)) == 1100
     assert torch.equal(found.flatten()[PERIOD:], found.flatten()[: found.numel() - PERIOD])
     assert not torch.equal(found, loader.values("b", (1100, 1000), torch.bfloat16).float())
+
+
+@pytest.mark.parametrize(("name", "fix"), [("sharded_state", "--packed-cache"), ("tensorizer", "lmkit convert")])
+def test_loaders_of_other_servers_are_refused_with_the_reason(name: str, fix: str) -> None:
+    with pytest.raises(SelectionError, match=f"{name}.refused") as e:
+        resolve(from_options({"model": "demo", "loader": name}), installed())
+    assert fix in e.value.fix

@@ -7,9 +7,25 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from lmkit.api import Checkpoint, CheckpointOptions, ExecutorSpec, LoaderSpec, Tier, hookimpl
+from lmkit.api import Checkpoint, CheckpointOptions, ExecutorSpec, LoaderRequest, LoaderSpec, Refusal, Tier, hookimpl
 
 DUMMY = "dummy"
+CONVERT = "write it as safetensors: pip install lmkit-convert; lmkit convert DIRECTORY -o NEW"
+# Loaders of other servers that are refused: name -> summary, what is needed, what is offered, what to do
+REFUSED = {
+    "sharded_state": (
+        "Refused: files of single ranks; ordinary ones serve any number of ranks",
+        "the parameters of an engine with the same plugins, sizes and ranks",
+        "files as published, of which a rank keeps its part only",
+        "leave it out; --packed-cache FOLDER keeps weights as they are after loading",
+    ),
+    "tensorizer": (
+        "Refused: its types can be objects of Python; lmkit convert writes safetensors of it",
+        "a reader that takes no objects of Python from a file",
+        "*.tensors",
+        CONVERT,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +53,14 @@ def lmkit_resolve_checkpoint(ref: str, options: CheckpointOptions) -> Checkpoint
     return found
 
 
+def sharded_state(request: LoaderRequest) -> Iterable[Refusal]:
+    yield Refusal("refused", *REFUSED["sharded_state"][1:])
+
+
+def tensorizer(request: LoaderRequest) -> Iterable[Refusal]:
+    yield Refusal("refused", *REFUSED["tensorizer"][1:])
+
+
 @hookimpl
 def lmkit_executors() -> Iterable[ExecutorSpec]:
     yield ExecutorSpec(
@@ -59,6 +83,14 @@ def lmkit_loaders() -> Iterable[LoaderSpec]:
         stability="stable",
         formats=("safetensors",),
     )
+    for name, (summary, *_) in REFUSED.items():
+        yield LoaderSpec(
+            name=name,
+            summary=summary,
+            target="lmkit_worker.loading.safetensors:SafetensorsLoader",
+            check=f"lmkit_worker.hooks:{name}",
+            formats=("safetensors",),
+        )
     yield LoaderSpec(
         name=DUMMY,
         summary="Random weights of the right shapes, for benchmarks; reads no file",
