@@ -15,6 +15,7 @@ from lmkit.api import Checkpoint, CheckpointError, UnsupportedModel
 
 from lmkit_loader_gguf.families import FAMILIES, KEYS, NAMES, Family
 from lmkit_loader_gguf.file import GgufFile, TensorInfo, open_all
+from lmkit_loader_gguf.special import READERS, SHARP
 from lmkit_loader_gguf.vocabulary import end_tokens
 
 PLAIN = ("F32", "F16", "BF16")
@@ -24,6 +25,8 @@ EMBEDDING, HEAD = "token_embd", "output"
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Keys of an architecture that say what is known otherwise, or nothing of how to run it.
 IGNORED = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
+RAW = ("transposed",)  # layouts of linears whose rows are those of the model in the file
+PARTNERS = {"attn_k_b": "attn_v_b"}  # tensors that are one in the family's own checkpoints
 MAX_FACTORS, MAX_EXPERTS = 4096, 4096
 GEMMA_2_27B, GEMMA_3_27B = 46, 62  # layers: these divide queries by the root of hidden size / heads
 
@@ -39,6 +42,9 @@ class Source:
     heads: int = 0  # rows are permuted, as for pairs of neighbours, in each of so many heads
     less: float = 0.0  # what is taken off
     raw: bool = False  # blocks stay as they are
+    layout: str = ""  # of `lmkit_loader_gguf.layouts`: how it is put back
+    sizes: tuple[int, int] = (0, 0)  # for that: heads of queries, and of keys
+    rest: tuple[tuple[GgufFile, TensorInfo], ...] = ()  # for that: what belongs to it beside `tensor`
 
 
 def open_gguf(ref: str) -> Checkpoint | None:
@@ -103,6 +109,7 @@ def sources_of(files: Sequence[GgufFile]) -> Iterator[Source]:
     prefix, family = family_of(metadata, files[0].path)
     names = {**NAMES, **family.names}
     tensors = all_tensors(files)
+    head_counts = _heads(metadata, prefix, "attn_q"), _heads(metadata, prefix, "attn_k")
     for name, (file, tensor) in tensors.items():
         if name in FACTORS:
             continue
@@ -110,8 +117,12 @@ def sources_of(files: Sequence[GgufFile]) -> Iterator[Source]:
         layer, role = "", module
         if module.startswith("blk."):
             _, number, role = module.split(".", 2) if module.count(".") > 1 else ("", "", module)
-            layer = f"model.layers.{number}."
-        known = layer + names[role] + f".{kind}" if role in names else name
+            layer = f"{family.layers}.{number}."
+        if role in PARTNERS.values():
+            continue
+        known = name
+        if role in names:
+            known = layer + (names[role][:-1] if names[role].endswith("=") else f"{names[role]}.{kind}")
         quantized = tensor.type.name not in PLAIN
         heads = _heads(metadata, prefix, role) if family.permuted else 0
         less = 1.0 if family.offset_norms and role.endswith("norm") and kind == "weight" else 0.0
@@ -120,6 +131,11 @@ def sources_of(files: Sequence[GgufFile]) -> Iterator[Source]:
                 raise CheckpointError(f"{file.path}: {name} has the shape {list(tensor.shape)}")
             for expert in range(tensor.shape[0]):
                 yield Source(known.format(e=expert), file, tensor, expert, raw=quantized)
+            continue
+        if layout := family.layouts.get(role, ""):
+            raw = quantized and layout in RAW  # the same for blocks, whose rows are rows of the model
+            rest = (tensors[name.replace(role, PARTNERS[role])],) if role in PARTNERS else ()
+            yield Source(known, file, tensor, raw=raw, layout="" if raw else layout, sizes=head_counts, rest=rest)
             continue
         yield Source(known, file, tensor, None, heads, less, quantized and role != EMBEDDING)
         if role == EMBEDDING and quantized and f"{HEAD}.weight" not in tensors:
@@ -156,12 +172,13 @@ def configuration(files: Sequence[GgufFile], sources: Sequence[Source]) -> dict[
     config |= {key: f"blk.0.{role}.bias" in tensors for role, key in family.biased.items()}
     if "moe_intermediate_size" in config:
         config.setdefault("intermediate_size", config["moe_intermediate_size"])
+    if prefix in READERS:
+        READERS[prefix](config, given)
     _rotary(config, given, tensors, family)
     _special(prefix, config, given)
     stored = {source.tensor.type.name for source in sources if len(source.tensor.shape) > 1}
     config["dtype"] = "float32" if stored == {"F32"} else "float16" if stored <= {"F32", "F16"} else "bfloat16"
-    quantized = {source.name.removesuffix(".weight"): source.tensor.type.name for source in sources if source.raw}
-    if quantized:
+    if quantized := _types(sources, family):
         config["quantization_config"] = {"quant_method": METHOD, "tensors": quantized}
     for key in ("bos_token_id", "eos_token_id"):
         if isinstance(token := metadata.get(f"tokenizer.ggml.{key}"), int):
@@ -172,6 +189,17 @@ def configuration(files: Sequence[GgufFile], sources: Sequence[Source]) -> dict[
             known_keys = ", ".join(sorted(known))
             raise UnsupportedModel(f"{prefix}.{key[:80]}", repr(value)[:80], f"keys {known_keys}")
     return config
+
+
+def _types(sources: Sequence[Source], family: Family) -> dict[str, str]:
+    """Types of quantized modules, of each kind of expert in turn where one module has them all."""
+    found = {source.name.removesuffix(".weight"): source.tensor.type.name for source in sources if source.raw}
+    for source in sorted(sources, key=lambda source: source.tensor.name):  # gates before what they are multiplied with
+        layer, _, role = source.tensor.name.removesuffix(".weight").rpartition(".")
+        if source.raw and source.expert == 0 and role in family.stacks:
+            module = f"{family.layers}.{layer.rpartition('.')[2]}.{family.stacks[role]}"
+            found[module] = f"{found[module]},{source.tensor.type.name}" if module in found else source.tensor.type.name
+    return found
 
 
 def _rotary(config: dict[str, Any], given: dict[str, Any], tensors: Mapping[str, Any], family: Family) -> None:
@@ -188,7 +216,7 @@ def _rotary(config: dict[str, Any], given: dict[str, Any], tensors: Mapping[str,
     kind = given.pop("rope.scaling.type", "none")
     factor = given.pop("rope.scaling.factor", None)
     original = given.pop("rope.scaling.original_context_length", None)
-    attention = given.pop("rope.scaling.attn_factor", None)
+    attention, sharp = given.pop("rope.scaling.attn_factor", None), config.pop(SHARP, 0.0)
     lists = [_factors(*tensors[name]) for name in FACTORS if name in tensors]
     if lists:
         if kind not in ("none", "longrope", "linear") or len(lists) > 2:
@@ -202,7 +230,8 @@ def _rotary(config: dict[str, Any], given: dict[str, Any], tensors: Mapping[str,
         }
     elif kind in ("linear", "yarn"):
         scaling = {"rope_type": kind, "factor": factor, "attention_factor": attention}
-        scaling |= {"original_max_position_embeddings": original} if kind == "yarn" else {}
+        scaling |= {"original_max_position_embeddings": original, **family.rope} if kind == "yarn" else {}
+        scaling |= {"mscale": 10 * sharp, "mscale_all_dim": 10 * sharp} if sharp else {}
         config["rope_scaling"] = {key: value for key, value in scaling.items() if value is not None}
     elif kind != "none":
         raise UnsupportedModel("rope.scaling.type", kind, "none, linear, yarn, longrope")

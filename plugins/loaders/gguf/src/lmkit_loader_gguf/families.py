@@ -62,7 +62,10 @@ class Family:
 
     `keys` and `names` are added to the usual ones, `fixed` to the configuration. `permuted`: rows of queries and keys
     lie as for pairs of neighbours. `offset_norms`: weights of norms are stored 1 greater than `transformers` has them.
-    `biased`: tensor -> the key that says whether it has a bias.
+    `biased`: tensor -> the key that says whether it has a bias. A name that ends with "=" is that of a tensor, not of
+    a module. `layouts`: tensor -> how the family stores it, of `lmkit_loader_gguf.layouts`. `stacks`: experts -> module
+    in which the family has all of them. `layers`: what they are in. `rope`: what belongs
+    to rotary positions that are stretched.
     """
 
     architecture: str
@@ -74,8 +77,14 @@ class Family:
     offset_norms: bool = False
     partial: bool = False  # rope.dimension_count may be less than a head
     biased: Mapping[str, str] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    stacks: Mapping[str, str] = field(default_factory=dict)
+    layers: str = "model.layers"
+    rope: Mapping[str, Any] = field(default_factory=dict)
 
 
+LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+PARTS, INTO = ("gate", "up", "down"), ("ffn_gate_exps", "ffn_up_exps")
 LLAMA_BIASES = {"attn_q": "attention_bias", "ffn_up": "mlp_bias"}
 GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
 MULTIPLIERS = {
@@ -95,7 +104,7 @@ FAMILIES = {
     "llama experts": Family(
         architecture="MixtralForCausalLM",
         model_type="mixtral",
-        keys={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        keys=LOCAL_EXPERTS,
         names={
             "ffn_gate_inp": "block_sparse_moe.gate",
             "ffn_gate_exps": "block_sparse_moe.experts.{e}.w1",
@@ -234,5 +243,134 @@ FAMILIES = {
         keys={"attention.sliding_window": "sliding_window"},
         names=BEHIND,
         fixed={"sliding_window": None},
+    ),
+    "gpt-oss": Family(
+        architecture="GptOssForCausalLM",
+        model_type="gpt_oss",
+        keys={**LOCAL_EXPERTS, "attention.sliding_window": "sliding_window"},
+        names={
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks=",
+            "ffn_gate_inp": "mlp.router",
+            **{f"ffn_{part}_exps": f"mlp.experts.{{e}}.{part}_proj" for part in PARTS},
+        },
+        stacks={**dict.fromkeys(INTO, "mlp.experts.gate_up_proj"), "ffn_down_exps": "mlp.experts.down_proj"},
+        rope={"truncate": False},
+    ),
+    "deepseek2": Family(
+        architecture="DeepseekV2ForCausalLM",
+        model_type="deepseek_v2",
+        keys={
+            "leading_dense_block_count": "first_k_dense_replace",
+            "attention.q_lora_rank": "q_lora_rank",
+            "attention.kv_lora_rank": "kv_lora_rank",
+            "expert_count": "n_routed_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_shared_count": "n_shared_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_weights_scale": "routed_scaling_factor",
+        },
+        names={
+            "attn_q_a": "self_attn.q_a_proj",
+            "attn_q_b": "self_attn.q_b_proj",
+            "attn_q_a_norm": "self_attn.q_a_layernorm",
+            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+            "attn_kv_b": "self_attn.kv_b_proj",
+            "attn_k_b": "self_attn.kv_b_proj",
+            **MOE_NAMES,
+            **{f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in PARTS},
+            "exp_probs_b": "mlp.gate.e_score_correction_bias=",
+        },
+        layouts={"attn_k_b": "latent"},
+    ),
+    "granitemoe": Family(
+        architecture="GraniteMoeForCausalLM",
+        model_type="granitemoe",
+        keys={**MULTIPLIERS, **LOCAL_EXPERTS},
+        names={
+            "ffn_gate_inp": "block_sparse_moe.router.layer",
+            **{f"ffn_{part}_exps": f"block_sparse_moe.experts.{{e}}.{part}_proj" for part in PARTS},
+        },
+        stacks={
+            **dict.fromkeys(INTO, "block_sparse_moe.input_linear.weight"),
+            "ffn_down_exps": "block_sparse_moe.output_linear.weight",
+        },
+        permuted=True,
+    ),
+    "lfm2": Family(
+        architecture="Lfm2ForCausalLM",
+        model_type="lfm2",
+        keys={"shortconv.l_cache": "conv_L_cache", "attention.layer_norm_rms_epsilon": "norm_eps"},
+        names={
+            "output_norm": "model.embedding_norm",
+            "token_embd_norm": "model.embedding_norm",
+            "attn_norm": "operator_norm",
+            "ffn_norm": "ffn_norm",
+            "attn_output": "self_attn.out_proj",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "ffn_gate": "feed_forward.w1",
+            "ffn_up": "feed_forward.w3",
+            "ffn_down": "feed_forward.w2",
+            "shortconv.conv": "conv.conv",
+            "shortconv.in_proj": "conv.in_proj",
+            "shortconv.out_proj": "conv.out_proj",
+        },
+        fixed={"block_auto_adjust_ff_dim": False},
+        layouts={"shortconv.conv": "column"},
+    ),
+    "falcon": Family(
+        architecture="FalconForCausalLM",
+        model_type="falcon",
+        keys={"attention.layer_norm_epsilon": "layer_norm_epsilon", "feed_forward_length": "ffn_hidden_size"},
+        names={
+            "token_embd": "transformer.word_embeddings",
+            "output_norm": "transformer.ln_f",
+            "attn_norm": "input_layernorm",
+            "attn_qkv": "self_attention.query_key_value",
+            "attn_output": "self_attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+        layers="transformer.h",
+        layouts={"attn_qkv": "grouped"},
+        biased={"attn_qkv": "bias"},
+    ),
+    "gpt2": Family(
+        architecture="GPT2LMHeadModel",
+        model_type="gpt2",
+        keys={
+            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+            "feed_forward_length": "n_inner",
+        },
+        names={
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        layers="transformer.h",
+        layouts=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), "transposed"),
+    ),
+    "llama4": Family(
+        architecture="Llama4ForCausalLM",
+        model_type="llama4_text",
+        keys={**LOCAL_EXPERTS, "interleave_moe_layer_step": "interleave_moe_layer_step"},
+        names={
+            "ffn_gate_inp": "feed_forward.router",
+            **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in PARTS},
+            **{f"ffn_{part}_exps": f"feed_forward.experts.{{e}}.{part}_proj" for part in PARTS},
+            **{f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in PARTS},
+        },
+        stacks={
+            **dict.fromkeys(INTO, "feed_forward.experts.gate_up_proj"),
+            "ffn_down_exps": "feed_forward.experts.down_proj",
+        },
     ),
 }

@@ -1,0 +1,42 @@
+"""What converters have done to single tensors, put back: the layout of the family's own checkpoints.
+
+Each function takes the tensors of one, and the numbers of heads of queries and of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+
+def transposed(weight: Tensor, queries: int, keys: int) -> Tensor:
+    """[out, in] -> [in, out]; a bias as it is."""
+    return weight.T.contiguous() if weight.dim() == 2 else weight
+
+
+def grouped(fused: Tensor, queries: int, keys: int) -> Tensor:
+    """All queries, all keys, all values -> for each head of keys its queries, key and value."""
+    size = fused.shape[0] // (queries + 2 * keys)
+    parts = fused.split((queries * size, keys * size, keys * size))
+    groups = [part.view(keys, -1, size, *fused.shape[1:]) for part in parts]
+    return torch.cat(groups, 1).reshape(fused.shape)
+
+
+def column(weight: Tensor, queries: int, keys: int) -> Tensor:
+    """Convolutions [D, K] -> [D, 1, K]."""
+    return weight.unsqueeze(1)
+
+
+def latent(keys_up: Tensor, values_up: Tensor, queries: int, keys: int) -> Tensor:
+    """[H, rank, plain] and [H, value, rank] -> [H * (plain + value), rank]."""
+    return torch.cat((keys_up.transpose(1, 2), values_up), 1).flatten(0, 1)
+
+
+LAYOUTS: Mapping[str, Callable[..., Tensor]] = {
+    "transposed": transposed,
+    "grouped": grouped,
+    "column": column,
+    "latent": latent,
+}

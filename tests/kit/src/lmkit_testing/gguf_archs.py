@@ -1,0 +1,138 @@
+"""What llama.cpp's converters do for single architectures: metadata of their own, and tensors in another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gguf
+import numpy as np
+
+Tensors = dict[str, np.ndarray]
+
+
+def deepseek2_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + turned)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + turned)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(turned)
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    v3 = config["architectures"] == ["DeepseekV3ForCausalLM"]
+    writer.add_expert_weights_norm(v3)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if v3 else gguf.ExpertGatingFuncType.SOFTMAX)
+    if (config.get("n_group") or 1) > 1:
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+    if sharp := (config.get("rope_parameters") or {}).get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * sharp)
+
+
+def deepseek2(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    if not name.endswith("kv_b_proj.weight"):
+        return {name.replace("e_score_correction_bias", "e_score_correction.bias"): values}
+    heads, plain = config["num_attention_heads"], config["qk_nope_head_dim"]
+    split = values.reshape(heads, plain + config["v_head_dim"], config["kv_lora_rank"])
+    keys, others = split[:, :plain].swapaxes(1, 2), split[:, plain:]
+    return {name.replace("kv_b", "k_b"): keys, name.replace("kv_b", "v_b"): others}
+
+
+def gpt_oss(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    if name.endswith("sinks"):
+        return {f"{name}.weight": values}
+    if ".experts." not in name:
+        return {name: values}
+    kind = "bias" if name.endswith("_bias") else "weight"
+    values = values if kind == "bias" else values.swapaxes(1, 2)
+    module = name.removesuffix("_bias")
+    if "down_proj" in name:
+        return {f"{module}.{kind}": values}
+    return {f"{module.replace('gate_up', part)}.{kind}": values[:, i::2] for i, part in enumerate(("gate", "up"))}
+
+
+def granitemoe(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    if "input_linear" not in name:
+        return {name: values}
+    gate, up = np.split(values, 2, axis=1)
+    block = name.partition("block_sparse_moe")[0] + "mlp.experts"
+    return {f"{block}.gate_proj.weight": gate, f"{block}.up_proj.weight": up}
+
+
+def lfm2_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    keys = config["num_key_value_heads"]
+    writer.add_head_count_kv([keys if kind == "full_attention" else 0 for kind in config["layer_types"]])
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+    writer.add_layer_norm_rms_eps(config["norm_eps"])
+
+
+def lfm2(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    return {name: values[:, 0] if name.endswith("conv.conv.weight") else values}
+
+
+def falcon_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_head_count_kv(config["num_kv_heads"] if config["new_decoder_architecture"] else 1)
+    writer.add_context_length(2048)
+    writer.add_tensor_data_layout("jploski")
+    writer.add_feed_forward_length(4 * config["hidden_size"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+
+
+def falcon(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    if "query_key_value" not in name:
+        return {name: values}
+    keys = config["num_kv_heads"] if config["new_decoder_architecture"] else 1
+    size = config["hidden_size"] // config["num_attention_heads"]
+    share = config["num_attention_heads"] // keys
+    groups = values.reshape(keys, share + 2, size, *values.shape[1:])
+    parts = groups[:, :-2], groups[:, -2:-1], groups[:, -1:]
+    return {name: np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])}
+
+
+def gpt2_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_context_length(config["n_positions"])
+    writer.add_embedding_length(config["n_embd"])
+    writer.add_block_count(config["n_layer"])
+    writer.add_head_count(config["n_head"])
+    writer.add_feed_forward_length(config.get("n_inner") or 4 * config["n_embd"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+
+
+def gpt2(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    linear = name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
+    return {name: values.T if linear else values}
+
+
+def llama4_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_feed_forward_length(config["intermediate_size_mlp"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+
+
+def llama4(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    if "experts." not in name:
+        return {name: values}
+    values = values.swapaxes(1, 2)
+    if "down_proj" in name:
+        return {f"{name}.weight": values}
+    gate, up = np.split(values, 2, axis=1)
+    return {f"{name.replace('gate_up', part)}.weight": half for part, half in (("gate", gate), ("up", up))}
+
+
+LENGTHS = ("intermediate_size", "head_dim", "num_key_value_heads", "norm_eps")
+# architecture -> keys of config.json that are said otherwise, what says them, and what is done to each tensor
+SPECIAL: Mapping[str, tuple[tuple[str, ...], Callable[..., None] | None, Callable[..., Tensors] | None]] = {
+    "deepseek2": (("head_dim", "num_key_value_heads"), deepseek2_keys, deepseek2),
+    "gpt-oss": ((), None, gpt_oss),
+    "granitemoe": ((), None, granitemoe),
+    "lfm2": (LENGTHS[2:], lfm2_keys, lfm2),
+    "falcon": ((), falcon_keys, falcon),
+    "gpt2": ((), gpt2_keys, gpt2),
+    "llama4": (LENGTHS[:1], llama4_keys, llama4),
+}
