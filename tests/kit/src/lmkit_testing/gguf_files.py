@@ -32,6 +32,7 @@ KEYS = {
 }  # fmt: skip
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "arcee")
 OFFSET = ("gemma", "gemma2", "gemma3", "nemotron")
+PLAIN = re.compile(r"gate_inp|position_embd|conv\.|\.bias$")  # what the converters never quantize
 EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(\w+)\.weight")
 
 
@@ -79,7 +80,7 @@ def write(
     for key, value in metadata.items():
         getattr(writer, key)(value)
     for name, values in {**tensors(folder, config, arch), **(more or {})}.items():
-        kind = gguf.GGMLQuantizationType["F32" if values.ndim < 2 or "gate_inp" in name else type]
+        kind = gguf.GGMLQuantizationType["F32" if values.ndim < 2 or PLAIN.search(name) else type]
         stored = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), kind)
         if dequantized:
             stored, kind = gguf.quants.dequantize(stored, kind), gguf.GGMLQuantizationType.F32
