@@ -125,7 +125,90 @@ def llama4(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
     return {f"{name.replace('gate_up', part)}.weight": half for part, half in (("gate", gate), ("up", up))}
 
 
+def routed_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def glm4moe_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    routed_keys(writer, config)
+    writer.add_block_count(config["num_hidden_layers"] + 1)
+    writer.add_nextn_predict_layers(1)
+
+
+def corrected(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    return {name.replace("e_score_correction_bias", "e_score_correction.bias"): values.reshape(values.shape[-1:])} if (
+        "e_score_correction" in name
+    ) else {name: values}  # fmt: skip
+
+
+def ernie_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_expert_count(config["moe_num_experts"])
+    writer.add_expert_used_count(config["moe_k"])
+    writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+    writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+    writer.add_expert_shared_count(config["moe_num_shared_experts"])
+    writer.add_expert_shared_feed_forward_length(config["moe_intermediate_size"] * config["moe_num_shared_experts"])
+
+
+def lfm2moe_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    lfm2_keys(writer, config)
+    writer.add_leading_dense_block_count(config["num_dense_layers"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def lfm2moe(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    for old, new in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+        name = name.replace(f"experts.{old}", f"experts.{new}")
+    return {} if "lm_head" in name else lfm2(name.replace("expert_bias", "expert_bias.bias"), values, config)
+
+
+def minimax_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def olmo_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_layer_norm_eps(1e-5)
+    if config.get("clip_qkv"):
+        writer.add_clamp_kqv(config["clip_qkv"])
+
+
+def mamba_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_ssm_conv_kernel(config["conv_kernel"])
+    writer.add_ssm_state_size(config["state_size"])
+    writer.add_layer_norm_rms_eps(config["layer_norm_epsilon"])
+    if "num_heads" in config:
+        writer.add_ssm_inner_size(config["num_heads"] * config["head_dim"])
+        writer.add_ssm_time_step_rank(config["num_heads"])
+        writer.add_ssm_group_count(config["n_groups"])
+    else:
+        writer.add_ssm_inner_size(config["intermediate_size"])
+        writer.add_ssm_time_step_rank(config["time_step_rank"])
+        writer.add_ssm_dt_b_c_rms(False)
+
+
+def mamba(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    second = "num_heads" in config
+    if name.endswith("A_log"):
+        values = -np.exp(values)
+    if second and name.endswith(("A_log", ".D")):
+        values = values.reshape(-1, 1)
+    if second and name.endswith("mixer.norm.weight"):
+        values = values.reshape(config["n_groups"], -1)
+    if "conv1d.weight" in name:
+        values = values[:, 0]
+    return {name.replace("dt_bias", "dt_proj.bias"): values}
+
+
 LENGTHS = ("intermediate_size", "head_dim", "num_key_value_heads", "norm_eps")
+MAMBA = ("intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
 # architecture -> keys of config.json that are said otherwise, what says them, and what is done to each tensor
 SPECIAL: Mapping[str, tuple[tuple[str, ...], Callable[..., None] | None, Callable[..., Tensors] | None]] = {
     "deepseek2": (("head_dim", "num_key_value_heads"), deepseek2_keys, deepseek2),
@@ -135,4 +218,12 @@ SPECIAL: Mapping[str, tuple[tuple[str, ...], Callable[..., None] | None, Callabl
     "falcon": ((), falcon_keys, falcon),
     "gpt2": ((), gpt2_keys, gpt2),
     "llama4": (LENGTHS[:1], llama4_keys, llama4),
+    "glm4moe": (("num_hidden_layers",), glm4moe_keys, corrected),
+    "dots1": (("sliding_window",), routed_keys, corrected),
+    "ernie4_5-moe": ((), ernie_keys, corrected),
+    "lfm2moe": (LENGTHS[2:], lfm2moe_keys, lfm2moe),
+    "minimax-m2": ((), minimax_keys, corrected),
+    "olmo": ((), olmo_keys, None),
+    "mamba": (MAMBA, mamba_keys, mamba),
+    "mamba2": (MAMBA, mamba_keys, mamba),
 }

@@ -30,7 +30,7 @@ KEYS = {
     "attention_multiplier": "add_attention_scale", "logits_scaling": "add_logit_scale",
     "use_parallel_residual": "add_parallel_residual", "vocab_size": "add_vocab_size",
 }  # fmt: skip
-PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "arcee")
+PERMUTED = ("llama", "granite", "granitemoe", "olmo", "smollm3", "arcee")
 OFFSET = ("gemma", "gemma2", "gemma3", "nemotron")
 PLAIN = re.compile(r"gate_inp|position_embd|conv\.|\.bias$")  # what the converters never quantize
 EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(\w+)\.weight")
@@ -65,7 +65,7 @@ def write(
     rope = config.get("rope_parameters") or {}
     theta = rope.get("rope_theta") or rope.get("full_attention", {}).get("rope_theta")
     writer.add_rope_freq_base(theta or config.get("rope_theta", 10000.0))
-    if "num_attention_heads" in config:
+    if "num_attention_heads" in config and "num_attention_heads" not in otherwise:
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
         writer.add_rope_dimension_count(int(head * partial))
@@ -102,7 +102,9 @@ def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, np.
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = tensor.float().numpy()
         if match := EXPERT.fullmatch(name):
-            experts.setdefault(f"{match[1]}{match[3]}.weight", {})[int(match[2])] = values
+            merged = f"{match[1]}{match[3]}.weight"
+            for stack in change(merged, values, config) if change else (merged,):
+                experts.setdefault(stack, {})[int(match[2])] = values
             continue
         if arch in PERMUTED and re.search(r"\.(q|k)_proj\.", name):
             heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]

@@ -27,6 +27,7 @@ FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 IGNORED = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
 RAW = ("transposed",)  # layouts of linears whose rows are those of the model in the file
 PARTNERS = {"attn_k_b": "attn_v_b"}  # tensors that are one in the family's own checkpoints
+UNUSED = "nextn."  # tensors of layers that predict further tokens, which families pass over by number
 MAX_FACTORS, MAX_EXPERTS = 4096, 4096
 GEMMA_2_27B, GEMMA_3_27B = 46, 62  # layers: these divide queries by the root of hidden size / heads
 
@@ -113,14 +114,10 @@ def sources_of(files: Sequence[GgufFile]) -> Iterator[Source]:
     for name, (file, tensor) in tensors.items():
         if name in FACTORS:
             continue
-        module, _, kind = name.rpartition(".")
-        layer, role = "", module
-        if module.startswith("blk."):
-            _, number, role = module.split(".", 2) if module.count(".") > 1 else ("", "", module)
-            layer = f"{family.layers}.{number}."
+        layer, role, kind = _parsed(name, family)
         if role in PARTNERS.values():
             continue
-        known = name
+        known = f"{layer}{role}" if role.startswith(UNUSED) else name
         if role in names:
             known = layer + (names[role][:-1] if names[role].endswith("=") else f"{names[role]}.{kind}")
         quantized = tensor.type.name not in PLAIN
@@ -141,6 +138,15 @@ def sources_of(files: Sequence[GgufFile]) -> Iterator[Source]:
         if role == EMBEDDING and quantized and f"{HEAD}.weight" not in tensors:
             # A head that is tied stays as it is stored; of the embedding only rows are looked up.
             yield Source(f"{names[HEAD]}.weight", file, tensor, raw=True)
+
+
+def _parsed(name: str, family: Family) -> tuple[str, str, str]:
+    """What the family's names of the layer begin with; the tensor's role in it; "weight", "bias" or nothing."""
+    role, _, kind = name.rpartition(".")
+    role, kind = (role, kind) if kind in ("weight", "bias") else (name, "")
+    block, _, rest = role.partition(".")
+    number, _, inner = rest.partition(".")
+    return (f"{family.layers}.{number}.", inner, kind) if block == "blk" and inner else ("", role, kind)
 
 
 def _heads(metadata: Mapping[str, Any], prefix: str, role: str) -> int:
@@ -170,11 +176,13 @@ def configuration(files: Sequence[GgufFile], sources: Sequence[Source]) -> dict[
     names = {source.name for source in sources}
     config["tie_word_embeddings"] = f"{NAMES[HEAD]}.weight" not in names
     config |= {key: f"blk.0.{role}.bias" in tensors for role, key in family.biased.items()}
+    config |= {key: f"blk.0.{role}.weight" in tensors for role, key in family.weighted.items()}
     if "moe_intermediate_size" in config:
         config.setdefault("intermediate_size", config["moe_intermediate_size"])
     if prefix in READERS:
         READERS[prefix](config, given)
-    _rotary(config, given, tensors, family)
+    if family.turned:
+        _rotary(config, given, tensors, family)
     _special(prefix, config, given)
     stored = {source.tensor.type.name for source in sources if len(source.tensor.shape) > 1}
     config["dtype"] = "float32" if stored == {"F32"} else "float16" if stored <= {"F32", "F16"} else "bfloat16"
@@ -195,9 +203,9 @@ def _types(sources: Sequence[Source], family: Family) -> dict[str, str]:
     """Types of quantized modules, of each kind of expert in turn where one module has them all."""
     found = {source.name.removesuffix(".weight"): source.tensor.type.name for source in sources if source.raw}
     for source in sorted(sources, key=lambda source: source.tensor.name):  # gates before what they are multiplied with
-        layer, _, role = source.tensor.name.removesuffix(".weight").rpartition(".")
+        layer, role, _ = _parsed(source.tensor.name, family)
         if source.raw and source.expert == 0 and role in family.stacks:
-            module = f"{family.layers}.{layer.rpartition('.')[2]}.{family.stacks[role]}"
+            module = layer + family.stacks[role]
             found[module] = f"{found[module]},{source.tensor.type.name}" if module in found else source.tensor.type.name
     return found
 

@@ -62,10 +62,10 @@ class Family:
 
     `keys` and `names` are added to the usual ones, `fixed` to the configuration. `permuted`: rows of queries and keys
     lie as for pairs of neighbours. `offset_norms`: weights of norms are stored 1 greater than `transformers` has them.
-    `biased`: tensor -> the key that says whether it has a bias. A name that ends with "=" is that of a tensor, not of
-    a module. `layouts`: tensor -> how the family stores it, of `lmkit_loader_gguf.layouts`. `stacks`: experts -> module
-    in which the family has all of them. `layers`: what they are in. `rope`: what belongs
-    to rotary positions that are stretched.
+    `biased`: tensor -> the key that says whether it has a bias; `weighted`: whether it is there at all. A name that
+    ends with "=" is that of a tensor, not of a module. `layouts`: tensor -> how the family stores it, of
+    `lmkit_loader_gguf.layouts`. `stacks`: experts -> module in which the family has all of them. `layers`: what they
+    are in. `rope`: what belongs to rotary positions that are stretched.
     """
 
     architecture: str
@@ -77,9 +77,11 @@ class Family:
     offset_norms: bool = False
     partial: bool = False  # rope.dimension_count may be less than a head
     biased: Mapping[str, str] = field(default_factory=dict)
+    weighted: Mapping[str, str] = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, str] = field(default_factory=dict)
     layers: str = "model.layers"
+    turned: bool = True  # heads have rotary positions
     rope: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,6 +99,52 @@ GEMMA_LIMITS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "attention.sliding_window": "sliding_window",
+}
+
+ROUTED = {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_shared_count": "n_shared_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_weights_scale": "routed_scaling_factor",
+}
+ROUTED_NAMES = {
+    **MOE_NAMES,
+    **{f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in PARTS},
+    "exp_probs_b": "mlp.gate.e_score_correction_bias=",
+}
+LFM2_KEYS = {"shortconv.l_cache": "conv_L_cache", "attention.layer_norm_rms_epsilon": "norm_eps"}
+LFM2_NAMES = {
+    "output_norm": "model.embedding_norm",
+    "token_embd_norm": "model.embedding_norm",
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+MAMBA_KEYS = {
+    "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.inner_size": "intermediate_size",
+    "ssm.state_size": "state_size",
+}
+MAMBA_NAMES = {
+    "token_embd": "backbone.embeddings",
+    "output_norm": "backbone.norm_f",
+    "attn_norm": "norm",
+    "ssm_in": "mixer.in_proj",
+    "ssm_conv1d": "mixer.conv1d",
+    "ssm_a": "mixer.A_log=",
+    "ssm_d": "mixer.D=",
+    "ssm_out": "mixer.out_proj",
 }
 
 FAMILIES = {
@@ -261,14 +309,9 @@ FAMILIES = {
         architecture="DeepseekV2ForCausalLM",
         model_type="deepseek_v2",
         keys={
-            "leading_dense_block_count": "first_k_dense_replace",
+            **ROUTED,
             "attention.q_lora_rank": "q_lora_rank",
             "attention.kv_lora_rank": "kv_lora_rank",
-            "expert_count": "n_routed_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_shared_count": "n_shared_experts",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_weights_scale": "routed_scaling_factor",
         },
         names={
             "attn_q_a": "self_attn.q_a_proj",
@@ -278,9 +321,7 @@ FAMILIES = {
             "attn_kv_a_norm": "self_attn.kv_a_layernorm",
             "attn_kv_b": "self_attn.kv_b_proj",
             "attn_k_b": "self_attn.kv_b_proj",
-            **MOE_NAMES,
-            **{f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in PARTS},
-            "exp_probs_b": "mlp.gate.e_score_correction_bias=",
+            **ROUTED_NAMES,
         },
         layouts={"attn_k_b": "latent"},
     ),
@@ -301,22 +342,8 @@ FAMILIES = {
     "lfm2": Family(
         architecture="Lfm2ForCausalLM",
         model_type="lfm2",
-        keys={"shortconv.l_cache": "conv_L_cache", "attention.layer_norm_rms_epsilon": "norm_eps"},
-        names={
-            "output_norm": "model.embedding_norm",
-            "token_embd_norm": "model.embedding_norm",
-            "attn_norm": "operator_norm",
-            "ffn_norm": "ffn_norm",
-            "attn_output": "self_attn.out_proj",
-            "attn_q_norm": "self_attn.q_layernorm",
-            "attn_k_norm": "self_attn.k_layernorm",
-            "ffn_gate": "feed_forward.w1",
-            "ffn_up": "feed_forward.w3",
-            "ffn_down": "feed_forward.w2",
-            "shortconv.conv": "conv.conv",
-            "shortconv.in_proj": "conv.in_proj",
-            "shortconv.out_proj": "conv.out_proj",
-        },
+        keys=LFM2_KEYS,
+        names=LFM2_NAMES,
         fixed={"block_auto_adjust_ff_dim": False},
         layouts={"shortconv.conv": "column"},
     ),
@@ -372,5 +399,106 @@ FAMILIES = {
             **dict.fromkeys(INTO, "feed_forward.experts.gate_up_proj"),
             "ffn_down_exps": "feed_forward.experts.down_proj",
         },
+    ),
+    "glm4moe": Family(
+        architecture="Glm4MoeForCausalLM",
+        model_type="glm4_moe",
+        partial=True,
+        keys=ROUTED,
+        names={**ROUTED_NAMES, "post_attention_norm": "post_attention_layernorm"},
+        biased={"attn_q": "attention_bias"},
+        weighted={"attn_q_norm": "use_qk_norm"},
+    ),
+    "dots1": Family(
+        architecture="Dots1ForCausalLM",
+        model_type="dots1",
+        keys=ROUTED,
+        names=ROUTED_NAMES,
+        fixed={"sliding_window": None},
+        biased={"attn_q": "attention_bias"},
+    ),
+    "ernie4_5-moe": Family(
+        architecture="Ernie4_5_MoeForCausalLM",
+        model_type="ernie4_5_moe",
+        keys={
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "expert_shared_count": "moe_num_shared_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "leading_dense_block_count": "moe_layer_start_index",
+            "interleave_moe_layer_step": "moe_layer_interval",
+        },
+        names={**ROUTED_NAMES, "exp_probs_b": "mlp.moe_statics.e_score_correction_bias="},
+        layouts={"exp_probs_b": "row"},
+        biased={"attn_q": "use_bias"},
+    ),
+    "lfm2moe": Family(
+        architecture="Lfm2MoeForCausalLM",
+        model_type="lfm2_moe",
+        keys={
+            **LFM2_KEYS,
+            **EXPERTS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "leading_dense_block_count": "num_dense_layers",
+            "expert_weights_scale": "routed_scaling_factor",
+        },
+        names={
+            **LFM2_NAMES,
+            "ffn_gate_inp": "feed_forward.gate",
+            "exp_probs_b": "feed_forward.expert_bias=",
+            "ffn_gate_exps": "feed_forward.experts.{e}.w1",
+            "ffn_up_exps": "feed_forward.experts.{e}.w3",
+            "ffn_down_exps": "feed_forward.experts.{e}.w2",
+        },
+        layouts={"shortconv.conv": "column"},
+    ),
+    "minimax-m2": Family(
+        architecture="MiniMaxM2ForCausalLM",
+        model_type="minimax_m2",
+        partial=True,
+        keys=LOCAL_EXPERTS,
+        names={
+            "ffn_gate_inp": "block_sparse_moe.gate",
+            "exp_probs_b": "block_sparse_moe.e_score_correction_bias=",
+            "ffn_gate_exps": "block_sparse_moe.experts.{e}.w1",
+            "ffn_up_exps": "block_sparse_moe.experts.{e}.w3",
+            "ffn_down_exps": "block_sparse_moe.experts.{e}.w2",
+        },
+    ),
+    "phi2": Family(
+        architecture="PhiForCausalLM",
+        model_type="phi",
+        partial=True,
+        keys=LAYER_NORM,
+        names={
+            "output_norm": "model.final_layernorm",
+            "attn_output": "self_attn.dense",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
+    ),
+    "olmo": Family(
+        architecture="OlmoForCausalLM",
+        model_type="olmo",
+        keys={"attention.clamp_kqv": "clip_qkv"},
+        permuted=True,
+    ),
+    "mamba": Family(
+        architecture="MambaForCausalLM",
+        model_type="mamba",
+        keys={**MAMBA_KEYS, "ssm.time_step_rank": "time_step_rank"},
+        names={**MAMBA_NAMES, "ssm_x": "mixer.x_proj", "ssm_dt": "mixer.dt_proj"},
+        layers="backbone.layers",
+        layouts={"ssm_conv1d": "column", "ssm_a": "logarithm"},
+        turned=False,
+    ),
+    "mamba2": Family(
+        architecture="Mamba2ForCausalLM",
+        model_type="mamba2",
+        keys={**MAMBA_KEYS, "ssm.time_step_rank": "num_heads", "ssm.group_count": "n_groups"},
+        names={**MAMBA_NAMES, "ssm_dt": "mixer.dt_bias=", "ssm_norm": "mixer.norm"},
+        layers="backbone.layers",
+        layouts={"ssm_conv1d": "column", "ssm_a": "logarithm", "ssm_d": "flat", "ssm_norm": "flat"},
+        turned=False,
     ),
 }

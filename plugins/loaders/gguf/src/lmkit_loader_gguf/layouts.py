@@ -25,8 +25,8 @@ def grouped(fused: Tensor, queries: int, keys: int) -> Tensor:
 
 
 def column(weight: Tensor, queries: int, keys: int) -> Tensor:
-    """Convolutions [D, K] -> [D, 1, K]."""
-    return weight.unsqueeze(1)
+    """Convolutions [D, K] -> [D, 1, K]; a bias as it is."""
+    return weight.unsqueeze(1) if weight.dim() == 2 else weight
 
 
 def latent(keys_up: Tensor, values_up: Tensor, queries: int, keys: int) -> Tensor:
@@ -34,9 +34,27 @@ def latent(keys_up: Tensor, values_up: Tensor, queries: int, keys: int) -> Tenso
     return torch.cat((keys_up.transpose(1, 2), values_up), 1).flatten(0, 1)
 
 
+def row(values: Tensor, queries: int, keys: int) -> Tensor:
+    """[E] -> [1, E]."""
+    return values.reshape(1, -1)
+
+
+def flat(values: Tensor, queries: int, keys: int) -> Tensor:
+    """[H, 1] or [groups, D] -> [all]."""
+    return values.flatten()
+
+
+def logarithm(decay: Tensor, queries: int, keys: int) -> Tensor:
+    """-exp(x) -> x; [H, 1] -> [H]."""
+    return torch.log(-decay).squeeze(-1)
+
+
 LAYOUTS: Mapping[str, Callable[..., Tensor]] = {
     "transposed": transposed,
     "grouped": grouped,
     "column": column,
     "latent": latent,
+    "row": row,
+    "flat": flat,
+    "logarithm": logarithm,
 }

@@ -73,6 +73,62 @@ def llama4(config: dict[str, Any], given: dict[str, Any]) -> None:
     config["intermediate_size"] = given.pop("expert_feed_forward_length", config.get("intermediate_size"))
 
 
+def routed(config: dict[str, Any], given: dict[str, Any]) -> None:
+    """Sigmoid scores, and groups of experts."""
+    if given.pop("expert_gating_func", SIGMOID) != SIGMOID:
+        raise UnsupportedModel("expert_gating_func", "another", "sigmoid (2)")
+    config["norm_topk_prob"] = given.pop("expert_weights_norm", False)
+    config["n_group"] = given.pop("expert_group_count", 1) or 1
+    config["topk_group"] = given.pop("expert_group_used_count", 1) or 1
+    unused = given.pop("nextn_predict_layers", 0)  # layers that predict further tokens, counted with the others
+    config["num_nextn_predict_layers"] = unused
+    if isinstance(layers := config.get("num_hidden_layers"), int) and unused:
+        config["num_hidden_layers"] = layers - unused
+
+
+def ernie_moe(config: dict[str, Any], given: dict[str, Any]) -> None:
+    """The shared experts have the size of that many of the others."""
+    size = config.get("moe_intermediate_size", 0) * config.get("moe_num_shared_experts", 0)
+    if (shared := given.pop("expert_shared_feed_forward_length", size)) != size:
+        raise UnsupportedModel("expert_shared_feed_forward_length", shared, f"{size}")
+
+
+def lfm2_moe(config: dict[str, Any], given: dict[str, Any]) -> None:
+    """Scores are those of a sigmoid."""
+    lfm2(config, given)
+    if given.pop("expert_gating_func", SIGMOID) != SIGMOID:
+        raise UnsupportedModel("expert_gating_func", "another", "sigmoid (2)")
+
+
+def minimax(config: dict[str, Any], given: dict[str, Any]) -> None:
+    """Scores are those of a sigmoid; all layers have experts."""
+    lfm = given.pop("expert_gating_func", SIGMOID)
+    if lfm != SIGMOID:
+        raise UnsupportedModel("expert_gating_func", lfm, "sigmoid (2)")
+    config["intermediate_size"] = given.pop("expert_feed_forward_length", config.get("intermediate_size"))
+
+
+def olmo(config: dict[str, Any], given: dict[str, Any]) -> None:
+    """Norms without weights, whose epsilon is fixed."""
+    if abs(float(given.pop("attention.layer_norm_epsilon", 1e-5)) - 1e-5) > 1e-8:
+        raise UnsupportedModel("attention.layer_norm_epsilon", "another", "1e-5")
+
+
+def mamba(config: dict[str, Any], given: dict[str, Any]) -> None:
+    """Sizes of what there is not are 0."""
+    if given.pop("ssm.dt_b_c_rms", False):
+        raise UnsupportedModel("ssm.dt_b_c_rms", True, "false")
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        config.pop(key, None)
+    given.pop("feed_forward_length", None)
+    if heads := config.get("num_heads"):
+        config["head_dim"] = config.get("intermediate_size", 0) // heads
+    inner, hidden = config.get("intermediate_size", 0), config.get("hidden_size", 0)
+    if not hidden or inner % hidden:
+        raise UnsupportedModel("ssm.inner_size", inner, f"a multiple of {hidden}")
+    config["expand"] = inner // hidden
+
+
 READERS: Mapping[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
     "deepseek2": deepseek2,
     "granitemoe": granite_moe,
@@ -80,4 +136,12 @@ READERS: Mapping[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
     "lfm2": lfm2,
     "falcon": falcon,
     "llama4": llama4,
+    "glm4moe": routed,
+    "dots1": routed,
+    "ernie4_5-moe": ernie_moe,
+    "lfm2moe": lfm2_moe,
+    "minimax-m2": minimax,
+    "olmo": olmo,
+    "mamba": mamba,
+    "mamba2": mamba,
 }
