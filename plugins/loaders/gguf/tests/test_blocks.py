@@ -126,6 +126,11 @@ LATENT = {
     "v_head_dim": 32, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
     "moe_intermediate_size": 32, "first_k_dense_replace": 1, "intermediate_size": 96, "topk_group": 1,
 }  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "hidden_size": 64,
+    "head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "intermediate_size": 96,
+}  # fmt: skip
+SHARED = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts_per_tok": 2}
 REARRANGED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt-oss": ("MXFP4", "GptOssForCausalLM", {**EXPERTS, "head_dim": 16}),
     "granitemoe": ("Q4_0", "GraniteMoeForCausalLM", EXPERTS),
@@ -133,6 +138,8 @@ REARRANGED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek2": ("Q8_0", "DeepseekV3ForCausalLM", LATENT),
     "lfm2": ("Q8_0", "Lfm2ForCausalLM", {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}),
     "gpt2": ("Q5_1", "GPT2LMHeadModel", {"hidden_size": 64, "n_inner": 96}),
+    "qwen35": ("Q8_0", "Qwen3_5ForCausalLM", {**DELTA, "linear_value_head_dim": 32}),
+    "qwen35moe": ("Q4_0", "Qwen3_5MoeForCausalLM", {**DELTA, **SHARED, "linear_value_head_dim": 16, "num_experts": 4}),
     "falcon": ("Q4_1", "FalconForCausalLM", {"hidden_size": 64}),
 }
 

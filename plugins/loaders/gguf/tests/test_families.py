@@ -23,6 +23,10 @@ ROUTED = {
     "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.0,
 }  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    "head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
 LATENT = {
     "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
     "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
@@ -128,6 +132,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("OlmoForCausalLM", {"clip_qkv": 0.5}),
     "mamba": ("MambaForCausalLM", {"intermediate_size": 96}),
     "mamba2": ("Mamba2ForCausalLM", {"num_heads": 12, "head_dim": 8, "n_groups": 2, "state_size": 16}),
+    "qwen35": ("Qwen3_5ForCausalLM", DELTA),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 40}),
     "exaone4": ("Exaone4ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 8, "sliding_window_pattern": 4}),
 }
 TOKENS = [3, 17, 10, 42, 8, 27, 20, 5, 61, 15, 33, 9]

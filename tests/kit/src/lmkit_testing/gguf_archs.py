@@ -207,6 +207,40 @@ def mamba(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
     return {name.replace("dt_bias", "dt_proj.bias"): values}
 
 
+def qwen35_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    writer.add_full_attention_interval(2)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def in_turn(values: np.ndarray, config: Mapping[str, Any], axis: int = 0) -> np.ndarray:
+    """Heads of values by key -> those of all keys in turn."""
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    rows = np.moveaxis(values, axis, 0)
+    rows = rows.reshape(keys, heads // keys, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+    return np.moveaxis(rows, 0, axis)
+
+
+def qwen35(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    first = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        values = values + 1
+    elif name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        values = values[:, 0] if "conv1d" in name else values
+        values = np.concatenate([values[:first], in_turn(values[first:], config)])
+    elif name.endswith(("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "dt_bias")):
+        values = in_turn(values, config)
+    elif name.endswith("A_log"):
+        values = in_turn(-np.exp(values), config)
+    elif name.endswith("linear_attn.out_proj.weight"):
+        values = in_turn(values, config, 1)
+    return {name.replace("dt_bias", "dt_proj.bias"): values}
+
+
 LENGTHS = ("intermediate_size", "head_dim", "num_key_value_heads", "norm_eps")
 MAMBA = ("intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
 # architecture -> keys of config.json that are said otherwise, what says them, and what is done to each tensor
@@ -224,6 +258,8 @@ SPECIAL: Mapping[str, tuple[tuple[str, ...], Callable[..., None] | None, Callabl
     "lfm2moe": (LENGTHS[2:], lfm2moe_keys, lfm2moe),
     "minimax-m2": ((), minimax_keys, corrected),
     "olmo": ((), olmo_keys, None),
+    "qwen35": ((), qwen35_keys, qwen35),
+    "qwen35moe": ((), qwen35_keys, qwen35),
     "mamba": (MAMBA, mamba_keys, mamba),
     "mamba2": (MAMBA, mamba_keys, mamba),
 }

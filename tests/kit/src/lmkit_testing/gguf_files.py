@@ -32,7 +32,7 @@ KEYS = {
 }  # fmt: skip
 PERMUTED = ("llama", "granite", "granitemoe", "olmo", "smollm3", "arcee")
 OFFSET = ("gemma", "gemma2", "gemma3", "nemotron")
-PLAIN = re.compile(r"gate_inp|position_embd|conv\.|\.bias$")  # what the converters never quantize
+PLAIN = re.compile(r"gate_inp|position_embd|conv1d|conv\.|\.bias$")  # what the converters never quantize
 EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(\w+)\.weight")
 
 

@@ -5,6 +5,7 @@ Torch-free. A key of the architecture that is not understood is refused: it woul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,13 @@ EMBEDDING, HEAD = "token_embd", "output"
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Keys of an architecture that say what is known otherwise, or nothing of how to run it.
 IGNORED = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
+GATED = "ssm_norm"  # a norm that is not one of those whose weights are stored 1 greater
 RAW = ("transposed",)  # layouts of linears whose rows are those of the model in the file
 PARTNERS = {"attn_k_b": "attn_v_b"}  # tensors that are one in the family's own checkpoints
-UNUSED = "nextn."  # tensors of layers that predict further tokens, which families pass over by number
+HEADS = "attention.head_count"
+ROWS = ("values", "keys_values")  # layouts that move whole rows: blocks stay as they are
+COLUMNS = ("value_columns",)  # that move columns of heads, of which blocks may be parts
+NUMBER = re.compile("0|[1-9][0-9]{0,5}")
 MAX_FACTORS, MAX_EXPERTS = 4096, 4096
 GEMMA_2_27B, GEMMA_3_27B = 46, 62  # layers: these divide queries by the root of hidden size / heads
 
@@ -44,7 +49,7 @@ class Source:
     less: float = 0.0  # what is taken off
     raw: bool = False  # blocks stay as they are
     layout: str = ""  # of `lmkit_loader_gguf.layouts`: how it is put back
-    sizes: tuple[int, int] = (0, 0)  # for that: heads of queries, and of keys
+    sizes: tuple[int, ...] = ()  # for that: `Family.sizes`
     rest: tuple[tuple[GgufFile, TensorInfo], ...] = ()  # for that: what belongs to it beside `tensor`
 
 
@@ -110,29 +115,26 @@ def sources_of(files: Sequence[GgufFile]) -> Iterator[Source]:
     prefix, family = family_of(metadata, files[0].path)
     names = {**NAMES, **family.names}
     tensors = all_tensors(files)
-    head_counts = _heads(metadata, prefix, "attn_q"), _heads(metadata, prefix, "attn_k")
+    last = _number(metadata, f"{prefix}.block_count") - _number(metadata, f"{prefix}.nextn_predict_layers")
     for name, (file, tensor) in tensors.items():
-        if name in FACTORS:
+        number, role, kind = _parsed(name)
+        if name in FACTORS or role in PARTNERS.values() or number >= last > 0:  # those predict further tokens
             continue
-        layer, role, kind = _parsed(name, family)
-        if role in PARTNERS.values():
-            continue
-        known = f"{layer}{role}" if role.startswith(UNUSED) else name
+        layer = f"{family.layers}.{number}." if number >= 0 else ""
+        known = name
         if role in names:
             known = layer + (names[role][:-1] if names[role].endswith("=") else f"{names[role]}.{kind}")
         quantized = tensor.type.name not in PLAIN
         heads = _heads(metadata, prefix, role) if family.permuted else 0
-        less = 1.0 if family.offset_norms and role.endswith("norm") and kind == "weight" else 0.0
+        less = 1.0 if family.offset_norms and role.endswith("norm") and role != GATED and kind == "weight" else 0.0
         if "{e}" in known:
             if len(tensor.shape) < 2 or not 0 < tensor.shape[0] <= MAX_EXPERTS:
                 raise CheckpointError(f"{file.path}: {name} has the shape {list(tensor.shape)}")
             for expert in range(tensor.shape[0]):
                 yield Source(known.format(e=expert), file, tensor, expert, raw=quantized)
             continue
-        if layout := family.layouts.get(role, ""):
-            raw = quantized and layout in RAW  # the same for blocks, whose rows are rows of the model
-            rest = (tensors[name.replace(role, PARTNERS[role])],) if role in PARTNERS else ()
-            yield Source(known, file, tensor, raw=raw, layout="" if raw else layout, sizes=head_counts, rest=rest)
+        if role in family.layouts:
+            yield _rearranged(known, name, tensors, metadata, family)
             continue
         yield Source(known, file, tensor, None, heads, less, quantized and role != EMBEDDING)
         if role == EMBEDDING and quantized and f"{HEAD}.weight" not in tensors:
@@ -140,13 +142,44 @@ def sources_of(files: Sequence[GgufFile]) -> Iterator[Source]:
             yield Source(f"{names[HEAD]}.weight", file, tensor, raw=True)
 
 
-def _parsed(name: str, family: Family) -> tuple[str, str, str]:
-    """What the family's names of the layer begin with; the tensor's role in it; "weight", "bias" or nothing."""
+def _rearranged(
+    known: str,
+    name: str,
+    tensors: Mapping[str, tuple[GgufFile, TensorInfo]],
+    metadata: Mapping[str, Any],
+    family: Family,
+) -> Source:
+    """A tensor that the family stores in another layout. Blocks stay where whole ones move, or nothing does."""
+    (file, tensor), (_, role, _) = tensors[name], _parsed(name)
+    prefix, layout = metadata["general.architecture"], family.layouts[role]
+    heads = _number(metadata, f"{prefix}.{HEADS}")
+    sizes = tuple(_number(metadata, f"{prefix}.{key}") or heads for key in family.sizes)
+    whole = layout in ROWS
+    if layout in COLUMNS and sizes[1]:
+        whole = tensor.shape[-1] // sizes[1] % tensor.type.elements == 0
+    raw = tensor.type.name not in PLAIN and (layout in RAW or whole)
+    rest: tuple[tuple[GgufFile, TensorInfo], ...] = ()
+    if role in PARTNERS:
+        partner = name.replace(role, PARTNERS[role])
+        if partner not in tensors:
+            raise CheckpointError(f"{file.path} has {name} without {partner}", fix="convert it anew")
+        rest = (tensors[partner],)
+    return Source(known, file, tensor, raw=raw, layout="" if raw and not whole else layout, sizes=sizes, rest=rest)
+
+
+def _number(metadata: Mapping[str, Any], key: str) -> int:
+    value = metadata.get(key, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _parsed(name: str) -> tuple[int, str, str]:
+    """Number of the layer, -1 for none; the tensor's role in it; "weight", "bias" or nothing."""
     role, _, kind = name.rpartition(".")
     role, kind = (role, kind) if kind in ("weight", "bias") else (name, "")
     block, _, rest = role.partition(".")
     number, _, inner = rest.partition(".")
-    return (f"{family.layers}.{number}.", inner, kind) if block == "blk" and inner else ("", role, kind)
+    is_layer = block == "blk" and inner and NUMBER.fullmatch(number)
+    return (int(number), inner, kind) if is_layer else (-1, role, kind)
 
 
 def _heads(metadata: Mapping[str, Any], prefix: str, role: str) -> int:
@@ -203,9 +236,9 @@ def _types(sources: Sequence[Source], family: Family) -> dict[str, str]:
     """Types of quantized modules, of each kind of expert in turn where one module has them all."""
     found = {source.name.removesuffix(".weight"): source.tensor.type.name for source in sources if source.raw}
     for source in sorted(sources, key=lambda source: source.tensor.name):  # gates before what they are multiplied with
-        layer, role, _ = _parsed(source.tensor.name, family)
+        number, role, _ = _parsed(source.tensor.name)
         if source.raw and source.expert == 0 and role in family.stacks:
-            module = layer + family.stacks[role]
+            module = f"{family.layers}.{number}.{family.stacks[role]}"
             found[module] = f"{found[module]},{source.tensor.type.name}" if module in found else source.tensor.type.name
     return found
 

@@ -65,7 +65,7 @@ class Family:
     `biased`: tensor -> the key that says whether it has a bias; `weighted`: whether it is there at all. A name that
     ends with "=" is that of a tensor, not of a module. `layouts`: tensor -> how the family stores it, of
     `lmkit_loader_gguf.layouts`. `stacks`: experts -> module in which the family has all of them. `layers`: what they
-    are in. `rope`: what belongs to rotary positions that are stretched.
+    are in. `sizes`: keys of what layouts depend on. `rope`: what belongs to rotary positions that are stretched.
     """
 
     architecture: str
@@ -82,6 +82,7 @@ class Family:
     stacks: Mapping[str, str] = field(default_factory=dict)
     layers: str = "model.layers"
     turned: bool = True  # heads have rotary positions
+    sizes: tuple[str, ...] = ("attention.head_count", "attention.head_count_kv")
     rope: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -145,6 +146,34 @@ MAMBA_NAMES = {
     "ssm_a": "mixer.A_log=",
     "ssm_d": "mixer.D=",
     "ssm_out": "mixer.out_proj",
+}
+
+DELTA_KEYS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval",
+}
+DELTA_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_a": "linear_attn.A_log=",
+    "ssm_dt": "linear_attn.dt_bias=",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+DELTA_SIZES = ("ssm.group_count", "ssm.time_step_rank", "ssm.state_size")
+DELTA_LAYOUTS = {
+    "attn_qkv": "keys_values",
+    "ssm_conv1d": "keys_values_column",
+    "ssm_a": "value_logarithm",
+    "ssm_out": "value_columns",
+    **dict.fromkeys(("attn_gate", "ssm_alpha", "ssm_beta", "ssm_dt"), "values"),
 }
 
 FAMILIES = {
@@ -500,5 +529,30 @@ FAMILIES = {
         layers="backbone.layers",
         layouts={"ssm_conv1d": "column", "ssm_a": "logarithm", "ssm_d": "flat", "ssm_norm": "flat"},
         turned=False,
+    ),
+    "qwen35": Family(
+        architecture="Qwen3_5ForCausalLM",
+        model_type="qwen3_5_text",
+        partial=True,
+        offset_norms=True,
+        keys=DELTA_KEYS,
+        names=DELTA_NAMES,
+        layouts=DELTA_LAYOUTS,
+        sizes=DELTA_SIZES,
+    ),
+    "qwen35moe": Family(
+        architecture="Qwen3_5MoeForCausalLM",
+        model_type="qwen3_5_moe_text",
+        partial=True,
+        offset_norms=True,
+        keys={
+            **DELTA_KEYS,
+            **EXPERTS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+        names={**DELTA_NAMES, **MOE_NAMES},
+        layouts=DELTA_LAYOUTS,
+        sizes=DELTA_SIZES,
     ),
 }

@@ -1,6 +1,8 @@
 """What converters have done to single tensors, put back: the layout of the family's own checkpoints.
 
-Each function takes the tensors of one, and the numbers of heads of queries and of keys.
+Each function takes the tensors of one, and the numbers that `Family.sizes` names: heads of queries and of keys; of
+gated delta nets heads of keys, heads of values, and the size of a head of keys. Their heads of values lie with those of
+one key together, in files those of all keys in turn.
 """
 
 from __future__ import annotations
@@ -49,6 +51,30 @@ def logarithm(decay: Tensor, queries: int, keys: int) -> Tensor:
     return torch.log(-decay).squeeze(-1)
 
 
+def values(rows: Tensor, keys: int, values: int, size: int) -> Tensor:
+    """Rows of all values."""
+    return rows.unflatten(0, (values // keys, keys, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def keys_values(rows: Tensor, keys: int, heads: int, size: int) -> Tensor:
+    """Rows of queries and keys, which stay, and of values."""
+    first = 2 * keys * size
+    return torch.cat((rows[:first], values(rows[first:], keys, heads, size)))
+
+
+def keys_values_column(weight: Tensor, keys: int, heads: int, size: int) -> Tensor:
+    return keys_values(weight, keys, heads, size).unsqueeze(1)
+
+
+def value_logarithm(decay: Tensor, keys: int, heads: int, size: int) -> Tensor:
+    return values(torch.log(-decay), keys, heads, size)
+
+
+def value_columns(weight: Tensor, keys: int, heads: int, size: int) -> Tensor:
+    """Columns of all values."""
+    return weight.unflatten(1, (heads // keys, keys, -1)).transpose(1, 2).flatten(1)
+
+
 LAYOUTS: Mapping[str, Callable[..., Tensor]] = {
     "transposed": transposed,
     "grouped": grouped,
@@ -57,4 +83,9 @@ LAYOUTS: Mapping[str, Callable[..., Tensor]] = {
     "row": row,
     "flat": flat,
     "logarithm": logarithm,
+    "values": values,
+    "keys_values": keys_values,
+    "keys_values_column": keys_values_column,
+    "value_logarithm": value_logarithm,
+    "value_columns": value_columns,
 }

@@ -41,6 +41,8 @@ class GgufLoader:
     def read(self, entry: TensorEntry) -> Tensor:
         source = self._sources[entry.name]
         data = _bytes(source)
+        if source.layout and source.raw:
+            return LAYOUTS[source.layout](data.view(_rows(source), -1), *source.sizes).flatten()
         if source.layout:
             others = [Source("", file, tensor) for file, tensor in source.rest]
             values = [_plain(each, _bytes(each)) for each in (source, *others)]
@@ -73,7 +75,7 @@ def _entry(source: Source) -> TensorEntry:
     nbytes = tensor.nbytes // (1 if source.expert is None else tensor.shape[0])
     if source.raw:
         return TensorEntry(source.name, (nbytes,), "uint8", nbytes, str(source.file.path))
-    if source.layout:
+    if source.layout and not source.raw:
         shapes = [tensor.shape, *(other.shape for _, other in source.rest)]
         try:
             shape = tuple(LAYOUTS[source.layout](*(torch.empty(s, device="meta") for s in shapes), *source.sizes).shape)

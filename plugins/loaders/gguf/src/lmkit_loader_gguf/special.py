@@ -73,6 +73,23 @@ def llama4(config: dict[str, Any], given: dict[str, Any]) -> None:
     config["intermediate_size"] = given.pop("expert_feed_forward_length", config.get("intermediate_size"))
 
 
+def without_drafts(config: dict[str, Any], given: dict[str, Any]) -> None:
+    """Layers that predict further tokens are counted with the others, and not loaded."""
+    unused, layers = given.pop("nextn_predict_layers", 0), config.get("num_hidden_layers")
+    if isinstance(layers, int) and isinstance(unused, int):
+        config["num_hidden_layers"] = layers - unused
+
+
+def qwen35(config: dict[str, Any], given: dict[str, Any]) -> None:
+    """Gated delta nets. Positions of a text are the same on all axes."""
+    without_drafts(config, given)
+    given.pop("rope.dimension_sections", None)
+    inner, heads = given.pop("ssm.inner_size", 0), config.get("linear_num_value_heads", 0)
+    if not heads or inner % heads:
+        raise UnsupportedModel("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank ({heads})")
+    config["linear_value_head_dim"] = inner // heads
+
+
 def routed(config: dict[str, Any], given: dict[str, Any]) -> None:
     """Sigmoid scores, and groups of experts."""
     if given.pop("expert_gating_func", SIGMOID) != SIGMOID:
@@ -80,10 +97,8 @@ def routed(config: dict[str, Any], given: dict[str, Any]) -> None:
     config["norm_topk_prob"] = given.pop("expert_weights_norm", False)
     config["n_group"] = given.pop("expert_group_count", 1) or 1
     config["topk_group"] = given.pop("expert_group_used_count", 1) or 1
-    unused = given.pop("nextn_predict_layers", 0)  # layers that predict further tokens, counted with the others
-    config["num_nextn_predict_layers"] = unused
-    if isinstance(layers := config.get("num_hidden_layers"), int) and unused:
-        config["num_hidden_layers"] = layers - unused
+    config["num_nextn_predict_layers"] = 0
+    without_drafts(config, given)
 
 
 def ernie_moe(config: dict[str, Any], given: dict[str, Any]) -> None:
@@ -137,6 +152,8 @@ READERS: Mapping[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
     "falcon": falcon,
     "llama4": llama4,
     "glm4moe": routed,
+    "qwen35": qwen35,
+    "qwen35moe": qwen35,
     "dots1": routed,
     "ernie4_5-moe": ernie_moe,
     "lfm2moe": lfm2_moe,
