@@ -16,7 +16,7 @@ SINGLE = "model.safetensors"
 # What a download needs: never code, never pickles.
 PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 UNNEEDED = ["*/*", "consolidated*"]  # other layouts of the same weights
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.tensors")
 CONVERT = "write it as safetensors: pip install lmkit-convert; lmkit convert DIRECTORY -o NEW"
 QUANTIZED = "*quant*config.json"  # where producers say how weights are stored that do not say it in config.json
 MODULES = "modules.json"
@@ -47,11 +47,11 @@ def open_checkpoint(ref: str, options: CheckpointOptions) -> Checkpoint | None:
     return None
 
 
-def read_directory(ref: str, path: Path, revision: str | None = None) -> Checkpoint:
-    """A directory with config.json and safetensors files. Raises CheckpointError."""
+def read_directory(ref: str, path: Path, revision: str | None = None, files: list[Path] | None = None) -> Checkpoint:
+    """A directory with config.json and `files`, or safetensors files. Raises CheckpointError."""
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} has no config.json", fix="give the directory that holds the model's files")
-    files, generation = weight_files(path), path / "generation_config.json"
+    files, generation = weight_files(path) if files is None else files, path / "generation_config.json"
     return Checkpoint(
         ref=ref,
         path=path,

@@ -14,6 +14,7 @@ class CheckpointOptions:
     revision: str | None = None
     cache_dir: str | None = None
     offline: bool = False
+    loader: str = "auto"  # what the user named; some need no files, or others
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ class Resolver:
 
     def _find_checkpoint(self) -> None:
         model = self.config.model
-        options = CheckpointOptions(model.revision, model.cache_dir, model.offline)
+        options = CheckpointOptions(model.revision, model.cache_dir, model.offline, self.config.wants("loader"))
         hint = ""
         if model.model not in self.host.names("extension"):
             hint = install_command("extension", model.model)  # a checkpoint that comes with a plugin

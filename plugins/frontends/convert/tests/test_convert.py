@@ -81,3 +81,41 @@ def test_what_is_no_pickle_or_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not beside it"):
         convert(tmp_path, tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == [index.name, "x.bin"], "nothing is left behind"
+
+
+def tensorized(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    written = pytest.importorskip("tensorizer").TensorSerializer(path)
+    written.write_state_dict(tensors)
+    written.close()
+
+
+def test_files_of_tensorizer(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("LlamaForCausalLM", tmp_path / "old", dtype="bfloat16")
+    tensors = load_file(folder / "model.safetensors")
+    tensorized(tensors, folder / "model.tensors")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError) as e:
+        open_checkpoint(str(folder), CheckpointOptions())
+    assert "lmkit convert" in e.value.fix
+    convert(folder, tmp_path / "new")
+    made = load_file(tmp_path / "new" / "model.safetensors")
+    assert set(made) == set(tensors)
+    assert all(torch.equal(made[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("change", ["cut", "turned", "objects"])
+def test_damaged_files_of_tensorizer(change: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.tensors"
+    b = torch.randn(4)
+    tensorized({"a": torch.randn(8, 2), "b": b}, file)
+    content, stored = file.read_bytes(), b.numpy().tobytes()
+    assert content.count(stored) == 1
+    changed = {
+        "cut": content[: content.index(stored) + 9],
+        "turned": content.replace(stored, bytes(16)),
+        "objects": content.replace(b"<f4", b"|O8"),
+    }
+    file.write_bytes(changed[change])
+    main(str(file), str(tmp_path / "x.safetensors"))
+    assert isinstance(json.loads(capsys.readouterr().out)["error"], str)
+    assert not (tmp_path / "x.safetensors").exists()

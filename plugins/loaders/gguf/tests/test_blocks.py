@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,12 +123,55 @@ def test_a_model_of_blocks(family: str, name: str, tmp_path: Path, monkeypatch: 
         "gemma2": ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}),
     }[family]
     folder = tiny_checkpoint(architecture, tmp_path / "plain", **{**sizes, **values})
+    agrees(folder, family, name, tmp_path, monkeypatch)
+
+
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 32}
+LATENT = {
+    "hidden_size": 64, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
+    "v_head_dim": 32, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "intermediate_size": 96, "topk_group": 1,
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "hidden_size": 64,
+    "head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "intermediate_size": 96,
+}  # fmt: skip
+SHARED = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts_per_tok": 2}
+REARRANGED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt-oss": ("MXFP4", "GptOssForCausalLM", {**EXPERTS, "head_dim": 16}),
+    "granitemoe": ("Q4_0", "GraniteMoeForCausalLM", EXPERTS),
+    "llama4": ("Q8_0", "Llama4ForCausalLM", {**EXPERTS, "num_experts_per_tok": 1, "head_dim": 16}),
+    "deepseek2": ("Q8_0", "DeepseekV3ForCausalLM", LATENT),
+    "lfm2": ("Q8_0", "Lfm2ForCausalLM", {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}),
+    "gpt2": ("Q5_1", "GPT2LMHeadModel", {"hidden_size": 64, "n_inner": 96}),
+    "qwen35": ("Q8_0", "Qwen3_5ForCausalLM", {**DELTA, "linear_value_head_dim": 32}),
+    "qwen35moe": ("Q4_0", "Qwen3_5MoeForCausalLM", {**DELTA, **SHARED, "linear_value_head_dim": 16, "num_experts": 4}),
+    "falcon": ("Q4_1", "FalconForCausalLM", {"hidden_size": 64}),
+}
+
+
+@pytest.mark.parametrize("family", list(REARRANGED))
+@pytest.mark.one_in(3)
+def test_blocks_that_a_family_stores_otherwise(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts that it stacks, latents that it joins, linears that it transposes."""
+    name, architecture, values = REARRANGED[family]
+    more: dict[str, Any] = {}
+    if family == "llama4":
+        more = {"interleave_moe_layer_step": 1, "intermediate_size_mlp": 64}
+    if family == "lfm2":
+        more = {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+    folder = tiny_checkpoint(architecture, tmp_path / "plain", **values, **more)
+    agrees(folder, family, name, tmp_path, monkeypatch)
+
+
+def agrees(folder: Path, family: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(folder, tmp_path / "blocks.gguf", family, name)
     plain = write(folder, tmp_path / "plain.gguf", family, name, dequantized=True)
     tokens = [3, 17, 10, 42, 8, 27, 20, 5]
     want = drive_default(plain, "float32", "native").run(0, tokens, 8)
     got = drive_default(file, "float32", "native").run(0, tokens, 8)
-    assert deviation(got, want) < 0.2, "activations are rounded to 8 bits"
+    rows = (got - want).abs().amax(-1) / want.abs().max()
+    assert rows.median() < 0.2, "activations are rounded to 8 bits, which may send a token to another expert"
     for kernel in (IntegerLinear, NativeExperts):
         monkeypatch.setattr(kernel, "can_run", lambda *_: "not now")
     got = drive_default(file, "float32", "native").run(0, tokens, 8)

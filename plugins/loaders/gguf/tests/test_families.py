@@ -19,6 +19,19 @@ from lmkit_testing.gguf_files import write
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8, "tie_word_embeddings": True}
+ROUTED = {
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.0,
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    "head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+LATENT = {
+    "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "head_dim": 8,
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama experts": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -50,16 +63,87 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
     "nemotron": ("NemotronForCausalLM", {}),
     "glm4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 16,
+                "rope_theta": 10000.0,
+            },
+        },
+    ),
+    "deepseek2": ("DeepseekV2ForCausalLM", LATENT),
+    "deepseek2 v3": ("DeepseekV3ForCausalLM", {**LATENT, "q_lora_rank": 24, "n_group": 2, "topk_group": 1}),
+    "granitemoe": (
+        "GraniteMoeForCausalLM",
+        {"num_local_experts": 4, "embedding_multiplier": 3.0, "attention_multiplier": 0.3, "logits_scaling": 2.0},
+    ),
+    "lfm2": ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "falcon": ("FalconForCausalLM", {"new_decoder_architecture": False}),
+    "gpt2": ("GPT2LMHeadModel", {}),
+    "llama4": (
+        "Llama4ForCausalLM",
+        {
+            "num_local_experts": 4,
+            "num_hidden_layers": 4,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 64,
+            "intermediate_size": 48,
+            "head_dim": 16,
+        },
+    ),
+    "glm4moe": ("Glm4MoeForCausalLM", {**ROUTED, "use_qk_norm": True, "head_dim": 16}),
+    "dots1": ("Dots1ForCausalLM", {**ROUTED, "norm_topk_prob": True}),
+    "ernie4_5-moe": (
+        "Ernie4_5_MoeForCausalLM",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
+    ),
+    "lfm2moe": (
+        "Lfm2MoeForCausalLM",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 1,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_hidden_layers": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "minimax-m2": (
+        "MiniMaxM2ForCausalLM",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "phi2": ("PhiForCausalLM", {}),
+    "olmo": ("OlmoForCausalLM", {"clip_qkv": 0.5}),
+    "mamba": ("MambaForCausalLM", {"intermediate_size": 96}),
+    "mamba2": ("Mamba2ForCausalLM", {"num_heads": 12, "head_dim": 8, "n_groups": 2, "state_size": 16}),
+    "qwen35": ("Qwen3_5ForCausalLM", DELTA),
+    "qwen35moe": ("Qwen3_5MoeForCausalLM", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 40}),
     "exaone4": ("Exaone4ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 8, "sliding_window_pattern": 4}),
 }
 TOKENS = [3, 17, 10, 42, 8, 27, 20, 5, 61, 15, 33, 9]
 
 
 def test_every_family_has_a_case() -> None:
-    assert set(CASES) == set(FAMILIES)
+    assert {name.removesuffix(" v3") for name in CASES} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", list(CASES))
 @pytest.mark.one_in(3)
 def test_logits_are_those_of_the_checkpoint(family: str, tmp_path: Path) -> None:
     architecture, values = CASES[family]
@@ -69,6 +153,14 @@ def test_logits_are_those_of_the_checkpoint(family: str, tmp_path: Path) -> None
     got = drive_default(file, "float32", "native").run(0, TOKENS, 5)
     assert deviation(got, expected) < 1e-5
     assert torch.equal(got.argmax(-1), expected.argmax(-1))
+
+
+def test_layers_that_predict_further_tokens_are_passed_over(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("Glm4MoeForCausalLM", tmp_path, **ROUTED)
+    more = {f"blk.2.{name}.weight": np.zeros((4, 4), np.float32) for name in ("attn_q", "nextn.eh_proj", "ffn_gate")}
+    file = write(folder, tmp_path / "model.gguf", "glm4moe", more=more)
+    expected = drive_default(folder, "float32", "native").run(0, TOKENS, 5)
+    assert deviation(drive_default(file, "float32", "native").run(0, TOKENS, 5), expected) < 1e-5
 
 
 def llama3_factors(head: int, theta: float, values: dict[str, float]) -> np.ndarray:

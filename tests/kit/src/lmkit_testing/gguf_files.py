@@ -12,6 +12,8 @@ import gguf
 import numpy as np
 from safetensors.torch import load_file
 
+from lmkit_testing.gguf_archs import SPECIAL
+
 # Key of config.json -> method of the writer.
 KEYS = {
     "max_position_embeddings": "add_context_length", "hidden_size": "add_embedding_length",
@@ -28,8 +30,9 @@ KEYS = {
     "attention_multiplier": "add_attention_scale", "logits_scaling": "add_logit_scale",
     "use_parallel_residual": "add_parallel_residual", "vocab_size": "add_vocab_size",
 }  # fmt: skip
-PERMUTED = ("llama", "granite", "smollm3", "arcee")
+PERMUTED = ("llama", "granite", "granitemoe", "olmo", "smollm3", "arcee")
 OFFSET = ("gemma", "gemma2", "gemma3", "nemotron")
+PLAIN = re.compile(r"gate_inp|position_embd|conv1d|conv\.|\.bias$")  # what the converters never quantize
 EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(\w+)\.weight")
 
 
@@ -55,15 +58,19 @@ def write(
     """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(target, arch)
+    otherwise, own, _ = SPECIAL.get(arch, ((), None, None))
     for key, method in KEYS.items():
-        if config.get(key):
+        if config.get(key) and key not in otherwise:
             getattr(writer, method)(config[key])
     rope = config.get("rope_parameters") or {}
     theta = rope.get("rope_theta") or rope.get("full_attention", {}).get("rope_theta")
     writer.add_rope_freq_base(theta or config.get("rope_theta", 10000.0))
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
-    writer.add_rope_dimension_count(int(head * partial))
+    if "num_attention_heads" in config and "num_attention_heads" not in otherwise:
+        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
+        writer.add_rope_dimension_count(int(head * partial))
+    if own is not None:
+        own(writer, config)
     if rope.get("rope_type") in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
@@ -73,7 +80,7 @@ def write(
     for key, value in metadata.items():
         getattr(writer, key)(value)
     for name, values in {**tensors(folder, config, arch), **(more or {})}.items():
-        kind = gguf.GGMLQuantizationType["F32" if values.ndim < 2 or "gate_inp" in name else type]
+        kind = gguf.GGMLQuantizationType["F32" if values.ndim < 2 or PLAIN.search(name) else type]
         stored = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), kind)
         if dequantized:
             stored, kind = gguf.quants.dequantize(stored, kind), gguf.GGMLQuantizationType.F32
@@ -88,20 +95,23 @@ def write(
 def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, np.ndarray]:
     """By their names in the file."""
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(number, config.get("num_hidden_layers") or config["n_layer"])
+    change = SPECIAL.get(arch, ((), None, None))[2]
     found: dict[str, np.ndarray] = {}
     experts: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = tensor.float().numpy()
         if match := EXPERT.fullmatch(name):
-            experts.setdefault(f"{match[1]}{match[3]}.weight", {})[int(match[2])] = values
+            merged = f"{match[1]}{match[3]}.weight"
+            for stack in change(merged, values, config) if change else (merged,):
+                experts.setdefault(stack, {})[int(match[2])] = values
             continue
         if arch in PERMUTED and re.search(r"\.(q|k)_proj\.", name):
             heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
             values = permuted(values, heads)
         if arch in OFFSET and name.endswith("norm.weight"):
             values = values + 1
-        found[name] = values
+        found |= change(name, values, config) if change is not None else {name: values}
     found |= {name: np.stack([stack[e] for e in sorted(stack)]) for name, stack in experts.items()}
     renamed = {}
     for name, values in found.items():

@@ -26,7 +26,7 @@ from lmkit.api import (
     WeightMismatch,
 )
 from lmkit.checkpoint import open_checkpoint
-from lmkit.config import EngineConfig, ModelConfig
+from lmkit.config import from_options
 from lmkit.plugins import load_target
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
@@ -85,9 +85,9 @@ def installed() -> PluginHost:
     return PluginHost()
 
 
-def drive_default(directory: Path, dtype: str, impl: str) -> ModelDriver:
-    """The checkpoint with everything that `auto` chooses: what a user gets who says nothing."""
-    config = EngineConfig(model=ModelConfig(str(directory), dtype=dtype, impl=impl))
+def drive_default(directory: Path | str, dtype: str, impl: str, **options: object) -> ModelDriver:
+    """The checkpoint with everything that `auto` chooses: what a user gets who says nothing, or those options."""
+    config = from_options({"model": str(directory), "dtype": dtype, "model_impl": impl, **options})
     resolved, checkpoint, info = resolve(config, installed())
     chosen = resolved.choice("platform")
     assert chosen is not None

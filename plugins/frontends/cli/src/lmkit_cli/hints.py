@@ -34,7 +34,6 @@ ELSEWHERE = {
     "--enable-chunked-prefill": "-: prompts are always computed in chunks (--max-step-tokens)",
     "--scheduling-policy": "--scheduler NAME; requests may carry a priority (--open-priority)",
     "--attention-backend": "--attention NAME",
-    "--load-format": "--loader NAME",
     "--speculative-config": "-: nothing proposes tokens yet",
     "--proposer": "-: nothing proposes tokens yet",
     "--kv-transfer-config": "-: nothing moves KV blocks between engines yet",

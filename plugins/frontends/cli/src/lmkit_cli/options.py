@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 DOTTED = re.compile(r"^--([a-z][\w-]*(?:\.[\w-]+)+)(?:=(.*))?$", re.DOTALL)
 META = "lmkit.dotted"  # where ConfigCommand leaves dotted options for the function
 
+ALSO = {"--loader": ("--load-format",)}  # flags of other servers that take the same words
+
 PANELS = {
     "model": "Model",
     "cache": "KV cache",
@@ -160,6 +162,7 @@ def _option(name: str, leaf: Leaf) -> inspect.Parameter:
     shown = False if leaf.default is None else str(leaf.default).lower() if kind is bool else str(leaf.default)
     option = typer.Option(
         flag,
+        *ALSO.get(flag, ()),
         help=f"{leaf.doc}; repeatable" if leaf.several else leaf.doc,
         metavar=None if kind is bool else {int: "N", str: "TEXT"}[leaf.type],
         rich_help_panel=PANELS[leaf.section],

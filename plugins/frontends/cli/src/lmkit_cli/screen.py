@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-SHOWN = ("platform", "attention", "quantization", "scheduler", "tool_parser", "reasoning_parser")
+SHOWN = ("platform", "attention", "quantization", "loader", "scheduler", "tool_parser", "reasoning_parser")
 MAX_REFUSED = 3  # names in a line; the rest is counted
 
 

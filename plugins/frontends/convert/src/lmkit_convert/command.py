@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from lmkit.config import format_size
 from rich.console import Console
 from rich.progress import track
 
-PICKLED = (".bin", ".pt", ".pth")
+PICKLED = (".bin", ".pt", ".pth", ".tensors")  # the last is tensorizer's, whose types can be objects of Python
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 THEIR_INDEX = "pytorch_model.bin.index.json"
 OTHERS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth")  # of trainers
@@ -25,7 +26,7 @@ MAX_ANSWER = 64 << 20  # bytes
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="a checkpoint's directory with *.bin, *.pt or *.pth")],
+    source: Annotated[Path, typer.Argument(help="a checkpoint's directory with *.bin, *.pt, *.pth or *.tensors")],
     output: Annotated[Path, typer.Option("--output", "-o", help="directory for the result; it must not exist")],
 ) -> None:
     """Write the pickled weights of a checkpoint as safetensors; other files are copied.
@@ -36,6 +37,8 @@ def convert(
     Example: lmkit convert ./old-model -o ./new-model && lmkit serve ./new-model
     """
     files = weights_of(source)
+    if any(path.suffix == ".tensors" for path in files) and find_spec("tensorizer") is None:
+        raise ConfigError(f"{source} was written by tensorizer, which is not installed", fix="pip install tensorizer")
     if output.exists():
         raise ConfigError(f"{output} is there already", fix="give another directory with -o")
     part = output.with_name(f".{output.name}.part")

@@ -1,4 +1,6 @@
-"""Reads one pickled file and writes its tensors as safetensors: the process that `lmkit convert` starts for each.
+"""Reads one file of pickles or of tensorizer and writes its tensors as safetensors.
+
+It is the process that `lmkit convert` starts for each.
 
 python -P -m lmkit_convert.unpickled SOURCE TARGET: prints the names of the tensors as JSON, or {"error": ...}.
 """
@@ -31,11 +33,20 @@ def tensors_of(content: Any) -> dict[str, torch.Tensor]:
     return dict(content)
 
 
+def read(source: str) -> Any:
+    """What a file holds. Tensors of tensorizer are compared with their hashes: a file cut short is no error else."""
+    if not source.endswith(".tensors"):
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=True)
+    from tensorizer import TensorDeserializer
+
+    with TensorDeserializer(source, device="cpu", lazy_load=True, num_readers=1, verify_hash=True) as found:
+        return {name: tensor for _, _, name, tensor in found.read_tensors()}
+
+
 def main(source: str, target: str) -> None:
     try:
-        content = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
         # Tensors may share memory there, and may not in the other format.
-        tensors = {name: value.detach().contiguous().clone() for name, value in tensors_of(content).items()}
+        tensors = {name: value.detach().contiguous().clone() for name, value in tensors_of(read(source)).items()}
         save_file(tensors, target, {"format": "pt"})
     except Exception as e:  # whatever a stranger's file makes the library raise is said
         print(json.dumps({"error": f"{type(e).__name__}: {str(e)[:500]}"}))

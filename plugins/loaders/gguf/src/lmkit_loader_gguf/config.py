@@ -5,6 +5,7 @@ Torch-free. A key of the architecture that is not understood is refused: it woul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from lmkit.api import Checkpoint, CheckpointError, UnsupportedModel
 
 from lmkit_loader_gguf.families import FAMILIES, KEYS, NAMES, Family
 from lmkit_loader_gguf.file import GgufFile, TensorInfo, open_all
+from lmkit_loader_gguf.special import READERS, SHARP
 from lmkit_loader_gguf.vocabulary import end_tokens
 
 PLAIN = ("F32", "F16", "BF16")
@@ -24,6 +26,13 @@ EMBEDDING, HEAD = "token_embd", "output"
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Keys of an architecture that say what is known otherwise, or nothing of how to run it.
 IGNORED = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
+GATED = "ssm_norm"  # a norm that is not one of those whose weights are stored 1 greater
+RAW = ("transposed",)  # layouts of linears whose rows are those of the model in the file
+PARTNERS = {"attn_k_b": "attn_v_b"}  # tensors that are one in the family's own checkpoints
+HEADS = "attention.head_count"
+ROWS = ("values", "keys_values")  # layouts that move whole rows: blocks stay as they are
+COLUMNS = ("value_columns",)  # that move columns of heads, of which blocks may be parts
+NUMBER = re.compile("0|[1-9][0-9]{0,5}")
 MAX_FACTORS, MAX_EXPERTS = 4096, 4096
 GEMMA_2_27B, GEMMA_3_27B = 46, 62  # layers: these divide queries by the root of hidden size / heads
 
@@ -39,6 +48,9 @@ class Source:
     heads: int = 0  # rows are permuted, as for pairs of neighbours, in each of so many heads
     less: float = 0.0  # what is taken off
     raw: bool = False  # blocks stay as they are
+    layout: str = ""  # of `lmkit_loader_gguf.layouts`: how it is put back
+    sizes: tuple[int, ...] = ()  # for that: `Family.sizes`
+    rest: tuple[tuple[GgufFile, TensorInfo], ...] = ()  # for that: what belongs to it beside `tensor`
 
 
 def open_gguf(ref: str) -> Checkpoint | None:
@@ -103,28 +115,71 @@ def sources_of(files: Sequence[GgufFile]) -> Iterator[Source]:
     prefix, family = family_of(metadata, files[0].path)
     names = {**NAMES, **family.names}
     tensors = all_tensors(files)
+    last = _number(metadata, f"{prefix}.block_count") - _number(metadata, f"{prefix}.nextn_predict_layers")
     for name, (file, tensor) in tensors.items():
-        if name in FACTORS:
+        number, role, kind = _parsed(name)
+        if name in FACTORS or role in PARTNERS.values() or number >= last > 0:  # those predict further tokens
             continue
-        module, _, kind = name.rpartition(".")
-        layer, role = "", module
-        if module.startswith("blk."):
-            _, number, role = module.split(".", 2) if module.count(".") > 1 else ("", "", module)
-            layer = f"model.layers.{number}."
-        known = layer + names[role] + f".{kind}" if role in names else name
+        layer = f"{family.layers}.{number}." if number >= 0 else ""
+        known = name
+        if role in names:
+            known = layer + (names[role][:-1] if names[role].endswith("=") else f"{names[role]}.{kind}")
         quantized = tensor.type.name not in PLAIN
         heads = _heads(metadata, prefix, role) if family.permuted else 0
-        less = 1.0 if family.offset_norms and role.endswith("norm") and kind == "weight" else 0.0
+        less = 1.0 if family.offset_norms and role.endswith("norm") and role != GATED and kind == "weight" else 0.0
         if "{e}" in known:
             if len(tensor.shape) < 2 or not 0 < tensor.shape[0] <= MAX_EXPERTS:
                 raise CheckpointError(f"{file.path}: {name} has the shape {list(tensor.shape)}")
             for expert in range(tensor.shape[0]):
                 yield Source(known.format(e=expert), file, tensor, expert, raw=quantized)
             continue
+        if role in family.layouts:
+            yield _rearranged(known, name, tensors, metadata, family)
+            continue
         yield Source(known, file, tensor, None, heads, less, quantized and role != EMBEDDING)
         if role == EMBEDDING and quantized and f"{HEAD}.weight" not in tensors:
             # A head that is tied stays as it is stored; of the embedding only rows are looked up.
             yield Source(f"{names[HEAD]}.weight", file, tensor, raw=True)
+
+
+def _rearranged(
+    known: str,
+    name: str,
+    tensors: Mapping[str, tuple[GgufFile, TensorInfo]],
+    metadata: Mapping[str, Any],
+    family: Family,
+) -> Source:
+    """A tensor that the family stores in another layout. Blocks stay where whole ones move, or nothing does."""
+    (file, tensor), (_, role, _) = tensors[name], _parsed(name)
+    prefix, layout = metadata["general.architecture"], family.layouts[role]
+    heads = _number(metadata, f"{prefix}.{HEADS}")
+    sizes = tuple(_number(metadata, f"{prefix}.{key}") or heads for key in family.sizes)
+    whole = layout in ROWS
+    if layout in COLUMNS and sizes[1]:
+        whole = tensor.shape[-1] // sizes[1] % tensor.type.elements == 0
+    raw = tensor.type.name not in PLAIN and (layout in RAW or whole)
+    rest: tuple[tuple[GgufFile, TensorInfo], ...] = ()
+    if role in PARTNERS:
+        partner = name.replace(role, PARTNERS[role])
+        if partner not in tensors:
+            raise CheckpointError(f"{file.path} has {name} without {partner}", fix="convert it anew")
+        rest = (tensors[partner],)
+    return Source(known, file, tensor, raw=raw, layout="" if raw and not whole else layout, sizes=sizes, rest=rest)
+
+
+def _number(metadata: Mapping[str, Any], key: str) -> int:
+    value = metadata.get(key, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _parsed(name: str) -> tuple[int, str, str]:
+    """Number of the layer, -1 for none; the tensor's role in it; "weight", "bias" or nothing."""
+    role, _, kind = name.rpartition(".")
+    role, kind = (role, kind) if kind in ("weight", "bias") else (name, "")
+    block, _, rest = role.partition(".")
+    number, _, inner = rest.partition(".")
+    is_layer = block == "blk" and inner and NUMBER.fullmatch(number)
+    return (int(number), inner, kind) if is_layer else (-1, role, kind)
 
 
 def _heads(metadata: Mapping[str, Any], prefix: str, role: str) -> int:
@@ -154,14 +209,17 @@ def configuration(files: Sequence[GgufFile], sources: Sequence[Source]) -> dict[
     names = {source.name for source in sources}
     config["tie_word_embeddings"] = f"{NAMES[HEAD]}.weight" not in names
     config |= {key: f"blk.0.{role}.bias" in tensors for role, key in family.biased.items()}
+    config |= {key: f"blk.0.{role}.weight" in tensors for role, key in family.weighted.items()}
     if "moe_intermediate_size" in config:
         config.setdefault("intermediate_size", config["moe_intermediate_size"])
-    _rotary(config, given, tensors, family)
+    if prefix in READERS:
+        READERS[prefix](config, given)
+    if family.turned:
+        _rotary(config, given, tensors, family)
     _special(prefix, config, given)
     stored = {source.tensor.type.name for source in sources if len(source.tensor.shape) > 1}
     config["dtype"] = "float32" if stored == {"F32"} else "float16" if stored <= {"F32", "F16"} else "bfloat16"
-    quantized = {source.name.removesuffix(".weight"): source.tensor.type.name for source in sources if source.raw}
-    if quantized:
+    if quantized := _types(sources, family):
         config["quantization_config"] = {"quant_method": METHOD, "tensors": quantized}
     for key in ("bos_token_id", "eos_token_id"):
         if isinstance(token := metadata.get(f"tokenizer.ggml.{key}"), int):
@@ -172,6 +230,17 @@ def configuration(files: Sequence[GgufFile], sources: Sequence[Source]) -> dict[
             known_keys = ", ".join(sorted(known))
             raise UnsupportedModel(f"{prefix}.{key[:80]}", repr(value)[:80], f"keys {known_keys}")
     return config
+
+
+def _types(sources: Sequence[Source], family: Family) -> dict[str, str]:
+    """Types of quantized modules, of each kind of expert in turn where one module has them all."""
+    found = {source.name.removesuffix(".weight"): source.tensor.type.name for source in sources if source.raw}
+    for source in sorted(sources, key=lambda source: source.tensor.name):  # gates before what they are multiplied with
+        number, role, _ = _parsed(source.tensor.name)
+        if source.raw and source.expert == 0 and role in family.stacks:
+            module = f"{family.layers}.{number}.{family.stacks[role]}"
+            found[module] = f"{found[module]},{source.tensor.type.name}" if module in found else source.tensor.type.name
+    return found
 
 
 def _rotary(config: dict[str, Any], given: dict[str, Any], tensors: Mapping[str, Any], family: Family) -> None:
@@ -188,7 +257,7 @@ def _rotary(config: dict[str, Any], given: dict[str, Any], tensors: Mapping[str,
     kind = given.pop("rope.scaling.type", "none")
     factor = given.pop("rope.scaling.factor", None)
     original = given.pop("rope.scaling.original_context_length", None)
-    attention = given.pop("rope.scaling.attn_factor", None)
+    attention, sharp = given.pop("rope.scaling.attn_factor", None), config.pop(SHARP, 0.0)
     lists = [_factors(*tensors[name]) for name in FACTORS if name in tensors]
     if lists:
         if kind not in ("none", "longrope", "linear") or len(lists) > 2:
@@ -202,7 +271,8 @@ def _rotary(config: dict[str, Any], given: dict[str, Any], tensors: Mapping[str,
         }
     elif kind in ("linear", "yarn"):
         scaling = {"rope_type": kind, "factor": factor, "attention_factor": attention}
-        scaling |= {"original_max_position_embeddings": original} if kind == "yarn" else {}
+        scaling |= {"original_max_position_embeddings": original, **family.rope} if kind == "yarn" else {}
+        scaling |= {"mscale": 10 * sharp, "mscale_all_dim": 10 * sharp} if sharp else {}
         config["rope_scaling"] = {key: value for key, value in scaling.items() if value is not None}
     elif kind != "none":
         raise UnsupportedModel("rope.scaling.type", kind, "none, linear, yarn, longrope")

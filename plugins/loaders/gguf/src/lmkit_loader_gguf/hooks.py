@@ -19,12 +19,14 @@ from lmkit.api import (
 
 @hookimpl
 def lmkit_resolve_checkpoint(ref: str, options: CheckpointOptions) -> Checkpoint | None:
-    """A GGUF file, or a folder with one and no config.json."""
-    path = Path(ref).expanduser()
-    if path.suffix.lower() != ".gguf" and (not path.is_dir() or (path / "config.json").is_file()):
-        return None
-    found: Checkpoint | None = import_module("lmkit_loader_gguf.config").open_gguf(ref)
-    return found
+    """A GGUF file, a folder with one and no config.json, or those of a hub's repository."""
+    path, found = Path(ref).expanduser(), None
+    if path.suffix.lower() == ".gguf" or (path.is_dir() and not (path / "config.json").is_file()):
+        found = import_module("lmkit_loader_gguf.config").open_gguf(ref)
+    elif options.loader in ("auto", "gguf") and ref.count("/") == 1 and not path.exists():
+        found = import_module("lmkit_loader_gguf.hub").open_hub(ref, options)
+    checkpoint: Checkpoint | None = found
+    return checkpoint
 
 
 @hookimpl

@@ -17,6 +17,7 @@ from torch import Tensor
 from lmkit_loader_gguf.blocks import unpack
 from lmkit_loader_gguf.config import DTYPES, PLAIN, Source, sources_of
 from lmkit_loader_gguf.file import open_all
+from lmkit_loader_gguf.layouts import LAYOUTS
 
 AT_ONCE = 1 << 24  # numbers that are dequantized together
 
@@ -40,11 +41,15 @@ class GgufLoader:
     def read(self, entry: TensorEntry) -> Tensor:
         source = self._sources[entry.name]
         data = _bytes(source)
+        if source.layout and source.raw:
+            return LAYOUTS[source.layout](data.view(_rows(source), -1), *source.sizes).flatten()
+        if source.layout:
+            others = [Source("", file, tensor) for file, tensor in source.rest]
+            values = [_plain(each, _bytes(each)) for each in (source, *others)]
+            return LAYOUTS[source.layout](*values, *source.sizes)
         if source.raw:
             return reordered(data.view(_rows(source), -1), source.heads).flatten() if source.heads else data
-        if source.tensor.type.name not in PLAIN:
-            return _dequantized(source, data)
-        value = data.view(getattr(torch, entry.dtype)).view(entry.shape)
+        value = _plain(source, data).view(entry.shape)
         if source.heads:
             value = reordered(value.view(entry.shape[0], -1), source.heads).view(entry.shape)
         return value - source.less if source.less else value
@@ -70,6 +75,12 @@ def _entry(source: Source) -> TensorEntry:
     nbytes = tensor.nbytes // (1 if source.expert is None else tensor.shape[0])
     if source.raw:
         return TensorEntry(source.name, (nbytes,), "uint8", nbytes, str(source.file.path))
+    if source.layout and not source.raw:
+        shapes = [tensor.shape, *(other.shape for _, other in source.rest)]
+        try:
+            shape = tuple(LAYOUTS[source.layout](*(torch.empty(s, device="meta") for s in shapes), *source.sizes).shape)
+        except (RuntimeError, ValueError, ZeroDivisionError, IndexError) as e:
+            raise CheckpointError(f"{source.file.path}: {tensor.name} has the shape {list(tensor.shape)}: {e}") from e
     if source.name.endswith("shared_expert_gate.weight") and len(shape) == 1:
         shape = (1, *shape)
     return TensorEntry(source.name, shape, DTYPES.get(tensor.type.name, "float32"), nbytes, str(source.file.path))
@@ -83,6 +94,12 @@ def _bytes(source: Source) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a buffer that must not be written to: a copy would be changed
         return torch.frombuffer(source.file.data, dtype=torch.uint8, count=nbytes, offset=offset)
+
+
+def _plain(source: Source, data: Tensor) -> Tensor:
+    if source.tensor.type.name not in PLAIN:
+        return _dequantized(source, data)
+    return data.view(getattr(torch, DTYPES[source.tensor.type.name])).view(_shape(source))
 
 
 def _dequantized(source: Source, data: Tensor) -> Tensor:

@@ -131,23 +131,24 @@ def finite(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufScheme(QuantScheme):
-    types: Mapping[str, str]  # module of the checkpoint -> type of its blocks
+    types: Mapping[str, str]  # module of the checkpoint -> type of its blocks, or types, with commas
     name: str = "gguf"
 
     @classmethod
     def parse(cls, quantization_config: Mapping[str, Any]) -> GgufScheme:
         found = quantization_config.get("tensors")
-        if not isinstance(found, Mapping) or not all(kind in KINDS for kind in found.values()):
+        kinds = ",".join(map(str, found.values())).split(",") if isinstance(found, Mapping) else [""]
+        if not isinstance(found, Mapping) or not set(kinds) <= set(KINDS):
             raise UnsupportedModel("quantization_config.tensors", "missing", "those of a GGUF file")
         return cls(found)
 
     def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
         names = layer.sources or (layer.name,)
-        types = [self.types.get(name) for name in names]
+        types = [kind for name in names for kind in self.types.get(name, "").split(",")]
         if not any(types):
             return None
         if not all(types):
-            plain = next(name for name, kind in zip(names, types, strict=True) if kind is None)
+            plain = next(name for name in names if name not in self.types)
             raise UnsupportedModel(
                 f"type of {plain}", "one that is not quantized", f"blocks, as the other parts of {layer.name} have"
             )

@@ -22,6 +22,8 @@ _HOME = {
     "usual_config": "describe",
     "DecoderArchitecture": "family",
     "EXPERTS": "family",
+    "EACH_EXPERT": "family",
+    "each_expert": "family",
     "corrected_moe": "family",
     "split_per_group": "family",
     "split_per_head": "family",

@@ -217,6 +217,17 @@ EXPERTS: Mapping[str, str] = {  # their usual names
     **{f"shared_{p}": f".mlp.shared_experts.{p}_proj" for p in ("gate", "up", "down")},
 }
 
+EACH_EXPERT: Mapping[str, Target] = {  # places of experts that a file holds one by one where others stack them
+    "each_gate": ("layers.{i}.mlp.experts.up", "{e}.gate"),
+    "each_up": ("layers.{i}.mlp.experts.up", "{e}.up"),
+    "each_down": ("layers.{i}.mlp.experts.down", "{e}"),
+}
+
+
+def each_expert(block: str) -> dict[str, str]:
+    """Their names in a layer's `block` (".mlp")."""
+    return {f"each_{p}": f"{block}.experts.{{e}}.{p}_proj" for p in ("gate", "up", "down")}
+
 
 def split_per_head(cfg: DecoderConfig, fused: Tensor) -> Tensor:
     """A projection stored head by head as query, key, value [Hq * 3 * D, ...] -> all queries, all keys, all values."""

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from lmkit.api import LinearSpec
 from lmkit_decoders import (
+    EACH_EXPERT,
     ConfigReader,
     DecoderArchitecture,
     DecoderConfig,
     MoEConfig,
     OneTensor,
+    each_expert,
     tensor_names,
     usual_config,
 )
@@ -69,6 +71,7 @@ def gpt_oss(r: ConfigReader) -> DecoderConfig:
         moe=moe,
         names=tensor_names(
             router=".mlp.router",
+            **each_expert(".mlp"),
             experts_up=f"{experts}.gate_up_proj",
             experts_up_bias=f"{experts}.gate_up_proj_bias",
             experts_down=f"{experts}.down_proj",
@@ -112,6 +115,7 @@ class GptOss(DecoderArchitecture):
     config = GptOssConfig
     models = {"GptOssForCausalLM": "lmkit_model_gpt_oss.model:GptOss"}
     targets = {
+        **EACH_EXPERT,
         "experts_up_bias": OneTensor("layers.{i}.mlp.experts.up.bias", "*"),
         "experts_down_bias": OneTensor("layers.{i}.mlp.experts.down.bias", "*"),
         **{

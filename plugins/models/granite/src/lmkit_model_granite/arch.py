@@ -9,11 +9,13 @@ from typing import Any
 
 from lmkit.api import UnsupportedModel
 from lmkit_decoders import (
+    EACH_EXPERT,
     MAMBA,
     ConfigReader,
     DecoderArchitecture,
     DecoderConfig,
     MoEConfig,
+    each_expert,
     hybrid_mamba2,
     mamba_names,
     negative_exp,
@@ -97,6 +99,7 @@ def granite_moe(r: ConfigReader, roles: dict[str, str] | None = None, **more: An
     )
     roles = {
         "router": ".block_sparse_moe.router.layer",
+        **each_expert(".block_sparse_moe"),
         "experts_up": ".block_sparse_moe.input_linear.weight",
         "experts_down": ".block_sparse_moe.output_linear.weight",
         **(roles or {}),
@@ -151,4 +154,4 @@ class Granite(DecoderArchitecture):
     spellings = {
         "layer_types": ("layers_block_type",),
     }
-    targets = MAMBA
+    targets = {**MAMBA, **EACH_EXPERT}

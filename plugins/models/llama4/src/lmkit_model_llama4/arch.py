@@ -6,7 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lmkit.api import AttnNeed
-from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, MoEConfig, tensor_names, usual_config
+from lmkit_decoders import (
+    EACH_EXPERT,
+    ConfigReader,
+    DecoderArchitecture,
+    DecoderConfig,
+    MoEConfig,
+    each_expert,
+    tensor_names,
+    usual_config,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +57,7 @@ def llama4(r: ConfigReader) -> DecoderConfig:
         moe=experts(r),
         names=tensor_names(
             router=f"{FFN}.router",
+            **each_expert(FFN),
             experts_up=f"{FFN}.experts.gate_up_proj",
             experts_down=f"{FFN}.experts.down_proj",
             **{p: f"{FFN}.{p}_proj" for p in ("gate", "up", "down")},
@@ -92,3 +102,4 @@ class Llama4(DecoderArchitecture):
     models = dict.fromkeys(NAMES, "lmkit_model_llama4.model:Llama4")
     transforms = {name: {"experts_up": transposed_experts, "experts_down": transposed_experts} for name in NAMES}
     options = dict.fromkeys(NAMES, heads)
+    targets = EACH_EXPERT

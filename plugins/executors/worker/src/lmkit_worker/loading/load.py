@@ -46,6 +46,7 @@ from torch import Tensor, nn
 from lmkit_worker.chosen import choice_of, make
 from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.loading.convert import architecture_of
+from lmkit_worker.loading.dummy import WARNING, DummyLoader
 from lmkit_worker.loading.packed_cache import PackedCache
 from lmkit_worker.loading.rules import Match, Rules
 
@@ -108,7 +109,7 @@ def _load_dense(
         with torch.device("meta"):
             module = Dense(dense, dtype)
         folder = checkpoint.path / dense.path
-        there = replace(checkpoint, path=folder, files=tuple(weight_files(folder)))
+        there = replace(checkpoint, path=folder, files=tuple(weight_files(folder)) if checkpoint.files else ())
         fill_model(module, Rules([WeightRule("linear.{p}", "linear.{p}")]), loader, there, device)
         modules.append(module)
     return nn.Sequential(*modules)
@@ -402,6 +403,8 @@ def fill_model(
     scheme: QuantScheme | None = None,
 ) -> list[str]:
     """Load every parameter of `model` (on meta) and pack its linears, or take them from `cache`. Returns warnings."""
+    if isinstance(loader, DummyLoader):
+        return _fill_randomly(model, loader, checkpoint, device, progress)
     entries = loader.tensors(checkpoint)
     untie(model, rules, loader, entries)
     where = places(model)
@@ -453,6 +456,31 @@ def fill_model(
         except OSError as e:
             warnings.append(f"packed weights could not be kept: {e}")
     return warnings
+
+
+def _fill_randomly(
+    model: nn.Module, loader: DummyLoader, checkpoint: Checkpoint, device: torch.device, progress: Progress | None
+) -> list[str]:
+    """Values for every parameter, optional ones too; a linear is packed as soon as it has its own."""
+    if declared := checkpoint.config.get("quantization_config"):
+        fix = "--hf-overrides '{\"quantization_config\": null}', and --quantization NAME"
+        raise UnsupportedModel("quantization_config", str(declared)[:80], "none where weights are random", fix=fix)
+    where = places(model)
+    left = Counter(place.module for place in where.values())
+    for done, place in enumerate(where.values(), 1):
+        for part in place.parts:
+            name = place.name if place.stored.part_axis is None else f"{place.name}/{part}"
+            dtype = getattr(torch, place.stored.dtype)
+            place.put(part, loader.values(name, place.part_shape(part), dtype), device)
+        left[module := place.module] -= 1
+        if left[module] == 0 and isinstance(module, Linear) and not module.tied:
+            module.pack()
+        if progress is not None:
+            progress("load weights", done, len(where), "parameters")
+    for module in model.modules():
+        if isinstance(module, Linear) and module.packed is None:
+            module.pack()
+    return [WARNING]
 
 
 def _fill_default(place: Destination, device: torch.device) -> None:

@@ -1,0 +1,104 @@
+"""LoaderConformance: a reader of safetensors files gives the same tensors, in any order and as often as asked for."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from lmkit.api import Checkpoint, CheckpointError, CheckpointOptions, Loader
+from lmkit.checkpoint import INDEX, open_checkpoint
+from lmkit.plugins.refs import load_ref
+from lmkit_worker.loading.safetensors import SafetensorsLoader
+from safetensors.torch import load_file, save_file
+
+from lmkit_testing.checkpoints import tiny_checkpoint
+from lmkit_testing.model import deviation, drive_default
+from lmkit_testing.specs import PluginConformance, find_plugin
+
+TOKENS = [3, 17, 10, 42, 8, 27, 20, 5]
+
+
+def in_two_files(folder: Path) -> None:
+    """Splits a checkpoint; its second file has dtypes of all sizes, and an empty tensor."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    index = {name: file for file, part in parts.items() for name in part}
+    (folder / INDEX).write_text(json.dumps({"weight_map": index}))
+
+
+class LoaderConformance(PluginConformance):
+    """`plugin` is the name of a loader of safetensors files."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def checkpoint(cls, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+        folder = tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("loader"))
+        in_two_files(folder)
+        found = open_checkpoint(str(folder), CheckpointOptions())
+        assert found is not None
+        return found
+
+    def loader(self) -> Loader:
+        made: Loader = load_ref(find_plugin(self.plugin)[2].target)()
+        return made
+
+    def test_same_tensors(self, checkpoint: Checkpoint) -> None:
+        reference, loader = SafetensorsLoader(), self.loader()
+        expected = reference.tensors(checkpoint)
+        entries = list(loader.tensors(checkpoint))
+        assert entries == expected
+        for entry in [*entries, *random.Random(0).sample(entries, len(entries))]:
+            value = loader.read(entry)
+            assert (value.dtype, tuple(value.shape)) == (getattr(torch, entry.dtype), entry.shape)
+            assert torch.equal(value, reference.read(entry))
+        loader.release()
+        assert torch.equal(loader.read(entries[0]), reference.read(entries[0]))
+
+    def test_tensors_outlive_their_loader(self, checkpoint: Checkpoint) -> None:
+        loader, reference = self.loader(), SafetensorsLoader()
+        kept = [(entry, loader.read(entry)) for entry in loader.tensors(checkpoint)]
+        del loader
+        reference.tensors(checkpoint)
+        assert all(torch.equal(value, reference.read(entry)) for entry, value in kept)
+
+    def test_other_types(self, tmp_path: Path) -> None:
+        file = tmp_path / "model.safetensors"
+        kinds = [torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool, torch.float16, torch.bfloat16]
+        kinds += [torch.float64, torch.float8_e4m3fn, torch.float8_e5m2]
+        made = {f"t{i}": (torch.arange(1, 8 + i) % 5).to(kind) for i, kind in enumerate(kinds)}
+        save_file({**made, "scalar": torch.tensor(3.0), "empty": torch.empty(0, 4)}, file)
+        checkpoint = Checkpoint(str(tmp_path), tmp_path, "safetensors", {}, files=(file,))
+        loader, reference = self.loader(), SafetensorsLoader()
+        reference.tensors(checkpoint)
+        for entry in loader.tensors(checkpoint):
+            value, expected = loader.read(entry), reference.read(entry)
+            assert (value.dtype, value.shape) == (expected.dtype, expected.shape)
+            assert torch.equal(value.float(), expected.float())
+
+    def test_logits(self, checkpoint: Checkpoint) -> None:
+        name = self.plugin.partition(":")[2]
+        expected = drive_default(checkpoint.path, "float32", "native").run(0, TOKENS, 5)
+        got = drive_default(checkpoint.path, "float32", "native", loader=name).run(0, TOKENS, 5)
+        assert deviation(got, expected) == 0
+
+    def test_damage(self, checkpoint: Checkpoint, tmp_path: Path) -> None:
+        file = tmp_path / "model.safetensors"
+        content = checkpoint.files[0].read_bytes()
+        damaged = Checkpoint(str(tmp_path), tmp_path, "safetensors", {}, files=(file,))
+        for length in (0, 5, 100, len(content) // 2, len(content) - 1):
+            file.write_bytes(content[:length])
+            with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+                self.loader().tensors(damaged)
+        file.write_bytes(content)
+        loader = self.loader()
+        entries = loader.tensors(damaged)
+        file.write_bytes(content[: len(content) // 2])  # between the look at the header and the reading
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            [loader.read(entry) for entry in entries]
