@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import Checkpoint, CheckpointError, LinearSpec, LmkitError, ParamSpec, TensorEntry, UnsupportedModel
+from lmkit.api import CheckpointError, LinearSpec, LmkitError, ParamSpec, UnsupportedModel
 from lmkit_quantization_bitsandbytes.codes import table
 from lmkit_quantization_bitsandbytes.formats import TableFormat
 from lmkit_quantization_bitsandbytes.tensors import BLOCKS, BitsandbytesTensors, QuantState, parse_state
+from lmkit_testing import produced
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.model import choice, deviation, load_tiny, prompt, reference
 from lmkit_testing.produced import INTEGER, REFERENCE
@@ -63,35 +63,11 @@ def blob(said: Any) -> Tensor:
     return torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
 
 
-@dataclass
-class Held:
-    """A loader of tensors in memory."""
-
-    held: dict[str, Tensor]
-
-    def tensors(self, checkpoint: Checkpoint) -> list[TensorEntry]:
-        return [
-            TensorEntry(name, tuple(t.shape), str(t.dtype).removeprefix("torch."), t.nbytes, "file")
-            for name, t in self.held.items()
-        ]
-
-    def read(self, entry: TensorEntry) -> Tensor:
-        return self.held[entry.name]
-
-    def release(self) -> None:
-        pass
-
-
 def made(tensors: dict[str, Tensor], kind: str = "nf4", plain: ParamSpec | None = None) -> dict[str, Tensor]:
     """What is made of the tensors of m.up, by their own names; all of it fits what the header said."""
-    held = Held({f"m.up.{key}": value for key, value in tensors.items()})
-    loader = BitsandbytesTensors(held, kind, lambda name: plain)
-    found = {}
-    for entry in loader.tensors(Checkpoint("m", Path(), "safetensors", {})):
-        value = found[entry.name.removeprefix("m.up.")] = loader.read(entry)
-        said = (entry.shape, entry.dtype, entry.nbytes)
-        assert said == (tuple(value.shape), str(value.dtype).removeprefix("torch."), value.nbytes)
-    return found
+    held = produced.Held({f"m.up.{key}": value for key, value in tensors.items()})
+    found = produced.made(BitsandbytesTensors(held, lambda name: plain, kind=kind))
+    return {name.removeprefix("m.up."): value for name, value in found.items()}
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from lmkit.api import Checkpoint, TensorEntry
 from lmkit.plugins import load_target
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lmkit_testing.model import choice, deviation, load_tiny
@@ -40,6 +43,45 @@ def in_own_file(folder: Path, target: Path, name: str, config: dict[str, Any]) -
     (target / name).write_text(json.dumps(config))
     (target / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     return target
+
+
+def changed(folder: Path, target: Path, tensors: Mapping[str, Tensor | None]) -> Path:
+    """The checkpoint with other tensors, or without those that are None."""
+    found = load_file(folder / "model.safetensors")
+    found |= {name: value for name, value in tensors.items() if value is not None}
+    kept = {name: value for name, value in found.items() if tensors.get(name, value) is not None}
+    save_file(kept, target / "model.safetensors", {"format": "pt"})
+    (target / "config.json").write_bytes((folder / "config.json").read_bytes())
+    return target
+
+
+@dataclass
+class Held:
+    """A loader of tensors in memory."""
+
+    held: Mapping[str, Tensor]
+
+    def tensors(self, checkpoint: Checkpoint) -> list[TensorEntry]:
+        return [
+            TensorEntry(name, tuple(t.shape), str(t.dtype).removeprefix("torch."), t.nbytes, "file")
+            for name, t in self.held.items()
+        ]
+
+    def read(self, entry: TensorEntry) -> Tensor:
+        return self.held[entry.name]
+
+    def release(self) -> None:
+        pass
+
+
+def made(loader: Any) -> dict[str, Tensor]:
+    """What a loader makes of the tensors that it was given, each as its header says."""
+    found = {}
+    for entry in loader.tensors(Checkpoint("m", Path(), "safetensors", {})):
+        value = found[entry.name] = loader.read(entry)
+        said = (entry.shape, entry.dtype, entry.nbytes)
+        assert said == (tuple(value.shape), str(value.dtype).removeprefix("torch."), value.nbytes)
+    return found
 
 
 def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32") -> Any:

@@ -8,6 +8,7 @@ python -P -m lmkit_convert.unpickled SOURCE TARGET: prints the names of the tens
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +50,9 @@ def main(source: str, target: str) -> None:
         tensors = {name: value.detach().contiguous().clone() for name, value in tensors_of(read(source)).items()}
         save_file(tensors, target, {"format": "pt"})
     except Exception as e:  # whatever a stranger's file makes the library raise is said
-        print(json.dumps({"error": f"{type(e).__name__}: {str(e)[:500]}"}))
+        unknown = re.search(r"GLOBAL ([\w.]{1,200})", str(e))  # at the end of what the library says of many lines
+        error = f"it needs {unknown[1]}, which is no tensor" if unknown else f"{type(e).__name__}: {str(e)[:500]}"
+        print(json.dumps({"error": error}))
         return
     print(json.dumps({name: tensor.nbytes for name, tensor in tensors.items()}))
 

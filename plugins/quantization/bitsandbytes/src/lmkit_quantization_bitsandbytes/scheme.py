@@ -62,7 +62,7 @@ class BitsandbytesScheme(QuantScheme):
     def wrap(self, loader: Loader, wanted: Callable[[str], ParamSpec | None]) -> Loader:
         from lmkit_quantization_bitsandbytes.tensors import BitsandbytesTensors
 
-        return BitsandbytesTensors(loader, self.kind, wanted)
+        return BitsandbytesTensors(loader, wanted, kind=self.kind)
 
     def _quantized(self, name: str, head: bool) -> bool:
         if self.skipped is None:

@@ -15,14 +15,15 @@ Source: `QuantState.as_dict` and `Linear8bitLt._save_to_state_dict` of bitsandby
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import isfinite, prod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
 from typing import Annotated, Literal
 
 import msgspec
 import torch
-from lmkit.api import Checkpoint, CheckpointError, Loader, ParamSpec, TensorEntry, UnsupportedModel
+from lmkit.api import Checkpoint, CheckpointError, TensorEntry, UnsupportedModel
+from lmkit_layouts.made import MadeTensors, part_of
 from torch import Tensor
 
 from lmkit_quantization_bitsandbytes.codes import dequantize, table
@@ -33,7 +34,6 @@ PART = re.compile(r"(.+\.weight)\.(absmax|quant_map|nested_absmax|nested_quant_m
 MAX_STATE = 4096  # bytes of JSON; producers write less than 200
 BLOCKS = tuple(BLOCK << i for i in range(7))  # 64 to 4096
 NESTED_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
-CODES = ("uint8", "int8")  # of weights in formats
 SKIPPED = "quantization_config.llm_int8_skip_modules"
 SAME = 1e-6  # how far a value of a stored table may be from ours
 TO_SCALE = 7.874015718698502e-3  # 1 / 127 as bitsandbytes has it
@@ -79,37 +79,24 @@ def parse_state(data: bytes, name: str) -> QuantState:
     return state
 
 
-@dataclass(slots=True)
-class BitsandbytesTensors(Loader):
-    """The tensors of `loader`: `weight` and `weight_absmax` as `TableFormat` has them, or `weight_scale` for SCB.
+@dataclass(slots=True, kw_only=True)
+class BitsandbytesTensors(MadeTensors):
+    """`weight` and `weight_absmax` as `TableFormat` has them, or `weight_scale` for SCB.
 
     `kind` is what the configuration promises: nf4, fp4 or int8. Weights that the model wants plain, as of experts and
     routers, are dequantized: in float32, one at a time. What describes weights is read and checked with the headers,
     before any weight is.
     """
 
-    loader: Loader
     kind: str
-    wanted: Callable[[str], ParamSpec | None]  # by name in the file
-    _made: dict[str, Callable[[], Tensor]] = field(default_factory=dict)  # tensors that are not as files have them
 
     def tensors(self, checkpoint: Checkpoint) -> list[TensorEntry]:
         found = {entry.name: entry for entry in self.loader.tensors(checkpoint)}
         return self._eight(found) if self.kind == "int8" else self._four(found)
 
-    def read(self, entry: TensorEntry) -> Tensor:
-        make = self._made.get(entry.name)
-        return self.loader.read(entry) if make is None else make()
-
-    def release(self) -> None:
-        self.loader.release()
-
     def _unchanged(self, entry: TensorEntry) -> TensorEntry:
         """The same. Raises CheckpointError for a plain weight where the configuration says that none is."""
-        param = self.wanted(entry.name)
-        if param is not None and param.dtype in CODES and "float" in entry.dtype:
-            what = f"and quantization_config says {self.kind}"
-            raise CheckpointError(f"{entry.name} is plain ({entry.dtype}), {what}", fix=f"name it in {SKIPPED}")
+        self.check_plain(entry, self.kind, f"name it in {SKIPPED}")
         return entry
 
     # ------------------------------------------------------------------------------------------------ 8 bits
@@ -144,20 +131,9 @@ class BitsandbytesTensors(Loader):
         def scales() -> Tensor:
             return numbers(self.loader.read(stored), stored.name)[:, None] * TO_SCALE
 
-        if self._plain(name):
-            return [self._dequantized(weight, weight.shape, lambda: self.loader.read(weight) * scales())]
-        made = f"{name}_scale"
-        self._made[made] = scales
-        return [weight, TensorEntry(made, (*stored.shape, 1), "float32", stored.nbytes, stored.file)]
-
-    def _plain(self, name: str) -> bool:
-        """Whether the model wants a weight of the file in floating point."""
-        param = self.wanted(name)
-        return param is not None and param.dtype not in CODES
-
-    def _dequantized(self, weight: TensorEntry, shape: tuple[int, ...], make: Callable[[], Tensor]) -> TensorEntry:
-        self._made[weight.name] = make
-        return TensorEntry(weight.name, shape, "float32", prod(shape) * 4, weight.file)
+        if self.plain(name):
+            return [self.make(name, weight.shape, "float32", weight.file, lambda: self.loader.read(weight) * scales())]
+        return [weight, self.make(f"{name}_scale", (*stored.shape, 1), "float32", stored.file, scales)]
 
     # ------------------------------------------------------------------------------------------------ 4 bits
 
@@ -200,7 +176,11 @@ class BitsandbytesTensors(Loader):
         if state.nested_blocksize is not None:
             needed["nested_absmax"] = ("float32", -(-blocks // state.nested_blocksize))
             needed["nested_quant_map"] = ("float32", 256)
-        parts = {key: self._part(weight.name, key, found, *wanted) for key, wanted in needed.items()}
+        names = {key: f"{weight.name}.{key}" for key in needed}
+        parts = {
+            key: part_of(found.get(names[key]), names[key], (dtype,), (length,))
+            for key, (dtype, length) in needed.items()
+        }
         for key in ("nested_absmax", "nested_quant_map"):
             if key not in needed and f"{weight.name}.{key}" in found:
                 raise CheckpointError(f"{weight.name}.{key} is there, and quant_state does not say so")
@@ -215,24 +195,16 @@ class BitsandbytesTensors(Loader):
         def scales() -> Tensor:
             return self._scales(state, parts)
 
-        if self._plain(weight.name):
-            return [self._dequantized(weight, state.shape, lambda: dequantize(codes(), scales(), kind, torch.float32))]
-        name = f"{weight.name}_absmax"
-        self._made |= {weight.name: codes, name: scales}
-        return [
-            TensorEntry(weight.name, packed, "uint8", weight.nbytes, weight.file),
-            TensorEntry(name, grouped, "float32", prod(grouped) * 4, parts["absmax"].file),
-        ]
+        if self.plain(weight.name):
 
-    @staticmethod
-    def _part(weight: str, key: str, found: Mapping[str, TensorEntry], dtype: str, length: int) -> TensorEntry:
-        """One of the tensors beside a weight. Raises CheckpointError when it is missing or of another form."""
-        entry = found.get(f"{weight}.{key}")
-        if entry is None:
-            raise CheckpointError(f"{weight}.{key} is missing")
-        if (entry.dtype, entry.shape) != (dtype, (length,)):
-            raise CheckpointError(f"{entry.name} is {entry.dtype} {list(entry.shape)}, needs {dtype} [{length}]")
-        return entry
+            def whole() -> Tensor:
+                return dequantize(codes(), scales(), kind, torch.float32)
+
+            return [self.make(weight.name, state.shape, "float32", weight.file, whole)]
+        return [
+            self.make(weight.name, packed, "uint8", weight.file, codes),
+            self.make(f"{weight.name}_absmax", grouped, "float32", parts["absmax"].file, scales),
+        ]
 
     def _scales(self, state: QuantState, parts: Mapping[str, TensorEntry]) -> Tensor:
         """[out, in / group] float32: that of the block in which the columns lie."""

@@ -3,7 +3,7 @@
 from lmkit_layouts.floats import Fp8Format
 from lmkit_layouts.fp4 import Fp4Format, MxFp4, NvFp4
 from lmkit_layouts.grouped import AwqWords, GptqWords, GroupedIntegers
-from lmkit_layouts.rows import ByteRows, PackedRows
+from lmkit_layouts.rows import ByteRows, OffsetRows, PackedRows
 from lmkit_layouts.settings import Settings
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "GroupedIntegers",
     "MxFp4",
     "NvFp4",
+    "OffsetRows",
     "PackedRows",
     "Settings",
 ]

@@ -155,6 +155,8 @@ def dequantize(found: Integers, group: int) -> Tensor:
     if isinstance(zeros, torch.Tensor):
         zeros = zeros.float().repeat_interleave(span, 1)[:, :k]
     weight = (found.codes.float() - zeros) * scales
+    if found.offsets is not None:
+        weight -= found.offsets.float().repeat_interleave(span, 1)[:, :k]
     if found.order is None:
         return weight
     placed = torch.empty_like(weight)

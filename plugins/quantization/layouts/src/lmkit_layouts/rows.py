@@ -60,8 +60,8 @@ class PackedRows(GroupedIntegers):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteRows(GroupedIntegers):
     """weight int8 [out, in]; weight_scale of any floating point type, rounded to float16, and if `zeros`
-    weight_zero_point int8: [out, groups], or one for each merged part if `whole`. Source:
-    `NaiveQuantizationCompressor` of compressed-tensors."""
+    weight_zero_point int8: [out, groups], or one for each merged part if `whole`. Sources:
+    `NaiveQuantizationCompressor` of compressed-tensors, `Int8Tensor` and `IntxUnpackedToInt8Tensor` of torchao."""
 
     stored_bits: int = 8
     zeros: bool = False
@@ -82,9 +82,9 @@ class ByteRows(GroupedIntegers):
     def integers(self, params: Mapping[str, Tensor]) -> Integers:
         import torch
 
-        codes, scales = params["weight"].view(torch.uint8) ^ 0x80, finite(params["weight_scale"].half().float())
-        zeros: Tensor | int = 0x80
-        given = params["weight_zero_point"].view(torch.uint8) ^ 0x80 if self.zeros else None
+        codes, scales = self._codes(params["weight"]), finite(params["weight_scale"].half().float())
+        zeros: Tensor | int = 1 << (self.stored_bits - 1)
+        given = self._codes(params["weight_zero_point"]) if self.zeros else None
         if self.whole:
             rows = torch.tensor([n * len(codes) // sum(self.parts) for n in self.parts])  # of this rank
             scales = scales.repeat_interleave(rows).unsqueeze(1)
@@ -92,6 +92,41 @@ class ByteRows(GroupedIntegers):
         if given is not None:
             zeros = uniform(given)
         return Integers(codes, scales, zeros)
+
+    def _codes(self, values: Tensor) -> Tensor:
+        """The same from 0 on. Raises CheckpointError for those that `stored_bits` cannot hold."""
+        import torch
+
+        codes = values.view(torch.uint8) + (1 << (self.stored_bits - 1))  # modulo 256
+        if self.stored_bits < 8 and codes.numel() and int(codes.max()) >> self.stored_bits:
+            raise CheckpointError(f"holds integers that are none of {self.stored_bits} bits")
+        return codes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRows(GroupedIntegers):
+    """w[i, j] = (codes[i, j] - 2^(bits - 1)) * weight_scale[i, g] - weight_offset[i, g].
+
+    weight uint8 [out, in * bits / 8], `bits` of 4 or 8, the first column in the low ones; weight_scale and
+    weight_offset float32 [out, groups]. What loaders make of files whose zeros are floating point numbers.
+    """
+
+    stored_bits: int = 4
+
+    def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
+        self.check(layer, 8 // self.bits, 1)
+        n, groups = layer.total_out, self.num_groups(layer.in_features)
+        return {
+            "weight": ParamSpec((n, layer.in_features * self.bits // 8), "uint8"),
+            "weight_scale": ParamSpec((n, groups), "float32"),
+            "weight_offset": ParamSpec((n, groups), "float32"),
+        }
+
+    def integers(self, params: Mapping[str, Tensor]) -> Integers:
+        from lmkit_layouts.words import unpack
+
+        scales, offsets = finite(params["weight_scale"]), finite(params["weight_offset"])
+        return Integers(unpack(params["weight"], self.bits), scales, 1 << (self.bits - 1), offsets=offsets)
 
 
 def unused(layer: LinearSpec) -> dict[str, ParamSpec]:

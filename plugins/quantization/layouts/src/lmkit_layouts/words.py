@@ -11,7 +11,7 @@ _SLICE = 1 << 16  # words taken apart at a time where codes straddle them
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """int32 words [n, w] -> their codes [n, w * 32 / bits] uint8: a stream of bits, lowest first.
+    """Words [n, w] of int32, or of bytes, -> their codes [n, w * 32 / bits] uint8: a stream of bits, lowest first.
 
     Three words hold 32 codes of three bits. w is a multiple of 3 then.
     """
@@ -46,3 +46,8 @@ def unpack_awq(words: Tensor) -> Tensor:
     codes = unpack(words, 4).unflatten(1, (-1, 8))
     places = [AWQ_COLUMNS.index(column) for column in range(8)]
     return codes[..., places].flatten(1)
+
+
+def pack_fours(codes: Tensor) -> Tensor:
+    """Codes [n, k] uint8 of 4 bits -> bytes [n, k / 2], of which `unpack` makes them again."""
+    return codes[:, ::2] | codes[:, 1::2] << 4
