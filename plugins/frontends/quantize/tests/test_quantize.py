@@ -74,7 +74,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def written(folder: Path, output: Path, scheme: Scheme, *ignore: str) -> Report:
-    return quantize(read_directory(str(folder), folder), output, scheme, list(ignore), lambda size: None)
+    return quantize(read_directory(str(folder), folder), output, scheme, list(ignore), lambda *said: None)
 
 
 INT4 = replace(SCHEMES["int4"], group=32)
@@ -82,10 +82,11 @@ INT4 = replace(SCHEMES["int4"], group=32)
 
 def test_each_file_holds_what_its_source_held(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    seen: list[int] = []
+    seen: list[tuple[str, int, int]] = []
     checkpoint = read_directory(str(model), model)
-    report = quantize(checkpoint, output, INT4, ["model.layers.1.mlp.down_proj"], seen.append)
-    assert sum(seen) == checkpoint.nbytes
+    report = quantize(checkpoint, output, INT4, ["model.layers.1.mlp.down_proj"], lambda *said: seen.append(said))
+    assert {(what, total) for what, total, _ in seen} == {("writing", checkpoint.nbytes)}
+    assert sum(more for *_, more in seen) == checkpoint.nbytes
     made = read_directory(str(output), output)
     assert [f.name for f in made.files] == [f.name for f in checkpoint.files]
     before = {k: v for f in checkpoint.files for k, v in load_file(f).items()}
@@ -149,7 +150,7 @@ def _lost(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _experts(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["model.layers.0.mlp.experts.0.up_proj.weight"] = torch.zeros(4, 4)
+    tensors["model.layers.0.mlp.experts.gate_up_proj"] = torch.zeros(4, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_weights_that_cannot_be_rounded(
 ) -> None:
     checkpoint = _changed(model, change)
     with pytest.raises((CheckpointError, UnsupportedModel), match=error):
-        quantize(checkpoint, tmp_path / "out", INT4, [], lambda size: None)
+        quantize(checkpoint, tmp_path / "out", INT4, [], lambda *said: None)
     assert not (tmp_path / "out" / "config.json").exists()
 
 
@@ -193,7 +194,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run(["quantize", "demo", "-o", str(output), "--zero-points", "--group-size", "64"]) == 0
     said = capsys.readouterr().out
     assert f"lmkit serve {output}" in said
-    assert "mean error" in said
+    assert "mean error of weights" in said
     report = msgspec.json.decode((output / REPORT).read_bytes(), type=Report)
     assert report.scheme == asdict(replace(SCHEMES["int4"], group=64, symmetric=False))
     assert report.nbytes < 0.4 * report.source_bytes
