@@ -22,6 +22,9 @@ from lmkit_quantize import writing
 from lmkit_quantize.rounding import SCHEMES, Scheme, pack
 from lmkit_quantize.writing import REPORT, Report, quantize
 from lmkit_testing.checkpoints import tiny_checkpoint
+from lmkit_testing.model import choice, deviation, load_tiny, prompt
+from lmkit_testing.produced import REFERENCE
+from lmkit_testing.steps import ModelDriver
 from safetensors.torch import load_file, save_file
 
 VARIANTS = [
@@ -78,6 +81,10 @@ def written(folder: Path, output: Path, scheme: Scheme, *ignore: str) -> Report:
 
 
 INT4 = replace(SCHEMES["int4"], group=32)
+MIXTURE = {
+    "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "num_attention_heads": 4, "head_dim": 16,
+    "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True,
+}  # fmt: skip
 
 
 def test_each_file_holds_what_its_source_held(model: Path, tmp_path: Path) -> None:
@@ -183,6 +190,26 @@ def test_refusals(model: Path, tmp_path: Path) -> None:
     (tmp_path / "unknown" / "config.json").write_text(json.dumps({**config, "model_type": "nothing"}))
     with pytest.raises(LmkitError, match="architecture"):
         written(tmp_path / "unknown", tmp_path / "other", INT4)
+
+
+def test_experts_are_linears(tmp_path: Path) -> None:
+    """Each by itself, as others write them; the router is not rounded, and named among what is not. lmkit and
+    transformers read the same model."""
+    import transformers
+
+    for module in ("lmkit_model_qwen", "lmkit_quantization_compressed_tensors", "compressed_tensors"):
+        pytest.importorskip(module)
+    folder, output = tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path / "model", **MIXTURE), tmp_path / "out"
+    report = written(folder, output, INT4)
+    assert sum(".experts." in layer.name for layer in report.layers) == 2 * 4 * 3
+    assert report.ignored == ["lm_head", *(f"model.layers.{i}.mlp.gate" for i in range(2))]
+    scheme = choice("quantization", "lmkit_quantization_compressed_tensors.scheme:CompressedTensorsScheme")
+    kernel = choice("op", REFERENCE, "linear:int4")
+    loaded = load_tiny(output, "lmkit_model_qwen.arch:Qwen", "float32", choices=(scheme, kernel))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([prompt(97)])).logits[0]
+    assert deviation(ModelDriver(loaded, "float32").run(0, prompt(97), 7), expected) < 1e-2  # it rounds to bfloat16
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

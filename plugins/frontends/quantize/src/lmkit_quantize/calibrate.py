@@ -18,7 +18,7 @@ import transformers
 from compressed_tensors.quantization import QuantizationScheme
 from llmcompressor import oneshot
 from llmcompressor.core import Event, State
-from llmcompressor.modeling.moe.linearize import load_quantizable_moe
+from llmcompressor.modeling.moe.linearize import linearize_moe
 from llmcompressor.modifiers import Modifier
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
@@ -132,10 +132,8 @@ def resume(folder: Path, model: torch.nn.Module) -> list[str]:
 def main(folder: Path) -> None:
     job = msgspec.json.decode((folder / JOB).read_bytes(), type=Job)
     windows = torch.tensor(json.loads((folder / SAMPLES).read_text(encoding="ascii")))
-    with load_quantizable_moe():
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            job.model, dtype=torch.float32, trust_remote_code=False
-        )
+    model = transformers.AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32, trust_remote_code=False)
+    linearize_moe(model)
     if not torch.accelerator.is_available():  # llmcompressor 0.14 pins memory all the same, which is an error then
         IntermediatesCache.pin_memory = lambda *arguments: None
     ignored = job.ignored + resume(folder, model)

@@ -27,6 +27,7 @@ DONE = "calibrated"  # begins a line that the process prints; a number of linear
 WINDOW = 512  # tokens that are seen together
 TOKENS = {"gptq": 128 * WINDOW, "awq": 32 * WINDOW}  # AWQ runs each of them 20 times
 NEEDED = "llmcompressor"
+MODULE = "lmkit_quantize.calibrate"
 QUIET = {"TQDM_DISABLE": "1", "LLM_COMPRESSOR_LOG_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -122,8 +123,9 @@ def calibrate(
 
 
 def _run(folder: Path, advance: Callable[[int], None]) -> None:
-    command = [sys.executable, "-m", "lmkit_quantize.calibrate", str(folder)]
-    with (folder / LOG).open("w", encoding="utf-8") as log:
+    command = [sys.executable, "-m", MODULE, str(folder)]
+    (folder / LOG).unlink(missing_ok=True)
+    with (folder / LOG).open("a", encoding="utf-8", buffering=1) as log:  # lines of both, in order
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **QUIET})
         assert process.stdout is not None
         try:
@@ -175,6 +177,6 @@ def _written(checkpoint: Checkpoint, size: int, wanted: int) -> list[list[int]]:
     config = checkpoint.config
     first = next((t for t in (config.get("bos_token_id"), config.get("eos_token_id")) if isinstance(t, int)), 0)
     params = [SamplingParams(max_tokens=size - 1, temperature=1.0, seed=i, ignore_eos=True) for i in range(wanted)]
-    with LLM(str(checkpoint.path), max_length=size + 1) as llm:
+    with LLM(str(checkpoint.path), max_length=size) as llm:
         outputs = llm.generate([[first]] * wanted, params, progress=True)
     return [[first, *output.token_ids] for output in outputs]
