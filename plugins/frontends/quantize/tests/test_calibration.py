@@ -173,9 +173,12 @@ def test_refusals(
 def test_a_process_that_fails(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last words are the error, and the result does not look complete."""
     monkeypatch.setattr(calibration, "find_spec", lambda name: True)
-    monkeypatch.setattr(calibration, "MODULE", "no_such_module")
-    with pytest.raises(CheckpointError, match="No module named no_such_module"):
-        made(model, tmp_path / "out", INT4, "gptq")
+    (tmp_path / "killed.py").write_text("import os\nprint('begins', flush=True)\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for module, words in (("no_such_module", "No module named no_such_module"), ("killed", "signal 9")):
+        monkeypatch.setattr(calibration, "MODULE", module)
+        with pytest.raises(CheckpointError, match=words):
+            made(model, tmp_path / "out", INT4, "gptq")
     assert not (tmp_path / "out" / "config.json").exists()
 
 

@@ -125,8 +125,12 @@ def calibrate(
 def _run(folder: Path, advance: Callable[[int], None]) -> None:
     command = [sys.executable, "-m", MODULE, str(folder)]
     (folder / LOG).unlink(missing_ok=True)
-    with (folder / LOG).open("a", encoding="utf-8", buffering=1) as log:  # lines of both, in order
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **QUIET})
+    with (
+        (folder / LOG).open("a", encoding="utf-8", buffering=1) as log,  # what it says on both, in order
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **QUIET}
+        ) as process,
+    ):
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -135,13 +139,13 @@ def _run(folder: Path, advance: Callable[[int], None]) -> None:
                     advance(int(number))
                 else:
                     log.write(line)
-        finally:
-            process.kill()  # it has ended, unless this process was interrupted
-            process.stdout.close()
-            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+    code = process.returncode
     if code != 0:
         lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = lines[-1] if lines else f"exit status {code}"
+        said = lines[-1] if lines and code > 0 else f"ended by signal {-code}; was there memory for it in float32?"
         raise CheckpointError(f"{NEEDED} failed: {said}", fix=f"read {folder / LOG}; --method rtn needs no calibration")
 
 
