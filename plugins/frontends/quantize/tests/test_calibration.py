@@ -255,3 +255,12 @@ def test_experts_are_calibrated(tmp_path: Path, method: str) -> None:
     assert len(experts) == 2 * 4 * 3
     assert all(layer.output_error is not None for layer in experts)
     assert {f"model.layers.{i}.mlp.gate" for i in range(2)} < set(report.ignored)
+
+
+@real
+def test_names_that_transformers_changes(tmp_path: Path) -> None:
+    """Are refused before anything is calibrated."""
+    folder = tiny_checkpoint("MixtralForCausalLM", tmp_path / "model", hidden_size=64, intermediate_size=64)
+    byte_tokenizer(folder)
+    with pytest.raises(CheckpointError, match=r"it has no model\.layers\.0\.block_sparse_moe\.experts\.0\.w1"):
+        made(folder, tmp_path / "out", INT4, "gptq")

@@ -134,6 +134,8 @@ def main(folder: Path) -> None:
     windows = torch.tensor(json.loads((folder / SAMPLES).read_text(encoding="ascii")))
     model = transformers.AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32, trust_remote_code=False)
     linearize_moe(model)
+    if unknown := set(job.linears) - {name for name, _ in model.named_modules()}:
+        raise ValueError(f"it has no {min(unknown)}, under this name of the checkpoint")
     if not torch.accelerator.is_available():  # llmcompressor 0.14 pins memory all the same, which is an error then
         IntermediatesCache.pin_memory = lambda *arguments: None
     ignored = job.ignored + resume(folder, model)

@@ -60,7 +60,8 @@ class Job(msgspec.Struct):
     model: str
     method: Literal["gptq", "awq"]
     scheme: Scheme
-    ignored: list[str]  # linears that stay as they are
+    linears: list[str]  # those that are calibrated
+    ignored: list[str]  # those that stay as they are
     dtype: str
 
 
@@ -100,13 +101,13 @@ def calibrate(
     folder: Path,
     calibration: Calibration,
     job: Job,
-    linears: set[str],
     advance: Callable[[int], None],
 ) -> Calibrated:
     """Runs the process in `folder` unless it is done; calls `advance` with the number of linears that are.
 
     Raises ConfigError for a text too short, CheckpointError where llmcompressor fails.
     """
+    linears = set(job.linears)
     folder.mkdir(exist_ok=True)
     if not (folder / SAMPLES).is_file():
         windows = _windows(checkpoint, calibration)

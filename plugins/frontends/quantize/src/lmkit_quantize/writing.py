@@ -152,9 +152,10 @@ def quantize(
     left = [path for path in checkpoint.files if path.name not in {file.name for file in report.files}]
     made = None
     if calibration is not None and left:
-        job = Job(str(checkpoint.path), calibration.method, scheme, kept, _dtype(checkpoint, min(rounded)))
+        dtype = _dtype(checkpoint, min(rounded))
+        job = Job(str(checkpoint.path), calibration.method, scheme, sorted(rounded), kept, dtype)
         tell = partial(advance, "calibrating", len(rounded))
-        made = calibrate(checkpoint, output / CALIBRATION, calibration, job, rounded, tell)
+        made = calibrate(checkpoint, output / CALIBRATION, calibration, job, tell)
     tell = partial(advance, "writing", checkpoint.nbytes)
     for path in checkpoint.files:
         if path in left:
