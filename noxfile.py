@@ -164,8 +164,8 @@ def full(session: nox.Session) -> None:
 
 @nox.session
 def quant_parity(session: nox.Session) -> None:
-    """Quantized checkpoints, made anew by their producers in environments of theirs, against what these make of them.
-    Ten minutes, most of them installation."""
+    """Quantized checkpoints, made anew by their producers in environments of theirs, against what these make of them;
+    `lmkit quantize` with llmcompressor. A quarter of an hour, most of it installation."""
     install(session)
     folder = Path(session.create_tmp()).resolve()
     producers = {
@@ -185,6 +185,9 @@ def quant_parity(session: nox.Session) -> None:
         session.run(theirs, f"tests/quant_parity/produce_{name}.py", str(folder / "made"), external=True)
     env = ONE_THREAD | {"LMKIT_PRODUCED": str(folder / "made")}
     session.run("pytest", "-q", "plugins/quantization", "-k", "producer", *session.posargs, env=env)
+    session.install("-q", "--no-build-isolation", "-e", "./plugins/frontends/quantize[calibration]")
+    calibrated = ["plugins/frontends/quantize", "tests/e2e/test_quantize.py"]
+    session.run("pytest", "-q", *calibrated, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

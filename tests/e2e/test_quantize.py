@@ -1,7 +1,8 @@
-"""A rounded checkpoint is one as any other: served by lmkit, loaded by transformers."""
+"""A quantized checkpoint is one as any other: served by lmkit, loaded by transformers."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import openai
@@ -13,17 +14,24 @@ from .conftest import lmkit, serving
 
 SUMS = [(a, b) for a in (3, 17, 28, 46, 59) for b in (2, 14, 35, 40)]
 GREEDY = SamplingParams(max_tokens=32, temperature=0.0)
+MORE = pytest.mark.full("lmkit-quantize")
+REAL = pytest.mark.skipif(find_spec("llmcompressor") is None, reason="needs lmkit-quantize[calibration]")
+WAYS = [
+    "--scheme int4",
+    *(pytest.param(f"--scheme {scheme}", marks=MORE) for scheme in ("int8", "w8a8", "fp8")),
+    *(
+        pytest.param(f"--scheme int4 --method {method} --calibration-tokens 4096", marks=REAL)
+        for method in ("gptq", "awq")
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    ["int4", *(pytest.param(scheme, marks=pytest.mark.full("lmkit-quantize")) for scheme in ("int8", "w8a8", "fp8"))],
-)
-def test_the_result_is_served_and_loaded(scheme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_the_result_is_served_and_loaded(way: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("compressed_tensors", reason="with which transformers reads the format")
     output = tmp_path / "made"
-    done = lmkit("quantize", "demo", "-o", str(output), "--scheme", scheme)
+    done = lmkit("quantize", "demo", "-o", str(output), *way.split())
     assert done.returncode == 0, done.stderr
 
     with LLM(str(output)) as llm:

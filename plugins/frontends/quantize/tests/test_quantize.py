@@ -22,6 +22,9 @@ from lmkit_quantize import writing
 from lmkit_quantize.rounding import SCHEMES, Scheme, pack
 from lmkit_quantize.writing import REPORT, Report, quantize
 from lmkit_testing.checkpoints import tiny_checkpoint
+from lmkit_testing.model import choice, deviation, load_tiny, prompt
+from lmkit_testing.produced import REFERENCE
+from lmkit_testing.steps import ModelDriver
 from safetensors.torch import load_file, save_file
 
 VARIANTS = [
@@ -74,18 +77,23 @@ def model(tmp_path: Path) -> Path:
 
 
 def written(folder: Path, output: Path, scheme: Scheme, *ignore: str) -> Report:
-    return quantize(read_directory(str(folder), folder), output, scheme, list(ignore), lambda size: None)
+    return quantize(read_directory(str(folder), folder), output, scheme, list(ignore), lambda *said: None)
 
 
 INT4 = replace(SCHEMES["int4"], group=32)
+MIXTURE = {
+    "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "num_attention_heads": 4, "head_dim": 16,
+    "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True,
+}  # fmt: skip
 
 
 def test_each_file_holds_what_its_source_held(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    seen: list[int] = []
+    seen: list[tuple[str, int, int]] = []
     checkpoint = read_directory(str(model), model)
-    report = quantize(checkpoint, output, INT4, ["model.layers.1.mlp.down_proj"], seen.append)
-    assert sum(seen) == checkpoint.nbytes
+    report = quantize(checkpoint, output, INT4, ["model.layers.1.mlp.down_proj"], lambda *said: seen.append(said))
+    assert {(what, total) for what, total, _ in seen} == {("writing", checkpoint.nbytes)}
+    assert sum(more for *_, more in seen) == checkpoint.nbytes
     made = read_directory(str(output), output)
     assert [f.name for f in made.files] == [f.name for f in checkpoint.files]
     before = {k: v for f in checkpoint.files for k, v in load_file(f).items()}
@@ -149,7 +157,7 @@ def _lost(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _experts(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["model.layers.0.mlp.experts.0.up_proj.weight"] = torch.zeros(4, 4)
+    tensors["model.layers.0.mlp.experts.gate_up_proj"] = torch.zeros(4, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +168,7 @@ def test_weights_that_cannot_be_rounded(
 ) -> None:
     checkpoint = _changed(model, change)
     with pytest.raises((CheckpointError, UnsupportedModel), match=error):
-        quantize(checkpoint, tmp_path / "out", INT4, [], lambda size: None)
+        quantize(checkpoint, tmp_path / "out", INT4, [], lambda *said: None)
     assert not (tmp_path / "out" / "config.json").exists()
 
 
@@ -184,6 +192,26 @@ def test_refusals(model: Path, tmp_path: Path) -> None:
         written(tmp_path / "unknown", tmp_path / "other", INT4)
 
 
+def test_experts_are_linears(tmp_path: Path) -> None:
+    """Each by itself, as others write them; the router is not rounded, and named among what is not. lmkit and
+    transformers read the same model."""
+    import transformers
+
+    for module in ("lmkit_model_qwen", "lmkit_quantization_compressed_tensors", "compressed_tensors"):
+        pytest.importorskip(module)
+    folder, output = tiny_checkpoint("Qwen3MoeForCausalLM", tmp_path / "model", **MIXTURE), tmp_path / "out"
+    report = written(folder, output, INT4)
+    assert sum(".experts." in layer.name for layer in report.layers) == 2 * 4 * 3
+    assert report.ignored == ["lm_head", *(f"model.layers.{i}.mlp.gate" for i in range(2))]
+    scheme = choice("quantization", "lmkit_quantization_compressed_tensors.scheme:CompressedTensorsScheme")
+    kernel = choice("op", REFERENCE, "linear:int4")
+    loaded = load_tiny(output, "lmkit_model_qwen.arch:Qwen", "float32", choices=(scheme, kernel))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([prompt(97)])).logits[0]
+    assert deviation(ModelDriver(loaded, "float32").run(0, prompt(97), 7), expected) < 1e-2  # it rounds to bfloat16
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out"
     assert run(["quantize", "demo", "-o", str(output), "--scheme", "w8a8", "--group-size", "32"]) == 2
@@ -193,7 +221,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run(["quantize", "demo", "-o", str(output), "--zero-points", "--group-size", "64"]) == 0
     said = capsys.readouterr().out
     assert f"lmkit serve {output}" in said
-    assert "mean error" in said
+    assert "mean error of weights" in said
     report = msgspec.json.decode((output / REPORT).read_bytes(), type=Report)
     assert report.scheme == asdict(replace(SCHEMES["int4"], group=64, symmetric=False))
     assert report.nbytes < 0.4 * report.source_bytes

@@ -58,10 +58,18 @@ class Scheme:
             scale = _scale(weight.abs().amax(1, keepdim=True).float() / FLOAT8_MAX, weight.dtype)
             codes = (weight.float() / scale).clamp(-FLOAT8_MAX, FLOAT8_MAX).to(torch.float8_e4m3fn)
             return {"weight": codes, "weight_scale": scale.to(weight.dtype)}, codes.float() * scale
-        codes, scale, zeros = self._integers(weight)
-        span = self.group or weight.shape[1]
-        meant = ((codes.unflatten(1, (-1, span)) - zeros[..., None]) * scale[..., None]).flatten(1)
-        stored = {"weight_scale": scale.to(weight.dtype)}
+        scale, zeros = self._grid(weight)
+        return self.store(weight, scale.to(weight.dtype), zeros)
+
+    def store(self, weight: Tensor, scale: Tensor, zeros: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """As `round`, to integers with these scales and zeros [out, groups]. Zeros are from -2^(bits - 1) on,
+        and scales are stored as they are."""
+        low, high = -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
+        steps, offsets = scale.float()[..., None], zeros.float()[..., None]
+        parts = weight.float().unflatten(1, (-1, self.group or weight.shape[1]))
+        places = (parts / steps + offsets).round().clamp(low, high)
+        codes, meant = places.flatten(1), ((places - offsets) * steps).flatten(1)
+        stored = {"weight_scale": scale}
         if self.format == "int-quantized":
             return {"weight": codes.to(torch.int8), **stored}, meant
         stored |= {"weight_packed": pack(codes, self.bits), "weight_shape": torch.tensor(weight.shape)}
@@ -69,8 +77,8 @@ class Scheme:
             stored["weight_zero_point"] = pack(zeros.t(), self.bits).t().contiguous()
         return stored, meant
 
-    def _integers(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes [out, in], scales and zeros [out, groups], all float32; codes and zeros from -2^(bits - 1) on."""
+    def _grid(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Scales and zeros [out, groups], float32, that reach the largest weights."""
         low, high = -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
         parts = weight.float().unflatten(1, (-1, self.group or weight.shape[1]))
         if self.symmetric:
@@ -80,8 +88,7 @@ class Scheme:
             least, most = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
             scale = _scale((most - least) / (high - low), weight.dtype)
             zeros = (low - least / scale).round().clamp(low, high)
-        codes = (parts / scale[..., None] + zeros[..., None]).round().clamp(low, high)
-        return codes.flatten(1), scale, zeros
+        return scale, zeros
 
 
 def _scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
