@@ -78,7 +78,8 @@ LAYER = LinearSpec("qkv", 64, (32, 16, 16), parts=("q", "k", "v"), sources=("a.q
         ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
         ({"modules_to_not_convert": ["re:.*gate"]}, "modules_to_not_convert"),
         ({"modules_to_convert": ["model.embed_tokens"]}, "modules_to_convert"),
-        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme.type"),
+        ({"kv_cache_scheme": "dynamic"}, "kv_cache_scheme"),
         ({"quant_method": "fp4"}, "quant_method"),
     ],
 )

@@ -96,7 +96,7 @@ class CompressedTensorsScheme(QuantScheme):
     def parse(cls, quantization_config: Mapping[str, object]) -> CompressedTensorsScheme:
         given = Settings(quantization_config, IGNORED)
         usual = given.one_of("format", (*FORMATS, "mixed-precision"), "")
-        given.one_of("kv_cache_scheme", (None,), None)
+        given.float8_cache("kv_cache_scheme")
         given.one_of("transform_config", (None, {}), None)
         sparsity = given.get("sparsity_config") or {"format": "dense"}
         if not isinstance(sparsity, Mapping) or sparsity.get("format") != "dense":

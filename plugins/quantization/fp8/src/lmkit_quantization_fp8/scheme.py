@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lmkit.api import LinearSpec, QuantFormat, QuantScheme, UnsupportedModel
-from lmkit_layouts import Fp8Format
+from lmkit_layouts import Fp8Format, Settings
 
 from lmkit_quantization_fp8.rounded import RoundedFp8
 
@@ -23,7 +23,7 @@ KEYS: Mapping[str, tuple[object, ...] | None] = {
     "dequantize": (False, None),
     "modules_to_convert": (None, []),
     "expert_dtype": ("fp8", None),
-    "kv_cache_scheme": (None,),
+    "kv_cache_scheme": None,
 }
 PLAIN_NAME = re.compile(r"^[\w.-]+$")
 HEAD = "lm_head"  # producers leave the output head alone whether they list it or not
@@ -47,6 +47,8 @@ class Fp8Scheme(QuantScheme):
             allowed = KEYS[key]
             if allowed is not None and value not in allowed:
                 raise UnsupportedModel(f"{where}.{key}", value, ", ".join(map(repr, allowed)))
+        if quantization_config.get("kv_cache_scheme") != "static":  # as older producers say it
+            Settings(quantization_config).float8_cache("kv_cache_scheme")
         block = quantization_config.get("weight_block_size")
         if block is not None and not (
             isinstance(block, list | tuple) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)

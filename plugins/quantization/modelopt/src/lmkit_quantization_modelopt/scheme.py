@@ -38,8 +38,8 @@ class ModelOptScheme(QuantScheme):
             values, where = own, f"{WHERE}.quantization"
         given = Settings(values, AGAIN, where)
         algorithm = given.one_of("quant_algo", (*ALGORITHMS, MIXED), "")
-        for key in ("kv_cache_quant_algo", "kv_cache_scheme"):
-            given.one_of(key, (None,), None)
+        given.one_of("kv_cache_quant_algo", (None, FP8), None)
+        given.float8_cache("kv_cache_scheme")
         given.one_of("group_size", (None, NV_GROUP), None)
         for key in ("has_zero_point", "pre_quant_scale"):
             given.one_of(key, (None, False), None)
