@@ -73,7 +73,7 @@ MADE: dict[str, list[dict[str, Any]]] = {
     ],
     "static": [
         {"targets": LINEAR, "weights": floats(strategy="tensor"), "input_activations": TENSOR | {"type": "float"}},
-        {"targets": ["re:.*o_proj"], "weights": integers(8), "input_activations": TENSOR | {"type": "int"}},
+        {"targets": ["re:.*o_proj"], "weights": integers(8)},
         {"targets": ["re:.*(up|gate)_proj"], "weights": integers(3, 32, symmetric=False)},
         {"targets": ["model.layers.0.mlp.down_proj"], "weights": integers(4)},
     ],

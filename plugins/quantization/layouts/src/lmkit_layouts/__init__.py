@@ -1,6 +1,6 @@
 """Bit layouts of quantized checkpoints. Importing this does not import torch."""
 
-from lmkit_layouts.floats import Fp8Format
+from lmkit_layouts.floats import Fp8Format, Rounding
 from lmkit_layouts.fp4 import Fp4Format, MxFp4, NvFp4
 from lmkit_layouts.grouped import AwqWords, GptqWords, GroupedIntegers
 from lmkit_layouts.rows import ByteRows, PackedRows
@@ -16,5 +16,6 @@ __all__ = [
     "MxFp4",
     "NvFp4",
     "PackedRows",
+    "Rounding",
     "Settings",
 ]

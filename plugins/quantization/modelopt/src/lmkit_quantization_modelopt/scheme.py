@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lmkit.api import LinearSpec, QuantFormat, QuantScheme
-from lmkit_layouts import Fp8Format, NvFp4, Settings
+from lmkit_layouts import Fp8Format, NvFp4, Rounding, Settings
 from lmkit_layouts.fp4 import NV_GROUP
 from lmkit_layouts.settings import MAX_NAMES, PLAIN_NAME, WHERE, Pattern, agreed, names_module, of_layer
 
@@ -53,7 +53,7 @@ class ModelOptScheme(QuantScheme):
         if algorithm is None:
             return None
         if algorithm == FP8:
-            return Fp8Format(None, layer.out_features, layer.in_features)
+            return Fp8Format(None, layer.out_features, layer.in_features, inputs=Rounding("stored"))
         return NvFp4(
             parts=layer.out_features, width=layer.in_features, codes="weight", whole="weight_scale_2", times=True
         )
