@@ -2,21 +2,25 @@
 has it.
 
 Each is a tiny Llama with what its producer makes of it: `expected.safetensors` holds token ids and the logits of
-transformers over the weights that the producer's own decompression gives. Both are float32.
+transformers over the weights that the producer's own decompression gives. Both are float32. `rounded` are the logits
+where activations, and keys and values, are rounded as well, by the producer's own functions.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.mx_utils import decompress_mx_scale
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+from compressed_tensors.modeling import initialize_hooked_kv_cache
 from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
-from compressed_tensors.quantization.lifecycle.forward import dequantize
+from compressed_tensors.quantization.lifecycle.forward import dequantize, forward_quantize
 from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
@@ -51,7 +55,10 @@ MADE: dict[str, list[dict[str, Any]]] = {
     "w4": [{"targets": LINEAR, "weights": integers(4, 32)}],
     "w4_zeros": [{"targets": LINEAR, "weights": integers(4, 32, symmetric=False)}],
     "w8_zeros": [{"targets": LINEAR, "weights": integers(8, symmetric=False)}],
-    "w8a8": [{"targets": LINEAR, "weights": integers(8), "input_activations": TOKEN | {"type": "int"}}],
+    "w8a8": [
+        {"targets": LINEAR, "weights": integers(8), "input_activations": TOKEN | {"type": "int"}},
+        {"targets": ["re:.*mlp.*"], "weights": integers(4, 32), "input_activations": TOKEN | {"type": "int"}},
+    ],
     "fp8": [{
         "targets": LINEAR, "weights": floats(strategy="channel"), "input_activations": TOKEN | {"type": "float"},
     }],
@@ -66,7 +73,7 @@ MADE: dict[str, list[dict[str, Any]]] = {
     ],
     "static": [
         {"targets": LINEAR, "weights": floats(strategy="tensor"), "input_activations": TENSOR | {"type": "float"}},
-        {"targets": ["re:.*o_proj"], "weights": integers(8), "input_activations": TENSOR | {"type": "int"}},
+        {"targets": ["re:.*o_proj"], "weights": integers(8)},
         {"targets": ["re:.*(up|gate)_proj"], "weights": integers(3, 32, symmetric=False)},
         {"targets": ["model.layers.0.mlp.down_proj"], "weights": integers(4)},
     ],
@@ -75,6 +82,9 @@ MADE: dict[str, list[dict[str, Any]]] = {
     "mxfp4": [preset("MXFP4A16")],
     "mxfp4_activations": [preset("MXFP4", ["re:.*self_attn.*"]), preset("NVFP4A16", ["re:.*mlp.*"])],
 }  # fmt: skip
+
+
+CACHES: dict[str, dict[str, Any]] = {"static": floats(strategy="tensor", dynamic=False)}
 
 
 def plain(folder: Path) -> Path:
@@ -119,7 +129,35 @@ def expected(model: LlamaForCausalLM, source: Path) -> dict[str, torch.Tensor]:
     reference.load_state_dict(weights)
     tokens = torch.tensor([[(7 * i + 3) % VOCABULARY for i in range(40)]])
     with torch.no_grad():
-        return {"tokens": tokens, "logits": reference(tokens).logits[0].contiguous()}
+        found = {"tokens": tokens, "logits": reference(tokens).logits[0].contiguous()}
+        if round_too(model, reference):
+            found["rounded"] = reference(tokens).logits[0].contiguous()
+    return found
+
+
+def rounded(own: Any, inputs: Any, _: torch.nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    """A hook before a linear: its input through 8 bits and back."""
+    return (forward_quantize(own, given[0], "input", inputs),)
+
+
+def round_too(model: LlamaForCausalLM, reference: LlamaForCausalLM) -> bool:
+    """Lets `reference` round activations, keys and values as `model` says. Whether there is anything to round."""
+    modules, some = dict(reference.named_modules()), False
+    for name, own in model.named_modules():
+        scheme = getattr(own, "quantization_scheme", None)
+        inputs = None if scheme is None else scheme.input_activations
+        if inputs is None or inputs.num_bits == 4:
+            continue
+        some, module = True, modules[name]
+        scales = {key: value.float() for key, value in own.state_dict().items() if key.endswith("_scale")}
+        values = scales | {"quantization_scheme": scheme, "quantization_status": own.quantization_status}
+        if isinstance(own, torch.nn.Linear):
+            module.register_forward_pre_hook(partial(rounded, SimpleNamespace(**values), inputs))
+            continue
+        for key, value in values.items():
+            setattr(module, key, value)
+        initialize_hooked_kv_cache(reference, module)
+    return some
 
 
 def main(target: Path, names: list[str]) -> None:
@@ -133,6 +171,7 @@ def main(target: Path, names: list[str]) -> None:
         model = LlamaForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
         schemes = {f"group_{i}": QuantizationScheme(**each) for i, each in enumerate(groups)}
         settings: dict[str, Any] = {"config_groups": schemes, "ignore": [] if name == "w8_zeros" else ["lm_head"]}
+        settings |= {"kv_cache_scheme": CACHES[name]} if name in CACHES else {}
         recipe = GPTQModifier(**settings) if name == "w4" else QuantizationModifier(**settings)
         kind = {"dataset": calibration, "num_calibration_samples": 16, "max_seq_length": 64}
         needed = name in ("w4", "static", "nvfp4_activations")

@@ -1,13 +1,15 @@
 """Checkpoints quantized by ModelOpt: `python produce_modelopt.py FOLDER [NAME ...]`, in an environment that has it.
 
 Each is a tiny Llama as `export_hf_checkpoint` writes it; `expected.safetensors` holds token ids and the logits of
-transformers over the weights that the producer's own tensors give. Both are float32.
+transformers over the weights that the producer's own tensors give. Both are float32. `rounded`, where all is in
+float8, are the logits with activations rounded by the producer's own function.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import modelopt.torch.quantization as mtq
 import torch
 from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
+from modelopt.torch.quantization.tensor_quant import fp8_eager
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -32,8 +35,15 @@ def mixed() -> dict[str, Any]:
     return found
 
 
+def float8() -> dict[str, Any]:
+    """Everything in float8, the cache too."""
+    found = copy.deepcopy(mtq.FP8_DEFAULT_CFG)
+    found["quant_cfg"] += copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
+    return found
+
+
 MADE: dict[str, Any] = {
-    "modelopt_fp8": mtq.FP8_DEFAULT_CFG,
+    "modelopt_fp8": float8(),
     "modelopt_mixed": mixed(),
     "modelopt_nvfp4": mtq.NVFP4_DEFAULT_CFG,
     "modelopt_nvfp4_mlp": mtq.NVFP4_MLP_ONLY_CFG,
@@ -73,7 +83,19 @@ def expected(folder: Path) -> dict[str, torch.Tensor]:
     reference.load_state_dict(weights)
     tokens = torch.tensor([[(7 * i + 3) % VOCABULARY for i in range(40)]])
     with torch.no_grad():
-        return {"tokens": tokens, "logits": reference(tokens).logits[0].contiguous()}
+        found = {"tokens": tokens, "logits": reference(tokens).logits[0].contiguous()}
+        if all(stored[f"{name}.weight"].dtype == torch.float8_e4m3fn for name in quantized):
+            for name in quantized:
+                largest = stored[f"{name}.input_scale"].float() * torch.finfo(torch.float8_e4m3fn).max
+                hook = partial(rounded, largest)
+                reference.get_submodule(name).register_forward_pre_hook(hook)
+            found["rounded"] = reference(tokens).logits[0].contiguous()
+    return found
+
+
+def rounded(largest: torch.Tensor, _: torch.nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    """A hook before a linear: its input through float8 and back."""
+    return (fp8_eager(given[0], largest),)
 
 
 def main(target: Path, names: list[str]) -> None:

@@ -90,6 +90,7 @@ def check(rows: Rows, work: list[tuple[int, int]]) -> list[torch.Tensor]:
         replace(NEED, dtype="bfloat16", kv_dtype="bfloat16", head_dim=80, v_head_dim=48, num_q_heads=14),
         replace(NEED, dtype="float16", kv_dtype="float16", num_q_heads=2, block_size=48),
         replace(NEED, dtype="bfloat16", kv_dtype="float8_e4m3fn"),
+        replace(NEED, dtype="bfloat16", kv_dtype="float8_e5m2", num_q_heads=14, softcap=3.0),
         replace(NEED, dtype="bfloat16", kv_dtype="int8", head_dim=80, v_head_dim=48, num_q_heads=14),
         replace(NEED, kv_dtype="int8", window=SEGMENT + 40, softcap=3.0, sinks=True, alibi=True),
         replace(NEED, window=SEGMENT),
@@ -103,6 +104,7 @@ def check(rows: Rows, work: list[tuple[int, int]]) -> list[torch.Tensor]:
         "bf16",
         "fp16",
         "fp8",
+        "e5m2",
         "int8",
         "int8 and everything",
         "window of a segment",
@@ -190,20 +192,40 @@ def test_turned_while_written(dtype: str, kv_dtype: str, pairs: int, interleaved
     assert torch.equal(rows.kv.view(torch.uint8), kv.view(torch.uint8))
 
 
-def test_eight_bit_keys_are_rounded_like_torch() -> None:
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_eight_bit_keys_are_rounded_like_torch(kv_dtype: str) -> None:
     """Every finite float8 value survives; numbers between two are rounded to even; too large ones are cut."""
-    need = replace(NEED, kv_dtype="float8_e4m3fn", num_q_heads=2, num_kv_heads=1, head_dim=256, dtype="float32")
-    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    finite = every[~every.float().isnan()].float()
-    values = torch.cat([finite, finite * 1.03, finite * 0.0625, torch.randn(8)])
-    values = values[values.abs() <= 448].repeat(3)[: 256 * 2].view(2, 1, 256)
-    values[1, 0, :2] = torch.tensor([1e9, -1e9])
+    dtype = getattr(torch, kv_dtype)
+    largest = torch.finfo(dtype).max
+    need = replace(NEED, kv_dtype=kv_dtype, num_q_heads=2, num_kv_heads=1, head_dim=256, dtype="float32")
+    every = torch.arange(256, dtype=torch.uint8).view(dtype)
+    finite = every[every.float().isfinite()].float()
+    values = torch.cat([finite, finite * 1.03, finite * 1.125, finite * 0.0625, finite * 2**-20, torch.randn(8)])
+    values = torch.cat([values[values.abs() <= largest], torch.zeros(1024)])[: 256 * 5].view(5, 1, 256)
+    values[4, 0, -3:] = torch.tensor([1e9, -1e9, torch.inf])
     rows = make(need)
-    plan = rows.planner.plan(rows.paged.grow([(0, 2)]))
+    plan = rows.planner.plan(rows.paged.grow([(0, 5)]))
     rows.backend.write_kv(values, values, rows.kv, plan.slots)
     block, size = divmod(int(plan.slots[0]), 16)
-    keys = rows.kv[block, 0, : 16 * 256].view(128, 16, 2)[:, size : size + 2].transpose(0, 1).reshape(2, 256)
-    assert torch.equal(keys.float(), values[:, 0].clamp(-448, 448).to(torch.float8_e4m3fn).float())
+    keys = rows.kv[block, 0, : 16 * 256].view(128, 16, 2)[:, size : size + 5].transpose(0, 1).reshape(5, 256)
+    assert torch.equal(keys.float(), values[:, 0].clamp(-largest, largest).to(dtype).float())
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_eight_bit_value_is_read_as_it_is(dtype: str, kv_dtype: str) -> None:
+    """Attention to a single position gives its value; what is not a number stays none."""
+    need = AttnNeed(16, 1, 1, dtype, kv_dtype, 16, v_head_dim=256)
+    rows = make(need, num_rows=1)
+    plan = rows.planner.plan(rows.paged.grow([(0, 1)]))
+    every = torch.arange(256, dtype=torch.uint8).view(getattr(torch, kv_dtype)).float()
+    every[every.isinf()] = torch.nan  # is never written
+    q = k = torch.zeros(1, 1, 16, dtype=getattr(torch, dtype))
+    v = every.to(q.dtype).view(1, 1, 256)
+    out = torch.empty(1, 1, 256, dtype=q.dtype)
+    rows.backend.write_kv(k, v, rows.kv, plan.slots)
+    rows.backend.forward(q, rows.kv, plan, 1.0, out)
+    assert torch.equal(out.flatten().float().nan_to_num(7), every.nan_to_num(7))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

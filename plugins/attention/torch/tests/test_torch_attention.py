@@ -40,6 +40,20 @@ def test_features_together(need: AttnNeed) -> None:
             torch.testing.assert_close(g.double(), e, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_eight_bit_floats_are_rounded_to_nearest_and_cut(kv_dtype: str) -> None:
+    """What is too large for the cache becomes its largest number, as in other backends; never NaN or infinite."""
+    dtype = getattr(torch, kv_dtype)
+    largest = torch.finfo(dtype).max
+    rows = Rows(TorchAttention(), replace(NEED, kv_dtype=kv_dtype, num_kv_heads=1), num_rows=1)
+    plan = rows.planner.plan(rows.paged.grow([(0, 2)]))
+    x = torch.tensor([1e9, -1e9, torch.inf, largest * 1.04, *torch.randn(28).tolist()]).view(2, 1, 16)
+    rows.backend.write_kv(x, -x, rows.kv, plan.slots)
+    written = rows.kv.view(-1, 32)[plan.slots].float()
+    expected = torch.cat([x, -x], -1).clamp(-largest, largest).to(dtype).float()
+    assert torch.equal(written, expected[:, 0])
+
+
 def test_rows_of_very_different_length_are_not_padded_together() -> None:
     rows = Rows(TorchAttention(), replace(NEED, block_size=64), num_rows=3, length=3 * SMALL)
     rows.step([(0, 2 * SMALL + 10), (1, 5), (2, SMALL - 1)])

@@ -17,7 +17,7 @@ from lmkit_layouts.fp4 import unpack_fp4
 from lmkit_quantization_compressed_tensors.scheme import CompressedTensorsScheme
 from lmkit_quantization_mxfp4.kernel import Fp4Torch
 from lmkit_testing import QuantizationConformance
-from lmkit_testing.produced import FLOAT4, INTEGER, REFERENCE, check, folders
+from lmkit_testing.produced import FLOAT4, INTEGER, REFERENCE, check, check_rounded, folders
 
 SCHEME = "lmkit_quantization_compressed_tensors.scheme:CompressedTensorsScheme"
 PLAIN = LinearSpec("layers.0.plain", 256, (384,), sources=("m.plain",))
@@ -78,7 +78,7 @@ class TestFloats(QuantizationConformance):
         "fp8 tensors": config(FP8 | {"strategy": "tensor"}, "float-quantized"),
         "fp8 blocks": config(FP8 | {"strategy": "block", "block_structure": [128, 128]}, "naive-quantized"),
     }
-    kernels = ("fp8_torch", "linear_reference")
+    kernels = ("fp8_weights", "linear_reference")
 
     def stored(self, fmt, layer, seed=0):
         tensors = super().stored(fmt, layer, seed)
@@ -132,6 +132,13 @@ class TestMxFp4(QuantizationConformance):
 def test_producers_checkpoint(folder: Path, kernel: str, tolerance: float) -> None:
     """Exact up to rounding; integer kernels round activations to 8 bits, too."""
     check(folder, SCHEME, kernel, tolerance)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_block", "mixed", "static"])
+def test_activations_are_rounded_as_the_producer_does(name: str) -> None:
+    """Per token, per group of columns, beside other formats; with stored scales, and those of a float8 cache."""
+    (folder,) = folders(__file__, name)
+    check_rounded(folder, SCHEME, 1e-4, "float8_e4m3fn" if name == "static" else "")
 
 
 FOURS = ("nvfp4", "nvfp4_activations", "mxfp4", "mxfp4_activations")
@@ -243,7 +250,11 @@ W, G = "config_groups.group_0.weights", "config_groups.group_0"
         (config(group(), "mixed-precision"), f"{G}.format"),
         (config(group(), format="mxfp4-pack-quantized"), f"{W}.type"),
         (config(group(), format=["pack-quantized"]), f"{G}.format"),
-        (config(group()) | {"kv_cache_scheme": TOKEN}, "kv_cache_scheme"),
+        (config(group()) | {"kv_cache_scheme": TOKEN}, "kv_cache_scheme.type"),
+        (config(group()) | {"kv_cache_scheme": "fp8"}, "kv_cache_scheme"),
+        (config(group()) | {"kv_cache_scheme": FP8 | {"strategy": "attn_head"}}, "kv_cache_scheme.strategy"),
+        (config(group()) | {"kv_cache_scheme": WHOLE | {"type": "float", "dynamic": True}}, "kv_cache_scheme.dynamic"),
+        (config(group()) | {"kv_cache_scheme": TOKEN | {"type": "float", "num_bits": 4}}, "kv_cache_scheme.num_bits"),
         (config(group()) | {"transform_config": {"config_groups": {}}}, "transform_config"),
         (config(group()) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
         (config(group()) | {"sparsity_config": "2:4"}, "sparsity_config"),

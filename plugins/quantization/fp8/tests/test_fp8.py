@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lmkit.api import CheckpointError, LinearSpec, UnsupportedModel, WeightMismatch
-from lmkit_quantization_fp8.kernel import SHIFT, Fp8Torch, Fp8Weight, widen
+from lmkit_layouts import Rounding
+from lmkit_quantization_fp8.kernel import SHIFT, Fp8Torch, Fp8Weight, Fp8Weights, widen
 from lmkit_quantization_fp8.rounded import RoundedFp8
 from lmkit_quantization_fp8.scheme import Fp8Format, Fp8Scheme
 from lmkit_testing import QuantizationConformance
@@ -19,13 +20,13 @@ from safetensors.torch import load_file, save_file
 BLOCK = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}
 TENSOR = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
 TARGET = "lmkit_quantization_fp8.scheme:Fp8Scheme"
-KERNEL = "lmkit_quantization_fp8.kernel:Fp8Torch"
+KERNEL = "lmkit_quantization_fp8.kernel:Fp8Weights"
 
 
 class TestFp8(QuantizationConformance):
     plugin = "quantization:fp8"
     configs = {"block": BLOCK, "wide": BLOCK | {"weight_block_size": [64, 96]}, "tensor": TENSOR}
-    kernels = ("fp8_torch", "linear_reference")
+    kernels = ("fp8_weights", "linear_reference")
 
     def stored(self, fmt, layer, seed=0):
         tensors = super().stored(fmt, layer, seed)
@@ -37,7 +38,7 @@ class TestFp8(QuantizationConformance):
 class TestRounded(QuantizationConformance):
     plugin = "quantization:fp8"
     configs = {"online": {}}
-    kernels = ("fp8_torch", "linear_reference")
+    kernels = ("fp8_weights", "linear_reference")
 
 
 def test_rounds_to_nearest() -> None:
@@ -78,7 +79,8 @@ LAYER = LinearSpec("qkv", 64, (32, 16, 16), parts=("q", "k", "v"), sources=("a.q
         ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
         ({"modules_to_not_convert": ["re:.*gate"]}, "modules_to_not_convert"),
         ({"modules_to_convert": ["model.embed_tokens"]}, "modules_to_convert"),
-        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme.type"),
+        ({"kv_cache_scheme": "dynamic"}, "kv_cache_scheme"),
         ({"quant_method": "fp4"}, "quant_method"),
     ],
 )
@@ -123,6 +125,78 @@ def test_widening_is_exact_for_every_number() -> None:
     numbers = codes[(codes & 0x7F) != 0x7F].view(torch.float8_e4m3fn)
     assert torch.equal(widen(numbers) * SHIFT, numbers.float())
     assert torch.equal(widen(numbers).signbit(), numbers.float().signbit())
+
+
+@pytest.mark.parametrize(
+    ("rounding", "dims"),
+    [
+        (Rounding("stored"), None),
+        (Rounding("tensor"), (0, 1, 2, 3)),
+        (Rounding("token"), (2, 3)),
+        (Rounding("token", powers=True), (2, 3)),
+        (Rounding("group", 16), (3,)),
+        (Rounding("group", 16, powers=True), (3,)),
+        (Rounding("group", 64), (3,)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_through_float8(rounding: Rounding, dims: tuple[int, ...] | None, dtype: torch.dtype) -> None:
+    """The nearest float8 number of steps, which are 448th parts of the largest magnitude, or stored."""
+    noise = torch.Generator().manual_seed(0)
+    x = (torch.randn(2, 3, 40, generator=noise) * torch.logspace(-4, 4, 40)).to(dtype)
+    x[1, 2] = 0
+    got = rounding.apply(x, 3.5)
+    assert (got.shape, got.dtype) == (x.shape, dtype)
+    width = rounding.group or 40
+    values = torch.nn.functional.pad(x.float(), (0, -40 % width)).unflatten(-1, (-1, width))
+    steps = values.abs().amax(dims, keepdim=True) / 448 if dims else torch.tensor(3.5)
+    steps = steps.clamp(min=torch.finfo(torch.float32).tiny)
+    steps = 2 ** steps.log2().ceil() if rounding.powers else steps
+    codes = (values / steps).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    expected = (codes * steps).flatten(-2)[..., :40].to(dtype)
+    assert torch.equal(got, expected)
+    error, most = (got.float() - x.float()).abs(), (steps * 448).expand(values.shape).flatten(-2)[..., :40]
+    small = (steps * 2**-10).expand(values.shape).flatten(-2)[..., :40]
+    assert bool((error <= x.float().abs() / 15 + small)[x.abs() <= most].all())
+
+
+def test_scales_of_activations_that_are_stored() -> None:
+    """Of merged parts the largest holds; what is missing or no positive number is refused where it is needed."""
+    fmt = Fp8Scheme.parse(TENSOR).for_layer(LAYER)
+    assert isinstance(fmt, Fp8Format)
+    params = TestFp8().stored(fmt, LAYER)
+    packed = Fp8Torch().pack(fmt, params | {"input_scale": torch.tensor([0.5, 2.0, 1.0])}, LAYER, torch.float32)
+    assert (packed.inputs, packed.input_scale) == (Rounding("stored"), 2.0)
+    for bad in (None, 0.0, -1.0, float("nan"), float("inf")):
+        scale = {} if bad is None else {"activation_scale": torch.tensor([1.0, bad, 1.0])}
+        with pytest.raises(CheckpointError, match="activations") as failure:
+            Fp8Torch().pack(fmt, params | scale, LAYER, torch.float32)
+        assert "fp8_weights" in str(failure.value.fix)
+        assert Fp8Weights().pack(fmt, params | scale, LAYER, torch.float32).inputs is None
+
+
+@pytest.mark.parametrize(
+    ("config", "rounding"),
+    [
+        (BLOCK, Rounding("group", 128)),
+        (BLOCK | {"scale_fmt": "ue8m0"}, Rounding("group", 128, powers=True)),
+        (BLOCK | {"activation_scheme": "static"}, Rounding("stored")),
+        (BLOCK | {"weight_block_size": None}, Rounding("token")),
+        (TENSOR, Rounding("stored")),
+    ],
+)
+def test_activations_are_rounded_as_the_checkpoint_says(config: dict[str, object], rounding: Rounding) -> None:
+    fmt = Fp8Scheme.parse(config).for_layer(LAYER)
+    assert isinstance(fmt, Fp8Format)
+    assert fmt.inputs == rounding
+    params = TestFp8().stored(fmt, LAYER) | {"input_scale": torch.tensor([0.02, 0.02, 0.02])}
+    x = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0))
+    exact = Fp8Weights().apply(
+        rounding.apply(x, 0.02), Fp8Weights().pack(fmt, dict(params), LAYER, torch.float32), None
+    )
+    kernel = Fp8Torch()
+    assert torch.equal(kernel.apply(x, kernel.pack(fmt, dict(params), LAYER, torch.float32), None), exact)
 
 
 def test_weights_that_are_not_numbers_are_refused() -> None:

@@ -17,7 +17,7 @@ from lmkit_worker.loaded import LoadedModel
 from safetensors.torch import load_file, save_file
 
 TARGET = "lmkit_quantization_fp8.scheme:Fp8Scheme"
-KERNELS = {"fp8": "lmkit_quantization_fp8.kernel:Fp8Torch", "reference": "lmkit_layers.linear:ReferenceLinear"}
+KERNELS = {"fp8": "lmkit_quantization_fp8.kernel:Fp8Weights", "reference": "lmkit_layers.linear:ReferenceLinear"}
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_attention_heads": 4}
 LATENT = {
     "q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,

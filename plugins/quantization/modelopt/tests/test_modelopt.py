@@ -15,10 +15,10 @@ from lmkit.plugins.resolve import resolve
 from lmkit_layouts import Fp8Format, NvFp4
 from lmkit_layouts.fp4 import TWICE
 from lmkit_quantization_modelopt.scheme import ModelOptScheme
-from lmkit_testing import QuantizationConformance
+from lmkit_testing import QuantizationConformance, produced
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.model import choice, deviation, drift, load_tiny, prompt, reference
-from lmkit_testing.produced import FLOAT4, INTEGER, REFERENCE, check, folders, in_own_file
+from lmkit_testing.produced import FLOAT4, INTEGER, REFERENCE, check, check_rounded, folders, in_own_file
 from lmkit_testing.steps import ModelDriver, Ranks
 from lmkit_worker.loaded import LoadedModel
 from safetensors.torch import load_file, save_file
@@ -44,7 +44,7 @@ MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized
 class TestFp8(QuantizationConformance):
     plugin = "quantization:modelopt"
     configs = {"fp8": FP8}
-    kernels = ("fp8_torch", "linear_reference")
+    kernels = ("fp8_weights", "linear_reference")
     layers = (PLAIN, QKV)
 
     def stored(self, fmt, layer, seed=0):
@@ -65,11 +65,21 @@ class TestNvFp4(QuantizationConformance):
 @pytest.mark.parametrize("folder", folders(__file__), ids=lambda folder: folder.name)
 @pytest.mark.parametrize(("kernel", "tolerance"), [(REFERENCE, 1e-5), (INTEGER, 2e-3)], ids=["reference", "kernels"])
 def test_producers_checkpoint(folder: Path, kernel: str, tolerance: float) -> None:
-    """Weights are exact, and activations are not rounded, whatever the checkpoint allows.
+    """Weights are exact, and activations are not rounded.
 
     Native kernels have scales in float16, and activations of 15 bits.
     """
     check(folder, SCHEME, kernel, tolerance)
+
+
+def test_activations_and_cache_of_float8() -> None:
+    """Activations are rounded as the producer does; scales of the cache are found under its names."""
+    (folder,) = folders(__file__, "modelopt_fp8")
+    check_rounded(folder, SCHEME, 1e-4)
+    loaded = produced.load(folder, SCHEME, REFERENCE, cache="float8_e4m3fn")
+    attention = loaded.model.get_submodule("layers.0.attn.attn")
+    stored = load_file(folder / "model.safetensors")
+    assert attention.scales == tuple(float(stored[f"model.layers.0.self_attn.{n}_proj.{n}_scale"]) for n in "kv")
 
 
 @pytest.mark.parametrize("folder", folders(__file__), ids=lambda folder: folder.name)
@@ -119,14 +129,14 @@ def own(**change: Any) -> dict[str, Any]:
     [
         (FP8 | {"quant_algo": "W4A8_AWQ"}, "quant_algo"),
         (FP8 | {"quant_algo": None}, "quant_algo"),
-        (FP8 | {"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}, "kv_cache_scheme"),
-        (FP8 | {"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo"),
+        (FP8 | {"kv_cache_scheme": {"num_bits": 4, "type": "float", "dynamic": False}}, "kv_cache_scheme.num_bits"),
+        (FP8 | {"kv_cache_scheme": "NVFP4"}, "kv_cache_scheme"),
+        (FP8 | {"kv_cache_quant_algo": "INT8"}, "kv_cache_quant_algo"),
         (NVFP4 | {"group_size": 32}, "group_size"),
         (NVFP4 | {"ignore": ["a[b]"]}, "ignore"),
         (NVFP4 | {"pre_quant_scale": True}, "pre_quant_scale"),
         (NVFP4 | {"has_zero_point": True}, "has_zero_point"),
         (NVFP4 | {"quantized_layers": LAYERS}, "quantized_layers"),
-        (own(kv_cache_quant_algo="FP8"), "quantization.kv_cache_quant_algo"),
         (own(kv_cache_quant_algo="NVFP4"), "quantization.kv_cache_quant_algo"),
         (own(exclude_modules="lm_head"), "quantization.exclude_modules"),
         (own(quant_algo="NVFP4_SVD"), "quantization.quant_algo"),

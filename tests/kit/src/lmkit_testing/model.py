@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -54,9 +55,10 @@ def load_tiny(
     attention: str = DENSE,
     choices: Sequence[Choice] = (),
     kernel: Choice | None = None,
+    kv_dtype: str = "",
     **kwargs: Any,
 ) -> LoadedModel:
-    """Load a checkpoint with the architecture `target`, without the resolver.
+    """Load a checkpoint with the architecture `target`, without the resolver; `kv_dtype` is that of its cache.
 
     `kernel` goes before the reference, or takes its place if it is an explicit choice.
     """
@@ -64,6 +66,9 @@ def load_tiny(
     checkpoint = open_checkpoint(str(directory), CheckpointOptions())
     assert checkpoint is not None
     info: ModelInfo = load_target(target)().describe(checkpoint.config)
+    if kv_dtype:
+        layers = (replace(layer, attn=layer.attn and replace(layer.attn, kv_dtype=kv_dtype)) for layer in info.layers)
+        info = replace(info, layers=tuple(layers))
     resolved = ResolvedPlan(
         DeviceInfo("cpu", "cpu", dtypes=(dtype,)),
         (

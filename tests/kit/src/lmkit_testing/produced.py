@@ -1,6 +1,7 @@
 """Checkpoints that real producers have quantized, with the logits of their own dequantized weights beside them.
 
-A folder holds config.json, model.safetensors, and expected.safetensors with `tokens` [1, T] and `logits` [T, V].
+A folder holds config.json, model.safetensors, and expected.safetensors with `tokens` [1, T] and `logits` [T, V]; also
+`rounded` [T, V], the logits with rounded activations and cache, where the producer rounds these.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from lmkit.plugins import load_target
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lmkit_testing.model import choice, deviation, load_tiny
+from lmkit_testing.model import DENSE, choice, deviation, load_tiny
 from lmkit_testing.steps import ModelDriver
 
 REFERENCE = "lmkit_layers.linear:ReferenceLinear"
 INTEGER = "lmkit_platform_cpu.integer:IntegerLinear"
-FLOAT8 = "lmkit_quantization_fp8.kernel:Fp8Torch"
+FLOAT8 = "lmkit_quantization_fp8.kernel:Fp8Weights"
+ROUNDED8 = "lmkit_quantization_fp8.kernel:Fp8Torch"
 FLOAT4 = "lmkit_quantization_mxfp4.kernel:Fp4Torch"
+TORCH_ATTENTION = "lmkit_attention_torch.backend:TorchAttention"
 LLAMA = "lmkit_model_llama.arch:Llama"
 
 
@@ -84,15 +87,30 @@ def made(loader: Any) -> dict[str, Tensor]:
     return found
 
 
-def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32") -> Any:
-    """The checkpoint in `folder`, its quantized linears on `kernel`; float8 on theirs where that runs integers."""
+def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32", float8: str = "", cache: str = "") -> Any:
+    """The checkpoint in `folder`, its quantized linears on `kernel`; float8 on theirs where that runs integers.
+
+    `float8` is another kernel for those, `cache` the dtype of the KV cache.
+    """
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     load_target(scheme).parse(config)
     kernels = dict.fromkeys(("int4", "int8", "w8a8", "mxfp4", "nvfp4"), kernel)
-    kernels["fp8"] = FLOAT8 if kernel == INTEGER else kernel
+    kernels["fp8"] = float8 or (FLOAT8 if kernel == INTEGER else kernel)
     kernels |= dict.fromkeys(("nf4", "fp4"), REFERENCE)
     ops = tuple(choice("op", runs, f"linear:{name}") for name, runs in kernels.items())
-    return load_tiny(folder, LLAMA, dtype, choices=(choice("quantization", scheme), *ops))
+    attention = TORCH_ATTENTION if cache else DENSE
+    chosen = (choice("quantization", scheme), *ops)
+    return load_tiny(folder, LLAMA, dtype, attention=attention, choices=chosen, kv_dtype=cache)
+
+
+def check_rounded(folder: Path, scheme: str, tolerance: float, cache: str = "") -> None:
+    """Logits are those of the producer with rounded activations, and with a cache of dtype `cache` if it has one."""
+    expected = load_file(folder / "expected.safetensors")
+    loaded = load(folder, scheme, REFERENCE, float8=ROUNDED8, cache=cache)
+    tokens: list[int] = expected["tokens"][0].tolist()
+    got: Tensor = ModelDriver(loaded, "float32", kv_dtype=cache).run(0, tokens, 7)
+    assert deviation(got, expected["rounded"]) < tolerance
+    assert deviation(got, expected["logits"]) > 3 * tolerance
 
 
 def check(folder: Path, scheme: str, kernel: str, tolerance: float) -> None:

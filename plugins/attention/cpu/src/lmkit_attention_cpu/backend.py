@@ -26,7 +26,7 @@ from lmkit_platform_cpu.native import FIX, MISSING, Args, Native
 from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in kv_types.inc
-KV_DTYPES = DTYPES | {torch.float8_e4m3fn: 3, torch.int8: 4}
+KV_DTYPES = DTYPES | {torch.float8_e4m3fn: 3, torch.int8: 4, torch.float8_e5m2: 5}
 SEGMENT, TILE = 512, 16  # positions of a segment, of a tile
 WRITE_VALUES = 8192  # of a chunk of write_kv: some microseconds
 PARTIAL_BYTES = 64 << 20  # for results of segments; rows beyond are not split, which changes no result

@@ -18,7 +18,7 @@ def lmkit_attention_backends() -> Iterable[AttentionSpec]:
         tier=Tier.OPTIMIZED,
         platforms=("cpu",),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
-        kv_dtypes=frozenset({"auto", "float32", "bfloat16", "float16", "float8_e4m3fn", "int8"}),
+        kv_dtypes=frozenset({"auto", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"}),
         head_dims=multiple_of(16, max=512),
         v_head_dims=multiple_of(16, max=512),
         block_sizes=multiple_of(16),

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from lmkit_attention_torch.plan import Task, TorchPlan, TorchPlanner
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
 
 class TorchAttention(AttentionBackend):
     name = "torch"
@@ -36,7 +38,7 @@ class TorchAttention(AttentionBackend):
         return TorchPlanner(need, platform.buffer((1,), torch.int32).device.device)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
-        flat = kv.view(-1, *kv.shape[2:])
+        flat = _bytes(kv).view(-1, *kv.shape[2:])
         if slots.numel() and int(slots.min()) < 0:
             keep = slots >= 0
             k, v, slots = k[keep], v[keep], slots[keep]
@@ -45,23 +47,36 @@ class TorchAttention(AttentionBackend):
             flat.index_copy_(0, slots, torch.cat((k, v, k_scale, v_scale), dim=-1))
             return
         dim = k.shape[-1]
-        flat[..., :dim].index_copy_(0, slots, k.to(kv.dtype))
-        flat[..., dim:].index_copy_(0, slots, v.to(kv.dtype))
+        flat[..., :dim].index_copy_(0, slots, _stored(k, kv.dtype))
+        flat[..., dim:].index_copy_(0, slots, _stored(v, kv.dtype))
 
     def forward(
         self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None
     ) -> None:
         assert isinstance(plan, TorchPlan)
-        flat = kv.view(-1, *kv.shape[2:])
+        flat = _bytes(kv).view(-1, *kv.shape[2:])
         special = plan.need.softcap is not None or plan.need.sinks or plan.need.alibi
         for task in plan.tasks:
-            cached = flat.index_select(0, task.index)
+            cached = flat.index_select(0, task.index).view(kv.dtype)
             cached = dequantize(cached, q.shape[-1], q.dtype) if kv.dtype == torch.int8 else cached.to(q.dtype)
             out[task.tokens] = (
                 _dense(q[task.tokens], cached, task, plan, scale, sinks)
                 if special
                 else _fused(q[task.tokens], cached, task, scale)
             )
+
+
+def _bytes(kv: Tensor) -> Tensor:
+    """Float8 memory as what torch can index; other memory as it is."""
+    return kv.view(torch.uint8) if kv.dtype in FLOAT8 else kv
+
+
+def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values as `_bytes` of memory of `dtype` hold them: what is too large for float8 becomes its largest."""
+    if dtype not in FLOAT8:
+        return x.to(dtype)
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).to(dtype).view(torch.uint8)
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ def lmkit_attention_backends() -> list[AttentionSpec]:
             stability="stable",
             platforms=("*",),
             dtypes=frozenset({"float32", "bfloat16", "float16"}),
-            kv_dtypes=frozenset({"auto", "float32", "bfloat16", "float16", "int8"}),
+            kv_dtypes=frozenset({"auto", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"}),
             head_dims=ANY,
             v_head_dims=ANY,
             block_sizes=ANY,

@@ -38,7 +38,7 @@ def decoder_weights(
                 ordered += [(0, rule) for rule in place.at(i).rules(source.replace("{i}", str(i)), transform)]
         else:
             ordered += [(place.order, rule) for rule in place.rules(source, transform)]
-    rules = [rule for _, rule in sorted(ordered, key=lambda pair: pair[0])]
+    rules = [*cache_scales(cfg), *(rule for _, rule in sorted(ordered, key=lambda pair: pair[0]))]
     head = cfg.names["lm_head"]
     if info.tie_embeddings:  # some files carry a second copy of the embedding, or have another head nevertheless
         rules.append(WeightRule(f"{head}.weight", "lm_head.weight", ignore=True))
@@ -46,3 +46,22 @@ def decoder_weights(
     if "o" in cfg.names:
         rules.append(WeightRule(cfg.names["o"].rpartition(".")[0] + ".rotary_emb.inv_freq", "", ignore=True))
     return rules
+
+
+def cache_scales(cfg: DecoderConfig) -> list[WeightRule]:
+    """Scales of a float8 cache, under the names that are in use; where the cache is another they are not needed.
+
+    Scales of queries and of softmax weights are for kernels that round these, too.
+    """
+    if "o" not in cfg.names:
+        return []
+    block = cfg.names["o"].rpartition(".")[0]
+    places = (block, f"{block}.attn")
+    sources = {f"{at}.{name}": "" for at in places for name in ("q_scale", "prob_scale", "prob_output_scale")}
+    sources |= {f"{at}.kv_scale": "layers.{i}.attn.attn.k_scale" for at in places}
+    for part in ("k", "v"):
+        own = [cfg.names[role] for role in (part, "qkv") if role in cfg.names]
+        names = [f"{at}.{part}_scale" for at in (*places, *own)]
+        names += [f"{cfg.names[part]}.output_scale"] if part in cfg.names else []
+        sources |= dict.fromkeys(names, f"layers.{{i}}.attn.attn.{part}_scale")
+    return [WeightRule(source, target, ignore=True) for source, target in sources.items()]

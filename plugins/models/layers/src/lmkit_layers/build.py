@@ -66,6 +66,7 @@ class Builder:
         self._quantizable = {spec.name for spec in info.linears} | ({HEAD} if online else set())
         groups = info.kv_groups()
         self._group_of = {i: (g, need) for g, (need, layers) in enumerate(groups) for i in layers}
+        self._writers: dict[int, Attention] = {}  # of the cache of a layer
 
     @property
     def warnings(self) -> list[str]:
@@ -144,7 +145,10 @@ class Builder:
         if self.info.layers[layer].attn != need:
             raise PluginError(f"{self.info.architecture}: layers {source} and {layer} cannot share keys and values")
         last = layer == len(self.info.layers) - 1 and not self.info.layers[layer].state  # which may depend on it
-        return Attention(self.backend, need, source, group, scale, writes=source == layer, last=last)
+        found = Attention(self.backend, need, source, group, scale, self._writers.get(source), last=last)
+        if source == layer:
+            self._writers[layer] = found
+        return found
 
     def norm(self, size: int, eps: float, kind: NormKind = "rms") -> Norm:
         return make_norm(kind, size, eps, self.dtype, self.rows)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lmkit.api import LinearSpec, QuantFormat, QuantScheme
-from lmkit_layouts import ByteRows, Fp8Format, MxFp4, NvFp4, PackedRows, Settings
+from lmkit_layouts import ByteRows, Fp8Format, MxFp4, NvFp4, PackedRows, Rounding, Settings
 from lmkit_layouts.fp4 import MX_GROUP, NV_GROUP
 from lmkit_layouts.settings import MAX_NAMES, PLAIN_NAME, WHERE, Pattern, agreed, of_layer
 
@@ -23,6 +23,9 @@ FLOAT_SCALES = ("channel", "tensor", "block")
 DTYPES = (None, "torch.float32", "torch.bfloat16", "torch.float16")
 
 
+Activations = Literal["float", "int8"] | Rounding
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """How one linear is stored. `scale` is what one is for."""
@@ -34,7 +37,7 @@ class Stored:
     block: tuple[int, int] | None = None
     zeros: bool = False
     ordered: bool = False
-    activations: Literal["float", "int8"] = "float"  # int8: the checkpoint is made for those of 8 bits
+    activations: Activations = "float"  # what the checkpoint is made for, where that is done
 
     def layout(self, layer: LinearSpec) -> QuantFormat:
         if self.form in FOURS:
@@ -42,12 +45,14 @@ class Stored:
             return four(parts=layer.out_features, width=layer.in_features)
         if self.form == FLOATS:
             rows = self.scale == "channel"
-            return Fp8Format(self.block, layer.out_features, layer.in_features, rows, "weight_scale")
+            inputs = self.activations if isinstance(self.activations, Rounding) else None
+            return Fp8Format(self.block, layer.out_features, layer.in_features, rows, "weight_scale", inputs)
         wide = self.bits == 8
+        rounded: Literal["float", "int8"] = "int8" if not wide or self.activations == "int8" else "float"
         common: dict[str, Any] = {
             "stored_bits": self.bits, "group": self.group, "parts": layer.out_features, "width": layer.in_features,
-            "zeros": self.zeros, "activations": self.activations if wide else "int8", "bits": 8 if wide else 4,
-            "name": "int4" if not wide else "w8a8" if self.activations == "int8" else "int8",
+            "zeros": self.zeros, "activations": rounded, "bits": 8 if wide else 4,
+            "name": "int4" if not wide else "w8a8" if rounded == "int8" else "int8",
         }  # fmt: skip
         if self.form == PACKED:
             return PackedRows(ordered=self.ordered, **common)
@@ -96,7 +101,7 @@ class CompressedTensorsScheme(QuantScheme):
     def parse(cls, quantization_config: Mapping[str, object]) -> CompressedTensorsScheme:
         given = Settings(quantization_config, IGNORED)
         usual = given.one_of("format", (*FORMATS, "mixed-precision"), "")
-        given.one_of("kv_cache_scheme", (None,), None)
+        given.float8_cache("kv_cache_scheme")
         given.one_of("transform_config", (None, {}), None)
         sparsity = given.get("sparsity_config") or {"format": "dense"}
         if not isinstance(sparsity, Mapping) or sparsity.get("format") != "dense":
@@ -145,7 +150,7 @@ def _group(values: Mapping[str, object], within: str, usual: str) -> tuple[Targe
     return targets, _weights(weights, f"{where}weights", form, activations)
 
 
-def _weights(values: Mapping[str, object], where: str, form: str, activations: Literal["float", "int8"]) -> Stored:
+def _weights(values: Mapping[str, object], where: str, form: str, activations: Activations) -> Stored:
     if form in FOURS:
         return _fours(values, where, form)
     given = Settings(values, ("observer", "observer_kwargs"), where)
@@ -200,20 +205,29 @@ def _strategy(given: Settings, form: str) -> tuple[Any, int]:
     return scale, 0
 
 
-def _activations(values: Mapping[str, object], where: str, form: str) -> Literal["float", "int8"]:
+def _activations(values: Mapping[str, object], where: str, form: str) -> Activations:
     """int8 where kernels that round as they go do what the checkpoint is made for; never 4 bits."""
     given = Settings(values, ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype"), where)
     four = form in FOURS
     given.one_of("num_bits", (8, 4) if four else (8,), 8)
-    kind = given.one_of("type", ("float",) if four else ("int", "float"), "int")
-    symmetric = given.flag("symmetric", True)
+    kind = given.one_of("type", ("float",) if four or form == FLOATS else ("int", "float"), "int")
+    symmetric = given.one_of("symmetric", (True,) if kind == "float" else (True, False), True)
     dynamic = given.one_of("dynamic", (True, False, *(("local",) if four else ())), False)
-    given.one_of("strategy", ("token", "tensor", "group", *(("tensor_group",) if four else ()), None), None)
+    strategy = given.one_of("strategy", ("token", "tensor", "group", *(("tensor_group",) if four else ()), None), None)
     given.one_of("block_structure", (None,), None)
-    if given.get("group_size") is not None:
-        given.group("group_size", -1)
+    size = 0 if given.get("group_size") is None else given.group("group_size", -1)
     given.done()
-    return "int8" if kind == "int" and symmetric and dynamic is True else "float"
+    if kind == "int":
+        return "int8" if symmetric and dynamic is True else "float"
+    if four:
+        return "float"
+    strategy = strategy or ("group" if size else "tensor")
+    if not dynamic and strategy != "tensor":
+        raise given.unsupported("strategy", "'tensor' where dynamic is false")
+    if (strategy == "group") != (size > 0):
+        raise given.unsupported("group_size", "columns that share a scale with strategy 'group', else null")
+    kinds: dict[str, Literal["tensor", "token", "group"]] = {"tensor": "tensor", "token": "token", "group": "group"}
+    return Rounding(kinds[strategy], size) if dynamic else Rounding("stored")
 
 
 def _sizes(block: object) -> bool:

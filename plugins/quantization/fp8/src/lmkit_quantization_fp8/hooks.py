@@ -23,11 +23,20 @@ def lmkit_ops() -> list[OpSpec]:
     return [
         OpSpec(
             name="fp8_torch",
-            summary="linear over float8 weights, dequantised a slice of rows at a time",
+            summary="linear over float8 weights, activations rounded as the checkpoint says",
             target="lmkit_quantization_fp8.kernel:Fp8Torch",
             op="linear",
             formats=frozenset({"fp8"}),
             tier=Tier.PORTABLE,
             bits=8,
-        )
+        ),
+        OpSpec(
+            name="fp8_weights",
+            summary="linear over float8 weights, activations as they are",
+            target="lmkit_quantization_fp8.kernel:Fp8Weights",
+            op="linear",
+            formats=frozenset({"fp8"}),
+            tier=Tier.PORTABLE,  # of two equal ones the first name comes first
+            bits=8,
+        ),
     ]

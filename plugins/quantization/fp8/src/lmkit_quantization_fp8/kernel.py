@@ -1,4 +1,4 @@
-"""A portable kernel: weights stay in float8 and are dequantised a slice of rows at a time."""
+"""Portable kernels: weights stay in float8 and are dequantised a slice of rows at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from lmkit.api import CheckpointError, DeviceInfo, LinearKernel, LinearSpec, PackedWeight, QuantFormat
-from lmkit_layouts import Fp8Format
+from lmkit_layouts import Fp8Format, Rounding
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,11 +18,16 @@ SHIFT = 256.0  # how much `widen` shrinks a value; packed scales make up for it
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """weight [out, in] float8, scales * SHIFT [out, blocks of columns] float32, `columns` per block (0 = one block)."""
+    """weight [out, in] float8, scales * SHIFT [out, blocks of columns] float32, `columns` per block (0 = one block).
+
+    Activations are rounded by `inputs`, if any, with `input_scale` where that is stored.
+    """
 
     weight: Tensor
     scales: Tensor
     columns: int
+    inputs: Rounding | None = None
+    input_scale: float = 1.0
 
     @property
     def nbytes(self) -> int:
@@ -30,34 +35,47 @@ class Fp8Weight:
 
 
 class Fp8Torch(LinearKernel):
+    """Rounds activations as the checkpoint says."""
+
     name = "fp8_torch"
+    rounds = True
 
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
         known = isinstance(fmt, Fp8Format | RoundedFp8)
         return None if known else f"runs the formats of this package, not {fmt.name!r}"
 
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> Fp8Weight:
-        columns = 0
+        columns, inputs, input_scale = 0, None, 1.0
         if isinstance(fmt, RoundedFp8):
             weight, scales = fmt.rounded(params["weight"])
         else:
             assert isinstance(fmt, Fp8Format)
             weight, scales = params["weight"], fmt.row_scales(params)
             columns = fmt.block[1] if fmt.block else 0
+            inputs = fmt.inputs if self.rounds else None
+            input_scale = fmt.input_scale(params) if inputs and inputs.kind == "stored" else 1.0
         if weight.numel() and int((weight.view(torch.uint8) & 0x7F).max()) == 0x7F:
             raise CheckpointError("holds weights that are not numbers (NaN)")
         params.clear()
-        return Fp8Weight(weight, scales * SHIFT, columns)
+        return Fp8Weight(weight, scales * SHIFT, columns, inputs, input_scale)
 
     def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, Fp8Weight)
         height, width = weight.weight.shape
         step = max(1, SLICE // width)
+        x = x if weight.inputs is None else weight.inputs.apply(x, weight.input_scale)
         out = x.new_empty(*x.shape[:-1], height)
         for first in range(0, height, step):
             rows = slice(first, first + step)
             out[..., rows] = F.linear(x, _slice(weight, rows).to(x.dtype))
         return out if bias is None else out.add_(bias)
+
+
+class Fp8Weights(Fp8Torch):
+    """Leaves activations as they are: more precise than what the checkpoint is made for, and a little faster."""
+
+    name = "fp8_weights"
+    rounds = False
 
 
 def widen(weight: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lmkit.api import LinearSpec, QuantFormat, QuantScheme, UnsupportedModel
-from lmkit_layouts import Fp8Format
+from lmkit_layouts import Fp8Format, Rounding, Settings
 
 from lmkit_quantization_fp8.rounded import RoundedFp8
 
@@ -23,7 +23,7 @@ KEYS: Mapping[str, tuple[object, ...] | None] = {
     "dequantize": (False, None),
     "modules_to_convert": (None, []),
     "expert_dtype": ("fp8", None),
-    "kv_cache_scheme": (None,),
+    "kv_cache_scheme": None,
 }
 PLAIN_NAME = re.compile(r"^[\w.-]+$")
 HEAD = "lm_head"  # producers leave the output head alone whether they list it or not
@@ -31,11 +31,16 @@ HEAD = "lm_head"  # producers leave the output head alone whether they list it o
 
 @dataclass(frozen=True, slots=True)
 class Fp8Scheme(QuantScheme):
-    """`block` is (rows, columns) of a scale, None = one scale per tensor. `online`: weights are stored plainly."""
+    """`block` is (rows, columns) of a scale, None = one scale per tensor. `online`: weights are stored plainly.
+
+    `static`: scales of activations are stored; `powers`: those that are not are powers of two.
+    """
 
     block: tuple[int, int] | None = None
     skipped: tuple[str, ...] = ()
     online: bool = False
+    static: bool = False
+    powers: bool = False
     name: str = "fp8"
 
     @classmethod
@@ -47,6 +52,8 @@ class Fp8Scheme(QuantScheme):
             allowed = KEYS[key]
             if allowed is not None and value not in allowed:
                 raise UnsupportedModel(f"{where}.{key}", value, ", ".join(map(repr, allowed)))
+        if quantization_config.get("kv_cache_scheme") != "static":  # as older producers say it
+            Settings(quantization_config).float8_cache("kv_cache_scheme")
         block = quantization_config.get("weight_block_size")
         if block is not None and not (
             isinstance(block, list | tuple) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
@@ -63,7 +70,9 @@ class Fp8Scheme(QuantScheme):
         online = "quant_method" not in quantization_config  # there are no options to ask for
         if online and quantization_config:
             raise UnsupportedModel(next(iter(quantization_config)), "given", "no options")
-        return cls(None if block is None else (block[0], block[1]), tuple(skipped), online)
+        static = quantization_config.get("activation_scheme") == "static"
+        powers = quantization_config.get("scale_fmt") == "ue8m0"
+        return cls(None if block is None else (block[0], block[1]), tuple(skipped), online, static, powers)
 
     def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
         sources = layer.sources or (layer.name,)
@@ -76,7 +85,9 @@ class Fp8Scheme(QuantScheme):
             return None
         if self.online:
             return RoundedFp8(layer.in_features)
-        return Fp8Format(self.block, layer.out_features, layer.in_features)
+        dynamic = Rounding("group", self.block[1], self.powers) if self.block else Rounding("token", 0, self.powers)
+        inputs = Rounding("stored") if self.static else dynamic
+        return Fp8Format(self.block, layer.out_features, layer.in_features, inputs=inputs)
 
 
 def _names(pattern: str, module: str) -> bool:

@@ -1,6 +1,6 @@
 """Bit layouts of quantized checkpoints. Importing this does not import torch."""
 
-from lmkit_layouts.floats import Fp8Format
+from lmkit_layouts.floats import Fp8Format, Rounding
 from lmkit_layouts.fp4 import Fp4Format, MxFp4, NvFp4
 from lmkit_layouts.grouped import AwqWords, GptqWords, GroupedIntegers
 from lmkit_layouts.rows import ByteRows, OffsetRows, PackedRows
@@ -17,5 +17,6 @@ __all__ = [
     "NvFp4",
     "OffsetRows",
     "PackedRows",
+    "Rounding",
     "Settings",
 ]

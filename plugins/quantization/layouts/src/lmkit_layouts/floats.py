@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lmkit.api import CheckpointError, LinearSpec, ParamSpec, PluginError, QuantFormat
 
@@ -18,11 +18,49 @@ def _divides(whole: int, here: int, block: int) -> bool:
     return here == whole or here % block == 0 or whole <= block
 
 
+LARGEST = 448.0  # of float8 e4m3
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How activations [..., in] become float8 e4m3 and back: what shares a scale, and where that is from.
+
+    stored: all of a layer, the checkpoint's number. tensor, token, group: the largest magnitude of all values at hand,
+    of a row, of `group` columns of a row is 448 of it; with `powers` it is the next power of two.
+    """
+
+    kind: Literal["stored", "tensor", "token", "group"]
+    group: int = 0
+    powers: bool = False
+
+    def apply(self, x: Tensor, stored: float = 1.0) -> Tensor:
+        """x in its dtype; what is beyond 448 times its scale becomes that."""
+        import torch
+        from torch.nn import functional as F
+
+        if self.kind == "stored":
+            return _through(x.float(), torch.tensor(stored)).to(x.dtype)
+        values, width = x.float(), x.shape[-1]
+        if self.kind == "group":
+            values = F.pad(values, (0, -width % self.group)).unflatten(-1, (-1, self.group))
+        largest = values.abs().amax() if self.kind == "tensor" else values.abs().amax(-1, keepdim=True)
+        scales = (largest / LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+        found = _through(values, scales.log2().ceil().exp2() if self.powers else scales)
+        return (found.flatten(-2)[..., :width] if self.kind == "group" else found).to(x.dtype)
+
+
+def _through(x: Tensor, scales: Tensor) -> Tensor:
+    import torch
+
+    return (x / scales).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float().mul_(scales)
+
+
 @dataclass(frozen=True, slots=True)
 class Fp8Format(QuantFormat):
     """weight [out, in] float8_e4m3fn, with scales per block of each merged part, per row if `rows`, or per part.
 
-    Scales of blocks are called `block_scales`. Stored scales of activations are read and left aside.
+    Scales of blocks are called `block_scales`. `inputs`: how the checkpoint wants activations to be rounded, None =
+    not at all; stored scales that this does not need are read and left aside.
     """
 
     block: tuple[int, int] | None
@@ -30,6 +68,7 @@ class Fp8Format(QuantFormat):
     width: int  # columns of the whole layer
     rows: bool = False
     block_scales: str = "weight_scale_inv"
+    inputs: Rounding | None = None
     name: str = "fp8"
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
@@ -61,6 +100,16 @@ class Fp8Format(QuantFormat):
         if not bool(scales.isfinite().all()):
             raise CheckpointError("scales of float8 weights are not numbers")
         return scales
+
+    def input_scale(self, params: Mapping[str, Tensor]) -> float:
+        """The stored scale of activations; of merged parts the largest, with which nothing is cut. CheckpointError."""
+        found = [params[key] for key in ("input_scale", "activation_scale") if key in params]
+        fix = "--op fp8_weights leaves activations as they are"
+        if len(found) != 1:
+            raise CheckpointError("static activations need exactly one of input_scale and activation_scale", fix=fix)
+        if not bool(((found[0] > 0) & found[0].isfinite()).all()):
+            raise CheckpointError(f"scales of activations are {found[0].tolist()}, not positive numbers", fix=fix)
+        return float(found[0].max())
 
     def _row_scales(self, params: Mapping[str, Tensor]) -> Tensor:
         import torch

@@ -74,6 +74,26 @@ class Settings:
                 return tuple(Pattern(f"(?:.*[.])?{text}(?:[.]|$)", key) for text in texts)
         raise self.unsupported(key, f"a list of module names, at most {MAX_GLOBS} of them with *")
 
+    def float8_cache(self, key: str) -> None:
+        """Null, or an object that says that keys and values were measured for a float8 cache: a scale for each tensor.
+
+        It does not choose the cache: weights are the same with any.
+        """
+        found = self.get(key)
+        if found is None:
+            return
+        if not isinstance(found, Mapping):
+            raise self.unsupported(key, "null, or an object that says how keys and values are cached")
+        given = Settings(found, ("observer", "observer_kwargs"), f"{self._where}.{key}")
+        given.one_of("num_bits", (8,), 8)
+        given.one_of("type", ("float",), "")
+        given.one_of("strategy", ("tensor", None), None)
+        given.one_of("dynamic", (False,), False)
+        given.one_of("symmetric", (True,), True)
+        for name in ("group_size", "block_structure", "actorder", "scale_dtype", "zp_dtype"):
+            given.one_of(name, (None, *(("torch.float8_e4m3fn",) if name == "zp_dtype" else ())), None)
+        given.done()
+
     def unsupported(self, key: str, supported: str) -> UnsupportedModel:
         """The error for the value of `key`."""
         return UnsupportedModel(f"{self._where}.{key}", _short(self._given.get(key)), supported)

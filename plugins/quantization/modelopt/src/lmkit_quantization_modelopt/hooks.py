@@ -9,7 +9,7 @@ from lmkit.api import QuantizationSpec, hookimpl
 def lmkit_quantization_methods() -> Iterable[QuantizationSpec]:
     yield QuantizationSpec(
         name="modelopt",
-        summary="ModelOpt's float8 and NVFP4 weights; activations are not rounded (quant_method: modelopt)",
+        summary="ModelOpt's float8 and NVFP4 weights, activations in float8 (quant_method: modelopt)",
         target="lmkit_quantization_modelopt.scheme:ModelOptScheme",
         checkpoint_methods=("modelopt", "modelopt_fp4", "hf_quant_config.json"),
         weight_formats=("fp8", "nvfp4"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lmkit.api import LinearSpec, QuantFormat, QuantScheme
-from lmkit_layouts import Fp8Format, NvFp4, Settings
+from lmkit_layouts import Fp8Format, NvFp4, Rounding, Settings
 from lmkit_layouts.fp4 import NV_GROUP
 from lmkit_layouts.settings import MAX_NAMES, PLAIN_NAME, WHERE, Pattern, agreed, names_module, of_layer
 
@@ -38,8 +38,8 @@ class ModelOptScheme(QuantScheme):
             values, where = own, f"{WHERE}.quantization"
         given = Settings(values, AGAIN, where)
         algorithm = given.one_of("quant_algo", (*ALGORITHMS, MIXED), "")
-        for key in ("kv_cache_quant_algo", "kv_cache_scheme"):
-            given.one_of(key, (None,), None)
+        given.one_of("kv_cache_quant_algo", (None, FP8), None)
+        given.float8_cache("kv_cache_scheme")
         given.one_of("group_size", (None, NV_GROUP), None)
         for key in ("has_zero_point", "pre_quant_scale"):
             given.one_of(key, (None, False), None)
@@ -53,7 +53,7 @@ class ModelOptScheme(QuantScheme):
         if algorithm is None:
             return None
         if algorithm == FP8:
-            return Fp8Format(None, layer.out_features, layer.in_features)
+            return Fp8Format(None, layer.out_features, layer.in_features, inputs=Rounding("stored"))
         return NvFp4(
             parts=layer.out_features, width=layer.in_features, codes="weight", whole="weight_scale_2", times=True
         )

@@ -38,6 +38,7 @@ from lmkit.api import (
     nearest,
 )
 from lmkit.checkpoint import weight_files
+from lmkit_layers.attention import Attention
 from lmkit_layers.build import Builder
 from lmkit_layers.linear import Linear
 from lmkit_layers.pooled import Dense
@@ -266,7 +267,8 @@ def places(model: nn.Module) -> dict[str, Destination]:
                 parts, sized, shape = tuple(given), isinstance(given, Mapping), tuple(parameter.shape)
                 if len(parts) > 1 and len(shape) > 2 and not sized:  # stacked matrices: their rows, one after another
                     shape = (shape[0] * shape[1], *shape[2:])
-                whole = ParamSpec(shape, str(parameter.dtype).removeprefix("torch."))
+                optional = key in getattr(module, "optional", ())
+                whole = ParamSpec(shape, str(parameter.dtype).removeprefix("torch."), optional=optional)
                 equal = (shape[0] // len(parts),) * len(parts) if len(parts) > 1 else ()
                 sizes = tuple(given.values()) if sized else equal
                 found[name] = Destination(name, module, key, whole, whole, parts, sizes, sizes)
@@ -441,9 +443,14 @@ def fill_model(
         done += fill.entry.nbytes
         if progress is not None:
             progress("load weights", done, total, "B")
-    for module in model.modules():  # those that share a weight, or have nothing of their own to load
+    for path, module in model.named_modules():  # those that share a weight, or have nothing of their own to load
         if isinstance(module, Linear) and module.packed is None:
             module.pack()
+        if isinstance(module, Attention):
+            try:
+                module.settle()
+            except CheckpointError as e:
+                raise CheckpointError(f"{path}: {e.message}", fix=e.fix) from e
     loader.release()
     left = [name for name, p in model.named_parameters() if p.is_meta]
     if left:
