@@ -108,15 +108,20 @@ def _calibration(method: str, path: Path | None, tokens: int | None) -> Calibrat
 @contextmanager
 def _bar() -> Iterator[Advance]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    tasks: dict[str, TaskID] = {}
 
-        def advance(what: str, total: int, more: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.advance(tasks[what], more)
+    def advance(what: str, total: int, more: int) -> None:
+        if not tasks:  # before, the model may be writing its text, under a bar of its own
+            bar.start()
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=total)
+        bar.advance(tasks[what], more)
 
+    try:
         yield advance
+    finally:
+        bar.stop()
 
 
 def _show(report: Report, output: Path, console: Console) -> None:
