@@ -43,9 +43,7 @@ class Keep(Modifier):
     _folder: Path = PrivateAttr()
     _job: Job = PrivateAttr()
     _names: dict[Any, str] = PrivateAttr(default_factory=dict)  # of modules
-    _seen: dict[Any, tuple[Tensor, Tensor]] = PrivateAttr(
-        default_factory=dict
-    )  # linears: inputs, and the weight before
+    _seen: dict[Any, tuple[Tensor, Tensor]] = PrivateAttr(default_factory=dict)  # inputs, and the weight before
 
     @classmethod
     def of(cls, folder: Path, job: Job) -> Keep:

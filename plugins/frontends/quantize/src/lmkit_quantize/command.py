@@ -36,7 +36,7 @@ def quantize(
     ] = "int4",
     method: Annotated[
         Literal["rtn", "gptq", "awq"],
-        typer.Option(help="rtn: to the nearest; gptq, awq: by what the layers see (lmkit-quantize[calibration])"),
+        typer.Option(help="rtn: nearest; gptq, awq: by what layers see (pip install 'lmkit-quantize\\[calibration]')"),
     ] = "rtn",
     calibration: Annotated[
         Path | None,
@@ -56,14 +56,14 @@ def quantize(
 ) -> None:
     """Round a checkpoint's weights to 4 or 8 bits; lmkit, vLLM and transformers load the result.
 
-    rtn is written file by file, never twice in memory. gptq and awq have the whole model in memory in float32, and
-    need hours for billions of parameters on a processor. A run that was interrupted goes on where it stopped: after
-    the last file, with gptq and awq after the last decoder layer. The output head, embeddings, norms and routers stay
-    as they are. --quantization int4 does the same as rtn while a checkpoint is loaded.
+    rtn is written file by file, never twice in memory. gptq and awq take the whole model in float32, and hours for
+    billions of parameters on a processor. What was interrupted goes on after the last file, with gptq and awq after
+    the last decoder layer. The output head, embeddings, norms and routers stay as they are. --quantization int4 does
+    the same as rtn while a checkpoint is loaded.
 
     Example: lmkit quantize ./my-model -o ./my-model-int4 --scheme int4 --text sample.txt
 
-    Example: lmkit quantize ./my-model -o ./my-model-gptq --method gptq --calibration train.txt --text sample.txt
+    Example: lmkit quantize ./my-model -o ./my-model-gptq --method gptq --calibration train.txt
     """
     from lmkit_quantize.quality import perplexity
     from lmkit_quantize.rounding import SCHEMES
@@ -108,15 +108,20 @@ def _calibration(method: str, path: Path | None, tokens: int | None) -> Calibrat
 @contextmanager
 def _bar() -> Iterator[Advance]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    tasks: dict[str, TaskID] = {}
 
-        def advance(what: str, total: int, more: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.advance(tasks[what], more)
+    def advance(what: str, total: int, more: int) -> None:
+        if not tasks:  # before, the model may be writing its text, under a bar of its own
+            bar.start()
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=total)
+        bar.advance(tasks[what], more)
 
+    try:
         yield advance
+    finally:
+        bar.stop()
 
 
 def _show(report: Report, output: Path, console: Console) -> None:

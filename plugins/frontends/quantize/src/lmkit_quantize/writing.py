@@ -107,7 +107,7 @@ def linears(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def _shapes(checkpoint: Checkpoint) -> dict[str, list[int]]:
-    """Of all tensors, from the headers of their files."""
+    """Names of all tensors -> their shapes, from the headers of the files."""
     shapes: dict[str, list[int]] = {}
     for path in checkpoint.files:
         try:
@@ -168,7 +168,7 @@ def quantize(
 
 
 def _dtype(checkpoint: Checkpoint, linear: str) -> str:
-    """Of a weight, as torch names it."""
+    """The type of a weight, as torch names it."""
     for path in checkpoint.files:
         with safe_open(path, framework="pt", device="cpu") as file:
             if f"{linear}.weight" in file.keys():  # noqa: SIM118 - it is no mapping
