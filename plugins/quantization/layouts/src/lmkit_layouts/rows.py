@@ -59,8 +59,8 @@ class PackedRows(GroupedIntegers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteRows(GroupedIntegers):
-    """weight int8 [out, in]; weight_scale of any floating point type, rounded to float16, and if `zeros`
-    weight_zero_point int8: [out, groups], or one for each merged part if `whole`. Source:
+    """weight int8 [out, in], also where codes have 4 bits; weight_scale of any floating point type, rounded to float16,
+    and if `zeros` weight_zero_point int8: [out, groups], or one for each merged part if `whole`. Source:
     `NaiveQuantizationCompressor` of compressed-tensors."""
 
     stored_bits: int = 8
@@ -82,9 +82,9 @@ class ByteRows(GroupedIntegers):
     def integers(self, params: Mapping[str, Tensor]) -> Integers:
         import torch
 
-        codes, scales = params["weight"].view(torch.uint8) ^ 0x80, finite(params["weight_scale"].half().float())
-        zeros: Tensor | int = 0x80
-        given = params["weight_zero_point"].view(torch.uint8) ^ 0x80 if self.zeros else None
+        codes, scales = self.raised(params["weight"]), finite(params["weight_scale"].half().float())
+        zeros: Tensor | int = 1 << (self.stored_bits - 1)
+        given = self.raised(params["weight_zero_point"]) if self.zeros else None
         if self.whole:
             rows = torch.tensor([n * len(codes) // sum(self.parts) for n in self.parts])  # of this rank
             scales = scales.repeat_interleave(rows).unsqueeze(1)
@@ -92,6 +92,17 @@ class ByteRows(GroupedIntegers):
         if given is not None:
             zeros = uniform(given)
         return Integers(codes, scales, zeros)
+
+    def raised(self, values: Tensor) -> Tensor:
+        """int8 -> uint8, with 2^(bits - 1) added. Raises CheckpointError for what has more bits."""
+        import torch
+
+        if self.stored_bits == 8:
+            return values.view(torch.uint8) ^ 0x80
+        half = 1 << (self.stored_bits - 1)
+        if values.numel() and (int(values.min()) < -half or int(values.max()) >= half):
+            raise CheckpointError(f"integers of {self.stored_bits} bits are not all within {-half} to {half - 1}")
+        return (values + half).view(torch.uint8)
 
 
 def unused(layer: LinearSpec) -> dict[str, ParamSpec]:
