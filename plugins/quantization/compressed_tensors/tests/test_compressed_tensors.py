@@ -17,7 +17,10 @@ from lmkit_layouts.fp4 import unpack_fp4
 from lmkit_quantization_compressed_tensors.scheme import CompressedTensorsScheme
 from lmkit_quantization_mxfp4.kernel import Fp4Torch
 from lmkit_testing import QuantizationConformance
-from lmkit_testing.produced import FLOAT4, INTEGER, REFERENCE, check, check_rounded, folders
+from lmkit_testing.model import drift
+from lmkit_testing.produced import FLOAT4, INTEGER, REFERENCE, check, check_rounded, folders, load
+from lmkit_testing.steps import ModelDriver
+from safetensors.torch import load_file
 
 SCHEME = "lmkit_quantization_compressed_tensors.scheme:CompressedTensorsScheme"
 PLAIN = LinearSpec("layers.0.plain", 256, (384,), sources=("m.plain",))
@@ -53,6 +56,8 @@ class TestIntegers(QuantizationConformance):
         "ordered": config(group(4, 64, actorder="group")),
         "int8": config(group(8, None)),
         "w8a8": config(group(8, None), "int-quantized", **INPUTS),
+        "w4a8": config(group(4, 32), "int-quantized", **INPUTS),
+        "w4a8 rows": config(group(4, None, symmetric=False), "int-quantized", **INPUTS),
         "w8 zeros": config(group(8, None, symmetric=False), "int-quantized"),
         "w8 groups": config(group(8, 64, symmetric=False), "naive-quantized"),
         "w8 tensors": config(WHOLE, "int-quantized"),
@@ -68,6 +73,8 @@ class TestIntegers(QuantizationConformance):
             groups = torch.arange(layer.in_features, dtype=torch.int32) // fmt.group
             mixed = torch.randperm(layer.in_features, generator=torch.Generator().manual_seed(seed))
             tensors["weight_g_idx"] = groups[mixed]
+        if isinstance(fmt, ByteRows) and fmt.stored_bits == 4:
+            tensors |= {k: t % 16 - 8 for k, t in tensors.items() if t.dtype == torch.int8}
         return tensors
 
 
@@ -139,6 +146,18 @@ def test_activations_are_rounded_as_the_producer_does(name: str) -> None:
     """Per token, per group of columns, beside other formats; with stored scales, and those of a float8 cache."""
     (folder,) = folders(__file__, name)
     check_rounded(folder, SCHEME, 1e-4, "float8_e4m3fn" if name == "static" else "")
+
+
+def test_bytes_of_4_bits_and_activations_of_8() -> None:
+    """int4 panels, activations rounded as finely as the producer's or finer: near what it computes itself."""
+    (folder,) = folders(__file__, "w8a8")
+    expected = load_file(folder / "expected.safetensors")
+    loaded = load(folder, SCHEME, INTEGER)
+    got = ModelDriver(loaded, "float32").run(0, expected["tokens"][0].tolist(), 7)
+    packed = [loaded.model.get_submodule(f"layers.0.{name}").packed for name in ("mlp.gate_up", "mlp.down", "attn.qkv")]
+    assert [(each.bits, each.planes) for each in packed] == [(4, 1), (4, 1), (8, 1)]
+    for name in ("rounded", "logits"):
+        assert drift(got, expected[name]) < 4e-2
 
 
 FOURS = ("nvfp4", "nvfp4_activations", "mxfp4", "mxfp4_activations")
@@ -276,7 +295,7 @@ W, G = "config_groups.group_0.weights", "config_groups.group_0"
         (config([]), f"{G}.weights"),
         (config(group(), surprise=1), f"{G}.surprise"),
         (config(group(5)), f"{W}.num_bits"),
-        (config(group(4), "int-quantized"), f"{W}.num_bits"),
+        (config(group(3), "int-quantized"), f"{W}.num_bits"),
         (config(group(4, None, "float"), "float-quantized"), f"{W}.num_bits"),
         (config(group(kind="float")), f"{W}.type"),
         (config(group(actorder="sideways")), f"{W}.actorder"),
@@ -375,6 +394,7 @@ def test_groups_do_not_straddle_ranks() -> None:
         (config(group(actorder="group")), {"weight_g_idx": torch.zeros(256, dtype=torch.int32)}, "g_idx"),
         (config(group(8, None), "int-quantized"), {"weight_scale": torch.full((384, 1), float("inf"))}, "not numbers"),
         (config(FP8, "float-quantized"), {"weight_scale": torch.full((384, 1), float("nan"))}, "not numbers"),
+        (config(group(), "int-quantized"), {"weight": torch.full((384, 256), 8, dtype=torch.int8)}, "within -8 to 7"),
     ],
 )
 def test_tensors_that_cannot_be_are_refused(given: dict[str, Any], change: dict[str, Any], match: str) -> None:

@@ -157,7 +157,7 @@ def _weights(values: Mapping[str, object], where: str, form: str, activations: A
     kinds = {PACKED: ("int",), BYTES: ("int",), FLOATS: ("float",), EITHER: ("int", "float")}[form]
     kind = given.one_of("type", kinds, "int")
     form = form if form == PACKED else BYTES if kind == "int" else FLOATS
-    bits = given.one_of("num_bits", (2, 3, 4, 8) if form == PACKED else (8,), 8)
+    bits = given.one_of("num_bits", {PACKED: (2, 3, 4, 8), BYTES: (4, 8), FLOATS: (8,)}[form], 8)
     symmetric = given.one_of("symmetric", (True,) if kind == "float" else (True, False), True)
     given.one_of("dynamic", (False,), False)
     given.one_of("scale_dtype", DTYPES, None)

@@ -59,8 +59,8 @@ class PackedRows(GroupedIntegers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteRows(GroupedIntegers):
-    """weight int8 [out, in]; weight_scale of any floating point type, rounded to float16, and if `zeros`
-    weight_zero_point int8: [out, groups], or one for each merged part if `whole`. Sources:
+    """weight int8 [out, in], whatever `stored_bits` is; weight_scale of any floating point type, rounded to float16,
+    and if `zeros` weight_zero_point int8: [out, groups], or one for each merged part if `whole`. Sources:
     `NaiveQuantizationCompressor` of compressed-tensors, `Int8Tensor` and `IntxUnpackedToInt8Tensor` of torchao."""
 
     stored_bits: int = 8
