@@ -134,6 +134,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2ForCausalLM", {"num_heads": 12, "head_dim": 8, "n_groups": 2, "state_size": 16}),
     "qwen35": ("Qwen3_5ForCausalLM", DELTA),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 40}),
+    "qwen3next": (
+        "Qwen3NextForCausalLM",
+        {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 40, "norm_topk_prob": True},
+    ),
+    "qwen2vl": ("Qwen2ForCausalLM", {}),
+    "qwen3vl": ("Qwen3ForCausalLM", {"head_dim": 16}),
+    "qwen3vlmoe": ("Qwen3MoeForCausalLM", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "gptneox": ("GPTNeoXForCausalLM", {}),
+    "bloom": ("BloomForCausalLM", {}),
+    "mpt": ("MptForCausalLM", {}),
+    "starcoder": ("GPTBigCodeForCausalLM", {}),
     "exaone4": ("Exaone4ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 8, "sliding_window_pattern": 4}),
 }
 TOKENS = [3, 17, 10, 42, 8, 27, 20, 5, 61, 15, 33, 9]
@@ -215,7 +226,7 @@ def test_keys_that_are_not_understood_are_refused(method: str, value: Any, says:
 
 def test_architectures_that_are_not_here_are_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint("Qwen2ForCausalLM", tmp_path)
-    file = write(folder, tmp_path / "model.gguf", "qwen2vl")
+    file = write(folder, tmp_path / "model.gguf", "xverse")
     with pytest.raises(UnsupportedModel, match=r"general\.architecture.*qwen2moe"):
         open_gguf(str(file))
 

@@ -241,7 +241,63 @@ def qwen35(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
     return {name.replace("dt_bias", "dt_proj.bias"): values}
 
 
+def qwen3next(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    keys, size = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    share = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        values = values + 1
+    elif name.endswith("A_log"):
+        values = -np.exp(values)
+    elif name.endswith("conv1d.weight"):
+        values = values[:, 0]
+    elif name.endswith("in_proj_qkvz.weight"):
+        groups = values.reshape(keys, -1, values.shape[-1])
+        parts = np.split(groups, np.cumsum([size, size, share]), axis=1)
+        q, k, v, z = (part.reshape(-1, values.shape[-1]) for part in parts)
+        return {name.replace("qkvz", "qkv"): np.concatenate([q, k, v]), name.replace("qkvz", "z"): z}
+    return {name.replace("dt_bias", "dt_proj.bias"): values}
+
+
+def seeing_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_rope_dimension_sections([16, 24, 24, 0])
+
+
+def neox(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    name = name.removeprefix("transformer.")
+    if "query_key_value" not in name:
+        return {name: values}
+    heads = config.get("num_attention_heads") or config["n_head"]
+    return {name: values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)}
+
+
+def bloom_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_context_length(256)
+    writer.add_block_count(config["n_layer"])
+    writer.add_feed_forward_length(4 * config["hidden_size"])
+    writer.add_head_count(config["n_head"])
+    writer.add_head_count_kv(config["n_head"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+
+
+def mpt_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_context_length(256)
+    writer.add_embedding_length(config["d_model"])
+    writer.add_block_count(config["n_layers"])
+    writer.add_feed_forward_length(4 * config["d_model"])
+    writer.add_head_count(config["n_heads"])
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_max_alibi_bias(config["attn_config"]["alibi_bias_max"])
+    if config["attn_config"].get("clip_qkv"):
+        writer.add_clamp_kqv(config["attn_config"]["clip_qkv"])
+
+
+def starcoder_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    gpt2_keys(writer, config)
+    writer.add_head_count_kv(1 if config["multi_query"] else config["n_head"])
+
+
 LENGTHS = ("intermediate_size", "head_dim", "num_key_value_heads", "norm_eps")
+SHORT = ("intermediate_size", "num_key_value_heads", "max_position_embeddings")
 MAMBA = ("intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
 # architecture -> keys of config.json that are said otherwise, what says them, and what is done to each tensor
 SPECIAL: Mapping[str, tuple[tuple[str, ...], Callable[..., None] | None, Callable[..., Tensors] | None]] = {
@@ -260,6 +316,14 @@ SPECIAL: Mapping[str, tuple[tuple[str, ...], Callable[..., None] | None, Callabl
     "olmo": ((), olmo_keys, None),
     "qwen35": ((), qwen35_keys, qwen35),
     "qwen35moe": ((), qwen35_keys, qwen35),
+    "qwen3next": ((), qwen35_keys, qwen3next),
+    "qwen2vl": ((), seeing_keys, None),
+    "qwen3vl": ((), seeing_keys, None),
+    "qwen3vlmoe": ((), seeing_keys, None),
+    "gptneox": (("num_key_value_heads",), None, neox),
+    "bloom": (SHORT, bloom_keys, neox),
+    "mpt": (SHORT, mpt_keys, None),
+    "starcoder": (SHORT, starcoder_keys, None),
     "mamba": (MAMBA, mamba_keys, mamba),
     "mamba2": (MAMBA, mamba_keys, mamba),
 }

@@ -95,7 +95,8 @@ def write(
 def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, np.ndarray]:
     """By their names in the file."""
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, config.get("num_hidden_layers") or config["n_layer"])
+    layers = next(config[key] for key in ("num_hidden_layers", "n_layer", "n_layers") if key in config)
+    names = gguf.get_tensor_name_map(number, layers)
     change = SPECIAL.get(arch, ((), None, None))[2]
     found: dict[str, np.ndarray] = {}
     experts: dict[str, dict[int, np.ndarray]] = {}
