@@ -24,11 +24,11 @@ ROUTED = {
     "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.0,
 }  # fmt: skip
 DELTA = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 12, "linear_value_head_dim": 12,
     "head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
 LATENT = {
-    "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
     "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "first_k_dense_replace": 1, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "head_dim": 8,
 }  # fmt: skip
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4moe": ("Glm4MoeForCausalLM", {**ROUTED, "use_qk_norm": True, "head_dim": 16}),
-    "dots1": ("Dots1ForCausalLM", {**ROUTED, "norm_topk_prob": True}),
+    "dots1": ("Dots1ForCausalLM", {**ROUTED, "norm_topk_prob": True, "num_key_value_heads": 4}),
     "ernie4_5-moe": (
         "Ernie4_5_MoeForCausalLM",
         {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
@@ -141,7 +141,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2vl": ("Qwen2ForCausalLM", {}),
     "qwen3vl": ("Qwen3ForCausalLM", {"head_dim": 16}),
     "qwen3vlmoe": ("Qwen3MoeForCausalLM", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
-    "gptneox": ("GPTNeoXForCausalLM", {}),
+    "gptneox": ("GPTNeoXForCausalLM", {"hidden_size": 64}),
     "bloom": ("BloomForCausalLM", {}),
     "mpt": ("MptForCausalLM", {}),
     "starcoder": ("GPTBigCodeForCausalLM", {}),

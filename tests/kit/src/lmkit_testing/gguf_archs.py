@@ -16,6 +16,7 @@ def deepseek2_keys(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_leading_dense_block_count(config["first_k_dense_replace"])
     if config.get("q_lora_rank"):
         writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_head_count_kv(1)
     writer.add_kv_lora_rank(rank)
     writer.add_key_length(rank + turned)
     writer.add_value_length(rank)
@@ -42,6 +43,10 @@ def deepseek2(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tenso
     split = values.reshape(heads, plain + config["v_head_dim"], config["kv_lora_rank"])
     keys, others = split[:, :plain].swapaxes(1, 2), split[:, plain:]
     return {name.replace("kv_b", "k_b"): keys, name.replace("kv_b", "v_b"): others}
+
+
+def gpt_oss_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
 
 
 def gpt_oss(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
@@ -214,7 +219,7 @@ def qwen35_keys(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
     writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
     writer.add_full_attention_interval(2)
-    writer.add_rope_dimension_sections([11, 11, 10, 0])
+    writer.add_rope_dimension_sections([1, 1, 0, 0])
 
 
 def in_turn(values: np.ndarray, config: Mapping[str, Any], axis: int = 0) -> np.ndarray:
@@ -259,7 +264,7 @@ def qwen3next(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tenso
 
 
 def seeing_keys(writer: Any, config: Mapping[str, Any]) -> None:
-    writer.add_rope_dimension_sections([16, 24, 24, 0])
+    writer.add_rope_dimension_sections([2, 2, 2, 0])
 
 
 def neox(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
@@ -302,11 +307,11 @@ MAMBA = ("intermediate_size", "head_dim", "num_attention_heads", "num_key_value_
 # architecture -> keys of config.json that are said otherwise, what says them, and what is done to each tensor
 SPECIAL: Mapping[str, tuple[tuple[str, ...], Callable[..., None] | None, Callable[..., Tensors] | None]] = {
     "deepseek2": (("head_dim", "num_key_value_heads"), deepseek2_keys, deepseek2),
-    "gpt-oss": ((), None, gpt_oss),
+    "gpt-oss": ((), gpt_oss_keys, gpt_oss),
     "granitemoe": ((), None, granitemoe),
     "lfm2": (LENGTHS[2:], lfm2_keys, lfm2),
     "falcon": ((), falcon_keys, falcon),
-    "gpt2": ((), gpt2_keys, gpt2),
+    "gpt2": (LENGTHS[2:3], gpt2_keys, gpt2),
     "llama4": (LENGTHS[:1], llama4_keys, llama4),
     "glm4moe": (("num_hidden_layers",), glm4moe_keys, corrected),
     "dots1": (("sliding_window",), routed_keys, corrected),

@@ -69,6 +69,8 @@ def write(
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
         writer.add_rope_dimension_count(int(head * partial))
+    if config.get("head_dim") and "head_dim" not in otherwise:
+        writer.add_value_length(config["head_dim"])
     if own is not None:
         own(writer, config)
     if rope.get("rope_type") in ("linear", "yarn"):
