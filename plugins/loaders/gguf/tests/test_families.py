@@ -24,11 +24,11 @@ ROUTED = {
     "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.0,
 }  # fmt: skip
 DELTA = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 12, "linear_value_head_dim": 12,
     "head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
 LATENT = {
-    "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
     "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "first_k_dense_replace": 1, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "head_dim": 8,
 }  # fmt: skip
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4moe": ("Glm4MoeForCausalLM", {**ROUTED, "use_qk_norm": True, "head_dim": 16}),
-    "dots1": ("Dots1ForCausalLM", {**ROUTED, "norm_topk_prob": True}),
+    "dots1": ("Dots1ForCausalLM", {**ROUTED, "norm_topk_prob": True, "num_key_value_heads": 4}),
     "ernie4_5-moe": (
         "Ernie4_5_MoeForCausalLM",
         {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
@@ -134,6 +134,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2ForCausalLM", {"num_heads": 12, "head_dim": 8, "n_groups": 2, "state_size": 16}),
     "qwen35": ("Qwen3_5ForCausalLM", DELTA),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 40}),
+    "qwen3next": (
+        "Qwen3NextForCausalLM",
+        {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 40, "norm_topk_prob": True},
+    ),
+    "qwen2vl": ("Qwen2ForCausalLM", {}),
+    "qwen3vl": ("Qwen3ForCausalLM", {"head_dim": 16}),
+    "qwen3vlmoe": ("Qwen3MoeForCausalLM", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "gptneox": ("GPTNeoXForCausalLM", {"hidden_size": 64}),
+    "bloom": ("BloomForCausalLM", {}),
+    "mpt": ("MptForCausalLM", {}),
+    "starcoder": ("GPTBigCodeForCausalLM", {}),
     "exaone4": ("Exaone4ForCausalLM", {"num_hidden_layers": 4, "sliding_window": 8, "sliding_window_pattern": 4}),
 }
 TOKENS = [3, 17, 10, 42, 8, 27, 20, 5, 61, 15, 33, 9]
@@ -215,7 +226,7 @@ def test_keys_that_are_not_understood_are_refused(method: str, value: Any, says:
 
 def test_architectures_that_are_not_here_are_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint("Qwen2ForCausalLM", tmp_path)
-    file = write(folder, tmp_path / "model.gguf", "qwen2vl")
+    file = write(folder, tmp_path / "model.gguf", "xverse")
     with pytest.raises(UnsupportedModel, match=r"general\.architecture.*qwen2moe"):
         open_gguf(str(file))
 

@@ -16,6 +16,7 @@ def deepseek2_keys(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_leading_dense_block_count(config["first_k_dense_replace"])
     if config.get("q_lora_rank"):
         writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_head_count_kv(1)
     writer.add_kv_lora_rank(rank)
     writer.add_key_length(rank + turned)
     writer.add_value_length(rank)
@@ -42,6 +43,10 @@ def deepseek2(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tenso
     split = values.reshape(heads, plain + config["v_head_dim"], config["kv_lora_rank"])
     keys, others = split[:, :plain].swapaxes(1, 2), split[:, plain:]
     return {name.replace("kv_b", "k_b"): keys, name.replace("kv_b", "v_b"): others}
+
+
+def gpt_oss_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
 
 
 def gpt_oss(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
@@ -214,7 +219,7 @@ def qwen35_keys(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
     writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
     writer.add_full_attention_interval(2)
-    writer.add_rope_dimension_sections([11, 11, 10, 0])
+    writer.add_rope_dimension_sections([1, 1, 0, 0])
 
 
 def in_turn(values: np.ndarray, config: Mapping[str, Any], axis: int = 0) -> np.ndarray:
@@ -241,16 +246,72 @@ def qwen35(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
     return {name.replace("dt_bias", "dt_proj.bias"): values}
 
 
+def qwen3next(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    keys, size = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    share = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        values = values + 1
+    elif name.endswith("A_log"):
+        values = -np.exp(values)
+    elif name.endswith("conv1d.weight"):
+        values = values[:, 0]
+    elif name.endswith("in_proj_qkvz.weight"):
+        groups = values.reshape(keys, -1, values.shape[-1])
+        parts = np.split(groups, np.cumsum([size, size, share]), axis=1)
+        q, k, v, z = (part.reshape(-1, values.shape[-1]) for part in parts)
+        return {name.replace("qkvz", "qkv"): np.concatenate([q, k, v]), name.replace("qkvz", "z"): z}
+    return {name.replace("dt_bias", "dt_proj.bias"): values}
+
+
+def seeing_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_rope_dimension_sections([2, 2, 2, 0])
+
+
+def neox(name: str, values: np.ndarray, config: Mapping[str, Any]) -> Tensors:
+    name = name.removeprefix("transformer.")
+    if "query_key_value" not in name:
+        return {name: values}
+    heads = config.get("num_attention_heads") or config["n_head"]
+    return {name: values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)}
+
+
+def bloom_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_context_length(256)
+    writer.add_block_count(config["n_layer"])
+    writer.add_feed_forward_length(4 * config["hidden_size"])
+    writer.add_head_count(config["n_head"])
+    writer.add_head_count_kv(config["n_head"])
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+
+
+def mpt_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    writer.add_context_length(256)
+    writer.add_embedding_length(config["d_model"])
+    writer.add_block_count(config["n_layers"])
+    writer.add_feed_forward_length(4 * config["d_model"])
+    writer.add_head_count(config["n_heads"])
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_max_alibi_bias(config["attn_config"]["alibi_bias_max"])
+    if config["attn_config"].get("clip_qkv"):
+        writer.add_clamp_kqv(config["attn_config"]["clip_qkv"])
+
+
+def starcoder_keys(writer: Any, config: Mapping[str, Any]) -> None:
+    gpt2_keys(writer, config)
+    writer.add_head_count_kv(1 if config["multi_query"] else config["n_head"])
+
+
 LENGTHS = ("intermediate_size", "head_dim", "num_key_value_heads", "norm_eps")
+SHORT = ("intermediate_size", "num_key_value_heads", "max_position_embeddings")
 MAMBA = ("intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
 # architecture -> keys of config.json that are said otherwise, what says them, and what is done to each tensor
 SPECIAL: Mapping[str, tuple[tuple[str, ...], Callable[..., None] | None, Callable[..., Tensors] | None]] = {
     "deepseek2": (("head_dim", "num_key_value_heads"), deepseek2_keys, deepseek2),
-    "gpt-oss": ((), None, gpt_oss),
+    "gpt-oss": ((), gpt_oss_keys, gpt_oss),
     "granitemoe": ((), None, granitemoe),
     "lfm2": (LENGTHS[2:], lfm2_keys, lfm2),
     "falcon": ((), falcon_keys, falcon),
-    "gpt2": ((), gpt2_keys, gpt2),
+    "gpt2": (LENGTHS[2:3], gpt2_keys, gpt2),
     "llama4": (LENGTHS[:1], llama4_keys, llama4),
     "glm4moe": (("num_hidden_layers",), glm4moe_keys, corrected),
     "dots1": (("sliding_window",), routed_keys, corrected),
@@ -260,6 +321,14 @@ SPECIAL: Mapping[str, tuple[tuple[str, ...], Callable[..., None] | None, Callabl
     "olmo": ((), olmo_keys, None),
     "qwen35": ((), qwen35_keys, qwen35),
     "qwen35moe": ((), qwen35_keys, qwen35),
+    "qwen3next": ((), qwen35_keys, qwen3next),
+    "qwen2vl": ((), seeing_keys, None),
+    "qwen3vl": ((), seeing_keys, None),
+    "qwen3vlmoe": ((), seeing_keys, None),
+    "gptneox": (("num_key_value_heads",), None, neox),
+    "bloom": (SHORT, bloom_keys, neox),
+    "mpt": (SHORT, mpt_keys, None),
+    "starcoder": (SHORT, starcoder_keys, None),
     "mamba": (MAMBA, mamba_keys, mamba),
     "mamba2": (MAMBA, mamba_keys, mamba),
 }

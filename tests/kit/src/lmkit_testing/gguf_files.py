@@ -69,6 +69,8 @@ def write(
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
         writer.add_rope_dimension_count(int(head * partial))
+    if config.get("head_dim") and "head_dim" not in otherwise:
+        writer.add_value_length(config["head_dim"])
     if own is not None:
         own(writer, config)
     if rope.get("rope_type") in ("linear", "yarn"):
@@ -95,7 +97,8 @@ def write(
 def tensors(folder: Path, config: Mapping[str, Any], arch: str) -> dict[str, np.ndarray]:
     """By their names in the file."""
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, config.get("num_hidden_layers") or config["n_layer"])
+    layers = next(config[key] for key in ("num_hidden_layers", "n_layer", "n_layers") if key in config)
+    names = gguf.get_tensor_name_map(number, layers)
     change = SPECIAL.get(arch, ((), None, None))[2]
     found: dict[str, np.ndarray] = {}
     experts: dict[str, dict[int, np.ndarray]] = {}

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from lmkit.api import Checkpoint, CheckpointError, UnsupportedModel
 
-from lmkit_loader_gguf.families import FAMILIES, KEYS, NAMES, Family
+from lmkit_loader_gguf.families import FAMILIES
+from lmkit_loader_gguf.family import KEYS, NAMES, Family
 from lmkit_loader_gguf.file import GgufFile, TensorInfo, open_all
 from lmkit_loader_gguf.special import READERS, SHARP
 from lmkit_loader_gguf.vocabulary import end_tokens
@@ -28,7 +29,6 @@ FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 IGNORED = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
 GATED = "ssm_norm"  # a norm that is not one of those whose weights are stored 1 greater
 RAW = ("transposed",)  # layouts of linears whose rows are those of the model in the file
-PARTNERS = {"attn_k_b": "attn_v_b"}  # tensors that are one in the family's own checkpoints
 HEADS = "attention.head_count"
 ROWS = ("values", "keys_values")  # layouts that move whole rows: blocks stay as they are
 COLUMNS = ("value_columns",)  # that move columns of heads, of which blocks may be parts
@@ -118,7 +118,7 @@ def sources_of(files: Sequence[GgufFile]) -> Iterator[Source]:
     last = _number(metadata, f"{prefix}.block_count") - _number(metadata, f"{prefix}.nextn_predict_layers")
     for name, (file, tensor) in tensors.items():
         number, role, kind = _parsed(name)
-        if name in FACTORS or role in PARTNERS.values() or number >= last > 0:  # those predict further tokens
+        if name in FACTORS or role in family.partners.values() or number >= last > 0:  # those predict further tokens
             continue
         layer = f"{family.layers}.{number}." if number >= 0 else ""
         known = name
@@ -159,8 +159,8 @@ def _rearranged(
         whole = tensor.shape[-1] // sizes[1] % tensor.type.elements == 0
     raw = tensor.type.name not in PLAIN and (layout in RAW or whole)
     rest: tuple[tuple[GgufFile, TensorInfo], ...] = ()
-    if role in PARTNERS:
-        partner = name.replace(role, PARTNERS[role])
+    if role in family.partners:
+        partner = name.replace(role, family.partners[role])
         if partner not in tensors:
             raise CheckpointError(f"{file.path} has {name} without {partner}", fix="convert it anew")
         rest = (tensors[partner],)
@@ -207,7 +207,7 @@ def configuration(files: Sequence[GgufFile], sources: Sequence[Source]) -> dict[
         if key in given:
             config[name] = given.pop(key)
     names = {source.name for source in sources}
-    config["tie_word_embeddings"] = f"{NAMES[HEAD]}.weight" not in names
+    config["tie_word_embeddings"] = f"{ ({**NAMES, **family.names}[HEAD]) }.weight" not in names
     config |= {key: f"blk.0.{role}.bias" in tensors for role, key in family.biased.items()}
     config |= {key: f"blk.0.{role}.weight" in tensors for role, key in family.weighted.items()}
     if "moe_intermediate_size" in config:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-def transposed(weight: Tensor, queries: int, keys: int) -> Tensor:
+def transposed(weight: Tensor, *sizes: int) -> Tensor:
     """[out, in] -> [in, out]; a bias as it is."""
     return weight.T.contiguous() if weight.dim() == 2 else weight
 
@@ -26,29 +26,29 @@ def grouped(fused: Tensor, queries: int, keys: int) -> Tensor:
     return torch.cat(groups, 1).reshape(fused.shape)
 
 
-def column(weight: Tensor, queries: int, keys: int) -> Tensor:
+def column(weight: Tensor, *sizes: int) -> Tensor:
     """Convolutions [D, K] -> [D, 1, K]; a bias as it is."""
     return weight.unsqueeze(1) if weight.dim() == 2 else weight
 
 
-def latent(keys_up: Tensor, values_up: Tensor, queries: int, keys: int) -> Tensor:
+def latent(keys_up: Tensor, values_up: Tensor, *sizes: int) -> Tensor:
     """[H, rank, plain] and [H, value, rank] -> [H * (plain + value), rank]."""
     return torch.cat((keys_up.transpose(1, 2), values_up), 1).flatten(0, 1)
 
 
-def row(values: Tensor, queries: int, keys: int) -> Tensor:
+def row(values: Tensor, *sizes: int) -> Tensor:
     """[E] -> [1, E]."""
     return values.reshape(1, -1)
 
 
-def flat(values: Tensor, queries: int, keys: int) -> Tensor:
+def flat(values: Tensor, *sizes: int) -> Tensor:
     """[H, 1] or [groups, D] -> [all]."""
     return values.flatten()
 
 
-def logarithm(decay: Tensor, queries: int, keys: int) -> Tensor:
+def logarithm(decay: Tensor, *sizes: int) -> Tensor:
     """-exp(x) -> x; [H, 1] -> [H]."""
-    return torch.log(-decay).squeeze(-1)
+    return torch.log(-decay.squeeze(-1) if decay.shape[-1:] == (1,) else -decay)
 
 
 def values(rows: Tensor, keys: int, values: int, size: int) -> Tensor:
@@ -70,6 +70,12 @@ def value_logarithm(decay: Tensor, keys: int, heads: int, size: int) -> Tensor:
     return values(torch.log(-decay), keys, heads, size)
 
 
+def gated(rows: Tensor, gates: Tensor, keys: int, heads: int, size: int) -> Tensor:
+    """All queries, keys and values; and gates of values -> for each head of keys its own of each."""
+    parts = *rows.split((keys * size, keys * size, rows.shape[0] - 2 * keys * size)), gates
+    return torch.cat([part.unflatten(0, (keys, -1)) for part in parts], 1).flatten(0, 1)
+
+
 def value_columns(weight: Tensor, keys: int, heads: int, size: int) -> Tensor:
     """Columns of all values."""
     return weight.unflatten(1, (heads // keys, keys, -1)).transpose(1, 2).flatten(1)
@@ -88,4 +94,5 @@ LAYOUTS: Mapping[str, Callable[..., Tensor]] = {
     "keys_values_column": keys_values_column,
     "value_logarithm": value_logarithm,
     "value_columns": value_columns,
+    "gated": gated,
 }

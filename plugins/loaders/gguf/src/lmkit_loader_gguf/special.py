@@ -80,6 +80,31 @@ def without_drafts(config: dict[str, Any], given: dict[str, Any]) -> None:
         config["num_hidden_layers"] = layers - unused
 
 
+def seeing(config: dict[str, Any], given: dict[str, Any]) -> None:
+    """The part of a model that reads texts, whose positions are the same on all axes."""
+    for key in ("rope.dimension_sections", "n_deepstack_layers"):
+        given.pop(key, None)
+
+
+def qwen3next(config: dict[str, Any], given: dict[str, Any]) -> None:
+    qwen35(config, given)
+    config["norm_topk_prob"] = given.pop("expert_weights_norm", True)
+
+
+def mpt(config: dict[str, Any], given: dict[str, Any]) -> None:
+    """Biases of positions of the usual size; limits of queries, keys and values."""
+    attention: dict[str, Any] = {"alibi_bias_max": given.pop("attention.max_alibi_bias", 8.0)}
+    if (limit := given.pop("attention.clamp_kqv", None)) is not None:
+        attention["clip_qkv"] = limit
+    config["attn_config"] = attention
+    if config.pop("num_key_value_heads", config.get("n_heads")) != config.get("n_heads"):
+        raise UnsupportedModel("attention.head_count_kv", "another", "attention.head_count")
+
+
+def starcoder(config: dict[str, Any], given: dict[str, Any]) -> None:
+    config["multi_query"] = config.pop("num_key_value_heads", 1) == 1
+
+
 def qwen35(config: dict[str, Any], given: dict[str, Any]) -> None:
     """Gated delta nets. Positions of a text are the same on all axes."""
     without_drafts(config, given)
@@ -154,6 +179,12 @@ READERS: Mapping[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
     "glm4moe": routed,
     "qwen35": qwen35,
     "qwen35moe": qwen35,
+    "qwen3next": qwen3next,
+    "qwen2vl": seeing,
+    "qwen3vl": seeing,
+    "qwen3vlmoe": seeing,
+    "mpt": mpt,
+    "starcoder": starcoder,
     "dots1": routed,
     "ernie4_5-moe": ernie_moe,
     "lfm2moe": lfm2_moe,
