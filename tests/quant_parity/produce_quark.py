@@ -42,8 +42,8 @@ ROWS8 = spec(FP8E4M3PerChannelSpec, ch_axis=0, is_dynamic=False)
 INT4 = spec(Int4PerGroupSpec, ch_axis=-1, group_size=32, is_dynamic=False)
 UINT4 = spec(Uint4PerGroupSpec, ch_axis=-1, group_size=32, is_dynamic=False)
 ROWS = spec(Int8PerChannelSpec, ch_axis=0, is_dynamic=False, symmetric=True)
-TENSOR = spec(Int8PerTensorSpec, observer_method="min_max", symmetric=True, scale_type="float", round_method="half_even",
-              is_dynamic=False)  # fmt: skip
+SCALES = {"scale_type": "float", "round_method": "half_even"}
+TENSOR = spec(Int8PerTensorSpec, symmetric=True, **MAX, **SCALES)
 MX = spec(OCP_MXFP4Spec, ch_axis=-1, is_dynamic=False)
 MX_TOKENS = spec(OCP_MXFP4Spec, ch_axis=-1, is_dynamic=True)
 SETTINGS: dict[str, tuple[QConfig, str]] = {
