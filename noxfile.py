@@ -175,6 +175,7 @@ def quant_parity(session: nox.Session) -> None:
         "modelopt": ["nvidia-modelopt>=0.47", "transformers", "accelerate", "requests"],
         "bitsandbytes": ["bitsandbytes>=0.50", "transformers>=5.23", "accelerate"],
         "hqq": ["hqq>=0.2.8", "transformers>=5.23", "accelerate"],
+        "quark": ["amd-quark>=0.13", "transformers>=5.23", "accelerate"],
         "torchao": ["torchao>=0.18", "transformers>=5.23", "accelerate"],
     }
     for name, needs in producers.items():

@@ -10,7 +10,8 @@ import torch
 from lmkit.api import CheckpointError, LinearSpec, ParamSpec, UnsupportedModel
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.resolve import resolve
-from lmkit_quantization_hqq.scheme import HqqScheme, Stored
+from lmkit_quantization_hqq.scheme import HqqScheme
+from lmkit_quantization_hqq.stored import Stored
 from lmkit_quantization_hqq.tensors import HqqTensors, unpacked
 from lmkit_testing import QuantizationConformance
 from lmkit_testing.produced import INTEGER, REFERENCE, Held, changed, check, folders, load, made

@@ -9,24 +9,10 @@ from lmkit.api import LinearSpec, Loader, ParamSpec, QuantScheme
 from lmkit_layouts import OffsetRows, Settings
 from lmkit_layouts.settings import MAX_NAMES, PLAIN_NAME, WHERE, agreed, names_module, of_layer
 
+from lmkit_quantization_hqq.stored import Stored
+
 BITS = (1, 2, 3, 4, 8)
 WEIGHTS = "weight_quant_params"
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """How one linear is stored. `group`: columns that share a scale; 0 = all."""
-
-    bits: int
-    group: int
-
-    def layout(self, parts: tuple[int, ...], width: int) -> OffsetRows:
-        """The format of merged parts with so many rows, and columns."""
-        wide = self.bits == 8
-        return OffsetRows(
-            group=self.group, parts=parts, width=width, stored_bits=8 if wide else 4, bits=8 if wide else 4,
-            name="int8" if wide else "int4", activations="float" if wide else "int8",
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

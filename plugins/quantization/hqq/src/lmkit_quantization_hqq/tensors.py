@@ -22,7 +22,7 @@ from lmkit_layouts.made import MadeTensors, part_of
 from lmkit_layouts.words import pack_fours
 from torch import Tensor
 
-from lmkit_quantization_hqq.scheme import Stored
+from lmkit_quantization_hqq.stored import Stored
 
 FLOATS = ("float32", "bfloat16", "float16")
 NAMES = {1: "1bit_u8", 2: "2bit_u8", 3: "3bit_32", 4: "4bit_u8", 8: "8bit_u8"}  # of packings
