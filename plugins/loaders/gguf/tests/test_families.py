@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,26 @@ def test_logits_are_those_of_the_checkpoint(family: str, tmp_path: Path) -> None
     got = drive_default(file, "float32", "native").run(0, TOKENS, 5)
     assert deviation(got, expected) < 1e-5
     assert torch.equal(got.argmax(-1), expected.argmax(-1))
+
+
+LLAMACPP = os.environ.get("LMKIT_LLAMACPP")  # a Python with llama-cpp-python
+SCRIPT = Path(__file__).parents[4] / "tests" / "quant_parity" / "logits_of_llamacpp.py"
+
+
+@pytest.mark.skipif(LLAMACPP is None, reason="LMKIT_LLAMACPP names no Python with llama-cpp-python")
+@pytest.mark.parametrize("family", list(CASES))
+def test_llama_cpp_computes_the_same(family: str, tmp_path: Path) -> None:
+    """What the kit writes is what converters write: llama.cpp gives the checkpoint's logits, but for its rounding."""
+    architecture, values = CASES[family]
+    if family == "deepseek2":
+        values = {**values, "q_lora_rank": 24}  # without them it expects 27 layers
+    folder = tiny_checkpoint(architecture, tmp_path, **values)
+    file = write(folder, tmp_path / "model.gguf", family.partition(" ")[0], add_tokenizer_model="no_vocab")
+    command = [str(LLAMACPP), str(SCRIPT), str(file), str(tmp_path / "logits.npy"), *map(str, TOKENS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-1000:]
+    got = torch.from_numpy(np.load(tmp_path / "logits.npy"))
+    assert deviation(got, drive_default(folder, "float32", "native").run(0, TOKENS, 5)) < 0.01
 
 
 def test_layers_that_predict_further_tokens_are_passed_over(tmp_path: Path) -> None:

@@ -140,3 +140,46 @@ def test_the_last_attention_reads_nothing_for_nobody() -> None:
         assert attn(q, k, k, x).shape == (3, 8)
         assert calls == called
         calls.clear()
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_scales_of_a_float8_cache(kv_dtype: str) -> None:
+    """Keys and values are divided by them as they are written; a layer that reads another's cache has its scales."""
+    seen: dict[str, Any] = {}
+    backend: Any = SimpleNamespace(
+        write_kv=lambda k, v, *_: seen.update(k=k, v=v),
+        forward=lambda q, kv, plan, scale, out: (seen.update(q=q, scale=scale), out.fill_(1.0)),
+    )
+    need = AttnNeed(4, 2, 1, kv_dtype=kv_dtype)
+    writer = Attention(backend, need, 0, 0, 0.5)
+    reader = Attention(backend, need, 0, 0, 0.25, writer)
+    assert not list(reader.parameters())
+    stored = dict(writer.named_parameters())
+    assert set(stored) == ({"k_scale", "v_scale"} if "float8" in kv_dtype else set())
+    for name, value in (("k_scale", 4.0), ("v_scale", 8.0)):
+        if name in stored:
+            stored[name].data.fill_(value)
+    writer.settle()
+    reader.settle()
+    by_k, by_v = (4.0, 8.0) if stored else (1.0, 1.0)
+    q, k = torch.ones(3, 2, 4), torch.full((3, 1, 4), 2.0)
+    x: Any = SimpleNamespace(attn=[SimpleNamespace(slots=None)], kv=[None], only_logits=False)
+    assert torch.equal(writer(q, k, k, x), torch.full((3, 8), by_v))
+    assert torch.equal(seen["k"] * by_k, k)
+    assert torch.equal(seen["v"] * by_v, k)
+    assert (seen["scale"], seen["q"] is q) == (0.5 * by_k, True)
+    seen.clear()
+    assert torch.equal(reader(q, k, k, x), torch.full((3, 8), by_v))
+    assert (seen.keys(), seen["scale"]) == ({"q", "scale"}, 0.25 * by_k)
+
+
+@pytest.mark.parametrize(("name", "scales"), [("k_scale", (3.0, 3.0)), ("v_scale", (3.0, 3.0)), ("", None)])
+def test_one_scale_of_a_cache_stands_for_both(name: str, scales: tuple[float, float] | None) -> None:
+    backend: Any = object()
+    attn = Attention(backend, AttnNeed(4, 2, 1, kv_dtype="float8_e4m3fn"), 0, 0, 1.0)
+    for key, parameter in list(attn.named_parameters()):
+        parameter.data.fill_(3.0)
+        if key != name:  # the checkpoint has none
+            setattr(attn, key, None)
+    attn.settle()
+    assert attn.scales == scales

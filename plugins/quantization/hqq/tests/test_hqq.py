@@ -14,7 +14,7 @@ from lmkit_quantization_hqq.scheme import HqqScheme
 from lmkit_quantization_hqq.stored import Stored
 from lmkit_quantization_hqq.tensors import HqqTensors, unpacked
 from lmkit_testing import QuantizationConformance
-from lmkit_testing.produced import INTEGER, REFERENCE, Held, changed, check, folders, load, made
+from lmkit_testing.produced import INTEGER, REFERENCE, Held, changed, check, check_experts, folders, fours, load, made
 
 SCHEME = "lmkit_quantization_hqq.scheme:HqqScheme"
 LAYERS = (
@@ -90,6 +90,20 @@ def test_routers_are_dequantized() -> None:
     expected = (torch.cat([codes >> 4, codes & 15]).float() - zero) * scale
     assert list(found) == ["m.gate.weight"]
     assert (found["m.gate.weight"] - expected.view(8, 128)).abs().max() < 1e-5
+
+
+def store(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    codes, zeros, scales, worth = fours(weight, 32)
+    first, second = codes.view(-1, 32).to(torch.uint8).chunk(2)
+    said = {"nbits": 4, "group_size": 32, "axis": 1, "shape": list(weight.shape), "packing": list(b"4bit_u8")}
+    tensors = {"W_q": first << 4 | second, "scale": scales.view(-1, 1), "zero": zeros.half().view(-1, 1)}
+    return tensors | {key: torch.tensor(value) for key, value in said.items()}, worth
+
+
+def test_native_experts_run_them(tmp_path: Path) -> None:
+    pytest.importorskip("lmkit_model_qwen")
+    pytest.importorskip("lmkit_platform_cpu")
+    check_experts(tmp_path, SCHEME, config(one(group_size=32), "lm_head"), store)
 
 
 @pytest.mark.parametrize(

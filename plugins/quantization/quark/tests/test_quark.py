@@ -14,7 +14,7 @@ from lmkit.plugins.resolve import resolve
 from lmkit_layouts import AwqWords, ByteRows, Fp8Format, MxFp4
 from lmkit_quantization_quark.scheme import QuarkScheme
 from lmkit_testing import QuantizationConformance
-from lmkit_testing.produced import INTEGER, REFERENCE, changed, check, folders, load
+from lmkit_testing.produced import INTEGER, REFERENCE, changed, check, check_experts, folders, fours, load, words
 
 SCHEME = "lmkit_quantization_quark.scheme:QuarkScheme"
 PLAIN = LinearSpec("layers.0.plain", 256, (384,), sources=("m.plain",))
@@ -97,6 +97,19 @@ def test_the_resolver_takes_it_as_it_is() -> None:
     assert (chosen.name, "quant_method=quark" in chosen.why) == ("quark", True)
     for component in ("linear:int4", "linear:fp8", "linear:mxfp4"):
         assert resolved.choice("op", component) is not None
+
+
+def store(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    codes, zeros, scales, worth = fours(weight, 32)
+    packed = {"weight": words(codes.T), "weight_zero_point": words(zeros.T), "weight_scale": scales.T.contiguous()}
+    return packed, worth
+
+
+def test_native_experts_run_them(tmp_path: Path) -> None:
+    pytest.importorskip("lmkit_model_qwen")
+    pytest.importorskip("lmkit_platform_cpu")
+    weight = spec("uint4", "per_group", ch_axis=-1, group_size=32, symmetric=False)
+    check_experts(tmp_path, SCHEME, config(weight, export=EXPORT | {"pack_method": "order"}), store)
 
 
 def test_modules_have_what_the_first_rule_says() -> None:

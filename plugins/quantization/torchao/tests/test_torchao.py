@@ -15,7 +15,7 @@ from lmkit_layouts import ByteRows, Fp8Format, OffsetRows
 from lmkit_quantization_torchao.scheme import TorchaoScheme
 from lmkit_quantization_torchao.tensors import TorchaoTensors
 from lmkit_testing import QuantizationConformance
-from lmkit_testing.produced import INTEGER, REFERENCE, Held, changed, check, folders, load, made
+from lmkit_testing.produced import INTEGER, REFERENCE, Held, changed, check, check_experts, folders, fours, load, made
 
 SCHEME = "lmkit_quantization_torchao.scheme:TorchaoScheme"
 PLAIN = LinearSpec("layers.0.plain", 256, (384,), sources=("m.plain",))
@@ -91,6 +91,20 @@ def test_the_resolver_takes_it_as_it_is() -> None:
     assert kernel is not None
     assert (chosen.name, "quant_method=torchao" in chosen.why) == ("torchao", True)
     assert kernel.name in ("linear_integer_native", "linear_reference")
+
+
+def store(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    codes, zeros, scales, worth = fours(weight, 32)
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8) ^ 0x88
+    zero = (8 - zeros) * scales.float()
+    tensors = {"qdata": packed.view(torch.int8), "scale": scales.float().T, "zero_point": zero.T}
+    return {f"_weight_{key}": tensor.contiguous() for key, tensor in tensors.items()}, worth
+
+
+def test_native_experts_run_them(tmp_path: Path) -> None:
+    pytest.importorskip("lmkit_model_qwen")
+    pytest.importorskip("lmkit_platform_cpu")
+    check_experts(tmp_path, SCHEME, config(said("Int4WeightOnlyConfig", group_size=32, **PACKING)), store)
 
 
 # ------------------------------------------------------------------------------------------------------- tiles

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from lmkit.plugins import load_target
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lmkit_testing.model import DENSE, choice, deviation, load_tiny
+from lmkit_testing.checkpoints import tiny_checkpoint
+from lmkit_testing.model import DENSE, choice, deviation, drift, load_tiny, prompt, reference
 from lmkit_testing.steps import ModelDriver
 
 REFERENCE = "lmkit_layers.linear:ReferenceLinear"
@@ -28,7 +29,13 @@ FLOAT8 = "lmkit_quantization_fp8.kernel:Fp8Weights"
 ROUNDED8 = "lmkit_quantization_fp8.kernel:Fp8Torch"
 FLOAT4 = "lmkit_quantization_mxfp4.kernel:Fp4Torch"
 TORCH_ATTENTION = "lmkit_attention_torch.backend:TorchAttention"
+EXPERTS = "lmkit_platform_cpu.experts:NativeExperts"
 LLAMA = "lmkit_model_llama.arch:Llama"
+QWEN = "lmkit_model_qwen.arch:Qwen"
+MIXTURE = {
+    "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "num_attention_heads": 4, "head_dim": 16,
+    "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True,
+}  # fmt: skip
 
 
 def folders(tests: str, *names: str) -> list[Path]:
@@ -125,3 +132,54 @@ def check(folder: Path, scheme: str, kernel: str, tolerance: float) -> None:
             name: module.packed.nbytes for name, module in loaded.model.named_modules() if hasattr(module, "packed")
         }
         assert sizes["layers.0.mlp.gate_up"] < torch.finfo(torch.float16).bits // 8 * 64 * 256
+
+
+def fours(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes [n, k] and zeros [n, groups] of 4 bits, scales [n, groups] in float16, and what they are worth."""
+    groups = weight.float().unflatten(1, (-1, group))
+    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+    scales = ((high - low) / 15).half()
+    zeros = (-low / scales.float()).round().clamp(1, 15)
+    codes = ((groups / scales.float()[..., None]).round() + zeros[..., None]).clamp(0, 15)
+    worth = (codes - zeros[..., None]) * scales.float()[..., None]
+    return codes.flatten(1).long(), zeros.long(), scales, worth.flatten(1)
+
+
+def words(codes: Tensor) -> Tensor:
+    """Codes [n, k] of 4 bits -> int32 [n, k / 8], the first in the lowest bits."""
+    return (codes.unflatten(1, (-1, 8)) << torch.arange(0, 32, 4)).sum(-1).to(torch.int32).contiguous()
+
+
+def check_experts(
+    target: Path, scheme: str, config: dict[str, Any], store: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
+) -> None:
+    """A mixture whose experts `store` gives as a checkpoint has them (and what they are worth) runs on native kernels.
+
+    Each token as by one expert after the other, and the median token near what the weights give: activations are
+    rounded to 8 bits, by which a router may choose another expert.
+    """
+    plain = tiny_checkpoint("Qwen3MoeForCausalLM", target / "plain", **MIXTURE)
+    stored: dict[str, Tensor] = {}
+    worth: dict[str, Tensor] = {}
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        stored[name] = worth[name] = tensor
+        if name.endswith("_proj.weight"):
+            tensors, worth[name] = store(stored.pop(name))
+            stored |= {name.removesuffix("weight") + key: value for key, value in tensors.items()}
+    save_file(worth, plain / "model.safetensors", {"format": "pt"})
+    quantized = target / "quantized"
+    quantized.mkdir()
+    save_file(stored, quantized / "model.safetensors", {"format": "pt"})
+    said = json.loads((plain / "config.json").read_text()) | {"quantization_config": config}
+    (quantized / "config.json").write_text(json.dumps(said))
+    chosen = (choice("quantization", scheme), choice("op", INTEGER, "linear:int4"))
+    native, linear = (
+        load_tiny(quantized, QWEN, "float32", choices=chosen + more)
+        for more in ((choice("op", EXPERTS, "moe:int4"),), ())
+    )
+    got, one = (ModelDriver(loaded, "float32").run(0, prompt(97), 7) for loaded in (native, linear))
+    with torch.no_grad():
+        expected = reference(plain, "float32")(torch.tensor([prompt(97)])).logits[0]
+    assert deviation(got, one) < 1e-4
+    assert drift(got, expected) < 8e-2
+    assert native.model.layers[1].mlp.experts.up.packed.nbytes < 4 * 2 * 64 * 64
