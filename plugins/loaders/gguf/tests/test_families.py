@@ -168,11 +168,11 @@ def test_logits_are_those_of_the_checkpoint(family: str, tmp_path: Path) -> None
     assert torch.equal(got.argmax(-1), expected.argmax(-1))
 
 
-LLAMACPP = os.environ.get("LMKIT_LLAMACPP")  # a Python with llama-cpp-python
+LLAMACPP = os.environ.get("LLAMACPP_PYTHON")  # a Python with llama-cpp-python
 SCRIPT = Path(__file__).parents[4] / "tests" / "quant_parity" / "logits_of_llamacpp.py"
 
 
-@pytest.mark.skipif(LLAMACPP is None, reason="LMKIT_LLAMACPP names no Python with llama-cpp-python")
+@pytest.mark.skipif(LLAMACPP is None, reason="LLAMACPP_PYTHON names no Python with llama-cpp-python")
 @pytest.mark.parametrize("family", list(CASES))
 def test_llama_cpp_computes_the_same(family: str, tmp_path: Path) -> None:
     """What the kit writes is what converters write: llama.cpp gives the checkpoint's logits, but for its rounding."""

@@ -32,7 +32,7 @@ TORCH_ATTENTION = "lmkit_attention_torch.backend:TorchAttention"
 EXPERTS = "lmkit_platform_cpu.experts:NativeExperts"
 LLAMA = "lmkit_model_llama.arch:Llama"
 QWEN = "lmkit_model_qwen.arch:Qwen"
-MIXTURE = {
+MIXTURE: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "num_attention_heads": 4, "head_dim": 16,
     "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True,
 }  # fmt: skip
@@ -182,4 +182,5 @@ def check_experts(
         expected = reference(plain, "float32")(torch.tensor([prompt(97)])).logits[0]
     assert deviation(got, one) < 1e-4
     assert drift(got, expected) < 8e-2
-    assert native.model.layers[1].mlp.experts.up.packed.nbytes < 4 * 2 * 64 * 64
+    model: Any = native.model
+    assert model.layers[1].mlp.experts.up.packed.nbytes < 4 * 2 * 64 * 64
