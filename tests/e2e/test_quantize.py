@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 import torch
 from lmkit import LLM, SamplingParams
+from lmkit_cli import run
 
 from .conftest import lmkit, serving
 
@@ -27,12 +29,11 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_result_is_served_and_loaded(way: str, tmp_path: Path) -> None:
+def test_the_result_is_loaded(way: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("compressed_tensors", reason="with which transformers reads the format")
     output = tmp_path / "made"
-    done = lmkit("quantize", "demo", "-o", str(output), *way.split())
-    assert done.returncode == 0, done.stderr
+    assert run(("quantize", "demo", "-o", str(output), *way.split())) == 0
 
     with LLM(str(output)) as llm:
         asked = [[{"role": "user", "content": f"What is {a} + {b}?"}] for a, b in SUMS]
@@ -40,16 +41,25 @@ def test_the_result_is_served_and_loaded(way: str, tmp_path: Path) -> None:
         right = sum(str(a + b) in o.text.partition("=")[2] for (a, b), o in zip(SUMS, answers, strict=True))
     assert right >= 0.95 * len(SUMS), [o.text for o in answers]
 
-    with serving(str(output)) as server:
-        with openai.OpenAI(base_url=server.url() + "/v1", api_key="none", max_retries=0) as client:
-            name = client.models.list().data[0].id
-            reply = client.chat.completions.create(model=name, messages=asked[0], temperature=0, max_tokens=32)
-        assert server.stop() == 0, server.output
-    assert reply.choices[0].message.content == answers[0].text
-
     model = transformers.AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
     for answer in answers[:3]:  # it multiplies the same weights by activations that are rounded otherwise, or not
         tokens = [*answer.prompt_token_ids, *answer.token_ids]
         with torch.no_grad():
             logits = model(torch.tensor([tokens])).logits[0, len(answer.prompt_token_ids) - 1 : -1]
         assert logits.argmax(-1).tolist() == list(answer.token_ids)
+
+
+@MORE
+def test_the_result_is_served(tmp_path: Path) -> None:
+    output = tmp_path / "made"
+    done = lmkit("quantize", "demo", "-o", str(output), "--scheme", "int4")
+    assert done.returncode == 0, done.stderr
+    asked: Any = [{"role": "user", "content": "What is 17 + 2?"}]
+    with LLM(str(output)) as llm:
+        (answer,) = llm.chat([asked], GREEDY)
+    with serving(str(output)) as server:
+        with openai.OpenAI(base_url=server.url() + "/v1", api_key="none", max_retries=0) as client:
+            name = client.models.list().data[0].id
+            reply = client.chat.completions.create(model=name, messages=asked, temperature=0, max_tokens=32)
+        assert server.stop() == 0, server.output
+    assert reply.choices[0].message.content == answer.text
