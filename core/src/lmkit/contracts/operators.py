@@ -71,7 +71,8 @@ class IntegerFormat(QuantFormat, Protocol):
         ...
 
     def integers(self, params: Mapping[str, Tensor]) -> Integers:
-        """The stored tensors as codes, scales, zeros and offsets; equal to `dequantize`, element by element."""
+        """The stored tensors as codes, scales, zeros and offsets; equal to `dequantize`, element by element, but for
+        values of a table, which may be rounded to 8 bits."""
         ...
 
 

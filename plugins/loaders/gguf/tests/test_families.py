@@ -169,6 +169,12 @@ def test_logits_are_those_of_the_checkpoint(family: str, tmp_path: Path) -> None
 
 
 LLAMACPP = os.environ.get("LLAMACPP_PYTHON")  # a Python with llama-cpp-python
+EXPECTS: dict[str, dict[str, Any]] = {  # what it takes for granted in every file
+    "deepseek2": {"q_lora_rank": 24},
+    "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+    "olmoe": {"num_key_value_heads": 4},
+    "stablelm": {"partial_rotary_factor": 0.5},
+}
 SCRIPT = Path(__file__).parents[4] / "tests" / "quant_parity" / "logits_of_llamacpp.py"
 
 
@@ -177,9 +183,7 @@ SCRIPT = Path(__file__).parents[4] / "tests" / "quant_parity" / "logits_of_llama
 def test_llama_cpp_computes_the_same(family: str, tmp_path: Path) -> None:
     """What the kit writes is what converters write: llama.cpp gives the checkpoint's logits, but for its rounding."""
     architecture, values = CASES[family]
-    if family == "deepseek2":
-        values = {**values, "q_lora_rank": 24}  # without them it expects 27 layers
-    folder = tiny_checkpoint(architecture, tmp_path, **values)
+    folder = tiny_checkpoint(architecture, tmp_path, **{**values, **EXPECTS.get(family, {})})
     file = write(folder, tmp_path / "model.gguf", family.partition(" ")[0], add_tokenizer_model="no_vocab")
     command = [str(LLAMACPP), str(SCRIPT), str(file), str(tmp_path / "logits.npy"), *map(str, TOKENS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import CheckpointError, LinearSpec, LmkitError, ParamSpec, UnsupportedModel
 from lmkit_quantization_bitsandbytes.codes import table
-from lmkit_quantization_bitsandbytes.formats import TableFormat
+from lmkit_quantization_bitsandbytes.formats import TableFormat, group_of
 from lmkit_quantization_bitsandbytes.tensors import BLOCKS, BitsandbytesTensors, QuantState, parse_state
 from lmkit_testing import produced
 from lmkit_testing.checkpoints import tiny_checkpoint
@@ -81,7 +81,7 @@ def test_any_shape_and_block(rows: int, half: int, kind: str, block: int, nested
     tensors, worth = store(weight, kind, block, nested)
     found = made(tensors, kind)
     layer = LinearSpec("up", 2 * half, (rows,))
-    fmt = TableFormat(kind, 2 * half)
+    fmt = TableFormat(kind, 2 * half, group_of(2 * half))
     assert {key: tuple(t.shape) for key, t in found.items()} == {
         key: p.shape for key, p in fmt.params(layer, "float32").items()
     }

@@ -101,9 +101,8 @@ def load(folder: Path, scheme: str, kernel: str, dtype: str = "float32", float8:
     """
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     load_target(scheme).parse(config)
-    kernels = dict.fromkeys(("int4", "int8", "w8a8", "mxfp4", "nvfp4"), kernel)
+    kernels = dict.fromkeys(("int4", "int8", "w8a8", "mxfp4", "nvfp4", "nf4", "fp4"), kernel)
     kernels["fp8"] = float8 or (FLOAT8 if kernel == INTEGER else kernel)
-    kernels |= dict.fromkeys(("nf4", "fp4"), REFERENCE)
     ops = tuple(choice("op", runs, f"linear:{name}") for name, runs in kernels.items())
     attention = TORCH_ATTENTION if cache else DENSE
     chosen = (choice("quantization", scheme), *ops)

@@ -60,7 +60,7 @@ def lmkit_ops() -> Iterable[OpSpec]:
         target="lmkit_platform_cpu.integer:IntegerLinear",
         op="linear",
         platforms=("cpu",),
-        formats=frozenset({"int8", "w8a8", "int4", "mxfp4", "nvfp4"}),
+        formats=frozenset({"int8", "w8a8", "int4", "mxfp4", "nvfp4", "nf4", "fp4"}),
         check="lmkit_platform_cpu.check:native",
     )
     yield OpSpec(
@@ -79,7 +79,7 @@ def lmkit_ops() -> Iterable[OpSpec]:
         target="lmkit_platform_cpu.experts:NativeExperts",
         op="moe",
         platforms=("cpu",),
-        formats=frozenset({"plain", "int8", "w8a8", "int4", "mxfp4", "nvfp4"}),
+        formats=frozenset({"plain", "int8", "w8a8", "int4", "mxfp4", "nvfp4", "nf4", "fp4"}),
         check="lmkit_platform_cpu.check:native",
     )
     yield OpSpec(

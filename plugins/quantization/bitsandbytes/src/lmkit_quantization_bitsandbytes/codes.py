@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 import torch
+from lmkit.api import CheckpointError, Integers
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,6 +22,12 @@ VALUES: Mapping[str, tuple[float, ...]] = {
         sign * value / 12 for sign in (1, -1) for value in (0, 0.0625, 8, 12, 4, 6, 2, 3)
     ),
 }  # fmt: skip
+STEPS: Mapping[str, int] = {
+    "nf4": 127,
+    "fp4": 126,
+}  # of 1, for kernels of integers; most values of FP4 are some of these
+ZERO = 127
+LARGEST = torch.finfo(torch.float16).max
 
 
 @cache
@@ -48,15 +55,40 @@ def dequantize(weight: Tensor, absmax: Tensor, name: str, dtype: torch.dtype) ->
 
 def rounded(weight: Tensor, block: int, name: str, dtype: torch.dtype) -> Tensor:
     """[out, in] -> [out, in]: the nearest of the sorted values, times the largest of every `block` columns of a row."""
+    out, values = torch.empty(weight.shape, dtype=dtype), table(name)[:, None]
+    for rows in _slices(*weight.shape):
+        codes, absmax = nearest(weight[rows], block, name)
+        found = F.embedding(codes.int(), values)[..., 0]
+        out[rows] = found * absmax.repeat_interleave(block, 1)[:, : found.shape[1]]
+    return out
+
+
+def nearest(weight: Tensor, block: int, name: str) -> tuple[Tensor, Tensor]:
+    """[out, in] -> codes uint8 [out, in] and the largest of every `block` columns of a row, float32 [out, blocks]."""
     n, k = weight.shape
-    out, values = torch.empty((n, k), dtype=dtype), table(name)
-    bounds = (values[:-1] + values[1:]) / 2
+    values, blocks = table(name), -(-k // block)
+    codes, absmax = torch.empty((n, k), dtype=torch.uint8), torch.empty((n, blocks))
     for rows in _slices(n, k):
         padded = F.pad(weight[rows].float(), (0, -k % block)).unflatten(1, (-1, block))
-        absmax = padded.abs().amax(-1, keepdim=True)
-        codes = torch.bucketize(padded * (1 / absmax.clamp(min=1e-38)), bounds, out_int32=True)
-        out[rows] = (F.embedding(codes, values[:, None])[..., 0] * absmax).flatten(1)[:, :k]
-    return out
+        absmax[rows] = padded.abs().amax(-1)
+        scaled = padded * (1 / absmax[rows, :, None].clamp(min=1e-38))
+        codes[rows] = torch.bucketize(scaled, (values[:-1] + values[1:]) / 2, out_int32=True).flatten(1)[:, :k].byte()
+    return codes, absmax
+
+
+def unpacked(weight: Tensor) -> Tensor:
+    """uint8 [out, in / 2], the high code of a byte first -> uint8 [out, in]."""
+    return torch.stack([weight >> 4, weight & 15], -1).flatten(1)
+
+
+def integers(codes: Tensor, absmax: Tensor, name: str) -> Integers:
+    """Codes [out, in] whose values are rounded to 1 / STEPS of the largest. Raises CheckpointError for scales that are
+    no float16."""
+    scales = absmax / STEPS[name]
+    if not bool((scales <= LARGEST).all()):
+        raise CheckpointError("scales (absmax) are too large: run it with --op linear_reference")
+    values = (table(name) * STEPS[name]).round() + ZERO
+    return Integers(codes, scales, ZERO, table=values.to(torch.uint8))
 
 
 def _slices(rows: int, columns: int) -> list[slice]:

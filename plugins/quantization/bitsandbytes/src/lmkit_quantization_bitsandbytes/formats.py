@@ -1,13 +1,24 @@
-"""Linears of 4-bit codes that name values in a table, times the largest of their block."""
+"""Linears of 4-bit codes that name values in a table, times the largest of their block.
+
+Kernels of integers run them with the values of the table rounded to 8 bits; `dequantize` is exact.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd, lcm
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from lmkit.api import CheckpointError, LinearSpec, ParamSpec, PluginError, QuantFormat, UnsupportedModel
+from lmkit.api import (
+    CheckpointError,
+    IntegerFormat,
+    Integers,
+    LinearSpec,
+    ParamSpec,
+    PluginError,
+    UnsupportedModel,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -23,18 +34,18 @@ def group_of(columns: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class TableFormat(QuantFormat):
+class TableFormat(IntegerFormat):
     """weight uint8 [out, in / 2], two codes in a byte, the high one first; weight_absmax float32 [out, in / group].
 
-    `width` is the columns of the whole layer. `BitsandbytesTensors` makes these tensors of those of a file.
+    `width` is the columns of the whole layer, `group` is `group_of` them. `BitsandbytesTensors` makes these tensors of those of a file.
     """
 
     name: str  # "nf4" or "fp4"
     width: int
-
-    @property
-    def group(self) -> int:
-        return group_of(self.width)
+    group: int
+    bits: int = 4
+    activations: Literal["float", "int8"] = "float"
+    rounding: Literal["", "symmetric", "range"] = ""
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         if self.width % 2:
@@ -49,18 +60,30 @@ class TableFormat(QuantFormat):
     def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         from lmkit_quantization_bitsandbytes import codes
 
-        weight, absmax = params["weight"], params["weight_absmax"]
+        return codes.dequantize(params["weight"], self._absmax(params), self.name, dtype)
+
+    def integers(self, params: Mapping[str, Tensor]) -> Integers:
+        from lmkit_quantization_bitsandbytes import codes
+
+        return codes.integers(codes.unpacked(params["weight"]), self._absmax(params), self.name)
+
+    def _absmax(self, params: Mapping[str, Tensor]) -> Tensor:
+        absmax = params["weight_absmax"]
         if not bool(absmax.isfinite().all()):
             raise CheckpointError("scales (absmax) are not numbers")
-        return codes.dequantize(weight, absmax, self.name, dtype)
+        return absmax
 
 
 @dataclass(frozen=True, slots=True)
-class RoundedFormat(QuantFormat):
+class RoundedFormat(IntegerFormat):
     """Stored as a plain weight [out, in]; every BLOCK columns of a row are rounded. `width` as above."""
 
     width: int
     name: str = "nf4"
+    bits: int = 4
+    group: int = BLOCK
+    activations: Literal["float", "int8"] = "float"
+    rounding: Literal["", "symmetric", "range"] = ""
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         if layer.in_features != self.width and layer.in_features % BLOCK:
@@ -71,3 +94,8 @@ class RoundedFormat(QuantFormat):
         from lmkit_quantization_bitsandbytes import codes
 
         return codes.rounded(params["weight"], BLOCK, self.name, dtype)
+
+    def integers(self, params: Mapping[str, Tensor]) -> Integers:
+        from lmkit_quantization_bitsandbytes import codes
+
+        return codes.integers(*codes.nearest(params["weight"], BLOCK, self.name), self.name)

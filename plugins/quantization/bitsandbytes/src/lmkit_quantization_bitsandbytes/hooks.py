@@ -9,7 +9,7 @@ from lmkit.api import QuantizationSpec, hookimpl
 def lmkit_quantization_methods() -> Iterable[QuantizationSpec]:
     yield QuantizationSpec(
         name="bitsandbytes",
-        summary="NF4 and FP4, which run dequantized, and int8 (quant_method: bitsandbytes)",
+        summary="NF4, FP4 and int8 (quant_method: bitsandbytes)",
         target="lmkit_quantization_bitsandbytes.scheme:BitsandbytesScheme",
         checkpoint_methods=("bitsandbytes",),
         weight_formats=("nf4", "fp4", "int8"),
@@ -17,7 +17,7 @@ def lmkit_quantization_methods() -> Iterable[QuantizationSpec]:
     )
     yield QuantizationSpec(
         name="nf4",
-        summary="weights of any checkpoint rounded to NF4 while it is loaded; they run dequantized",
+        summary="weights of any checkpoint rounded to NF4 while it is loaded",
         target="lmkit_quantization_bitsandbytes.scheme:Nf4Scheme",
         weight_formats=("nf4",),
         tensors=("weight",),

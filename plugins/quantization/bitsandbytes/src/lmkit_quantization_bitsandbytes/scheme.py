@@ -9,7 +9,7 @@ from lmkit.api import LinearSpec, Loader, ParamSpec, QuantFormat, QuantScheme, U
 from lmkit_layouts import ByteRows, Settings
 from lmkit_layouts.settings import agreed, of_layer
 
-from lmkit_quantization_bitsandbytes.formats import STORAGE, RoundedFormat, TableFormat
+from lmkit_quantization_bitsandbytes.formats import STORAGE, RoundedFormat, TableFormat, group_of
 
 # What programs of their time did with activations and memory; nothing of how weights are stored. Tensors say
 # themselves whether their scales are rounded.
@@ -54,7 +54,7 @@ class BitsandbytesScheme(QuantScheme):
         if not agreed(layer, found, "llm_int8_skip_modules"):
             return None
         if self.kind != "int8":
-            return TableFormat(self.kind, layer.in_features)
+            return TableFormat(self.kind, layer.in_features, group_of(layer.in_features))
         return ByteRows(
             group=0, parts=layer.out_features, width=layer.in_features, bits=8, name="int8", activations="float"
         )
