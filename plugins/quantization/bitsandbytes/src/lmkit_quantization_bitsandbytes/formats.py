@@ -37,7 +37,8 @@ def group_of(columns: int) -> int:
 class TableFormat(IntegerFormat):
     """weight uint8 [out, in / 2], two codes in a byte, the high one first; weight_absmax float32 [out, in / group].
 
-    `width` is the columns of the whole layer, `group` is `group_of` them. `BitsandbytesTensors` makes these tensors of those of a file.
+    `width` is the columns of the whole layer, `group` is `group_of` them. `BitsandbytesTensors` makes these tensors of
+    those of a file.
     """
 
     name: str  # "nf4" or "fp4"
