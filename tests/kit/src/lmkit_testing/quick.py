@@ -175,5 +175,7 @@ def changed_files(root: Path) -> set[Path]:
 
 
 def _git(root: Path, *arguments: str) -> list[str]:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "--no-optional-locks", *arguments], cwd=root, capture_output=True, text=True, check=True
+    )
     return done.stdout.splitlines()

@@ -142,7 +142,7 @@ def commit() -> str:
     """The commit of the checkout lmkit runs from."""
     try:
         done = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            ["git", "--no-optional-locks", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
             cwd=Path(lmkit.__file__).parent, capture_output=True, text=True, timeout=10, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
