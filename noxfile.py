@@ -168,24 +168,27 @@ def quant_parity(session: nox.Session) -> None:
     `lmkit quantize` with llmcompressor. A quarter of an hour, most of it installation."""
     install(session)
     folder = Path(session.create_tmp()).resolve()
-    producers = {
-        "gptqmodel": ["gptqmodel>=7.6"],
-        "llmcompressor": ["llmcompressor>=0.14"],
-        "autoround": ["auto-round>=0.16", "transformers", "accelerate"],
-        "modelopt": ["nvidia-modelopt>=0.47", "transformers", "accelerate", "requests"],
-        "bitsandbytes": ["bitsandbytes>=0.50", "transformers>=5.23", "accelerate"],
-        "hqq": ["hqq>=0.2.8", "transformers>=5.23", "accelerate"],
-        "quark": ["amd-quark>=0.13", "transformers>=5.23", "accelerate"],
-        "torchao": ["torchao>=0.18", "transformers>=5.23", "accelerate"],
+    transformers = ["transformers>=5.23", "accelerate"]
+    producers = {  # what it needs, and the plugins that read what it makes
+        "gptqmodel": (["gptqmodel>=7.6"], ("gptq", "awq")),
+        "llmcompressor": (["llmcompressor>=0.14"], ("compressed_tensors",)),
+        "autoround": (["auto-round>=0.16", "transformers", "accelerate"], ("auto_round",)),
+        "modelopt": (["nvidia-modelopt>=0.47", "transformers", "accelerate", "requests"], ("modelopt",)),
+        "bitsandbytes": (["bitsandbytes>=0.50", *transformers], ("bitsandbytes",)),
+        "hqq": (["hqq>=0.2.8", *transformers], ("hqq",)),
+        "quark": (["amd-quark>=0.13", *transformers], ("quark",)),
+        "torchao": (["torchao>=0.18", *transformers], ("torchao",)),
     }
-    for name, needs in producers.items():
-        theirs = str(folder / name / "bin" / "python")
+    for name, (needs, plugins) in producers.items():
+        theirs, made = str(folder / name / "bin" / "python"), str(folder / "made" / name)
         session.run("python", "-m", "venv", str(folder / name))
         session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", external=True)
         session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", *needs, external=True)
-        session.run(theirs, f"tests/quant_parity/produce_{name}.py", str(folder / "made"), external=True)
-    env = ONE_THREAD | {"LMKIT_PRODUCED": str(folder / "made")}
-    session.run("pytest", "-q", "plugins/quantization", "-k", "producer", *session.posargs, env=env)
+        Path(made).mkdir(parents=True, exist_ok=True)
+        session.run(theirs, f"tests/quant_parity/produce_{name}.py", made, external=True)
+        tests = [f"plugins/quantization/{plugin}" for plugin in plugins]
+        env = ONE_THREAD | {"LMKIT_PRODUCED": made}
+        session.run("pytest", "-q", *tests, "-k", "producer", *session.posargs, env=env)
     session.install("-q", "--no-build-isolation", "-e", "./plugins/frontends/quantize[calibration]")
     calibrated = ["plugins/frontends/quantize", "tests/e2e/test_quantize.py"]
     session.run("pytest", "-q", *calibrated, *session.posargs, env=ONE_THREAD)
