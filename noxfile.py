@@ -185,7 +185,9 @@ def quant_parity(session: nox.Session) -> None:
         session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", external=True)
         session.run(theirs, "-m", "pip", "install", "-q", "torch==2.13.0", *needs, external=True)
         Path(made).mkdir(parents=True, exist_ok=True)
-        session.run(theirs, f"tests/quant_parity/produce_{name}.py", made, external=True)
+        script = str(Path(f"tests/quant_parity/produce_{name}.py").resolve())
+        with session.chdir(made):  # some write logs where they run
+            session.run(theirs, script, made, external=True)
         tests = [f"plugins/quantization/{plugin}" for plugin in plugins]
         env = ONE_THREAD | {"LMKIT_PRODUCED": made}
         session.run("pytest", "-q", *tests, "-k", "producer", *session.posargs, env=env)

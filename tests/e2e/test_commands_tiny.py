@@ -10,14 +10,12 @@ from pathlib import Path
 import lmkit_cli
 import pytest
 
-from . import conftest
 
-
-def test_chat_through_a_pipe(tiny: Path) -> None:
+def test_chat_through_a_pipe(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines = "hello\n/system be brief\nagain\n/nonsense\n/quit\nnever read\n"
-    done = conftest.lmkit("chat", str(tiny), "--max-tokens", "5", "--temperature", "0", stdin=lines)
-    assert done.returncode == 0, done.stderr
-    assert "unknown command /nonsense" in done.stdout
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert lmkit_cli.run(("chat", str(tiny), "--max-tokens", "5", "--temperature", "0")) == 0
+    assert "unknown command /nonsense" in capsys.readouterr().out
 
 
 def test_complete(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from lmkit_worker.loading.patterns import Patterns
 from lmkit_worker.loading.rules import Rules
 from lmkit_worker.loading.safetensors import SafetensorsLoader
 
-peft = pytest.importorskip("peft")
 pytestmark = [
+    pytest.mark.skipif(find_spec("peft") is None, reason="needs peft"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of peft beside this transformers
     pytest.mark.filterwarnings("ignore::UserWarning:peft.*"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*"),  # patterns that name parameters
@@ -33,6 +34,8 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 def saved(family: str, values: dict[str, Any], options: dict[str, Any], folder: Path) -> torch.Tensor:
     """A base model and an adapter of it; returns the logits of both together."""
+    import peft  # takes seconds, in every process that collects
+
     model = reference(tiny_checkpoint(family, folder / "base", **values), "float32")
     adapted = peft.get_peft_model(model, peft.LoraConfig(**{"r": 4, "lora_alpha": 8, **options}))
     generator = torch.Generator().manual_seed(0)

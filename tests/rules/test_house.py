@@ -100,6 +100,11 @@ FORBIDDEN_CALLS = {
     "jinja2.Environment",
     "jinja2.sandbox.SandboxedEnvironment",
 }
+LAST_NAMES = {call.rpartition(".")[2] for call in FORBIDDEN_CALLS}
+
+
+def last_name(function: ast.expr) -> str | None:
+    return getattr(function, "id", None) or getattr(function, "attr", None)
 
 
 def tensors_only(path: Path, call: ast.Call) -> bool:
@@ -122,6 +127,7 @@ def test_no_code_from_data() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if (
                 isinstance(node, ast.Call)
+                and last_name(node.func) in LAST_NAMES  # `unparse` takes its time
                 and ast.unparse(node.func) in FORBIDDEN_CALLS
                 and not tensors_only(path, node)
             ):
