@@ -183,6 +183,7 @@ def test_killed_while_it_starts(tiny: Path, seconds: float) -> None:
         assert not _alive(pid)
 
 
+@BESIDE
 def test_engine_killed_before_it_listens(tiny: Path) -> None:
     """The first engine is not replaced: whoever started the server sees why it did not start."""
     with serving(str(tiny)) as server:

@@ -28,12 +28,13 @@ class NativePlatform(PlainPlatform):
 
 
 ISAS = [name for name in native.isas if name != "avx512_vnni"]  # here that is avx512
+OTHERS = [pytest.param(isa, marks=pytest.mark.full("lmkit-attention-cpu", "lmkit-platform-cpu")) for isa in ISAS[:-1]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """What is asked of every plugin, in processes of its own, does not depend on the instruction set."""
     of_every_plugin = metafunc.function.__module__ == "lmkit_testing.specs"
-    metafunc.parametrize("isa", ISAS[-1:] if of_every_plugin else ISAS, indirect=True)
+    metafunc.parametrize("isa", ISAS[-1:] if of_every_plugin else [*OTHERS, *ISAS[-1:]], indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 LIBRARY = load()
 needs_library = pytest.mark.skipif(LIBRARY is None, reason="the native library is not built here")
 ISAS = LIBRARY.isas if LIBRARY is not None else ()
+OTHERS = [pytest.param(isa, marks=pytest.mark.full("lmkit-platform-cpu")) for isa in ISAS[:-1]]
 SHAPES = [(1, 1), (33, 7), (64, 64), (100, 129), (5, 0), (70, 1301)]
 ROWS = (0, 1, 2, 7, 13, 65) + ((64, 131) if os.environ.get("KERNEL_GRID") else ())
 
@@ -62,7 +63,7 @@ def random_integers(n: int, k: int, bits: int, group: int, origin: str) -> tuple
 
 
 @needs_library
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", [*OTHERS, *ISAS[-1:]])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(
     ("group", "origin", "planes"),
