@@ -19,7 +19,7 @@ from lmkit_loader_gguf.config import DTYPES, PLAIN, Source, sources_of
 from lmkit_loader_gguf.file import open_all
 from lmkit_loader_gguf.layouts import LAYOUTS
 
-AT_ONCE = 1 << 24  # numbers that are dequantized together
+AT_ONCE = 1 << 20  # numbers that are dequantized together: they stay in the cache
 
 
 class GgufLoader:
