@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmkit.api import DeviceInfo, SelectRequest, Unavailable
+from lmkit.api import ConfigError, DeviceInfo, SelectRequest, Unavailable
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.platforms import choose_platform
 from lmkit.plugins.switches import Switches
@@ -167,8 +167,9 @@ def test_probe_is_quick() -> None:
 
 def test_defaults_and_ranks() -> None:
     platform = CudaPlatform()
-    assert platform.defaults(None, describe((9, 0), 80 * GIB)) == {"sched.max_tokens": 8192}  # type: ignore[arg-type]
-    assert platform.defaults(None, describe((7, 5), 16 * GIB)) == {"sched.max_tokens": 2048}  # type: ignore[arg-type]
+    large, small = (platform.defaults(None, describe(*of)) for of in (((9, 0), 80 * GIB), ((7, 5), 16 * GIB)))  # type: ignore[arg-type]
+    assert large == {"sched.max_tokens": 8192, "sched.max_rows": 256, "parallel.depth": 2}
+    assert small == {"sched.max_tokens": 2048, "sched.max_rows": 64, "parallel.depth": 2}
     assert platform.collectives(0, 1).size == 1
-    with pytest.raises(ValueError, match="one rank"):
+    with pytest.raises(ConfigError, match="one rank"):
         platform.collectives(0, 2)
