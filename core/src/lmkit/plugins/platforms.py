@@ -71,7 +71,7 @@ def choose_platform(host: PluginHost, user: str = "auto", described: str | None 
         raise SelectionError(
             f"several accelerators are available: {names}", outcome.refused, fix="choose: --platform NAME"
         )
-    raise failure(host, outcome)
+    raise failure(host, outcome, None if described else lambda: consider_platforms(host)[0])
 
 
 def consider_platforms(

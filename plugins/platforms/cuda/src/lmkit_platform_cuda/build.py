@@ -16,6 +16,7 @@ class TorchBuild:
     cuda: str | None = None  # "13.0"
     hip: str | None = None  # "6.4.43482"
     xpu: str | None = None
+    folder: Path = Path()  # where it lies
 
     def __str__(self) -> str:
         made_for = [f"{name} {value}" for name in ("cuda", "hip", "xpu") if (value := getattr(self, name))]
@@ -35,4 +36,5 @@ def torch_build(folder: Path | None = None) -> TorchBuild | None:
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if isinstance(target, ast.Name) and isinstance(node.value.value, str):
                 values[target.id] = node.value.value
-    return TorchBuild(values.get("__version__", ""), *(values.get(name) for name in ("cuda", "hip", "xpu")))
+    made_for = {name: values.get(name) for name in ("cuda", "hip", "xpu")}
+    return TorchBuild(values.get("__version__", ""), **made_for, folder=folder)

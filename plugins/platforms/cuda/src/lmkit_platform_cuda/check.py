@@ -58,7 +58,7 @@ def _driver(cuda: str, device: DeviceInfo) -> Iterator[Refusal]:
 
 
 def _arch(build: TorchBuild, device: DeviceInfo) -> Iterator[Refusal]:
-    """Of builds that PyTorch publishes ("+cu128"); what others have built is for them to know."""
+    """Builds that PyTorch publishes ("+cu128") are known; what others have built is for them to know."""
     match = re.fullmatch(r"[\d.]+\+cu\d+", build.version)
     if match is None or build.cuda is None or device.capability is None:
         return

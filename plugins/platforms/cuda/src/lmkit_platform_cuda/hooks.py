@@ -16,5 +16,5 @@ def lmkit_platforms() -> Iterable[PlatformSpec]:
         check="lmkit_platform_cuda.check:check",
         device_type="cuda",
         tier=Tier.OPTIMIZED,
-        prefers={"attention": ("flashinfer", "torch")},
+        prefers={"attention": ("flashinfer",)},
     )

@@ -41,7 +41,8 @@ def probe(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> l
     if library is None:
         parts = _from_proc(root)
         if not parts:
-            return Unavailable("no NVIDIA driver (no NVML library, nothing in /proc/driver/nvidia)")
+            reason = "no NVIDIA driver (no NVML library, nothing in /proc/driver/nvidia)"
+            return Unavailable(reason, "install the driver: nvidia-smi then lists the GPUs")
     else:
         try:
             report = nvml.report(library)
