@@ -106,31 +106,53 @@ def test_none_installed(world: World) -> None:
     ("text", "expected"),
     [
         ("chip", Description("chip")),
-        ("chip:9.0", Description("chip", (9, 0))),
-        ("chip:9.0:80GB", Description("chip", (9, 0), 80_000_000_000)),
-        ("chip:80GiB", Description("chip", None, 80 << 30)),
-        ("chip:512MiB:12.1", Description("chip", (12, 1), 512 << 20)),
+        ("chip:9.0", Description("chip", "9.0")),
+        ("chip:9.0:80GB", Description("chip", "9.0", 80_000_000_000)),
+        ("chip:80GiB", Description("chip", "", 80 << 30)),
+        ("chip:x942:512MiB", Description("chip", "x942", 512 << 20)),
     ],
 )
 def test_descriptions(text: str, expected: Description) -> None:
     assert Description.parse(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "chip:", "chip:9", "chip:lots", "Chip:9.0", "chip:-1GB"])
+@pytest.mark.parametrize("text", ["", "chip:", "chip:9.0:", "chip:512MiB:9.0", "chip:a:b", "Chip:9.0", "chip:-1GB"])
 def test_descriptions_that_cannot_be_read(text: str) -> None:
     with pytest.raises(ConfigError, match="cannot read device"):
         Description.parse(text)
 
 
+DESCRIBED = """
+from lmkit.api import ConfigError, DeviceInfo
+
+def describe(model, total_memory):
+    if not model.startswith("x"):
+        raise ConfigError(f"no model {model}")
+    return DeviceInfo("chip", "cpu", model, (int(model[1:]), 0), total_memory, described=True)
+"""
+
+
 def test_a_described_device(machine: World) -> None:
+    """Its platform says what a model is."""
     machine.platform("chip", probe=ABSENT)
-    _, device = choose_platform(machine.host(), "auto", "chip:7.5:16GiB")
+    source = machine.path / "toy_platform_chip" / "hooks.py"
+    ref = "fallback=False, describe='toy_platform_chip.hooks:describe'"
+    source.write_text(source.read_text().replace("fallback=False", ref) + DESCRIBED)
+    _, device = choose_platform(machine.host(), "auto", "chip:x7:16GiB")
     assert (device.platform, device.capability, device.total_memory, device.described) == (
         "chip",
-        (7, 5),
+        (7, 0),
         16 << 30,
         True,
     )
+    with pytest.raises(ConfigError, match=r"no model 9\.0"):
+        choose_platform(machine.host(), "auto", "chip:9.0")
+
+
+def test_a_described_device_of_a_platform_that_knows_no_models(machine: World) -> None:
+    machine.platform("chip", probe=ABSENT)
+    _, device = choose_platform(machine.host(), "auto", "chip:7.5:16GiB")
+    assert (device.platform, device.name, device.capability, device.described) == ("chip", "7.5", None, True)
     with pytest.raises(ConfigError, match="is not of platform 'plain'"):
         choose_platform(machine.host(), "plain", "chip:7.5")
     with pytest.raises(SelectionError, match="not-installed"):

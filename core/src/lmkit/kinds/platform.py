@@ -73,7 +73,7 @@ class PlatformSpec(Spec):
     probe: Ref
     device_type: str  # torch device type
     prefers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind -> names, best first (measured)
-    describe: Ref | None = None  # (capability | None, total_memory) -> DeviceInfo for "name:9.0:80GB"; torch-free
+    describe: Ref | None = None  # (model or "", total_memory) -> DeviceInfo for "name:model:80GB"; torch-free
     fallback: bool = False  # True: runs anywhere, chosen when no accelerator is available
 
 

@@ -12,36 +12,32 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.select import Candidate, Outcome, Wanted, evaluate, failure, parse_selection
 
-CAPABILITY = re.compile(r"^(\d+)\.(\d+)$")
+MODEL = re.compile(r"^\w[\w.]*$")
 SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A device as the user writes it: "name[:capability][:memory]", for example "cuda:9.0:80GB"."""
+    """A device as the user writes it: "name[:model][:memory]", "cuda:9.0:80GB". What a model is, the platform knows."""
 
     platform: str
-    capability: tuple[int, int] | None = None
+    model: str = ""
     total_memory: int = 0  # bytes
 
     @classmethod
     def parse(cls, text: str) -> Description:
         name, *parts = text.split(":")
-        capability, memory = None, 0
-        for part in parts:
-            if match := CAPABILITY.match(part):
-                capability = (int(match[1]), int(match[2]))
-            elif match := SIZE.match(part):
-                base = 1024 if match[3] else 1000
-                memory = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
-            else:
-                raise ConfigError(
-                    f"cannot read device {text!r}: {part!r} is neither a capability nor a size of memory",
-                    fix="write NAME[:CAPABILITY][:MEMORY], for example NAME:9.0:80GB",
-                )
-        if not re.fullmatch(r"[a-z0-9][a-z0-9_]*", name):
-            raise ConfigError(f"cannot read device {text!r}: it must start with the name of a platform")
-        return cls(name, capability, memory)
+        memory, match = 0, SIZE.match(parts[-1]) if parts else None
+        if match:
+            base = 1024 if match[3] else 1000
+            memory = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
+            parts.pop()
+        if len(parts) > 1 or not re.fullmatch(r"[a-z0-9][a-z0-9_]*", name) or not all(map(MODEL.match, parts)):
+            raise ConfigError(
+                f"cannot read device {text!r}: it is the name of a platform, a model and a size of memory",
+                fix="write NAME[:MODEL][:MEMORY], for example NAME:9.0:80GB",
+            )
+        return cls(name, "".join(parts), memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,7 @@ def choose_platform(host: PluginHost, user: str = "auto", described: str | None 
         raise SelectionError(
             f"several accelerators are available: {names}", outcome.refused, fix="choose: --platform NAME"
         )
-    raise failure(host, outcome)
+    raise failure(host, outcome, None if described else lambda: consider_platforms(host)[0])
 
 
 def consider_platforms(
@@ -125,7 +121,7 @@ def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], list
             found and all(isinstance(device, DeviceInfo) for device in found)
         ):
             raise PluginError(f"the probe answered {found!r}, neither devices nor Unavailable")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ConfigError):  # the user's description cannot be read
         raise
     except BaseException as e:
         cause = e.__cause__ if isinstance(e, PluginError) and e.__cause__ else e
@@ -146,14 +142,14 @@ def _probe(spec: PlatformSpec) -> list[DeviceInfo] | Unavailable:
 
 
 def _describe(spec: PlatformSpec, wish: Description) -> DeviceInfo:
-    """The described device; the platform fills in what it knows of such a device (dtypes)."""
+    """The described device; the platform fills in what it knows of such a device (capability, dtypes)."""
     if spec.describe is not None:
-        device: DeviceInfo = load_ref(spec.describe, spec.name)(wish.capability, wish.total_memory)
+        device: DeviceInfo = load_ref(spec.describe, spec.name)(wish.model, wish.total_memory)
         return device
     return DeviceInfo(
         platform=spec.name,
         device_type=spec.device_type,
-        capability=wish.capability,
+        name=wish.model,
         total_memory=wish.total_memory,
         free_memory=wish.total_memory,
         described=True,

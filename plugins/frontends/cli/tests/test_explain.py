@@ -138,3 +138,20 @@ def test_steps_without_plugins_are_part_of_the_story(whole: World) -> None:
     explanation = explain(replace(TOY, model=replace(TOY.model, max_length=9999)), whole.host())
     assert explanation.topics[-1].kind == "values"
     assert "max_length is 9999" in text(explanation)
+
+
+def test_memory_is_planned_where_the_device_says_how_much_it_has(whole: World) -> None:
+    assert explain(TOY, whole.host()).memory is None
+    fits = explain(replace(TOY, device="plain:16GB"), whole.host())
+    assert fits.memory is not None
+    assert 0 < fits.memory.total_bytes <= 16_000_000_000
+    assert "KV cache" in text(fits)
+
+
+def test_what_does_not_fit_is_not_selected(whole: World) -> None:
+    config = replace(TOY, device="plain:1KB")
+    report = explain(config, whole.host()).topic("platform")
+    assert [c.verdict for c in report.candidates] == ["usable"]
+    assert report.error is not None
+    assert report.error.message.startswith("weights (")
+    assert "this would not start: weights (" in text(explain(config, whole.host(), topic="attention"))

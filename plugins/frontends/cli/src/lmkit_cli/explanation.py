@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from lmkit_cli import screen
 from lmkit_cli.story import CandidateReport, Explanation, TopicReport
 
 STYLE = {"selected": "bold green", "usable": "cyan", "refused": "red"}
@@ -24,6 +25,9 @@ def render(explanation: Explanation, console: Console) -> None:
         for d in explanation.derived:
             table.add_row(d.key, escape(str(d.value)), f"[dim]<- {escape(d.source)}[/]")
         console.print(Padding(table, (0, 0, 1, 2)))
+    if explanation.memory is not None:
+        console.print("[bold]memory[/]")
+        console.print(Padding(screen.budget(explanation.memory), (0, 0, 1, 2)))
     for warning in explanation.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
 

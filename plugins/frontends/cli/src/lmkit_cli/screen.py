@@ -30,6 +30,8 @@ def choices(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> 
                 rest = f" and {len(names) - MAX_REFUSED} more: lmkit explain" if len(names) > MAX_REFUSED else ""
                 why += f"; refused: {', '.join(names[:MAX_REFUSED])}{rest}"
             table.add_row(label, choice.name, why)
+        elif choice.kind == "op" and not choice.why.startswith("fallback"):
+            table.add_row(choice.component.replace(":", " "), choice.name, f"kernel, {choice.why}")
     name, _, more = (resolved.device.name or resolved.device.platform).partition(", ")
     table.add_row("device", name, more)
     return table

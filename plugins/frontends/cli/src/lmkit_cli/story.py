@@ -9,6 +9,7 @@ from lmkit.api import Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, Selec
 from lmkit.config import EngineConfig
 from lmkit.contracts.errors import UnknownName
 from lmkit.kinds import BY_NAME
+from lmkit.memory import Estimate, planned
 from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
@@ -50,6 +51,7 @@ class Explanation(msgspec.Struct, frozen=True):
     topics: tuple[TopicReport, ...]
     derived: tuple[Derived, ...] = ()
     warnings: tuple[str, ...] = ()
+    memory: Estimate | None = None  # what `lmkit plan` prints; None: something is not decided, or does not fit
 
     def topic(self, kind: str, component: str | None = None) -> TopicReport:
         return next(t for t in self.topics if t.kind == kind and component in (None, t.component))
@@ -65,6 +67,9 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
         raise UnknownName("topic", topic, TOPICS)
     resolver = Resolver(config, host, tolerant=True)
     resolver.run()
+    budget, refused = _budget(resolver)
+    if refused is not None:  # a model that does not fit the device
+        resolver.errors["platform"] = refused
     topics = []
     for kind in TOPICS if topic is None else (topic,):
         reports = [_topic(o, host) for o in resolver.outcomes if o.request.kind == kind]
@@ -86,7 +91,22 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
     device = resolver.known.device
     derived = resolver.plan().derived if device else ()
     warnings = resolver.plan().warnings if device else tuple(host.warnings)
-    return Explanation(config.model.model, device, tuple(topics), derived if topic is None else (), warnings)
+    if refused is not None:
+        warnings = (*warnings, f"this would not start: {refused.message}")
+    if topic is not None:
+        derived, budget = (), None
+    return Explanation(config.model.model, device, tuple(topics), derived, warnings, budget)
+
+
+def _budget(resolver: Resolver) -> tuple[Estimate | None, LmkitError | None]:
+    """What `lmkit plan` says of the memory, or why it refuses; nothing where something is undecided or unknown."""
+    known = resolver.known
+    if resolver.errors or known.device is None or not (known.device.free_memory or known.device.total_memory):
+        return None, None
+    try:
+        return planned(resolver.config, resolver.plan(), known.checkpoint, known.info), None
+    except LmkitError as e:
+        return None, e
 
 
 def _topic(outcome: Outcome, host: PluginHost) -> TopicReport:

@@ -13,8 +13,8 @@ def lmkit_platforms() -> Iterable[PlatformSpec]:
         target="lmkit_platform_cuda.platform:CudaPlatform",
         probe="lmkit_platform_cuda.probe:probe",
         describe="lmkit_platform_cuda.probe:describe",
-        check="lmkit_platform_cuda.probe:check",
+        check="lmkit_platform_cuda.check:check",
         device_type="cuda",
         tier=Tier.OPTIMIZED,
-        prefers={"attention": ("flashinfer", "torch")},
+        prefers={"attention": ("flashinfer",)},
     )
