@@ -18,7 +18,11 @@ nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*/pyproject.toml"))
-GPU_PLUGINS = ["plugins/attention/flashinfer"]  # without the libraries they need
+GPU_PLUGINS = [
+    "plugins/attention/triton",
+    "plugins/ops/triton",
+    "plugins/attention/flashinfer",
+]  # without the libraries they need
 LIBRARIES = [
     *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker"),
     *(

@@ -83,6 +83,17 @@ def test_bfloat16_is_torchs(name: str) -> None:
     assert torch.equal(out, OPERATIONS[name](a, b))
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_is_torchs(dtype: torch.dtype) -> None:
+    x = torch.cat((torch.randn(N - 2) * 3, torch.tensor([0.4993, 1.999])))
+    small, back = torch.empty(N, dtype=dtype), torch.empty(N)
+    with lab(unwritten=("y",)):
+        kernels.convert[(1,)](x, small, N)
+        kernels.convert[(1,)](small, back, N)
+    assert torch.equal(small.float(), x.to(dtype).float())
+    assert torch.equal(back, small.float())
+
+
 def test_products_of_bfloat16() -> None:
     a, b, out = torch.randn(16, 32).bfloat16(), torch.randn(32, 16).bfloat16(), torch.empty(16, 16)
     with lab(unwritten=("out",)):

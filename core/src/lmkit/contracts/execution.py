@@ -30,7 +30,10 @@ class Buffer(Protocol):
     device: Tensor  # read by kernels
 
     def push(self, n: int) -> Tensor:
-        """Copy the first `n` rows to the device (asynchronously where possible); returns that device slice."""
+        """Copy the first `n` rows to the device (asynchronously where possible); returns that device slice.
+
+        Where they are two, the host side may be written again at once.
+        """
         ...
 
 

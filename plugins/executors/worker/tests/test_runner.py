@@ -338,28 +338,6 @@ def test_slots_are_reused_lowest_first() -> None:
     assert np.count_nonzero(runner.rows.num_tokens) == 2
 
 
-def test_host_buffers_wait_for_their_copies() -> None:
-    """On a device with a queue, a step of which nothing is sampled is not waited for otherwise."""
-    runner = make_runner()
-    calls: list[str] = []
-
-    class Event:
-        def wait(self) -> None:
-            calls.append("wait")
-            assert calls[:-1] == [] or runner.inputs.drawn.ids[0] == 5, "written before the copy was done"
-
-        def record(self) -> None:
-            calls.append("record")
-
-    runner.inputs.uploaded = Event()
-    new = [NewRow("a", 0, [5, 6, 7], 3, [[1]], 0, GREEDY)]
-    runner.forward(StepPlan(0, new=new, rows=[RowWork("a", 0, 0, 1, [], False)]))
-    runner.forward(StepPlan(1, rows=[RowWork("a", 0, 1, 2, [], True)]))
-    assert calls == ["wait", "record"] * 2
-    assert runner.sample(0).read().tokens == [[]]
-    assert runner.sample(1).read().tokens == [toy_tokens([5, 6, 7], 1)]
-
-
 def test_every_accepted_token_has_its_logprob() -> None:
     runner = make_runner(max_drafts=3)
     runner.forward(start("a", [1, 2, 3], [1, 2, 3], SamplingParams(temperature=0, logprobs=0)))

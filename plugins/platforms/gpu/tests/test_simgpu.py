@@ -10,7 +10,8 @@ import torch
 from lmkit.api import EngineError, StepInputs, StepLimits
 from lmkit_gpu import GpuPlatform
 from lmkit_gpu.graphs import buckets
-from lmkit_testing.simgpu import Gpu, Graph, SimError, SimRuntime, simulated
+from lmkit_gpu.platform import COPIES
+from lmkit_testing.simgpu import Gpu, Graph, SimError, SimEvent, SimRuntime, simulated
 from torch import Tensor
 
 
@@ -67,17 +68,33 @@ def test_a_copy_from_the_device_arrives_with_its_event(gpu: Gpu, platform: GpuPl
     assert gpu.waits == {"event": 1}
 
 
-def test_a_buffer_written_too_early_is_found(gpu: Gpu, platform: GpuPlatform) -> None:
-    buffer, event = platform.buffer((4,), torch.int64), platform.event()
-    buffer.push(4)
-    event.record()
-    event.wait()
-    buffer.host[0] = 1  # its copy is done
-    buffer.push(4)
-    buffer.host[0] = 2
+def test_pinned_memory_written_too_early_is_found(gpu: Gpu, platform: GpuPlatform) -> None:
+    host, device, event = (
+        platform.runtime.pinned((4,), torch.int64),
+        torch.zeros(4, dtype=torch.int64).to("sim"),
+        SimEvent(),
+    )
+    for value in (1, 2):
+        device.copy_(host, non_blocking=True)
+        event.record()
+        event.synchronize()
+        host[0] = value  # its copy is done
+    device.copy_(host, non_blocking=True)
+    host[0] = 3
     event.record()
     with pytest.raises(SimError, match="in flight"):
-        event.wait()
+        event.synchronize()
+
+
+def test_a_buffer_may_be_written_at_once(gpu: Gpu, platform: GpuPlatform) -> None:
+    """And waits when as many pushes as it has copies are on their way."""
+    buffer = platform.buffer((4,), torch.int64)
+    for value in range(COPIES + 1):
+        buffer.host[0] = value
+        pushed = buffer.push(4)
+        buffer.host[0] = -1
+    assert gpu.waits == {"event": 1}
+    assert pushed.cpu()[0] == COPIES
 
 
 @pytest.mark.parametrize(

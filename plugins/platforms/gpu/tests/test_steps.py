@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from lmkit.api import EngineRequest, KVConfig, NullCollectives, SamplingParams, SchedLimits, StepLimits, describe_model
+from lmkit.api import (
+    EngineRequest,
+    KVConfig,
+    NullCollectives,
+    NullGraphs,
+    SamplingParams,
+    SchedLimits,
+    StepLimits,
+    describe_model,
+)
 from lmkit.config import from_options
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.plugins.resolve import resolve
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit_gpu import GpuPlatform
+from lmkit_gpu import platform as module
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.simgpu import Gpu, SimRuntime, simulated
 from lmkit_testing.stepper import ArrivalOrder
@@ -23,6 +34,8 @@ from lmkit_worker.runner import Runner
 from lmkit_worker.uniproc import StepFuture
 
 MAX_LENGTH = 64
+
+pytest.importorskip("triton", reason="triton is not installed")
 
 
 @pytest.fixture
@@ -52,10 +65,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("llama", tmp_path_factory.mktemp("sim") / "llama")
 
 
-def runner(folder: Path, platform, device: torch.device, limits: SchedLimits) -> tuple[Runner, KVConfig]:
+def runner(
+    folder: Path, platform, device: torch.device, limits: SchedLimits, attention: str = "torch", op: str = "auto"
+) -> tuple[Runner, KVConfig]:
     """With the plugins that a described GPU gets, on whatever `device` is."""
-    options = {"model": str(folder), "max_length": MAX_LENGTH, "device": "cuda:9.0:141GB", "attention": "torch"}
-    config = from_options({**options, "dtype": "float32"})
+    options = {"model": str(folder), "max_length": MAX_LENGTH, "device": "cuda:9.0:141GB", "attention": attention}
+    config = from_options({**options, "dtype": "float32", "op": op})
     plan, checkpoint, _ = resolve(config)
     info = describe_model(plan, checkpoint)
     loaded = load_model(plan, checkpoint, info, platform, device, NullCollectives())
@@ -92,8 +107,15 @@ RANDOM = [
 ]
 
 
-@pytest.mark.parametrize("params", [GREEDY, RANDOM], ids=["greedy", "random"])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("params", "depth"),
+    [
+        pytest.param(GREEDY, 1, id="greedy-1", marks=pytest.mark.slow),
+        pytest.param(GREEDY, 2, id="greedy-2", marks=pytest.mark.slow),
+        pytest.param(RANDOM, 1, id="random-1", marks=pytest.mark.slow),
+        pytest.param(RANDOM, 2, id="random-2"),
+    ],
+)
 def test_tokens_are_the_cpus(gpu: Gpu, checkpoint: Path, depth: int, params: list[SamplingParams]) -> None:
     limits = SchedLimits(max_tokens=16, max_rows=4, max_length=MAX_LENGTH, eos_token_ids=(1,), depth=depth)
     expected = tokens(*runner(checkpoint, ToyPlatform(), torch.device("cpu"), limits), limits, requests(params))
@@ -101,3 +123,92 @@ def test_tokens_are_the_cpus(gpu: Gpu, checkpoint: Path, depth: int, params: lis
     made, kv = runner(checkpoint, platform, platform.bind(0), limits)
     assert {p.device.type for p in made.model.parameters()} == {"sim"}
     assert tokens(made, kv, limits, requests(params)) == expected
+
+
+# -------------------------------------------------------------------------------------- the steady state
+
+ROWS = 3  # padded to 4
+STEADY = SchedLimits(max_tokens=32, max_rows=8, max_length=MAX_LENGTH, eos_token_ids=(1,), depth=2)
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=14, ignore_eos=True),
+    "random": SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=3, max_tokens=14, ignore_eos=True),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("steady")
+
+
+def play(checkpoint: Path, platform, device: torch.device, params: SamplingParams, depth: int = 2) -> Iterator[list]:
+    """The events of each step of some equal requests."""
+    limits = SchedLimits(**{name: getattr(STEADY, name) for name in STEADY.__dataclass_fields__} | {"depth": depth})
+    made, kv = runner(checkpoint, platform, device, limits, "triton")
+    core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), Steps(made, depth), Intake(512, MAX_LENGTH))
+    for i in range(ROWS):
+        core.add(EngineRequest(f"r{i}", [5 + i, 6, 7], params))
+    while core.has_work():
+        yield core.step()
+
+
+def model(folder: Path, layers: int) -> Path:
+    path = folder / str(layers)
+    return path if path.exists() else tiny_checkpoint("llama", path, num_hidden_layers=layers, head_dim=16)
+
+
+def played(steps: Iterator[list]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for events in steps:
+        for event in events:
+            assert event.error is None, event.error
+            found.setdefault(event.id, []).extend(event.tokens)
+    return found
+
+
+@pytest.mark.parametrize("name", ["greedy", pytest.param("random", marks=pytest.mark.slow)])
+def test_a_step_waits_for_one_event_and_nothing_else(gpu: Gpu, folder: Path, name: str) -> None:
+    """No other wait, no copy from pageable memory, no memory that the pool does not have; one launch is the graph."""
+    platform = GpuPlatform(SimRuntime())
+    steps = play(model(folder, 1), platform, platform.bind(0), PARAMS[name])
+    for _ in range(6):
+        next(steps)
+    for _ in range(3):
+        gpu.clear()
+        gpu.strict = True
+        next(steps)
+        assert gpu.waits == {"event": 1}
+        assert not gpu.pageable
+        assert not gpu.pool.misses
+        assert gpu.launches["graph"] == 1
+        assert gpu.launches.total() <= 22
+        assert not any(kernel.startswith("triton rotate") for kernel in gpu.launches)
+
+
+@pytest.mark.slow
+def test_launches_of_a_layer(gpu: Gpu, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without graphs: norm and addition, QKV, turning and writing, attention, O, norm and addition, up, gate, down."""
+
+    monkeypatch.setattr(module, "GpuGraphs", lambda runtime, rows: NullGraphs())
+    counted: list[Counter[str]] = []
+    for layers in (1, 2):
+        platform = GpuPlatform(SimRuntime())
+        steps = play(model(folder, layers), platform, platform.bind(0), PARAMS["greedy"])
+        for _ in range(6):
+            next(steps)
+        gpu.clear()
+        next(steps)
+        assert gpu.waits == {"event": 1}
+        counted.append(Counter({name: n for name, n in gpu.launches.items() if name != "fill_"}))
+    layer = counted[1] - counted[0]
+    assert layer == {"linear": 4, "triton norm": 2, "triton rotate_write": 1, "triton attend": 1, "triton gate": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_tokens_with_the_kernels_of_a_gpu(gpu: Gpu, folder: Path, name: str, depth: int) -> None:
+    """Captured and replayed, with rows that stand for nothing, tokens fed on the device, and stops a step late."""
+    path, platform = model(folder, 2), GpuPlatform(SimRuntime())
+    expected = played(play(path, ToyPlatform(), torch.device("cpu"), PARAMS[name], 1))
+    assert played(play(path, platform, platform.bind(0), PARAMS[name], depth)) == expected
+    assert gpu.launches["graph"] > 8

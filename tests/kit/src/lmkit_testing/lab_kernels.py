@@ -29,6 +29,12 @@ def copy(x, y, n, N: tl.constexpr):
 
 
 @triton.jit
+def convert(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, tl.load(x + i).to(y.dtype.element_ty))
+
+
+@triton.jit
 def both(a, b, out, OP: tl.constexpr, N: tl.constexpr):
     i = tl.arange(0, N)
     x, y = tl.load(a + i), tl.load(b + i)

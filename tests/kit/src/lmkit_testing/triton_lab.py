@@ -1,12 +1,12 @@
-"""A laboratory for Triton kernels: the interpreter with right bfloat16, and with an eye on memory.
+"""A laboratory for Triton kernels: the interpreter with right numbers, and with an eye on memory.
 
     with lab(unwritten=("out",)) as seen:
         kernel[grid](x, out, ...)
     assert seen.moved <= 1.05 * floor
 
-Within it an access outside of the kernel's arguments, one program writing where another reads or writes, a read of what
-nobody wrote, and an output that was left unwritten, are Faults; and the bytes that a launch moves are counted, in sectors
-of 32, as a GPU's memory moves them.
+Within it an access outside of the kernel's arguments, one program writing where another reads or writes, a read of
+what nobody wrote, and an output that was left unwritten, are Faults; and the bytes that a launch moves are counted, in
+sectors of 32, as a GPU's memory moves them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmkit_testing.triton_numbers import right_bfloat16
+from lmkit_testing.triton_numbers import right_numbers
 
 SECTOR = 32  # bytes
 
@@ -64,6 +64,7 @@ class Seen:
     touched: int = 0  # bytes of the sectors of all accesses, each time
     program: int = 0
     _sectors: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
+    _filled: set[int] = field(default_factory=set)  # addresses of what a launch before has had
 
     @property
     def efficiency(self) -> float:
@@ -72,13 +73,14 @@ class Seen:
 
     def begin(self, arguments: dict[str, Any]) -> None:
         self.regions = [
-            Region(name, tensor, name in self.unwritten)
+            Region(name, tensor, name in self.unwritten and tensor.data_ptr() not in self._filled)
             for name, tensor in arguments.items() if isinstance(tensor, torch.Tensor)
         ]  # fmt: skip
         self._sectors = (set(), set())
 
     def end(self) -> None:
         self.launches += 1
+        self._filled.update(region.first for region in self.regions)
         self.moved += SECTOR * sum(map(len, self._sectors))
         for region in self.regions:
             if (left := region.fresh & region.inside).any():
@@ -197,7 +199,7 @@ def lab(*, unwritten: Collection[str] = (), shuffle: int | None = None) -> Itera
         (builder, "create_atomic_rmw", watched_rmw), (builder, "set_grid_idx", shuffled),
         (executor, "_init_args_hst", begun), (executor, "__call__", launched),
     ]  # fmt: skip
-    with right_bfloat16(), contextlib.ExitStack() as undo:
+    with right_numbers(), contextlib.ExitStack() as undo:
         for owner, name, patch in patches:
             undo.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, patch)

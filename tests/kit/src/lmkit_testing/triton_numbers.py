@@ -1,7 +1,8 @@
-"""bfloat16 in Triton's interpreter, which keeps its bits as integers and then multiplies those.
+"""bfloat16 and float8 in Triton's interpreter, as on a GPU.
 
-Here it is widened to float32, computed, and rounded to nearest even, as on a GPU. What takes part is patched within
-`right_bfloat16()` only.
+It keeps bfloat16 as integers, and then multiplies those; here it is widened to float32, computed, and rounded to
+nearest even. Rounding to float8 it loses the carry into the exponent (0.4993 becomes 0.25); here torch rounds. What
+takes part is patched within `right_numbers()` only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
 BITWISE = {np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.left_shift, np.right_shift}
 
@@ -48,13 +50,14 @@ class _Arithmetic:
 
     def __init__(self, interpreter: Any, language: Any) -> None:
         self.interpreter, self.bfloat16, self.float32 = interpreter, language.bfloat16, language.float32
+        self.float8 = {language.float8e4nv: torch.float8_e4m3fn, language.float8e5: torch.float8_e5m2}
         builder, reduce = interpreter.InterpreterBuilder, interpreter.ReduceOps
         self.own = {
             name: getattr(owner, name)
             for owner, names in ((builder, self.OF_BUILDER), (reduce, self.OF_REDUCE)) for name in names
         }  # fmt: skip
 
-    OF_BUILDER = ("binary_op", "unary_op", "create_dot", "create_fma", "cast_impl", "ternary_op")
+    OF_BUILDER = ("binary_op", "unary_op", "create_dot", "create_fma", "cast_impl", "create_fp_to_fp", "ternary_op")
     OF_REDUCE = ("sum", "min_max")
 
     def is_narrow(self, handle: Any) -> bool:
@@ -103,6 +106,14 @@ class _Arithmetic:
                 return arithmetic.down(source.data.astype(np.float32))
             return own["cast_impl"](self, source, target)
 
+        def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
+            small = arithmetic.float8.get(target.scalar)
+            if small is None or source.dtype.scalar in arithmetic.float8:
+                return own["create_fp_to_fp"](self, source, target, rounding)
+            values = torch.from_numpy(np.ascontiguousarray(arithmetic.up(source).data).astype(np.float32))
+            bits = values.to(small).view(torch.uint8).numpy()
+            return arithmetic.interpreter.TensorHandle(bits.reshape(source.data.shape), target.scalar)
+
         def ternary_op(self: Any, a: Any, b: Any, c: Any, op: Any) -> Any:
             if arithmetic.is_narrow(c) and op is np.clip:
                 return arithmetic.down(np.clip(*(arithmetic.up(each).data for each in (a, b, c))))
@@ -130,7 +141,7 @@ class _Arithmetic:
             return lowered(self, found) if val_reduce_op else found
 
         builder, reduce = self.interpreter.InterpreterBuilder, self.interpreter.ReduceOps
-        for function in (binary_op, unary_op, create_dot, create_fma, cast_impl, ternary_op):
+        for function in (binary_op, unary_op, create_dot, create_fma, cast_impl, create_fp_to_fp, ternary_op):
             yield builder, function.__name__, function
         yield reduce, "sum", reduce_sum
         yield reduce, "min_max", min_max
@@ -140,8 +151,8 @@ _active: list[bool] = []
 
 
 @contextlib.contextmanager
-def right_bfloat16() -> Iterator[None]:
-    """May be nested. Without Triton it does nothing."""
+def right_numbers() -> Iterator[None]:
+    """May be nested. Without Triton it does nothing. Infinities and NaN come and go in silence, as on a device."""
     if _active or "triton" not in sys.modules:
         yield
         return
@@ -152,6 +163,7 @@ def right_bfloat16() -> Iterator[None]:
         for owner, name, patch in _Arithmetic(triton.runtime.interpreter, triton.language).patches():
             undo.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, patch)
+        undo.enter_context(np.errstate(all="ignore"))
         _active.append(True)
         undo.callback(_active.pop)
         yield

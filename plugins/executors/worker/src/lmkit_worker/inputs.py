@@ -124,7 +124,6 @@ class InputBuilder:
         self.state_slots = buffer((max_rows,), torch.int64)
         self.arange = np.arange(max(tokens, max_rows) + 1)
         self.capturable = not state and all(planner.capture != "none" for planner in planners)
-        self.uploaded = platform.event()  # behind the copies of the last step: its host buffers may be written again
         self.batches = [
             AttnBatch(
                 query_start=self.query_start.buffer, seq_len=self.seq_len.buffer, table=table.buffer,
@@ -160,7 +159,6 @@ class InputBuilder:
             layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
         capture = capture and decode_only and self.capturable
         padding = self.graphs.num_rows(n) - n if capture else 0
-        self.uploaded.wait()
         self.drawn.ids[:num_tokens] = rows.tokens[layout.token_slots, layout.positions]
         self.positions.array[:num_tokens] = layout.positions
         self.query_start.array[: n + 1] = layout.query_start
@@ -190,7 +188,6 @@ class InputBuilder:
             inputs.token_types = self.token_types.push(num_tokens)
         if num_drafts is None:
             self.drawn.expect(layout.logit_slots)
-        self.uploaded.record()
         return Step(
             plan, inputs, slots, layout.sample_rows, layout.logit_slots, layout.next_positions, layout.num_drafts
         )

@@ -49,7 +49,7 @@ def convert(
         os.replace(part, output)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    Console(highlight=False).print(f"{len(files)} files, {format_size(nbytes)}\nlmkit serve {output}")
+    Console(highlight=False).print(f"{len(files)} files, {format_size(nbytes)}\nlmkit serve {output}", soft_wrap=True)
 
 
 def weights_of(folder: Path) -> list[Path]:

@@ -145,4 +145,4 @@ def _show(report: Report, output: Path, console: Console) -> None:
     if (found := report.perplexity) is not None:
         change = f"{found.after / found.before - 1:+.1%}"
         console.print(f"perplexity on {found.text}: {found.before:.2f} before, {found.after:.2f} after ({change})")
-    console.print(f"lmkit serve {output}")
+    console.print(f"lmkit serve {output}", soft_wrap=True)  # to be copied

@@ -17,21 +17,31 @@ if TYPE_CHECKING:
     from lmkit_gpu.runtime import DeviceEvent
 
 GIB = 1 << 30
+COPIES = 4  # of what is pushed: two steps are in flight, and two planners may push the same
 
 
 class TwinBuffer:
-    """Pinned host memory with a twin on the device."""
+    """Host memory with a twin on the device. What is pushed goes through one of several pinned copies, so that the host
+    side may be written again at once: while one step runs, the next is built."""
 
-    __slots__ = ("device", "host")
+    __slots__ = ("_copies", "_turn", "device", "host")
 
-    def __init__(self, host: Tensor, device: torch.device) -> None:
+    def __init__(self, runtime: Runtime, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         import torch
 
-        self.host, self.device = host, torch.zeros(host.shape, dtype=host.dtype, device=device)
+        self.host, self.device = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype, device=device)
+        self._copies = [(runtime.pinned(shape, dtype), runtime.event()) for _ in range(COPIES)]
+        self._turn = 0
 
     def push(self, n: int) -> Tensor:
-        """Asynchronous: the host side must not be written again before an event behind it has passed."""
-        self.device[:n].copy_(self.host[:n], non_blocking=True)
+        """Asynchronous; it waits only where as many pushes as there are copies are still on their way."""
+        staged, sent = self._copies[self._turn]
+        self._turn = (self._turn + 1) % COPIES
+        if not sent.query():
+            sent.synchronize()
+        staged[:n].copy_(self.host[:n])
+        self.device[:n].copy_(staged[:n], non_blocking=True)
+        sent.record()
         return self.device[:n]
 
 
@@ -87,7 +97,7 @@ class GpuPlatform:
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> TwinBuffer:
         assert self._device is not None, "bind comes first"
-        return TwinBuffer(self.runtime.pinned(shape, dtype), self._device)
+        return TwinBuffer(self.runtime, shape, dtype, self._device)
 
     def event(self) -> QueueEvent:
         return QueueEvent(self.runtime.event())

@@ -1,0 +1,165 @@
+"""TritonAttention, and the planner: host work of a step, into buffers made once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import triton
+from lmkit.api import AttentionBackend, AttnBatch, AttnNeed, AttnPlan, DeviceInfo, Platform, StepLimits
+from torch import Tensor
+
+from lmkit_attention_triton import kernels
+
+LIMITS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}  # largest numbers of a float8 cache
+HEADS = 4  # of a program that writes keys and values
+TILE = 64  # keys at a time
+ROWS = 64  # rows of a tile of queries: tokens times query heads of a KV head
+FULL = 264  # programs that keep a large device busy: two for each of 132 multiprocessors
+MAX_SPLITS = 32
+
+
+@dataclass(slots=True)
+class TritonPlan:
+    """On the device, but for the numbers. Of a decode step every tensor lies where it lay in the step before."""
+
+    slots: Tensor  # [T] int64
+    query_start: Tensor  # [R + 1] int32
+    seq_len: Tensor  # [R] int32
+    page_start: Tensor  # [R + 1] int32, first of a row's pages
+    pages: Tensor  # int32, of all rows one after another
+    num_decode: int  # rows [0, num_decode) have at most one query
+    num_rows: int
+    max_query: int
+    splits: int  # of each decode row
+    owner: TritonPlanner
+
+
+class TritonPlanner:
+    capture: Literal["none", "decode", "any"] = "decode"
+
+    def __init__(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> None:
+        self.need = need
+        self.page_start = platform.buffer((limits.max_rows + 1,), torch.int32)
+        self.pages = platform.buffer((limits.max_rows * limits.max_blocks_per_row,), torch.int32)
+        device = self.pages.device.device
+        self.columns = np.arange(limits.max_blocks_per_row)
+        self.most_splits = min(MAX_SPLITS, triton.next_power_of_2(max(1, limits.max_length // (2 * TILE))))
+        parts = max(n * self.splits(n) for n in range(1, limits.max_rows + 1)) * need.num_q_heads
+        self.partial = torch.empty(parts, need.v_head_dim or need.head_dim, dtype=torch.float32, device=device)
+        self.logs = torch.empty(parts, dtype=torch.float32, device=device)
+        self.slopes = (alibi_slopes(need.num_q_heads) * need.alibi_scale).to(device) if need.alibi else self.logs
+
+    def splits(self, rows: int) -> int:
+        """So that a decode step of that many rows fills a device. Nothing else counts: a graph is captured once."""
+        wanted = triton.next_power_of_2(triton.cdiv(FULL, rows * self.need.num_kv_heads))
+        return max(1, min(wanted, self.most_splits))
+
+    def plan(self, batch: AttnBatch) -> TritonPlan:
+        n, size = batch.num_rows, self.need.block_size
+        starts, lengths = batch.query_start.host[: n + 1].numpy(), batch.seq_len.host[:n].numpy()
+        counts = -(-lengths // size)
+        width = int(counts.max()) if n else 0
+        self.page_start.host.numpy()[0] = 0
+        np.cumsum(counts, out=self.page_start.host.numpy()[1 : n + 1])
+        total = int(counts.sum())
+        table = batch.table.host[:n, :width].numpy()
+        self.pages.host.numpy()[:total] = table[self.columns[:width] < counts[:, None]]
+        queries = np.diff(starts)
+        decode = batch.num_decode_rows if (queries[: batch.num_decode_rows] <= 1).all() else 0
+        return TritonPlan(
+            slots=batch.slots.push(batch.num_tokens), query_start=batch.query_start.push(n + 1),
+            seq_len=batch.seq_len.push(n), page_start=self.page_start.push(n + 1), pages=self.pages.push(total),
+            num_decode=decode, num_rows=n, max_query=int(queries[decode:].max(initial=0)),
+            splits=self.splits(max(1, decode)), owner=self,
+        )  # fmt: skip
+
+
+class TritonAttention(AttentionBackend):
+    name = "triton"
+
+    def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
+        if need.mla:
+            return "latent attention (mla) is not implemented"
+        if need.num_q_heads % need.num_kv_heads:
+            return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
+        if not need.causal and need.alibi:
+            return "alibi is defined for causal attention only"
+        return None
+
+    def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
+        return (16, 32, 64, 128)
+
+    def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
+        width = need.head_dim + (need.v_head_dim or need.head_dim)
+        return (num_blocks, need.block_size, need.num_kv_heads, width)
+
+    def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> TritonPlanner:
+        return TritonPlanner(need, limits, platform)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
+        tokens, heads, size = k.shape
+        if tokens:
+            kernels.write[(tokens, triton.cdiv(heads, HEADS))](
+                k, v, kv, slots, heads, size, v.shape[2], *k.stride(), *v.stride(), kv.stride(1), kv.stride(2),
+                LIMITS.get(kv.dtype, 0.0), HEADS, triton.next_power_of_2(size), triton.next_power_of_2(v.shape[2]),
+                num_warps=2,
+            )  # fmt: skip
+
+    def rotate_write(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+    ) -> None:
+        tokens, heads, size = k.shape
+        pairs, rest = cos.shape[-1], size - 2 * cos.shape[-1]
+        if tokens:
+            grid = (tokens, triton.cdiv(q.shape[1], HEADS) + triton.cdiv(heads, HEADS))
+            kernels.rotate_write[grid](
+                q, k, v, kv, slots, cos, sin, q.shape[1], heads, size, v.shape[2], pairs,
+                *q.stride(), *k.stride(), *v.stride(), kv.stride(1), kv.stride(2),
+                interleaved, LIMITS.get(kv.dtype, 0.0), HEADS, triton.next_power_of_2(pairs),
+                triton.next_power_of_2(rest) if rest else 0, triton.next_power_of_2(v.shape[2]), num_warps=2,
+            )  # fmt: skip
+
+    def forward(
+        self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None
+    ) -> None:
+        assert isinstance(plan, TritonPlan)
+        owner, decode = plan.owner, plan.num_decode
+        if decode:
+            self._attend(q, kv, plan, scale, out, sinks, 0, decode, 1, plan.splits)
+            if plan.splits > 1:
+                size = out.shape[2]
+                kernels.merge[(decode, q.shape[1])](
+                    out, owner.partial, owner.logs, plan.query_start, plan.seq_len, q.shape[1], size,
+                    out.stride(0), out.stride(1), plan.splits, triton.next_power_of_2(size), num_warps=2,
+                )  # fmt: skip
+        if plan.num_rows > decode and plan.max_query:
+            self._attend(q, kv, plan, scale, out, sinks, decode, plan.num_rows - decode, plan.max_query, 1)
+
+    def _attend(
+        self, q: Tensor, kv: Tensor, plan: TritonPlan, scale: float, out: Tensor, sinks: Tensor | None,
+        first: int, rows: int, queries: int, splits: int,
+    ) -> None:  # fmt: skip
+        owner = plan.owner
+        need, heads, group = owner.need, q.shape[1], q.shape[1] // owner.need.num_kv_heads
+        members = triton.next_power_of_2(group)
+        tokens = max(1, (16 if queries == 1 else ROWS) // members)
+        size, v_size = q.shape[2], out.shape[2]
+        kernels.attend[(rows, triton.cdiv(queries, tokens), need.num_kv_heads * splits)](
+            q, kv, out, owner.partial, owner.logs, owner.logs if sinks is None else sinks, owner.slopes,
+            plan.query_start, plan.seq_len, plan.page_start, plan.pages, scale, need.softcap or 1.0, first,
+            heads, group, size, v_size, *q.stride(), kv.stride(1), kv.stride(2), out.stride(0), out.stride(1),
+            need.causal, need.window or 0, need.chunked, need.softcap is not None, sinks is not None, need.alibi,
+            splits, "ieee" if q.dtype == torch.float32 else "tf32", need.block_size, TILE, tokens, members,
+            triton.next_power_of_2(size), triton.next_power_of_2(v_size), num_warps=4, num_stages=2,
+        )  # fmt: skip
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """The published geometric slopes (2108.12409); heads beyond a power of two take every other one of the next."""
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    slopes += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
+    return torch.tensor(slopes, dtype=torch.float32)

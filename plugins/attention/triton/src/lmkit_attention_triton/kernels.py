@@ -1,0 +1,222 @@
+"""The kernels. KV of a layer: [num_blocks, block_size, num_kv_heads, head_dim + v_head_dim].
+
+`attend` is flash attention (Dao 2023, 2307.08691) over pages, with the query heads of one KV head in one tile. Long
+rows of a decode step are cut into splits, whose parts `merge` puts together by their log-sum-exp.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _stored(x, LIMIT: tl.constexpr):
+    """float32 as a cache of float8 holds it: what is too large becomes its largest number. 0: no float8."""
+    if LIMIT > 0:
+        x = tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
+    return x
+
+
+@triton.jit
+def write(
+    k, v, kv, slots, heads, k_size, v_size, k_token, k_head, k_entry, v_token, v_head, v_entry, kv_slot, kv_head,
+    LIMIT: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """A program writes H heads of one token; slot -1 is not written."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    head = tl.program_id(1) * H + tl.arange(0, H)
+    i, j = tl.arange(0, K), tl.arange(0, V)
+    writes = head < tl.where(slot >= 0, heads, 0)
+    of_k = writes[:, None] & (i < k_size)[None, :]
+    of_v = writes[:, None] & (j < v_size)[None, :]
+    keys = tl.load(k + token * k_token + head[:, None] * k_head + i[None, :] * k_entry, of_k, 0.0).to(tl.float32)
+    values = tl.load(v + token * v_token + head[:, None] * v_head + j[None, :] * v_entry, of_v, 0.0).to(tl.float32)
+    at = kv + slot * kv_slot + head[:, None] * kv_head
+    tl.store(at + i[None, :], _stored(keys, LIMIT).to(kv.dtype.element_ty), of_k)
+    tl.store(at + k_size + j[None, :], _stored(values, LIMIT).to(kv.dtype.element_ty), of_v)
+
+
+@triton.jit
+def rotate_write(
+    q, k, v, kv, slots, cos, sin, q_heads, heads, k_size, v_size, pairs,
+    q_token, q_head, q_entry, k_token, k_head, k_entry, v_token, v_head, v_entry, kv_slot, kv_head,
+    INTERLEAVED: tl.constexpr, LIMIT: tl.constexpr, H: tl.constexpr, P: tl.constexpr, REST: tl.constexpr,
+    V: tl.constexpr,
+):  # fmt: skip
+    """A program turns H heads of one token: of the queries, or of the keys, which it writes with their values.
+
+    REST entries, or a few more, of each key are not turned; 0: there are none.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    blocks = (q_heads + H - 1) // H
+    i = tl.arange(0, P)
+    c = tl.load(cos + token * pairs + i, i < pairs, 0.0)[None, :]
+    s = tl.load(sin + token * pairs + i, i < pairs, 0.0)[None, :]
+    if INTERLEAVED:
+        left, right = 2 * i[None, :], 2 * i[None, :] + 1
+    else:
+        left, right = i[None, :], pairs + i[None, :]
+    if tl.program_id(1) < blocks:
+        head = tl.program_id(1) * H + tl.arange(0, H)
+        mask = (head < q_heads)[:, None] & (i < pairs)[None, :]
+        base = q + token * q_token + head[:, None] * q_head
+        a = tl.load(base + left * q_entry, mask, 0.0).to(tl.float32)
+        b = tl.load(base + right * q_entry, mask, 0.0).to(tl.float32)
+        tl.store(base + left * q_entry, (a * c - b * s).to(q.dtype.element_ty), mask)
+        tl.store(base + right * q_entry, (b * c + a * s).to(q.dtype.element_ty), mask)
+    else:
+        slot = tl.load(slots + token)
+        head = (tl.program_id(1) - blocks) * H + tl.arange(0, H)
+        mask = (head < heads)[:, None] & (i < pairs)[None, :]
+        base = k + token * k_token + head[:, None] * k_head
+        at = kv + slot * kv_slot + head[:, None] * kv_head
+        a = tl.load(base + left * k_entry, mask, 0.0).to(tl.float32)
+        b = tl.load(base + right * k_entry, mask, 0.0).to(tl.float32)
+        turned_a = (a * c - b * s).to(k.dtype.element_ty)
+        turned_b = (b * c + a * s).to(k.dtype.element_ty)
+        tl.store(base + left * k_entry, turned_a, mask)
+        tl.store(base + right * k_entry, turned_b, mask)
+        writes = (head < tl.where(slot >= 0, heads, 0))[:, None]
+        kept = writes & (i < pairs)[None, :]
+        tl.store(at + left, _stored(turned_a.to(tl.float32), LIMIT).to(kv.dtype.element_ty), kept)
+        tl.store(at + right, _stored(turned_b.to(tl.float32), LIMIT).to(kv.dtype.element_ty), kept)
+        if REST > 0:
+            r = 2 * pairs + tl.arange(0, REST)
+            kept = writes & (r < k_size)[None, :]
+            x = tl.load(base + r[None, :] * k_entry, kept, 0.0).to(tl.float32)
+            tl.store(at + r[None, :], _stored(x, LIMIT).to(kv.dtype.element_ty), kept)
+        j = tl.arange(0, V)
+        kept = writes & (j < v_size)[None, :]
+        x = tl.load(v + token * v_token + head[:, None] * v_head + j[None, :] * v_entry, kept, 0.0).to(tl.float32)
+        tl.store(at + k_size + j[None, :], _stored(x, LIMIT).to(kv.dtype.element_ty), kept)
+
+
+@triton.jit
+def _visible(position, key, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """Whether a query at `position` sees the key there: [queries, 1] and [1, keys] -> [queries, keys]."""
+    visible = key >= position * 0
+    if CAUSAL:
+        visible &= key <= position
+    if WINDOW > 0:
+        if CHUNKED:
+            visible &= key >= position // WINDOW * WINDOW
+        else:
+            visible &= key > position - WINDOW
+        if not CAUSAL:
+            visible &= key < position + WINDOW
+    return visible
+
+
+@triton.jit
+def _bounds(first, last, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
+    """The keys that queries from position `first` to `last` see: the lowest, and one behind the highest."""
+    low, high = 0, length
+    if CAUSAL:
+        high = last + 1
+    if WINDOW > 0:
+        if CHUNKED:
+            low = first // WINDOW * WINDOW
+        else:
+            low = tl.maximum(0, first - WINDOW + 1)
+        if not CAUSAL:
+            high = tl.minimum(length, last + WINDOW)
+    return low, high
+
+
+@triton.jit
+def attend(
+    q, kv, out, partial, logs, sinks, slopes, query_start, seq_len, page_start, pages, scale, softcap, first_row,
+    q_heads, group, k_size, v_size, q_token, q_head, q_entry, kv_slot, kv_head, out_token, out_head,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    ALIBI: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    TOKENS: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """A program does TOKENS queries of a row for the GROUP heads of one KV head; of their keys one of SPLITS parts."""
+    row = first_row + tl.program_id(0)
+    head = tl.program_id(2) // SPLITS
+    split = tl.program_id(2) % SPLITS
+    first_query = tl.load(query_start + row)
+    num_queries = tl.load(query_start + row + 1) - first_query
+    length = tl.load(seq_len + row)
+    begin = tl.program_id(1) * TOKENS
+    if begin < num_queries and length > 0:
+        m = tl.arange(0, TOKENS * GROUP)
+        token, member = begin + m // GROUP, m % GROUP
+        live = (token < num_queries) & (member < group)
+        position = length - num_queries + token
+        i, j, t = tl.arange(0, K), tl.arange(0, V), tl.arange(0, TILE)
+        of_token = (first_query + token).to(tl.int64)
+        query_head = head * group + member
+        x = tl.load(
+            q + (of_token * q_token + query_head * q_head)[:, None] + i[None, :] * q_entry,
+            live[:, None] & (i < k_size)[None, :], 0.0,
+        )  # fmt: skip
+
+        past = length - num_queries
+        last = past + tl.minimum(begin + TOKENS, num_queries) - 1
+        low, high = _bounds(past + begin, last, length, CAUSAL, WINDOW, CHUNKED)
+        tiles = (high + TILE - 1) // TILE - low // TILE
+        each = (tiles + SPLITS - 1) // SPLITS
+        start = low // TILE + split * each
+        end = tl.minimum(start + each, low // TILE + tiles)
+
+        most = tl.full([TOKENS * GROUP], -float("inf"), tl.float32)
+        weight = tl.zeros([TOKENS * GROUP], tl.float32)
+        if SINKS:
+            mine = live & (member < tl.where(split == 0, group, 0))
+            most = tl.load(sinks + query_head, mine, -float("inf"))
+            weight = tl.where(mine, 1.0, 0.0)
+        if ALIBI:
+            slope = tl.load(slopes + query_head, live, 0.0)
+        total = tl.zeros([TOKENS * GROUP, V], tl.float32)
+        page_table = pages + tl.load(page_start + row)
+        for tile in range(start, end):
+            key = tile * TILE + t
+            inside = key < high
+            slot = tl.load(page_table + key // PAGE, inside, 0).to(tl.int64) * PAGE + key % PAGE
+            at = kv + slot * kv_slot + head * kv_head
+            keys = tl.load(at[:, None] + i[None, :], inside[:, None] & (i < k_size)[None, :], 0.0)
+            scores = tl.dot(x, tl.trans(keys.to(x.dtype)), input_precision=PRECISION) * scale
+            if SOFTCAP:
+                scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+            if ALIBI:
+                scores -= slope[:, None] * (position[:, None] - key[None, :]).to(tl.float32)
+            visible = _visible(position[:, None], key[None, :], CAUSAL, WINDOW, CHUNKED)
+            scores = tl.where(visible & inside[None, :] & live[:, None], scores, -float("inf"))
+            larger = tl.maximum(most, tl.max(scores, 1))
+            base = tl.where(larger == -float("inf"), 0.0, larger)
+            shares = tl.exp(scores - base[:, None])
+            fade = tl.exp(most - base)
+            weight = weight * fade + tl.sum(shares, 1)
+            values = tl.load(at[:, None] + k_size + j[None, :], inside[:, None] & (j < v_size)[None, :], 0.0)
+            total = total * fade[:, None] + tl.dot(shares.to(x.dtype), values.to(x.dtype), input_precision=PRECISION)
+            most = larger
+
+        mean = total / tl.where(weight == 0, 1.0, weight)[:, None]
+        kept = live[:, None] & (j < v_size)[None, :]
+        if SPLITS == 1:
+            at = out + (of_token * out_token + query_head * out_head)[:, None] + j[None, :]
+            tl.store(at, mean.to(out.dtype.element_ty), kept)
+        else:
+            part = (row * q_heads + query_head).to(tl.int64) * SPLITS + split
+            tl.store(partial + part[:, None] * v_size + j[None, :], mean, kept)
+            tl.store(logs + part, most + tl.log(weight), live)
+
+
+@triton.jit
+def merge(
+    out, partial, logs, query_start, seq_len, q_heads, v_size, out_token, out_head, SPLITS: tl.constexpr,
+    V: tl.constexpr,
+):  # fmt: skip
+    """The parts of one row and head, each of its weight."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    first = tl.load(query_start + row)
+    if tl.load(query_start + row + 1) > first and tl.load(seq_len + row) > 0:
+        s, j = tl.arange(0, SPLITS), tl.arange(0, V)
+        part = (row * q_heads + head).to(tl.int64) * SPLITS + s
+        log = tl.load(logs + part)
+        share = tl.exp(log - tl.max(log, 0))
+        parts = tl.load(partial + part[:, None] * v_size + j[None, :], (j < v_size)[None, :], 0.0)
+        mean = tl.sum(parts * share[:, None], 0) / tl.sum(share, 0)
+        at = out + first.to(tl.int64) * out_token + head * out_head + j
+        tl.store(at, mean.to(out.dtype.element_ty), j < v_size)

@@ -1,0 +1,90 @@
+"""Conformance in the laboratory: values, bounds, races, and the bytes that decoding reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from lmkit.api import AttnNeed, DeviceInfo
+from lmkit_attention_triton.backend import TritonAttention
+from lmkit_testing import AttentionConformance
+from lmkit_testing.attention import Rows
+from lmkit_testing.triton_lab import lab
+
+
+@pytest.mark.slow
+class TestTriton(AttentionConformance):
+    plugin = "attention:triton"
+    device_info: ClassVar[DeviceInfo] = DeviceInfo(
+        "cuda", "cuda", capability=(9, 0), dtypes=("float32", "bfloat16", "float16")
+    )
+
+    @pytest.fixture(autouse=True)
+    def watched(self) -> Iterator[None]:
+        with lab():
+            yield
+
+
+def rows(need: AttnNeed, count: int) -> Rows:
+    return Rows(TritonAttention(), need, num_rows=count, length=300)
+
+
+@pytest.mark.parametrize(
+    "need",
+    [
+        AttnNeed(64, 4, 2, "bfloat16", "bfloat16", 16, window=9, softcap=8.0),
+        AttnNeed(80, 3, 1, "float16", "float8_e4m3fn", 32, sinks=True),
+    ],
+    ids=["window and softcap", "sinks and float8"],
+)
+def test_prompts_and_decode_rows(need: AttnNeed) -> None:
+    made = rows(need, 3)
+    for work in ([(0, 20), (1, 2)], [(0, 1), (1, 1), (2, 5)], [(0, 1), (2, 1), (1, 1)]):
+        with lab():
+            for got, expected in zip(*made.step(work), strict=True):
+                limit = 0.2 if need.kv_dtype != need.dtype else 3e-2
+                assert (got.double() - expected).abs().max() <= limit * expected.abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("ratio", [1, 4])
+def test_decoding_reads_the_cache_once(ratio: int, kv_dtype: str) -> None:
+    """Not a head of queries at a time, and no page that the row does not have."""
+    need = AttnNeed(128, 2 * ratio, 2, "bfloat16", kv_dtype, 16)
+    made = rows(need, 3)
+    with lab():
+        made.step([(0, 130), (1, 17), (2, 255)])
+    with lab() as seen:
+        made.step([(0, 1), (1, 1), (2, 1)])
+    cache = sum(131 + 18 + 256 for _ in [0]) * 2 * 256 * getattr(torch, kv_dtype).itemsize
+    rest = 3 * 2 * ratio * 128 * 2 * 2 + 3 * 2 * 256 * 4  # queries, results, new keys and values
+    splits = made.planner.splits(3)
+    rest += 2 * 3 * 2 * ratio * splits * (128 + 8) * 4  # parts, written and read
+    assert seen.moved <= 1.05 * (cache + rest)
+
+
+def test_a_plan_of_a_decode_step_stays_where_it_is() -> None:
+    """So a captured graph reads the next step's."""
+    need = AttnNeed(64, 4, 2, "bfloat16", "bfloat16", 16)
+    made = rows(need, 3)
+    with lab():
+        made.step([(0, 5), (1, 30), (2, 64)])
+    found = set()
+    for _ in range(3):
+        plan = made.planner.plan(made.paged.grow([(0, 1), (1, 1), (2, 1)], "cpu"))
+        numbers = (plan.num_decode, plan.num_rows, plan.splits, plan.max_query)
+        found.add((plan.page_start.data_ptr(), plan.pages.data_ptr(), *numbers))
+    assert len(found) == 1
+
+
+def test_splits_depend_on_the_rows_alone_and_fill_a_device() -> None:
+    need = AttnNeed(64, 32, 8, "bfloat16", "bfloat16", 16)
+    planner = rows(need, 1).planner
+    planner.most_splits = 32
+    assert [planner.splits(n) for n in (1, 2, 8, 64, 256)] == [32, 32, 8, 1, 1]

@@ -1,0 +1,20 @@
+"""Registers row-wise operators by Triton. Light: the kernels are imported when they are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lmkit.api import OpSpec, Tier, hookimpl
+
+
+@hookimpl
+def lmkit_ops() -> Iterable[OpSpec]:
+    yield OpSpec(
+        name="rowwise_triton",
+        summary="Norms, activations, rotary positions, embedding and sampling by Triton kernels, without waiting",
+        target="lmkit_op_triton.rowops:TritonRowOps",
+        requires=("triton>=3.2",),
+        tier=Tier.OPTIMIZED,
+        op="rowwise",
+        platforms=("cuda", "rocm"),
+    )
