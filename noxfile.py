@@ -303,6 +303,19 @@ def peers(session: nox.Session) -> None:
 
 
 @nox.session
+def flashinfer(session: nox.Session) -> None:
+    """Attention by flashinfer against flashinfer's own Python code, without a GPU: its newest release, and the oldest
+    that the backend runs with. Two minutes, most of them installation (3 GB)."""
+    session.install("-q", "-c", "constraints.txt", "torch")
+    session.install("-q", *KIT, "pytest-asyncio", "-c", "constraints.txt")
+    session.install("-q", "-c", "constraints.txt", "-e", "plugins/attention/flashinfer", "flashinfer-python")
+    for release in ((), ("--no-deps", "flashinfer-python==0.6.0")):
+        if release:
+            session.install("-q", *release)
+        session.run("pytest", "-q", "plugins/attention/flashinfer", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
 def api(session: nox.Session) -> None:
     """Compare the public surface with core/api.lock.json (`nox -s api -- --write` renews it)."""
     session.install(
