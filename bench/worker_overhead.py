@@ -133,7 +133,7 @@ def main() -> None:
         started = time.perf_counter()
         clock.seconds.clear()
         runner.forward(plan)
-        runner.sample(plan.step)
+        runner.sample(plan.step).read()
         totals.append({**clock.seconds, "whole": time.perf_counter() - started})
     steps = totals[1 + len(totals) // 10 :]
     median = {name: float(np.median([step.get(name, 0.0) for step in steps])) * 1e6 for name in steps[0]}

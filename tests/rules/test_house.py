@@ -155,7 +155,14 @@ def test_no_unfinished_code() -> None:
     assert not found, "\n".join(found)
 
 
-LIBRARIES = ("layers", "layouts", "decoders", "formats", "worker")  # dists that plugins of a kind are written with
+LIBRARIES = (
+    "layers",
+    "layouts",
+    "decoders",
+    "formats",
+    "worker",
+    "gpu",
+)  # dists that plugins of a kind are written with
 HEAVY = ("torch", "triton", "transformers", "flashinfer-python", "numpy")
 
 

@@ -78,8 +78,8 @@ class LLM(PoolingCalls):
         self._engine = build_engine(self.config, self.resolved, self.checkpoint, progress, self.text.tokenizer)
         self._observers = Observers(host, self.resolved, self.facts)
         self._observers.started()
-        limits = self.config.sched
-        self._shared = SharedCore(self._engine.core, limits.max_rows + min(limits.max_rows, limits.queue))
+        rows = self.facts.max_rows
+        self._shared = SharedCore(self._engine.core, rows + min(rows, self.config.sched.queue))
         self._numbers = count(1)
 
     @property

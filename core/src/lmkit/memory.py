@@ -23,20 +23,20 @@ from lmkit.api import (
 )
 from lmkit.config import STEP_TOKENS, EngineConfig, format_size, parse_budget
 from lmkit.plugins import load_target
+from lmkit.plugins.proposals import settled
 
 FORCED = 16  # tokens that a grammar may force in one step
 MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, unless the user asks for fewer
 
 
-def step_tokens(config: EngineConfig, resolved: ResolvedPlan | None = None) -> int:
-    """Token budget of a step: the user's, else the resolved one, else a default."""
-    value = config.sched.max_tokens or (resolved.value("max_step_tokens") if resolved is not None else None)
-    return int(value or STEP_TOKENS)
+def step_tokens(config: EngineConfig) -> int:
+    """Token budget of a step."""
+    return config.sched.max_tokens or STEP_TOKENS
 
 
 def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) -> int:
     """Draft tokens per row and step, forced by grammars: with one step in flight, and state that can be taken back."""
-    can_force = config.parallel.depth == 1 and not info.recurrent and resolved.choice("grammar") is not None
+    can_force = config.parallel.in_flight == 1 and not info.recurrent and resolved.choice("grammar") is not None
     return FORCED if can_force else 0
 
 
@@ -116,7 +116,7 @@ def plan_kv(
     `max_rows` rows of that length can use. Without `causal` a prompt holds blocks for one step only, so "auto" takes
     what the prompts of the steps in flight fill. Raises CapacityError when not even one row fits.
     """
-    specs, num_states = facts.kv_specs, config.sched.max_rows
+    specs, num_states = facts.kv_specs, config.sched.rows
     if config.cache.prefix_cache:  # as many again for the states that are kept
         num_states *= 2
     max_tokens = max_tokens or step_tokens(config)
@@ -140,9 +140,9 @@ def plan_kv(
         budget = parse_budget(config.cache.memory, facts.free_kv_bytes, "cache.memory") or facts.free_kv_bytes
         if budget > facts.free_kv_bytes:
             raise _too_little(budget, facts.free_kv_bytes, f"cache.memory = {config.cache.memory!r}")
-        rows = config.sched.max_rows if config.cache.memory == "auto" and longest else None
+        rows = config.sched.rows if config.cache.memory == "auto" and longest else None
         if rows and longest and not causal:  # each row fills its last block in part
-            rows = -(-config.parallel.depth * (max_tokens + rows * specs[0].block_size) // longest)
+            rows = -(-config.parallel.in_flight * (max_tokens + rows * specs[0].block_size) // longest)
         if (needed := _alone(specs, floor, max_tokens)) > budget:
             raise _too_little(needed, budget, f"one request of {floor} tokens")
         kv = KVConfig(specs, _divide(specs, budget, num_states, (floor, longest or floor), max_tokens, rows))
@@ -233,14 +233,14 @@ class Estimate:
 
 def estimate(
     info: ModelInfo, config: EngineConfig, device: DeviceInfo, *, dtype: str | None = None, block_size: int = 16,
-    kv_dtype: str | None = None, weight_bytes: int | None = None, max_tokens: int | None = None,
+    kv_dtype: str | None = None, weight_bytes: int | None = None,
 ) -> Estimate:  # fmt: skip
     """What would fit, from facts alone: nothing is loaded. Raises CapacityError as the engine would."""
     dtype = dtype or (device.dtypes[0] if info.dtype not in device.dtypes else info.dtype)
     specs = tuple(info.kv_specs(block_size, kv_dtype or dtype))
     weights = info.num_parameters * itemsize(dtype) if weight_bytes is None else weight_bytes
-    max_tokens = max_tokens or step_tokens(config)
-    activations = activation_bytes(info, dtype, max_tokens, config.sched.max_rows)
+    max_tokens = step_tokens(config)
+    activations = activation_bytes(info, dtype, max_tokens, config.sched.rows)
     memory = device.free_memory or device.total_memory
     usable = max(0, memory - device.process_bytes)
     free = usable - weights - activations
@@ -251,7 +251,7 @@ def estimate(
             fix="use a smaller model or dtype, or another device",
         )
     facts = WorkerFacts(free, weights, activations, specs)
-    kv = plan_kv(facts, config, max_length=info.max_length, max_tokens=max_tokens, causal=info.causal)
+    kv = plan_kv(facts, config, max_length=info.max_length, causal=info.causal)
     length = fit_length(info, kv, max_tokens, config.model.max_length)
     per_token = sum(spec.bytes_per_token for spec in specs)
     tokens = min((n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True))
@@ -265,11 +265,10 @@ def planned(config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint
     """The estimate of what `resolve(config)` gave."""
     return estimate(
         info,
-        config,
+        settled(config, resolved),
         resolved.device,
         dtype=resolved.value("dtype"),
         block_size=resolved.value("block_size", 16),
         kv_dtype=resolved.value("kv_dtype"),
         weight_bytes=weight_bytes(info, checkpoint, resolved),
-        max_tokens=step_tokens(config, resolved),
     )

@@ -88,7 +88,9 @@ class SchedConfig:
         Between(1, 1 << 20),
         Flag("max-step-tokens"),
     ] = None
-    max_rows: Annotated[int, "requests running at once", Between(1, 1 << 16)] = 64
+    max_rows: Annotated[int | None, "requests running at once; default: the platform's, or 64", Between(1, 1 << 16)] = (
+        None
+    )
     max_waiting: Annotated[
         int | None,
         "requests that may queue; more are refused with 503; default: 4 times max-rows, at least 256",
@@ -96,9 +98,13 @@ class SchedConfig:
     ] = None
 
     @property
+    def rows(self) -> int:
+        return self.max_rows or 64
+
+    @property
     def queue(self) -> int:
         """Requests that the scheduler takes: a request of a client may be several."""
-        return self.max_waiting or max(1024, 4 * self.max_rows)
+        return self.max_waiting or max(1024, 4 * self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +114,13 @@ class ParallelConfig:
     tp: Annotated[int, "tensor-parallel ranks", Between(1, 1024)] = 1
     pp: Annotated[int, "pipeline-parallel ranks", Between(1, 1024)] = 1
     depth: Annotated[
-        int,
-        "steps in flight: 1, or 2, which overlaps nothing where the executor computes at once, as on the CPU",
-        Between(1, 2),
-    ] = 1
+        int | None, "steps in flight: 2 prepares one while another runs; default: the platform's, or 1", Between(1, 2)
+    ] = None
     threads: Annotated[int | None, "compute threads; default: physical cores of the cgroup", Between(1, 4096)] = None
+
+    @property
+    def in_flight(self) -> int:
+        return self.depth or 1
 
 
 @dataclass(frozen=True, slots=True)

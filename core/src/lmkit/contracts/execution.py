@@ -55,6 +55,12 @@ class StepLimits:
 class Graphs(Protocol):
     """Captured graphs of the forward pass; the null object runs the model directly."""
 
+    sizes: Sequence[int]  # numbers of rows of which a step is tried before the first request
+
+    def num_rows(self, n: int) -> int:
+        """How many rows a decode step of `n` gets, with such that stand for nothing; not more than `max_rows`."""
+        ...
+
     def run(self, forward: Callable[[StepInputs], Tensor], x: StepInputs) -> Tensor: ...
 
 

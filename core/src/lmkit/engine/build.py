@@ -35,6 +35,7 @@ from lmkit.engine.intake import Intake, NoStructuredOutput
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
 from lmkit.plugins import load_target, verify
+from lmkit.plugins.proposals import settled
 
 
 class Phases:
@@ -74,6 +75,7 @@ def build_engine(
         )
     if config.log_level is not None:
         logging.getLogger("lmkit").setLevel(config.log_level.upper())
+    config = settled(config, resolved)
     phase = Phases()
     with phase("model"):
         verify(resolved)
@@ -85,9 +87,8 @@ def build_engine(
             facts = executor.start()
         phase.split("pack weights", min(facts.pack_seconds, facts.load_seconds))
         with phase("KV cache"):
-            tokens = memory.step_tokens(config, resolved)
-            kv = memory.plan_kv(facts, config, max_length=info.max_length, max_tokens=tokens, causal=info.causal)
-            limits = _limits(config, resolved, info, kv, tokens, executor.depth)
+            kv = memory.plan_kv(facts, config, max_length=info.max_length, causal=info.causal)
+            limits = _limits(config, resolved, info, kv, executor.depth)
             executor.configure_kv(kv, limits)
         with phase("scheduler"):
             constrained = _constrained_output(config, resolved, checkpoint, info, limits, tokenizer)
@@ -122,15 +123,14 @@ def _chosen(resolved: ResolvedPlan, kind: str) -> Any:
     return choice
 
 
-def _limits(
-    config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo, kv: KVConfig, tokens: int, depth: int
-) -> SchedLimits:
+def _limits(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo, kv: KVConfig, depth: int) -> SchedLimits:
+    tokens = memory.step_tokens(config)
     length = memory.fit_length(info, kv, tokens, resolved.value("max_length") or config.model.max_length)
     if not info.causal:  # a prompt is computed in one step
         length = min(length, tokens)
     return SchedLimits(
         max_tokens=tokens,
-        max_rows=config.sched.max_rows,
+        max_rows=config.sched.rows,
         max_length=length,
         eos_token_ids=tuple(resolved.value("eos_token_ids", info.eos_token_ids)),
         prefix_cache=resolved.value("prefix_cache", True),

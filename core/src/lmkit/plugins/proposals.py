@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from lmkit.api import ConfigError, ConfigProposal, Derived, UnknownKey
+from lmkit.api import ConfigError, ConfigProposal, Derived, EngineConfig, ResolvedPlan, UnknownKey
 
 # Configuration keys a plugin may propose -> the derived value each becomes. All default to None: not set by the user.
 PROPOSABLE: Mapping[str, str] = {
     "cache.block_size": "block_size",
     "sched.max_tokens": "max_step_tokens",
     "model.max_length": "max_length",
+    "sched.max_rows": "max_rows",
     "parallel.threads": "threads",
+    "parallel.depth": "depth",
 }
+
+
+def settled(config: EngineConfig, resolved: ResolvedPlan) -> EngineConfig:
+    """`config` with what plugins proposed where the user said nothing."""
+    for key, name in PROPOSABLE.items():
+        if (value := resolved.value(name)) is not None:
+            section, field = key.split(".")
+            config = replace(config, **{section: replace(getattr(config, section), **{field: value})})
+    return config
 
 
 def merge(

@@ -85,7 +85,7 @@ class Driver:
         order = draw(st.permutations(self.live))
         expected = [self.work(plan, row) for row in order if len(row.tokens) < 40]
         self.runner.forward(plan)
-        result = self.runner.sample(self.step)
+        result = self.runner.sample(self.step).read()
         assert not result.faults
         assert result.tokens == [tokens for tokens in expected if tokens is not None]
         self.check_batch(plan)
@@ -191,7 +191,7 @@ def test_decode_rows_are_counted_from_the_front() -> None:
     runner.forward(merge(start("a", [1], [1]), start("b", [2], [2]), start("c", [3, 4], [3])))
     batch = runner.inputs.batches[0]
     assert (batch.num_decode_rows, batch.max_query, batch.max_seq, batch.num_tokens) == (2, 2, 2, 4)
-    runner.sample(0)
+    runner.sample(0).read()
     runner.forward(
         StepPlan(
             1,
@@ -210,12 +210,12 @@ def test_copy_and_zero() -> None:
     runner = make_runner()
     tokens = [5, 6, 7, 8, 9, 10]
     runner.forward(start("a", tokens, [3, 4]))
-    first = runner.sample(0).tokens[0]
+    first = runner.sample(0).read().tokens[0]
     resumed = NewRow("b", 0, tokens, 6, [[3, 9]], 5, GREEDY)
     runner.forward(StepPlan(1, new=[resumed], copies=[(0, 4, 9)], rows=[RowWork("b", 0, 5, 1, [], True)]))
-    assert runner.sample(1).tokens == [first]
+    assert runner.sample(1).read().tokens == [first]
     runner.forward(StepPlan(2, gone=["a", "b"], zero=[(0, 9)]))
-    assert runner.sample(2).tokens == []
+    assert runner.sample(2).read().tokens == []
     assert all(float(kv[:, 9 * 4 : 10 * 4].abs().sum()) == 0 for kv in runner.kv)
 
 
@@ -225,14 +225,14 @@ def test_reading_what_nobody_wrote_is_a_fault_of_that_row() -> None:
     lying = NewRow("bad", 0, [1, 2, 3, 4, 5], 5, [[1, 2]], 0, GREEDY)
     plan = merge(StepPlan(0, new=[lying], rows=[RowWork("bad", 0, 4, 1, [], True)]), start("good", [1, 2], [7]))
     runner.forward(plan)
-    result = runner.sample(0)
+    result = runner.sample(0).read()
     assert result.tokens == [[], toy_tokens([1, 2], 1)]
     assert [row for row, _ in result.faults] == [0]
     # A step that was in flight still runs, and the next one does without the row.
     runner.forward(StepPlan(1, rows=[RowWork("bad", 0, 5, 1, [], True), RowWork("good", 0, 2, 1, [], True)]))
-    assert runner.sample(1).tokens[1] == toy_tokens([1, 2], 2)[1:]
+    assert runner.sample(1).read().tokens[1] == toy_tokens([1, 2], 2)[1:]
     runner.forward(StepPlan(2, gone=["bad"], rows=[RowWork("good", 0, 3, 1, [], True)]))
-    assert runner.sample(2).tokens == [toy_tokens([1, 2], 3)[2:]]
+    assert runner.sample(2).read().tokens == [toy_tokens([1, 2], 3)[2:]]
 
 
 def test_a_row_whose_parameters_leave_no_token_is_told_from_a_fault_of_the_model() -> None:
@@ -242,7 +242,7 @@ def test_a_row_whose_parameters_leave_no_token_is_told_from_a_fault_of_the_model
     bad = NewRow("bad", 0, [1, 2, 3, 4, 5], 5, [[3, 4]], 0, nothing)  # its first positions are never written: NaN
     works = [RowWork("none", 0, 0, 2, [], True), RowWork("bad", 0, 4, 1, [], True)]
     runner.forward(merge(StepPlan(0, new=[row, bad], rows=works), start("good", [1, 2], [7])))
-    result = runner.sample(0)
+    result = runner.sample(0).read()
     assert ([i for i, _ in result.undrawn], [i for i, _ in result.faults]) == ([0], [1])
     assert result.tokens == [[], [], toy_tokens([1, 2], 1)]
 
@@ -259,7 +259,7 @@ def test_a_row_whose_parameters_leave_no_token_is_told_from_a_fault_of_the_model
 def test_plans_that_do_not_fit_are_refused(wrong: RowWork) -> None:
     runner = make_runner(max_drafts=2)
     runner.forward(start("a", [1, 2, 3], [1]))
-    runner.sample(0)
+    runner.sample(0).read()
     with pytest.raises(EngineError, match="does not fit its row"):
         runner.forward(StepPlan(1, rows=[wrong]))
 
@@ -279,13 +279,13 @@ def test_prompt_logprobs_in_chunks() -> None:
     runner = make_runner()
     whole = start("a", tokens, [1, 2], params)
     runner.forward(whole)
-    expected = runner.sample(0).logprobs[0]
+    expected = runner.sample(0).read().logprobs[0]
     assert (expected.prompt_start, [e.token for e in expected.prompt]) == (1, tokens[1:])
     found = []
     for i, (first, n) in enumerate([(0, 2), (2, 1), (3, 2)]):
         new = [NewRow("b", 0, tokens, 5, [[3, 4]], 0, params)] if i == 0 else []
         runner.forward(StepPlan(i + 1, new=new, rows=[RowWork("b", 0, first, n, [], first + n == 5)]))
-        part = runner.sample(i + 1).logprobs
+        part = runner.sample(i + 1).read().logprobs
         assert [p.prompt_start for p in part] == [first + 1]
         found += part[0].prompt
     assert found == expected.prompt
@@ -313,12 +313,12 @@ def test_sampled_rows_equal_plain_decoding_whatever_the_drafts() -> None:
         runner = make_runner(max_drafts=3)
         params = SamplingParams(seed=11, temperature=5.0)
         runner.forward(start("a", [1, 2, 3], list(range(1, 14)), params))
-        found = runner.sample(0).tokens[0]
+        found = runner.sample(0).read().tokens[0]
         step = 1
         while len(found) < 30:
             drafts = propose(found)[:3]
             runner.forward(StepPlan(step, rows=[RowWork("a", 0, 2 + len(found), 1 + len(drafts), drafts, True)]))
-            found += runner.sample(step).tokens[0]
+            found += runner.sample(step).read().tokens[0]
             step += 1
         return found[:30]
 
@@ -332,7 +332,7 @@ def test_sampled_rows_equal_plain_decoding_whatever_the_drafts() -> None:
 def test_slots_are_reused_lowest_first() -> None:
     runner = make_runner()
     runner.forward(merge(*(start(id, [1], [i + 1]) for i, id in enumerate("abc"))))
-    runner.sample(0)
+    runner.sample(0).read()
     runner.forward(StepPlan(1, gone=["a", "b"], new=start("d", [1], [9]).new, rows=[work("d", 0)]))
     assert runner.rows.slot_of == {"c": 2, "d": 0}
     assert np.count_nonzero(runner.rows.num_tokens) == 2
@@ -346,7 +346,7 @@ def test_host_buffers_wait_for_their_copies() -> None:
     class Event:
         def wait(self) -> None:
             calls.append("wait")
-            assert calls[:-1] == [] or runner.inputs.token_ids.array[0] == 5, "written before the copy was done"
+            assert calls[:-1] == [] or runner.inputs.drawn.ids[0] == 5, "written before the copy was done"
 
         def record(self) -> None:
             calls.append("record")
@@ -356,16 +356,16 @@ def test_host_buffers_wait_for_their_copies() -> None:
     runner.forward(StepPlan(0, new=new, rows=[RowWork("a", 0, 0, 1, [], False)]))
     runner.forward(StepPlan(1, rows=[RowWork("a", 0, 1, 2, [], True)]))
     assert calls == ["wait", "record"] * 2
-    assert runner.sample(0).tokens == [[]]
-    assert runner.sample(1).tokens == [toy_tokens([5, 6, 7], 1)]
+    assert runner.sample(0).read().tokens == [[]]
+    assert runner.sample(1).read().tokens == [toy_tokens([5, 6, 7], 1)]
 
 
 def test_every_accepted_token_has_its_logprob() -> None:
     runner = make_runner(max_drafts=3)
     runner.forward(start("a", [1, 2, 3], [1, 2, 3], SamplingParams(temperature=0, logprobs=0)))
-    runner.sample(0)
+    runner.sample(0).read()
     right = toy_tokens([1, 2, 3], 4)
     runner.forward(StepPlan(1, rows=[work("a", 3, drafts=(right[1], right[2], 0 if right[3] else 1))]))
-    result = runner.sample(1)
+    result = runner.sample(1).read()
     assert result.tokens == [right[1:]]
     assert [entry.token for entry in result.logprobs[0].tokens] == right[1:]

@@ -48,7 +48,7 @@ def run(logits: torch.Tensor, rows: Sequence[Row], masks: GrammarMasks | None = 
         num_drafts=num_drafts if num_drafts.any() else None,
         drafts={slot: row.drafts for slot, row in zip(slots, rows, strict=True)} if num_drafts.any() else None,
     )
-    result = made.sample(logits.clone(), batch, masks)
+    result = made.sample(logits.clone(), batch, masks).read()
     for slot in slots:
         made.remove(slot)
     assert not (made.num_random)
@@ -69,7 +69,9 @@ def draw_many(logits: torch.Tensor, params: SamplingParams, n: int = 4000) -> np
         slots = np.zeros(500, np.int64)
         made.add(0, params, np.array([1]), 1, first)
         batch = SampleBatch(slots, np.arange(first, first + 500), np.arange(500), lambda _: [1])
-        counts += np.bincount(made.sample(logits.expand(500, -1).clone(), batch).tokens, minlength=logits.shape[-1])
+        counts += np.bincount(
+            made.sample(logits.expand(500, -1).clone(), batch).read().tokens, minlength=logits.shape[-1]
+        )
         made.remove(0)
     return counts
 
@@ -185,17 +187,16 @@ def test_order_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     spy(Sampler, "_min_tokens", "4 min_tokens")
     spy(Sampler, "_bias", "5 logit bias")
     spy(Sampler, "_penalties", "7 penalties")
-    spy(Sampler, "_greedy", "8 greedy rows")
-    spy(torch.Tensor, "div_", "9 temperature")
-    spy(truncate, "min_p_", "10 min_p")
-    spy(truncate, "top_k_", "10 top_k")
-    spy(truncate, "top_p_", "10 top_p")
-    spy(vocabulary, "draw", "12 draw")
-    spy(Sampler, "_gather", "13 log-probabilities")
+    spy(torch.Tensor, "div_", "8 temperature")
+    spy(truncate, "min_p_", "9 min_p")
+    spy(truncate, "top_k_", "9 top_k")
+    spy(truncate, "top_p_", "9 top_p")
+    spy(vocabulary, "draw", "11 draw")
+    spy(sampler, "_gather", "12 log-probabilities")
 
     class Staged(Recorder):
         def apply(self, x: torch.Tensor, ctx: SampleContext) -> None:
-            calls.append("6 logits processors" if self.stage == "logits" else "11 probs processors")
+            calls.append("6 logits processors" if self.stage == "logits" else "10 probs processors")
 
     everything = SamplingParams(
         temperature=0.7, min_p=0.01, top_k=20, top_p=0.9, logit_bias=((4, 1.0),), min_tokens=2, max_tokens=5,
@@ -210,11 +211,11 @@ def test_order_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         processors={"a": Staged("logits"), "b": Staged("probs")},
     )
     steps = [int(call.split()[0]) for call in calls if call != "2 logits to float32"]
-    assert steps == [1, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 11, 12, 13]
-    assert [c.split()[1] for c in calls if c.startswith("10")] == ["min_p", "top_k", "top_p"]
+    assert steps == [1, 3, 4, 5, 6, 7, 8, 9, 9, 9, 10, 11, 12]
+    assert [c.split()[1] for c in calls if c.startswith("9")] == ["min_p", "top_k", "top_p"]
     assert calls.index("2 logits to float32") < calls.index("3 grammar")
     numbered = [line for line in (sampler.__doc__ or "").splitlines() if line[:2].strip().isdigit()]
-    assert [int(line.split()[0]) for line in numbered] == list(range(1, 14))
+    assert [int(line.split()[0]) for line in numbered] == list(range(1, 13))
 
 
 def test_processors_see_only_their_rows() -> None:
@@ -491,7 +492,7 @@ def test_a_row_that_asks_for_something_and_is_not_in_the_step_changes_nothing(na
     logits = logits_of(1)
     batch = SampleBatch(np.array([2]), np.array([1]), np.array([0]), lambda _: [1])
     for masks in (None, GrammarMasks([], b"")):
-        sampled = made.sample(logits.clone(), batch, masks)
+        sampled = made.sample(logits.clone(), batch, masks).read()
         assert sampled.tokens.tolist() == [int(logits.argmax())]
         assert (sampled.faults, sampled.logprobs) == ({}, {})
 

@@ -28,15 +28,39 @@ from lmkit.scheduling.scheduler import Scheduler
 from lmkit_testing.stepper import ArrivalOrder
 from lmkit_testing.toy import RECURRENT, TOY_VOCAB, ToyAttention, ToyPlatform, toy_model, toy_tokens
 from lmkit_worker.runner import Runner
+from lmkit_worker.uniproc import StepFuture
 
 MAX_LENGTH = 40
 Windows = tuple[int | None, ...]
 
 
+class LateEvent:
+    """Has not passed before somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.passed = True
+
+    def record(self) -> None:
+        self.passed = False
+
+    def query(self) -> bool:
+        return self.passed
+
+    def wait(self) -> None:
+        self.passed = True
+
+
+class LatePlatform(ToyPlatform):
+    """A device that is never done by itself: tokens are read one step late, and the next step begins without them."""
+
+    def event(self) -> LateEvent:
+        return LateEvent()
+
+
 class RunnerExecutor:
     """A runner of the toy model as an executor. Fresh blocks hold NaN, so reading what nobody wrote is a fault."""
 
-    def __init__(self, kv: KVConfig, limits: SchedLimits, windows: Windows, break_at: int) -> None:
+    def __init__(self, kv: KVConfig, limits: SchedLimits, windows: Windows, break_at: int, late: bool) -> None:
         self.depth, self.break_at = limits.depth, break_at
         self.lookahead = limits.lookahead
         block_size = min(spec.block_size for spec in kv.specs)
@@ -44,7 +68,7 @@ class RunnerExecutor:
         sizes = StepLimits(limits.max_rows, limits.max_tokens, -(-length // block_size) + 1, limits.max_length)
         backends = [ToyAttention() for spec in kv.specs if not spec.recurrent]
         self.runner = Runner(
-            toy_model(block_size, windows), kv, sizes, backends, ToyPlatform(),
+            toy_model(block_size, windows), kv, sizes, backends, LatePlatform() if late else ToyPlatform(),
             torch.device("cpu"), eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead, debug_kv=True,
         )  # fmt: skip
         self.propose: Callable[[list[int]], list[int]] = lambda tokens: []
@@ -64,17 +88,15 @@ class RunnerExecutor:
         self.preempted += sum(row.epoch > 0 for row in plan.new)
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
-        plan, result = self.plan, self.runner.sample(step, masks)
-        assert not result.faults, result.faults
+        plan, unread = self.plan, self.runner.sample(step, masks)
         if self.lookahead:
+            result = unread.read()
             rows = self.runner.rows
             result.drafts = [
                 self.propose(rows.row_tokens(rows.slot_of[w.id]).tolist())[: self.lookahead] if w.sample else []
                 for w in plan.rows
             ]
-        future: Future[StepResult] = Future()
-        future.set_result(result)
-        return future
+        return StepFuture(unread)
 
     def control(self, command: Control) -> list[Reply]:
         self.runner.reset()
@@ -103,8 +125,8 @@ def check_mirror(engine: EngineCore, runner: Runner) -> None:
             assert len(blocks) <= len(held)
             kept = [pair for pair in zip(blocks, held, strict=False) if pair[1]]  # 0: dropped behind a window
             assert all(mine == theirs for mine, theirs in kept)
-        known = runner.rows.row_tokens(slot).tolist()
-        assert known[: len(r.tokens)] == r.tokens
+        known = runner.rows.row_tokens(slot)[: len(r.tokens)].tolist()
+        assert known == r.tokens
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -130,7 +152,7 @@ def test_every_token_is_right(seed: int) -> None:
         right = toy_tokens(tokens, 3, windows)
         return rng.choice([[], right, [1, 2], [right[0], 5]])
 
-    executor = RunnerExecutor(kv, limits, layers, break_at=rng.choice([-1, -1, 5]))
+    executor = RunnerExecutor(kv, limits, layers, break_at=rng.choice([-1, -1, 5]), late=rng.random() < 0.5)
     executor.propose = propose
     engine = EngineCore(Scheduler(limits, kv, ArrivalOrder()), executor, Intake(TOY_VOCAB, MAX_LENGTH))
     stems = [[1, 2, 3, 4, 5, 6, 7, 8], [9, 9, 9]]

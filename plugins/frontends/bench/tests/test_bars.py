@@ -30,7 +30,7 @@ def test_the_bar_of_the_start_is_gone_before_the_figures(monkeypatch: pytest.Mon
         def __exit__(self, *_: object) -> None:
             said.append("closed")
 
-    monkeypatch.setattr("lmkit.progress.StartBar", Bar)
+    monkeypatch.setattr("lmkit_cli.progress.StartBar", Bar)
     monkeypatch.setattr("lmkit_bench.engine.BenchEngine", Engine)
     with _engine(gather({})):
         said.append("figures")

@@ -99,7 +99,7 @@ def test_show_config_tells_who_set_what(
     assert rows["cache.prefix_cache"][0] is False
     assert rows["parallel.tp"] == (1, "command line --tp")
     assert rows["plugins.attention.torch.tile"] == (64, "command line --attention.torch.tile")
-    assert rows["sched.max_rows"] == (64, "default")
+    assert rows["sched.max_rows"] == (None, "default")
 
 
 def test_dotted_options_are_taken_out_of_the_arguments() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from lmkit.api import ConfigError
 from lmkit_platform_cuda.platform import CudaPlatform
 from lmkit_platform_cuda.probe import describe
 from lmkit_testing import PlatformConformance
@@ -16,8 +17,9 @@ class TestCuda(PlatformConformance):
 
 def test_defaults_and_ranks() -> None:
     platform = CudaPlatform()
-    assert platform.defaults(None, describe("9.0", 80 * GIB)) == {"sched.max_tokens": 8192}  # type: ignore[arg-type]
-    assert platform.defaults(None, describe("7.5", 16 * GIB)) == {"sched.max_tokens": 2048}  # type: ignore[arg-type]
+    large, small = (platform.defaults(None, describe(*of)) for of in (("9.0", 80 * GIB), ("7.5", 16 * GIB)))  # type: ignore[arg-type]
+    assert large == {"sched.max_tokens": 8192, "sched.max_rows": 256, "parallel.depth": 2}
+    assert small == {"sched.max_tokens": 2048, "sched.max_rows": 64, "parallel.depth": 2}
     assert platform.collectives(0, 1).size == 1
-    with pytest.raises(ValueError, match="one rank"):
+    with pytest.raises(ConfigError, match="one rank"):
         platform.collectives(0, 2)

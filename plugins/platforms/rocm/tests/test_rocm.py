@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmkit.api import DeviceInfo, Refusal, SelectRequest
+from lmkit.api import ConfigError, DeviceInfo, Refusal, SelectRequest
 from lmkit_platform_rocm import check as module
 from lmkit_platform_rocm.build import TorchBuild
 from lmkit_platform_rocm.check import archs, check
@@ -69,7 +69,7 @@ def test_builds_that_fit(refused: Any, tmp_path: Path) -> None:
 
 def test_defaults_and_ranks() -> None:
     platform = RocmPlatform()
-    assert platform.defaults(None, describe("gfx942", 192 * GIB)) == {"sched.max_tokens": 8192}  # type: ignore[arg-type]
+    assert platform.defaults(None, describe("gfx942", 192 * GIB))["sched.max_rows"] == 256  # type: ignore[arg-type]
     assert platform.collectives(0, 1).size == 1
-    with pytest.raises(ValueError, match="one rank"):
+    with pytest.raises(ConfigError, match="one rank"):
         platform.collectives(0, 2)

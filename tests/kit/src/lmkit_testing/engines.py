@@ -87,12 +87,12 @@ def hash_engine(
     if progress is not None:
         progress("load weights", 2, 2)
     kv = hash_kv(options.num_blocks, options.block_size)
-    executor = HashExecutor(kv, depth=config.parallel.depth, vocab_size=options.vocab_size, delay=options.delay)
+    executor = HashExecutor(kv, depth=config.parallel.in_flight, vocab_size=options.vocab_size, delay=options.delay)
     limits = SchedLimits(
         max_tokens=config.sched.max_tokens or 512,
-        max_rows=config.sched.max_rows,
+        max_rows=config.sched.rows,
         max_length=options.max_length,
-        depth=config.parallel.depth,
+        depth=config.parallel.in_flight,
         max_waiting=config.sched.queue,
         prefix_cache=config.cache.prefix_cache is not False,
     )

@@ -68,7 +68,7 @@ class ExecutorConformance(PluginConformance):
     def ready(executor: Executor, config: EngineConfig) -> KVConfig:
         kv = memory.plan_kv(executor.start(), config)
         sched = config.sched
-        limits = SchedLimits(memory.step_tokens(config), sched.max_rows, config.model.max_length or kv.num_tokens)
+        limits = SchedLimits(memory.step_tokens(config), sched.rows, config.model.max_length or kv.num_tokens)
         executor.configure_kv(kv, limits)
         return kv
 

@@ -10,7 +10,7 @@ import torch
 from lmkit.api import GrammarMasks, NewRow, RowLogprobs, StepResult
 
 from lmkit_worker.inputs import PromptJob, Step
-from lmkit_worker.sampling import SampleBatch, Sampled, Sampler, TokenChoice, accept, gather_logprobs
+from lmkit_worker.sampling import Drawn, SampleBatch, Sampled, Sampler, TokenChoice, accept, gather_logprobs
 from lmkit_worker.sampling.noise import seed_of
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 PROMPT_ROWS = 64  # rows of logits made at once for prompt log-probabilities
 Logits = Callable[["Tensor", Sequence[int]], "Tensor"]  # hidden states [N, D] of the slots of each -> [N, V]
+
+
+Started = tuple[Callable[[], None], "Tensor | None"]
 
 
 class RowHead(Protocol):
@@ -40,8 +43,17 @@ class RowHead(Protocol):
         """Before the model runs: says in `step.inputs.only_logits` whether other hidden states are read."""
         ...
 
-    def finish(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> None:
-        """Fills `result` from the hidden states: [T, D], or those of the logits rows alone."""
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether `start` needs to know all tokens drawn before it."""
+        ...
+
+    def start(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> Started:
+        """Starts what is to be made of the hidden states: [T, D], or those of the logits rows alone.
+
+        The first part of the answer fills `result`; it is called once, when the device has done what was started. The
+        other is the tokens drawn [S] on the device, for a step that begins before they are read; None if it cannot.
+        """
         ...
 
 
@@ -77,20 +89,37 @@ class TokenHead:
         if step.prompt_jobs:  # these read other hidden states
             step.inputs.only_logits = False
 
-    def finish(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> None:
-        if len(step.sample_rows):
-            self._sample(step, hidden, masks, result)
-        for job in step.prompt_jobs:
-            self._prompt_logprobs(job, step, hidden, result)
+    @property
+    def reads_tokens(self) -> bool:
+        return self.sampler.reads_tokens
 
-    def _sample(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> None:
-        rows, drafts = step.inputs.logits_rows, None
-        hidden = hidden if len(hidden) == len(rows) else hidden[rows]
+    def start(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> Started:
+        draws = len(step.sample_rows) > 0
+        rows = step.inputs.logits_rows
+        chosen = hidden if len(hidden) == len(rows) else hidden[rows]
+        drawn = self._draw(step, chosen, masks) if draws else None
+        turns = self.rows.turn[step.slots]
+
+        def finish() -> None:
+            live = self.rows.turn[step.slots] == turns
+            if drawn is not None:
+                sampled = drawn.read()
+                self._accept(step, sampled, self._unsound(step, chosen, sampled), live, result)
+            for job in step.prompt_jobs:
+                if live[job.row]:
+                    self._prompt_logprobs(job, step, hidden, result)
+
+        return finish, drawn.tokens if drawn is not None and step.num_drafts is None else None
+
+    def _draw(self, step: Step, hidden: Tensor, masks: GrammarMasks | None) -> Drawn:
+        drafts = None
         if step.num_drafts is not None:
             drafts = {self.rows.slot_of[w.id]: w.drafts for w in step.plan.rows if w.drafts}
         batch = SampleBatch(step.logit_slots, step.positions, step.sample_rows, self._tokens, step.num_drafts, drafts)
-        sampled = self.sampler.sample(self.logits(hidden, step.logit_slots.tolist()), batch, masks)
-        self._accept(step, sampled, self._unsound(step, hidden, sampled), result)
+        drawn = self.sampler.sample(self.logits(hidden, step.logit_slots.tolist()), batch, masks)
+        if step.num_drafts is None:
+            self.rows.expect(step.logit_slots)
+        return drawn
 
     def _tokens(self, slot: int) -> list[int]:
         return self.rows.row_tokens(slot).tolist()
@@ -106,12 +135,18 @@ class TokenHead:
         sound = logits.amax(-1).isfinite().tolist()
         return {row for row, fine in zip(rows, sound, strict=True) if not fine}
 
-    def _accept(self, step: Step, sampled: Sampled, unsound: set[int], result: StepResult) -> None:
-        """Verifies drafts, appends what is accepted to the rows, and fills tokens, logprobs and faults."""
+    def _accept(
+        self, step: Step, sampled: Sampled, unsound: set[int], live: np.ndarray, result: StepResult
+    ) -> None:  # fmt: skip
+        """Verifies drafts, tells the rows what is accepted, and fills tokens, logprobs and faults.
+
+        `live` [R]: rows of the plan that still are what they were when the step began.
+        """
         rows, slots = step.sample_rows.tolist(), step.slots[step.sample_rows]
         drawn = sampled.tokens.tolist()
         if step.num_drafts is None:
-            self.rows.append(slots, sampled.tokens)
+            still = live[step.sample_rows]
+            self.rows.read(slots[still], step.positions[still], sampled.tokens[still])
             firsts: Sequence[int] = range(len(rows))
             for row, token in zip(rows, drawn, strict=True):
                 result.tokens[row] = [token]
@@ -122,9 +157,10 @@ class TokenHead:
                 tokens = result.tokens[row] = accept(drawn[first:end], step.plan.rows[row].drafts)
                 self.rows.extend(slot, tokens)
         if self.sampler.watched:
-            num_output = (self.rows.num_tokens - self.rows.num_prompt)[slots].tolist()
-            for row, slot, n in zip(rows, slots.tolist(), num_output, strict=True):
-                self.sampler.observe(slot, result.tokens[row], n)
+            for row, slot, first in zip(rows, slots.tolist(), firsts, strict=True):
+                if live[row]:
+                    end = int(step.positions[first]) + len(result.tokens[row])
+                    self.sampler.observe(slot, result.tokens[row], end - int(self.rows.num_prompt[slot]))
         if not (sampled.logprobs or sampled.faults):
             return
         for row, first in zip(rows, firsts, strict=True):

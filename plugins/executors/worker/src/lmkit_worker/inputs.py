@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,10 +11,42 @@ import torch
 from lmkit.api import AttnBatch, EngineError, KVSpec, StateBatch, StepInputs, StepLimits, StepPlan
 
 from lmkit_worker.buffers import ArrayBuffer
-from lmkit_worker.rows import RowTable
+from lmkit_worker.rows import UNREAD, RowTable
 
 if TYPE_CHECKING:
-    from lmkit.api import AttnPlanner, Platform
+    from lmkit.api import AttnPlanner, Graphs, Platform
+
+
+class DrawnTokens:
+    """The token drawn last of each slot, where the device has it: a step begins before the host has read them.
+
+    One table: the tokens of the step that the host knows, then those drawn by slot.
+    """
+
+    def __init__(self, max_tokens: int, max_rows: int, buffer: Callable[[int], ArrayBuffer]) -> None:
+        self.table, self.source, self.targets = buffer(max_tokens + max_rows), buffer(max_tokens), buffer(max_rows)
+        self.known = max_tokens
+        self.ids = self.table.array[:max_tokens]  # of a step, as far as the host knows them
+        self._expected = self.targets.push(0)
+
+    def push(self, num_tokens: int, token_slots: np.ndarray) -> torch.Tensor:
+        """The token ids of a step on the device, with UNREAD ones from the table. `token_slots` [T <= num_tokens]."""
+        ids = self.table.push(num_tokens)
+        n = len(token_slots)
+        unread = self.ids[:n] == UNREAD
+        if unread.any():
+            self.source.array[:n] = np.where(unread, self.known + token_slots, np.arange(n))
+            ids[:n].copy_(self.table.buffer.device.index_select(0, self.source.push(n)))
+        return ids
+
+    def expect(self, slots: np.ndarray) -> None:
+        """Says whose tokens `put` will get: `slots` [S]."""
+        self.targets.array[: len(slots)] = slots + self.known
+        self._expected = self.targets.push(len(slots))
+
+    def put(self, tokens: torch.Tensor) -> None:
+        """Tokens drawn [S], before the next step is built."""
+        self.table.buffer.device.index_copy_(0, self._expected, tokens)
 
 
 @dataclass(slots=True)
@@ -67,7 +99,7 @@ class InputBuilder:
 
     def __init__(
         self, rows: RowTable, limits: StepLimits, specs: Sequence[KVSpec], planners: Sequence[AttnPlanner],
-        kv: Sequence[torch.Tensor], platform: Platform, pairs: bool = False,
+        kv: Sequence[torch.Tensor], platform: Platform, graphs: Graphs, pairs: bool = False,
         state: Sequence[Mapping[str, torch.Tensor]] = (),
     ) -> None:  # fmt: skip
         """`pairs`: rows may hold two texts, which the model tells apart by token types.
@@ -75,13 +107,13 @@ class InputBuilder:
         `specs`: those of attention layers, one per planner, then that of recurrent state `state` if there is any.
         """
         self.rows, self.limits, self.specs, self.planners, self.kv = rows, limits, specs, planners, kv
-        self.state = state
+        self.state, self.graphs = state, graphs
         tokens, max_rows = limits.max_tokens, limits.max_rows
 
         def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> ArrayBuffer:
             return ArrayBuffer(platform.buffer(shape, dtype))
 
-        self.token_ids = buffer((tokens,), torch.int64)
+        self.drawn = DrawnTokens(tokens, max_rows, lambda n: buffer((n,), torch.int64))
         self.positions = buffer((tokens,), torch.int64)
         self.logits_rows = buffer((tokens,), torch.int64)
         self.token_types = buffer((tokens,), torch.int64) if pairs else None
@@ -101,8 +133,11 @@ class InputBuilder:
             for table, slots in zip(self.tables, self.slots, strict=True)
         ]  # fmt: skip
 
-    def build(self, plan: StepPlan) -> Step:
-        """The step of `plan`, whose diff has been applied to the rows already. Plans attention for each KV group."""
+    def build(self, plan: StepPlan, capture: bool = True) -> Step:
+        """The step of `plan`, whose diff has been applied to the rows already. Plans attention for each KV group.
+
+        `capture`: whether a graph may run it, if it is a decode step.
+        """
         rows, slot_of = self.rows, self.rows.slot_of
         work = np.array(
             [(slot_of[w.id], w.epoch, w.start, w.num_tokens, w.sample, len(w.drafts)) for w in plan.rows], np.int64
@@ -123,32 +158,38 @@ class InputBuilder:
             layout = Layout(slots, starts, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
         else:
             layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
+        capture = capture and decode_only and self.capturable
+        padding = self.graphs.num_rows(n) - n if capture else 0
         self.uploaded.wait()
-        self.token_ids.array[:num_tokens] = rows.tokens[layout.token_slots, layout.positions]
+        self.drawn.ids[:num_tokens] = rows.tokens[layout.token_slots, layout.positions]
         self.positions.array[:num_tokens] = layout.positions
         self.query_start.array[: n + 1] = layout.query_start
         self.seq_len.array[:n] = ends
-
         for group, batch in enumerate(self.batches):
             self._fill_group(group, self.specs[group].block_size, slots, layout, max_seq)
-            batch.num_rows, batch.num_tokens, batch.num_decode_rows = n, num_tokens, layout.num_decode_rows
-            batch.max_query, batch.max_seq = layout.max_query, max_seq
+            batch.num_rows, batch.num_decode_rows = n + padding, layout.num_decode_rows + padding
+            batch.num_tokens, batch.max_query, batch.max_seq = num_tokens + padding, layout.max_query, max_seq
+        if padding:
+            self._pad(n, n + padding)
+            num_tokens += padding
 
         num_logits = len(layout.last)
         self.logits_rows.array[:num_logits] = layout.last
         inputs = StepInputs(
-            token_ids=self.token_ids.push(num_tokens),
+            token_ids=self.drawn.push(num_tokens, layout.token_slots),
             positions=self.positions.push(num_tokens),
             attn=[planner.plan(batch) for planner, batch in zip(self.planners, self.batches, strict=True)],
             kv=self.kv,
             logits_rows=self.logits_rows.push(num_logits),
-            only_logits=num_logits < num_tokens,
-            capture=decode_only and self.capturable,
+            only_logits=num_logits < num_tokens - padding,
+            capture=capture,
             state=self._state_batch(slots, layout.query_start, layout.num_decode_rows) if self.state else None,
         )
         if self.token_types is not None and (second := rows.second[layout.token_slots]).any():
             self.token_types.array[:num_tokens] = (second > 0) & (layout.positions >= second)
             inputs.token_types = self.token_types.push(num_tokens)
+        if num_drafts is None:
+            self.drawn.expect(layout.logit_slots)
         self.uploaded.record()
         return Step(
             plan, inputs, slots, layout.sample_rows, layout.logit_slots, layout.next_positions, layout.num_drafts
@@ -185,6 +226,14 @@ class InputBuilder:
         self.slots[group].array[: len(blocks)] = table[layout.token_slots, blocks] * np.int64(size) + offsets
         width = -(-max_seq // size)
         self.tables[group].array[: len(slots), :width] = table[slots, :width]
+
+    def _pad(self, n: int, end: int) -> None:
+        """Rows [n, end) of a decode step, which stand for nothing: they have no length and write nowhere."""
+        self.drawn.ids[n:end] = self.positions.array[n:end] = self.seq_len.array[n:end] = 0
+        self.query_start.array[n : end + 1] = self.arange[n : end + 1]
+        for table, slots in zip(self.tables, self.slots, strict=True):
+            table.array[n:end] = 0
+            slots.array[n:end] = -1
 
     def _state_batch(self, slots: np.ndarray, query_start: np.ndarray, decodes: int) -> StateBatch:
         held, n = self.rows.table[-1][slots, 0], len(slots)

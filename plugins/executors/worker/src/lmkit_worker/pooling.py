@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,8 +52,14 @@ class RowPooler:
     def prepare(self, step: Step) -> None:
         step.inputs.only_logits = False
 
-    def finish(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> None:
-        """Adds the vectors of the rows whose prompt ends in this step to `result`. hidden [T, D]."""
+    @property
+    def reads_tokens(self) -> bool:
+        return False
+
+    def start(
+        self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult
+    ) -> tuple[Callable[[], None], None]:
+        """The vectors of the rows whose prompt ends in this step. hidden [T, D]."""
         done: list[tuple[int, PoolingParams]] = []  # row of the plan
         reduced: list[Tensor] = []  # [1, D], or [N, D] for token tasks
         first = 0
@@ -65,17 +72,26 @@ class RowPooler:
                 done.append((row, partial.params))
                 reduced.append(self._reduced(partial, length).to(hidden.dtype))
         if not done:
-            return
+            return lambda: None, None
         vectors = self.model.logits(torch.cat(reduced))  # the head runs once for all rows
         if self.dense is not None:
             vectors = self.dense(vectors)
-        for (row, params), part in zip(done, vectors.float().split([len(r) for r in reduced]), strict=True):
-            values = self._finished(part, params).cpu().numpy().astype("<f4")
-            if np.isfinite(values).all():
-                shape = values.shape if params.task.startswith("token_") else values.shape[1:]
-                result.pooled.append((row, Pooled(values.tobytes(), shape)))
-            else:
-                result.faults.append((row, "its vector is not finite"))
+        parts = vectors.float().split([len(r) for r in reduced])
+        found = [
+            (row, params, self._finished(part, params).to("cpu", non_blocking=True))
+            for (row, params), part in zip(done, parts, strict=True)
+        ]
+
+        def finish() -> None:
+            for row, params, vector in found:
+                values = vector.numpy().astype("<f4")
+                if np.isfinite(values).all():
+                    shape = values.shape if params.task.startswith("token_") else values.shape[1:]
+                    result.pooled.append((row, Pooled(values.tobytes(), shape)))
+                else:
+                    result.faults.append((row, "its vector is not finite"))
+
+        return finish, None
 
     def _take(self, partial: _Partial, states: Tensor, start: int) -> None:
         """Adds the hidden states [n, D] of positions from `start` on."""

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from lmkit.api import PoolingParams, SamplingParams
 
 
+UNREAD = -1
+
+
 class RowTable:
     """Rows in fixed slots: a row keeps its slot while it lives, so nothing moves when others come and go.
 
@@ -29,8 +32,11 @@ class RowTable:
         self.params: list[SamplingParams | None] = [None] * max_rows
         self.pooling: list[PoolingParams | None] = [None] * max_rows
         self.epoch = np.zeros(max_rows, np.int64)
-        self.tokens = np.zeros((max_rows, max_length), np.int32)  # prompt and accepted output, then this step's drafts
-        self.num_tokens = np.zeros(max_rows, np.int64)  # known tokens, drafts excluded
+        # Prompt and accepted output, then this step's drafts. UNREAD: drawn, and still on the device.
+        self.tokens = np.zeros((max_rows, max_length), np.int32)
+        self.num_tokens = np.zeros(max_rows, np.int64)  # drafts excluded
+        self.num_unread = np.zeros(max_rows, np.int64)
+        self.turn = np.zeros(max_rows, np.int64)  # counts the rows that the slot has had
         self.num_prompt = np.zeros(max_rows, np.int64)
         self.second = np.zeros(max_rows, np.int64)  # first position of token type 1; 0 = none
         self.table = [np.zeros((max_rows, n), np.int32) for n in max_blocks]  # block ids per KV group
@@ -65,7 +71,8 @@ class RowTable:
     def _remove(self, id: str) -> int:
         slot = self.slot_of.pop(id)
         self.ids[slot] = self.params[slot] = self.pooling[slot] = None
-        self.num_tokens[slot] = self.num_prompt[slot] = self.second[slot] = 0
+        self.num_tokens[slot] = self.num_unread[slot] = self.num_prompt[slot] = self.second[slot] = 0
+        self.turn[slot] += 1
         self.num_blocks[:, slot] = 0
         self._free.append(slot)
         return slot
@@ -93,11 +100,17 @@ class RowTable:
                 self.table[group][slot, n : n + len(ids)] = ids
                 self.num_blocks[group, slot] = n + len(ids)
 
-    def append(self, slots: np.ndarray, tokens: np.ndarray) -> None:
-        """One accepted token for each of `slots` [S]; `tokens` [S]."""
+    def expect(self, slots: np.ndarray) -> None:
+        """One token for each of `slots` [S], which is not known yet."""
         ends = self.num_tokens[slots]
-        self.tokens[slots, ends] = tokens
+        self.tokens[slots, ends] = UNREAD
         self.num_tokens[slots] = ends + 1
+        self.num_unread[slots] += 1
+
+    def read(self, slots: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> None:
+        """What the tokens expected at `positions` [S] of `slots` [S] are: `tokens` [S]."""
+        self.tokens[slots, positions] = tokens
+        self.num_unread[slots] -= 1
 
     def extend(self, slot: int, tokens: Sequence[int]) -> None:
         """Several accepted tokens of one row."""
@@ -121,6 +134,10 @@ class RowTable:
     def check(self, live: Iterable[str] | None = None) -> None:
         """Invariants; AssertionError naming the broken one. `live`: ids that must be exactly the rows."""
         slots = sorted(self.slot_of.values())
+        for slot in slots:
+            assert (self.row_tokens(slot) == UNREAD).sum() == self.num_unread[slot], (
+                f"slot {slot} counts what is unread"
+            )
         assert sorted(slots + self._free) == list(range(self.max_rows)), "each slot is free or taken, once"
         for id, slot in self.slot_of.items():
             assert self.ids[slot] == id, f"slot {slot} belongs to {self.ids[slot]}, not {id}"

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from lmkit.api import GrammarMasks, KVConfig, LogitsProcessor, NewRow, PluginError, StepLimits, StepPlan, StepResult
+from lmkit.api import (
+    GrammarMasks,
+    KVConfig,
+    LogitsProcessor,
+    NewRow,
+    NullEvent,
+    PluginError,
+    RowWork,
+    SamplingParams,
+    StepLimits,
+    StepPlan,
+    StepResult,
+)
 from lmkit_layers.adapters import AdapterBank
 
 from lmkit_worker.heads import RowHead, TokenHead
@@ -18,8 +31,37 @@ from lmkit_worker.rows import RowTable
 from lmkit_worker.sampling import Sampler
 
 if TYPE_CHECKING:
-    from lmkit.api import AttentionBackend, AttnNeed, LayerInfo, Platform
+    from lmkit.api import AttentionBackend, AttnNeed, Event, LayerInfo, Platform
     from torch import Tensor
+
+
+class Unread:
+    """The answer of a step that the device may still be working on."""
+
+    def __init__(self, result: StepResult, done: Event, finish: Callable[[], None], before: Unread | None) -> None:
+        """`finish` fills the result once the event has passed. `before` is that of the step before, if unread."""
+        self.result, self.before = result, before
+        self._done, self._finish = done, finish
+        self._error: Exception | None = None
+        self.is_read = False
+
+    def read(self) -> StepResult:
+        """Waits for the device. Steps are read in order; raises what reading this one raised."""
+        if not self.is_read:
+            before, self.before = self.before, None
+            if before is not None:
+                with suppress(Exception):  # it is raised where that step is read
+                    before.read()
+            self.is_read = True
+            try:
+                self._done.wait()
+                with torch.inference_mode():
+                    self._finish()
+            except Exception as e:
+                self._error = e
+        if self._error is not None:
+            raise self._error
+        return self.result
 
 
 @dataclass(slots=True)
@@ -57,8 +99,9 @@ class Runner:
         self.rows = RowTable(limits.max_rows, limits.max_length + max_drafts + 1, max_blocks)
         planners = [b.planner(need, limits, platform) for b, need in zip(backends, needs, strict=True)]
         pooler = loaded.info.pooler
+        self.graphs = platform.graphs(limits)
         self.inputs = InputBuilder(
-            self.rows, limits, kv.specs, planners, self.kv, platform, pairs=pooler is not None, state=self.state
+            self.rows, limits, kv.specs, planners, self.kv, platform, self.graphs, pooler is not None, self.state
         )
         self.head: RowHead
         if pooler is not None:
@@ -66,7 +109,8 @@ class Runner:
         else:
             sampler = Sampler(limits.max_rows, loaded.info.vocab_size, eos_token_ids, processors, loaded.rows)
             self.head = TokenHead(sampler, self.rows, self._logits, seed)
-        self.graphs = platform.graphs(limits)
+        self.platform = platform
+        self.unread: Unread | None = None  # of the last step, while it is
         self.adapters = AdapterBank()
         self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
 
@@ -85,24 +129,53 @@ class Runner:
         if not plan.rows:
             self.pending[plan.step] = None
             return
-        step = self.inputs.build(plan)
+        step = self.inputs.build(plan, capture=not self.adapters.rows)  # a graph would repeat adapters of one step
         self.head.prepare(step)
         self.pending[plan.step] = Pending(step, self._hidden(step))
 
     @torch.inference_mode()
-    def sample(self, number: int, masks: GrammarMasks | None = None) -> StepResult:
+    def sample(self, number: int, masks: GrammarMasks | None = None) -> Unread:
         """What the head makes of step `number`: tokens, which are appended to their rows, or vectors."""
         pending = self.pending.pop(number)
         if pending is None:
-            return StepResult(number, [])
-        step = pending.step
+            return Unread(StepResult(number, []), NullEvent(), lambda: None, None)
+        before = self.unread if self.unread is not None and not self.unread.is_read else None
+        if before is not None and self.head.reads_tokens:
+            before.read()
+        step, done = pending.step, self.platform.event()
         result = StepResult(number, [[] for _ in step.plan.rows])
-        self.head.finish(step, pending.hidden, masks, result)
-        return result
+        finish, tokens = self.head.start(step, pending.hidden, masks, result)
+        done.record()
+        self.unread = Unread(result, done, finish, before)
+        if done.query():
+            self.unread.read()
+        elif tokens is not None:
+            self.inputs.drawn.put(tokens)
+        return self.unread
+
+    def warm(self) -> None:
+        """Steps of rows that nobody asked for, where the platform wants them: kernels are compiled before the first
+        request, not in it. What they write to the cache belongs to nobody."""
+        if not self.graphs.sizes:
+            return
+        limits = self.inputs.limits
+        for n in self.graphs.sizes:
+            self._try([1] * n, SamplingParams(temperature=0))
+        self._try([1], SamplingParams(top_k=10, top_p=0.9, seed=0))
+        self._try([min(limits.max_tokens, limits.max_length)], SamplingParams(temperature=0))
+
+    def _try(self, lengths: Sequence[int], params: SamplingParams) -> None:
+        """One step of rows with prompts of these lengths, in a block that is free."""
+        blocks = [[1] * -(-max(lengths) // spec.block_size) for spec in self.kv_config.specs]
+        new = [NewRow(f"warm {i}", 0, [0] * n, n, blocks, 0, params) for i, n in enumerate(lengths)]
+        self.forward(StepPlan(0, new=new, rows=[RowWork(row.id, 0, 0, len(row.tokens), [], True) for row in new]))
+        self.sample(0).read()
+        self.reset()
 
     def reset(self) -> None:
         """Forgets all rows and steps in flight, after a step that failed somewhere in the middle."""
         self.pending.clear()
+        self.unread = None
         self.adapters.rows.clear()
         self.head.clear()
         self.rows.clear()
@@ -116,8 +189,9 @@ class Runner:
 
     def _hidden(self, step: Step) -> Tensor:
         if not self.adapters.rows:
-            return self.graphs.run(self.model.forward, step.inputs)
-        step.inputs.capture = False  # a graph would repeat the adapters of the step that made it
+            hidden = self.graphs.run(self.model.forward, step.inputs)
+            num_rows = len(step.slots)
+            return hidden[:num_rows] if step.inputs.capture and len(hidden) > num_rows else hidden
         lengths = [work.num_tokens for work in step.plan.rows]
         rows = step.inputs.logits_rows.tolist() if step.inputs.only_logits else None
         with self.adapters.applied(self.model, step.slots.tolist(), lengths, rows):

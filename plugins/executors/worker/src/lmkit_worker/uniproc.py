@@ -21,14 +21,32 @@ from lmkit.api import (
     WorkerFacts,
 )
 
+from lmkit_worker.runner import Unread
 from lmkit_worker.worker import Worker
 
 if TYPE_CHECKING:
     from lmkit.api import EngineConfig, Progress
 
 
+class StepFuture(Future[StepResult]):
+    """The result of a step, read in the thread that asks for it: the one that runs the steps."""
+
+    def __init__(self, unread: Unread) -> None:
+        super().__init__()
+        self._unread = unread
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        if not self.done():
+            try:
+                self.set_result(self._unread.read())
+            except Exception as e:
+                self.set_exception(e)
+        return super().result(timeout)
+
+
 class UniprocExecutor:
-    """Runs steps in the calling thread: `forward` returns after the pass, `sample` returns a finished future.
+    """Runs steps in the calling thread: on the CPU `forward` and `sample` return when all is computed, elsewhere when
+    it is launched.
 
     A step that raises fails its own future. There is no other rank that could die, so `on_failure` is never called.
     """
@@ -36,7 +54,7 @@ class UniprocExecutor:
     def __init__(
         self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
     ) -> None:
-        self.depth = config.parallel.depth
+        self.depth = config.parallel.in_flight
         self.worker: Worker | None = Worker(config, resolved, checkpoint, progress)
         self._failed: dict[int, Exception] = {}  # step -> what its forward pass raised
 
@@ -53,16 +71,14 @@ class UniprocExecutor:
             self._failed[plan.step] = e
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
-        future: Future[StepResult] = Future()
         try:
             if error := self._failed.pop(step, None):
                 raise error
-            result = self._open.sample(step, masks)
-            assert result is not None, "the only rank answers"
-            future.set_result(result)
+            return StepFuture(self._open.sample(step, masks))
         except Exception as e:
-            future.set_exception(e)
-        return future
+            failed: Future[StepResult] = Future()
+            failed.set_exception(e)
+            return failed
 
     def control(self, command: Control) -> list[Reply]:
         return [self._open.control(command)]

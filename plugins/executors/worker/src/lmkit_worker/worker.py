@@ -25,7 +25,6 @@ from lmkit.api import (
     SchedLimits,
     StepLimits,
     StepPlan,
-    StepResult,
     WorkerFacts,
     describe_model,
 )
@@ -38,7 +37,7 @@ from lmkit_worker.loading.adapter_files import digest
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.load import load_model
 from lmkit_worker.loading.rules import Rules
-from lmkit_worker.runner import Runner
+from lmkit_worker.runner import Runner, Unread
 
 if TYPE_CHECKING:
     from lmkit.api import EngineConfig, Platform, Progress
@@ -71,8 +70,8 @@ class Worker:
             packed_cache=self.config.model.packed_cache, adapters=self.config.lora.on,
         )  # fmt: skip
         dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
-        max_tokens = memory.step_tokens(self.config, self.resolved)
-        activations = memory.activation_bytes(self.info, dtype, max_tokens, self.config.sched.max_rows)
+        max_tokens = memory.step_tokens(self.config)
+        activations = memory.activation_bytes(self.info, dtype, max_tokens, self.config.sched.rows)
         return WorkerFacts(
             free_kv_bytes=max(0, self.platform.free_memory() - activations),
             weight_bytes=self.loaded.weight_bytes,
@@ -101,11 +100,13 @@ class Worker:
             seed=self.config.model.seed, debug_kv=self.debug_kv,
             processors={c.name: make(c) for c in self.resolved.choices if c.kind == "logits_processor"},
         )  # fmt: skip
+        if self.info.pooler is None:
+            self.runner.warm()
 
     def forward(self, plan: StepPlan) -> None:
         self._running.forward(plan)
 
-    def sample(self, step: int, masks: GrammarMasks | None) -> StepResult:
+    def sample(self, step: int, masks: GrammarMasks | None) -> Unread:
         return self._running.sample(step, masks)
 
     def control(self, command: Control) -> Reply:

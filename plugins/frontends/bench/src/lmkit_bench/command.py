@@ -495,7 +495,7 @@ def _chosen(engine: Any) -> dict[str, Any]:
 @contextmanager
 def _engine(settings: Sourced) -> Iterator[BenchEngine]:
     """The engine of the configuration; the bar of its start is gone before anything else is printed."""
-    from lmkit.progress import StartBar
+    from lmkit_cli.progress import StartBar
 
     from lmkit_bench.engine import BenchEngine
 

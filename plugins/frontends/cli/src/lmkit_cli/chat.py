@@ -42,7 +42,8 @@ def command(
 ) -> None:
     """Chat with a model in the terminal. Type /help there. Input from a pipe is taken line by line."""
     from lmkit.llm import LLM
-    from lmkit.progress import StartBar
+
+    from lmkit_cli.progress import StartBar
 
     console = Console(highlight=False)
     with StartBar() as bar:

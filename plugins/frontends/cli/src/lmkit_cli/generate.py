@@ -57,7 +57,9 @@ def command(
     items = read_items(file)
     done = _count_done(output) if resume else 0
     from lmkit.llm import LLM
-    from lmkit.progress import StartBar, prompt_bar
+    from lmkit.progress import prompt_bar
+
+    from lmkit_cli.progress import StartBar
 
     with StartBar() as bar:
         llm = LLM(config=settings.config, host=plugin_host(settings), own_process=True, progress=bar)

@@ -95,12 +95,14 @@ def _model(info: ModelInfo) -> dict[str, Any]:
 def _memory(resolver: Resolver, info: ModelInfo, context: int) -> dict[str, Any]:
     """The bytes of one request of `context` tokens."""
     from lmkit import memory
+    from lmkit.plugins.proposals import settled
 
-    plan, config = resolver.plan(), resolver.config
-    dtype, tokens = plan.value("dtype"), memory.step_tokens(config, plan)
+    plan = resolver.plan()
+    config = settled(resolver.config, plan)
+    dtype, tokens = plan.value("dtype"), memory.step_tokens(config)
     specs = info.kv_specs(plan.value("block_size", 16), plan.value("kv_dtype", dtype))
     weights = memory.weight_bytes(info, resolver.known.checkpoint, plan)
-    activations = memory.activation_bytes(info, dtype, tokens, config.sched.max_rows)
+    activations = memory.activation_bytes(info, dtype, tokens, config.sched.rows)
     kv, process = memory.bytes_for(specs, context, tokens), plan.device.process_bytes
     return {
         "context": context, "dtype": dtype, "weights": weights, "activations": activations, "kv": kv,

@@ -128,7 +128,7 @@ def _serve(settings: Sourced, server: ServerSettings, process: EngineProcess, be
     resolution = resolve(settings.config, host)
     resolved_at = perf_counter()
     process.order(settings.config, *resolution[:2])
-    from lmkit.progress import StartBar
+    from lmkit_cli.progress import StartBar
 
     from lmkit_http.run import serve
 

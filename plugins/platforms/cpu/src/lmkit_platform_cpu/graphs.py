@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,10 +97,15 @@ class CpuGraphs:
     of the input builder and of the planners, and the KV cache. What differs is in them.
     """
 
+    sizes: Sequence[int] = ()
+
     def __init__(self, native: Native, max_rows: int) -> None:
         self.native, self.max_rows = native, min(max_rows, MAX_ROWS)
         self.graphs: dict[tuple[int, ...], Graph] = {}
         self.refused: str | None = None  # why the model cannot be captured, once that is known
+
+    def num_rows(self, n: int) -> int:
+        return n
 
     def run(self, forward: Callable[[StepInputs], Tensor], x: StepInputs) -> Tensor:
         num_rows = x.token_ids.shape[0]

@@ -426,13 +426,13 @@ def fill_model(
         if not place.claimed and place.module not in packed:
             _fill_default(place, device)
     total, done = sum(f.entry.nbytes for f in fills), 0
-    bad: list[str] = []
+    checks: list[tuple[str, Tensor]] = []  # read at the end, so that the host does not wait for each
     for fill in fills:
-        value = loader.read(fill.entry)
+        value = loader.read(fill.entry).to(device)
         if fill.match.rule.transform is not None:
             value = fill.match.rule.transform(value)
-        if has_nan(value):
-            bad.append(fill.entry.name)
+        if can_be_nan(value):
+            checks.append((fill.entry.name, torch.isnan(value.amax())))
         fill.place.put(fill.match.part, value, device)
         del value
         waiting[module := fill.place.module] -= 1
@@ -455,6 +455,8 @@ def fill_model(
     left = [name for name, p in model.named_parameters() if p.is_meta]
     if left:
         raise PluginError(f"parameters were never loaded: {', '.join(left[:LISTED])}")
+    found = torch.stack([check for _, check in checks]).tolist() if checks else []
+    bad = [name for (name, _), is_nan in zip(checks, found, strict=True) if is_nan]
     if bad:
         warnings.append(_some("weights that are not numbers (NaN)", bad))
     if cache is not None and not packed and not bad:  # what warns now shall warn again
@@ -499,11 +501,9 @@ def _fill_default(place: Destination, device: torch.device) -> None:
     setattr(place.module, place.attribute, nn.Parameter(data, requires_grad=False))
 
 
-def has_nan(value: Tensor) -> bool:
-    """Cheap: one reduction in which a NaN survives."""
-    if not value.is_floating_point() or value.element_size() == 1 or value.numel() == 0:
-        return False
-    return bool(torch.isnan(value.amax()))
+def can_be_nan(value: Tensor) -> bool:
+    """Whether it is worth a look: one reduction, in which a NaN survives."""
+    return value.is_floating_point() and value.element_size() > 1 and value.numel() > 0
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -58,13 +58,13 @@ class Processors:
         self, stage: Literal["logits", "probs"], x: Tensor, slots: np.ndarray, positions: np.ndarray,
         greedy: np.ndarray, tokens: Callable[[int], Sequence[int]],
     ) -> None:  # fmt: skip
-        """In place on x [S, V]; greedy rows skip processors that keep the argmax."""
+        """In place on x [S, V]; greedy rows skip stage "probs", and processors that keep the argmax."""
         for name, processor in self._all.items():
             if processor.stage != stage or not self._slots[name]:
                 continue
             wanted = [
                 i for i, slot in enumerate(slots.tolist())
-                if slot in self._slots[name] and not (processor.keeps_argmax and greedy[i])
+                if slot in self._slots[name] and not (greedy[i] and (processor.keeps_argmax or stage == "probs"))
             ]  # fmt: skip
             if wanted:
                 index = row_index(wanted, x.device)

@@ -7,15 +7,17 @@
  5  logit bias
  6  processors of stage "logits"
  7  penalties: repetition (prompt and output), then frequency and presence (output)
- 8  greedy rows are done
- 9  temperature
-10  min_p, top_k, top_p
-11  processors of stage "probs"
-12  draw, with noise f(seed, position)
-13  log-probabilities of the chosen tokens
+ 8  temperature
+ 9  min_p, top_k, top_p
+10  processors of stage "probs"
+11  draw, with noise f(seed, position)
+12  log-probabilities of the chosen tokens
 
 Each step works on the rows that need it and is skipped when there are none: rows that need it are counted when they
 come and go. When no row needs anything but the most likely token, sampling is one argmax of the model's own logits.
+Beside others, a greedy row is drawn at a temperature that leaves the largest logits only, and the first of them.
+
+The host does not wait here: what was drawn is read when the device has done it.
 """
 
 from __future__ import annotations
@@ -59,6 +61,31 @@ class Sampled:
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # row of logits -> of its token; only who asked
 
 
+@dataclass(slots=True)
+class RawLogprobs:
+    """Log-probabilities before anything was done to the logits, of the rows that asked."""
+
+    rows: list[int]  # of the logits
+    values: Tensor  # [L, V] float32
+    num_top: list[int]  # alternatives wanted by each
+
+
+class Drawn:
+    """Tokens that the device has drawn, or will have once an event behind their making has passed."""
+
+    def __init__(self, tokens: Tensor, largest: Tensor, raw: RawLogprobs | None = None) -> None:
+        """`tokens` [S] int64 and the largest logit of each row [S], on the device; their copies start at once."""
+        self.tokens, self.raw = tokens, raw
+        self._tokens, self._largest = (x.to("cpu", non_blocking=True) for x in (tokens, largest))
+
+    def read(self) -> Sampled:
+        """Only after the event: until then the copies hold anything."""
+        faults, tokens = _faults(self._largest), self._tokens.numpy()
+        if faults:
+            tokens[list(faults)] = 0
+        return Sampled(tokens, faults, {} if self.raw is None else _gather(self.raw, tokens, faults))
+
+
 class Sampler:
     """Sampling state per slot, added and removed with the row."""
 
@@ -94,8 +121,8 @@ class Sampler:
         self.seed[slot] = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)
         self.greedy[slot] = params.greedy
         self.temperature[slot] = max(params.temperature, MIN_TEMPERATURE)
-        self.min_p[slot], self.top_p[slot] = params.min_p, params.top_p
-        self.top_k[slot] = params.top_k if params.top_k < self.vocab_size else 0
+        self.min_p[slot], self.top_p[slot] = (0.0, 1.0) if params.greedy else (params.min_p, params.top_p)
+        self.top_k[slot] = params.top_k if params.top_k < self.vocab_size and not params.greedy else 0
         self.num_random += not params.greedy
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
             self.counts[slot] = TokenCounts(tokens[:num_prompt], tokens[num_prompt:].tolist())
@@ -136,20 +163,25 @@ class Sampler:
             del self.blocked[slot]
 
     @property
+    def reads_tokens(self) -> bool:
+        """Whether drawing needs to know all tokens before it."""
+        return bool(self.counts or any(self.processors.active.values()))
+
+    @property
     def watched(self) -> bool:
         """Whether any row must be told of its accepted tokens."""
         return bool(self.counts or self.blocked)
 
     # -------------------------------------------------------------------------------------------- sample
 
-    def sample(self, logits: Tensor, batch: SampleBatch, masks: GrammarMasks | None = None) -> Sampled:
+    def sample(self, logits: Tensor, batch: SampleBatch, masks: GrammarMasks | None = None) -> Drawn:
         """One token per row of `logits` [S, V], float32 or the model's dtype; may overwrite them."""
         plain = not (
             self.num_random or self.counts or self.bias or self.blocked or self.logprobs or masks
             or self.processors.active["logits"]
         )  # fmt: skip
         if plain:
-            return Sampled(*_checked(*self.rows.argmax(logits)))
+            return Drawn(*self.rows.argmax(logits))
 
         greedy = self.greedy[batch.slots]
         raw = self._raw_logprobs(logits, batch) if self.logprobs else None  # 1
@@ -164,28 +196,15 @@ class Sampler:
             self.processors.apply("logits", x, batch.slots, batch.positions, greedy, batch.tokens)  # 6
         if self.counts:
             self._penalties(x, batch)  # 7
-        tokens = np.zeros(len(x), np.int64)
-        faults: dict[int, str] = {}
-        for rows, pick in ((np.flatnonzero(greedy), self._greedy), (np.flatnonzero(~greedy), self._random)):  # 8, 9-12
-            if len(rows):
-                part = x if len(rows) == len(x) else x[torch.from_numpy(rows).to(x.device)]
-                tokens[rows], bad = pick(part, batch, rows)
-                faults.update((int(rows[i]), reason) for i, reason in bad.items())
-        logprobs = self._gather(raw, tokens, batch, faults) if raw is not None else {}  # 13
-        return Sampled(tokens, faults, logprobs)
+        tokens, largest = self.rows.argmax(x) if greedy.all() else self._random(x, batch, greedy)  # 8 to 11
+        return Drawn(tokens, largest, raw)  # 12
 
-    def _raw_logprobs(self, logits: Tensor, batch: SampleBatch) -> tuple[list[int], Tensor]:
-        """Rows that asked, perhaps none of this step, and their log-softmax [L, V]."""
-        rows = [i for i, slot in enumerate(batch.slots.tolist()) if slot in self.logprobs]
-        return rows, torch.log_softmax(logits[row_index(rows, logits.device)].float(), -1)
-
-    def _gather(
-        self, raw: tuple[list[int], Tensor], tokens: np.ndarray, batch: SampleBatch, faults: Mapping[int, str]
-    ) -> dict[int, TokenLogprob]:
-        rows, logprobs = raw
-        choices = [TokenChoice(int(tokens[i]), self.logprobs[int(batch.slots[i])]) for i in rows]
-        found = gather_logprobs(logprobs, choices)
-        return {row: entry for row, entry in zip(rows, found, strict=True) if row not in faults}
+    def _raw_logprobs(self, logits: Tensor, batch: SampleBatch) -> RawLogprobs:
+        """Those of the rows that asked, perhaps none of this step."""
+        found = [(i, self.logprobs[slot]) for i, slot in enumerate(batch.slots.tolist()) if slot in self.logprobs]
+        rows = [i for i, _ in found]
+        values = torch.log_softmax(logits[row_index(rows, logits.device)].float(), -1)
+        return RawLogprobs(rows, values, [n for _, n in found])
 
     def _grammar(self, x: Tensor, batch: SampleBatch, masks: GrammarMasks) -> None:
         """Bit t of a row's words is 1 when token t is allowed. Bits of a row with drafts are consecutive."""
@@ -250,24 +269,18 @@ class Sampler:
         values -= spread([p.presence_penalty for p in params]) * (output > 0)
         x[index] = values
 
-    def _greedy(self, x: Tensor, batch: SampleBatch, rows: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
-        return _checked(*self.rows.argmax(x))
-
-    def _random(self, x: Tensor, batch: SampleBatch, rows: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
-        slots, positions = batch.slots[rows], batch.positions[rows]
+    def _random(self, x: Tensor, batch: SampleBatch, greedy: np.ndarray) -> tuple[Tensor, Tensor]:
+        slots, positions = batch.slots, batch.positions
         params = DrawParams(
             self.temperature[slots], self.min_p[slots], self.top_k[slots], self.top_p[slots],
-            uniform(self.seed[slots], positions),
+            np.where(greedy, 0.0, uniform(self.seed[slots], positions)),
         )  # fmt: skip
-        if self.processors.active["probs"]:
-            weights, largest = truncate.weigh(x, params)  # 9, 10
-            weights /= weights.sum(-1, keepdim=True)
-            random = np.zeros(len(rows), bool)
-            self.processors.apply("probs", weights, slots, positions, random, batch.tokens)  # 11
-            drawn = vocabulary.draw(weights, params.share)  # 12
-        else:
-            drawn, largest = self.rows.draw(x, params)
-        return _checked(drawn, largest)
+        if not self.processors.active["probs"]:
+            return self.rows.draw(x, params)
+        weights, largest = truncate.weigh(x, params)  # 8, 9
+        weights /= weights.sum(-1, keepdim=True)
+        self.processors.apply("probs", weights, slots, positions, greedy, batch.tokens)  # 10
+        return vocabulary.draw(weights, params.share), largest  # 11
 
 
 def _index(pairs: Sequence[tuple[int, np.ndarray]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -277,12 +290,10 @@ def _index(pairs: Sequence[tuple[int, np.ndarray]], device: torch.device) -> tup
     return torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)
 
 
-def _checked(drawn: Tensor, largest: Tensor) -> tuple[np.ndarray, dict[int, str]]:
-    """Tokens, 0 for those of faulty rows; and what is wrong with these."""
-    faults = _faults(largest)
-    tokens = drawn.cpu().numpy()
-    tokens[list(faults)] = 0
-    return tokens, faults
+def _gather(raw: RawLogprobs, tokens: np.ndarray, faults: Mapping[int, str]) -> dict[int, TokenLogprob]:
+    choices = [TokenChoice(int(tokens[row]), n) for row, n in zip(raw.rows, raw.num_top, strict=True)]
+    found = gather_logprobs(raw.values, choices)
+    return {row: entry for row, entry in zip(raw.rows, found, strict=True) if row not in faults}
 
 
 def _faults(largest: Tensor) -> dict[int, str]:
@@ -290,8 +301,8 @@ def _faults(largest: Tensor) -> dict[int, str]:
     finite = torch.isfinite(largest)
     if bool(finite.all()):
         return {}
-    bad = torch.nonzero(~finite)[:, 0].tolist()
     values = largest.tolist()
     return {
-        i: "no token is allowed" if values[i] == -float("inf") else f"the model gave {values[i]} logits" for i in bad
+        i: "no token is allowed" if values[i] == -float("inf") else f"the model gave {values[i]} logits"
+        for i in torch.nonzero(~finite)[:, 0].tolist()
     }

@@ -1,0 +1,101 @@
+"""GpuPlatform: a platform whose work is queued on a device of torch. torch is imported in the worker only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lmkit.api import ConfigError, DeviceInfo, ModelInfo, NullCollectives, StepLimits
+
+from lmkit_gpu.graphs import GpuGraphs
+from lmkit_gpu.runtime import Runtime, TorchRuntime
+
+if TYPE_CHECKING:
+    import torch
+    from lmkit.api import EngineConfig
+    from torch import Tensor
+
+    from lmkit_gpu.runtime import DeviceEvent
+
+GIB = 1 << 30
+
+
+class TwinBuffer:
+    """Pinned host memory with a twin on the device."""
+
+    __slots__ = ("device", "host")
+
+    def __init__(self, host: Tensor, device: torch.device) -> None:
+        import torch
+
+        self.host, self.device = host, torch.zeros(host.shape, dtype=host.dtype, device=device)
+
+    def push(self, n: int) -> Tensor:
+        """Asynchronous: the host side must not be written again before an event behind it has passed."""
+        self.device[:n].copy_(self.host[:n], non_blocking=True)
+        return self.device[:n]
+
+
+class QueueEvent:
+    """A point in the queue of the device."""
+
+    def __init__(self, event: DeviceEvent) -> None:
+        self._event = event
+
+    def record(self) -> None:
+        self._event.record()
+
+    def query(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class GpuPlatform:
+    """Subclasses say their `name`, and in `env` what their worker processes need."""
+
+    name: str
+    device_type = "cuda"  # AMD's are called so by torch, too
+
+    def __init__(self, runtime: Runtime | None = None) -> None:
+        self.runtime = runtime or TorchRuntime()
+        self._device: torch.device | None = None
+
+    def env(self) -> dict[str, str]:
+        return {}
+
+    def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
+        """One host thread is enough: the work is on the device."""
+        threads = str(config.parallel.threads or 1)
+        return {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **self.env()}
+
+    def bind(self, rank: int, threads: int | None = None) -> torch.device:
+        self._device = self.runtime.select(rank)
+        return self._device
+
+    def free_memory(self) -> int:
+        """Without what libraries, graphs and the gaps between tensors take beside: a fiftieth, and half a GiB."""
+        free, total = self.runtime.memory()
+        return max(0, free - total // 50 - GIB // 2)
+
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:
+        """Long steps, and many rows, keep a large device busy; the next step is prepared while one runs."""
+        large = device.total_memory >= 40 * GIB
+        return {
+            "sched.max_tokens": 8192 if large else 2048, "sched.max_rows": 256 if large else 64, "parallel.depth": 2
+        }  # fmt: skip
+
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> TwinBuffer:
+        assert self._device is not None, "bind comes first"
+        return TwinBuffer(self.runtime.pinned(shape, dtype), self._device)
+
+    def event(self) -> QueueEvent:
+        return QueueEvent(self.runtime.event())
+
+    def graphs(self, limits: StepLimits) -> GpuGraphs:
+        return GpuGraphs(self.runtime, min(limits.max_rows, limits.max_tokens))
+
+    def collectives(self, rank: int, size: int) -> NullCollectives:
+        if size != 1:
+            raise ConfigError(f"the {self.name} platform runs one rank, not {size}", fix="--tp 1")
+        return NullCollectives()
