@@ -9,17 +9,40 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from lmkit.api import AttnBatch, AttnNeed
+from lmkit.api import (
+    AttnBatch,
+    AttnNeed,
+    EngineRequest,
+    KVConfig,
+    NullCollectives,
+    SamplingParams,
+    SchedLimits,
+    StepLimits,
+    describe_model,
+)
+from lmkit.config import from_options
+from lmkit.engine.core import EngineCore
+from lmkit.engine.intake import Intake
+from lmkit.plugins.resolve import resolve
+from lmkit.scheduling.scheduler import Scheduler
 from lmkit_attention_flashinfer import planner as planner_module
 from lmkit_attention_flashinfer.backend import FlashInferAttention
 from lmkit_attention_flashinfer.planner import FlashInferPlanner
-from lmkit_testing import AttentionConformance
+from lmkit_gpu import GpuPlatform
+from lmkit_testing import AttentionConformance, simgpu
 from lmkit_testing.attention import Rows
+from lmkit_testing.checkpoints import tiny_checkpoint
+from lmkit_testing.stepper import ArrivalOrder
+from lmkit_testing.toy import ToyPlatform
+from lmkit_worker.loading.load import load_model
+from lmkit_worker.runner import Runner
+from lmkit_worker.uniproc import StepFuture
 from torch import Tensor
 
 with warnings.catch_warnings():
@@ -78,7 +101,8 @@ class Kernel:
         assert workspace.nbytes >= 16 << 20
         assert tables.nbytes == pinned.nbytes
         planned = torch.cat((query_start, indptr, lengths))
-        tables.view(torch.int32)[: len(planned)] = planned
+        pinned.view(torch.int32)[: len(planned)] = planned
+        tables.view(torch.int32)[: len(planned)].copy_(pinned.view(torch.int32)[: len(planned)], non_blocking=True)
         return [batch, page, int(causal), window]
 
     def paged_run(
@@ -124,10 +148,24 @@ class Kernel:
             out[first:end] = result.reshape(out[first:end].shape).to(out.dtype)
 
 
+class Torch:
+    """torch as flashinfer finds it, where memory can be pinned by `pin`."""
+
+    def __init__(self, pin: Callable[[Tensor], Tensor] = lambda host: host) -> None:
+        self.pin = pin
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, *shape: Any, pin_memory: bool = False, **how: Any) -> Tensor:
+        made = torch.empty(*shape, **how)
+        return self.pin(made) if pin_memory else made
+
+
 @pytest.fixture(autouse=True, params=["fa2", "fa3"])
 def on_no_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """flashinfer, which believes to be on a GPU whose best kernels are these."""
-    empty, best = torch.empty, request.param
+    best = request.param
 
     def choose(device: Any, positions: int, fp16_qk: bool, custom: bool, q: Any, kv: Any, **sizes: Any) -> str:
         return best
@@ -135,8 +173,8 @@ def on_no_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     def other(*arguments: Any) -> None:
         raise AssertionError("flashinfer wants to compile something else")
 
-    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **how: empty(*shape, **how))
     for module in (flashinfer_prefill, flashinfer_decode):
+        monkeypatch.setattr(module, "torch", Torch())
         monkeypatch.setattr(module, "get_batch_prefill_module", Kernel)
         monkeypatch.setattr(module, "get_compute_capability", lambda device: (9, 0), raising=False)
         monkeypatch.setattr(module, "determine_attention_backend", choose, raising=False)
@@ -250,6 +288,110 @@ def test_eight_bits_are_never_read_by_fa3() -> None:
     got, expected = rows.step([(0, 3), (1, 20)])
     for g, e in zip(got, expected, strict=True):
         assert (g.double() - e).abs().max() <= 0.2 * max(1.0, float(e.abs().max()))
+
+
+# ------------------------------------------------------------------------------------------------ the simulated device
+
+MAX_LENGTH = 64
+
+
+class SimKernel(Kernel):
+    """The module on the simulated device: one launch, which a graph repeats."""
+
+    def paged_run(self, *arguments: Any) -> None:
+        operands = simgpu.raw(arguments)
+        super().paged_run(*operands)
+        simgpu.gpu.launch("flashinfer", lambda: Kernel.paged_run(self, *operands))
+
+
+class Steps:
+    """An executor of one runner, two steps in flight."""
+
+    depth = 2
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+
+    def forward(self, plan: Any) -> None:
+        self.runner.forward(plan)
+
+    def sample(self, step: int, masks: Any) -> StepFuture:
+        return StepFuture(self.runner.sample(step, masks))
+
+    def on_failure(self, callback: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"hidden_size": 64, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("sim") / "llama", dtype="bfloat16", **sizes)
+
+
+@pytest.fixture
+def sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[simgpu.Gpu]:
+    monkeypatch.setattr(simgpu, "FUSED", simgpu.FUSED - {"to"})  # whole, it counts as a view: graphs would leave it out
+    with simgpu.simulated() as gpu:
+        for module in (flashinfer_prefill, flashinfer_decode):
+            monkeypatch.setattr(module, "torch", Torch(gpu.pin))
+            monkeypatch.setattr(module, "get_batch_prefill_module", SimKernel)
+        yield gpu
+
+
+def engine(folder: Path, platform: Any, device: torch.device) -> EngineCore:
+    """With all that a described GPU gets, and flashinfer, on whatever `device` is."""
+    options = {"model": str(folder), "max_length": MAX_LENGTH, "device": "cuda:9.0:141GB", "attention": "flashinfer"}
+    config = from_options({**options, "dtype": "bfloat16", "plugins": {"attention.flashinfer": {"workspace_mb": 16}}})
+    plan, checkpoint, _ = resolve(config)
+    info = describe_model(plan, checkpoint)
+    loaded = load_model(plan, checkpoint, info, platform, device, NullCollectives())
+    assert loaded.attention is not None
+    limits = SchedLimits(max_tokens=16, max_rows=4, max_length=MAX_LENGTH, eos_token_ids=(1,), depth=2)
+    kv = KVConfig(tuple(info.kv_specs(16, "bfloat16")), (40,) * len(info.kv_groups()))
+    sizes = StepLimits(limits.max_rows, limits.max_tokens, 8, MAX_LENGTH)
+    runner = Runner(loaded, kv, sizes, [loaded.attention], platform, device, debug_kv=True)
+    return EngineCore(Scheduler(limits, kv, ArrivalOrder()), Steps(runner), Intake(512, MAX_LENGTH))
+
+
+def requests(lengths: list[int]) -> list[EngineRequest]:
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in lengths]
+    return [EngineRequest(f"r{i}", [5 + i, 6, 7, 8, 9 + i], p) for i, p in enumerate(params)]
+
+
+def tokens(core: EngineCore, waiting: list[EngineRequest]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {r.id: [] for r in waiting}
+    while waiting or core.has_work():
+        if waiting:  # they come one by one: rows begin and end at different steps
+            core.add(waiting.pop(0))
+        for event in core.step():
+            assert event.error is None, event.error
+            found[event.id] += event.tokens
+    return found
+
+
+def test_captured_steps_give_the_tokens_of_the_cpu(sim: simgpu.Gpu, checkpoint: Path) -> None:
+    lengths = [5, 30, 11, 38]  # pages begin, and numbers of rows change
+    expected = tokens(engine(checkpoint, ToyPlatform(), torch.device("cpu")), requests(lengths))
+    platform = GpuPlatform(simgpu.SimRuntime())
+    assert tokens(engine(checkpoint, platform, platform.bind(0)), requests(lengths)) == expected
+    assert sim.launches["graph"] > 20
+
+
+def test_a_decode_step_waits_for_nothing_but_an_event(sim: simgpu.Gpu, checkpoint: Path) -> None:
+    """Of the device; nor does it copy from pageable memory, or take new memory."""
+    platform = GpuPlatform(simgpu.SimRuntime())
+    core = engine(checkpoint, platform, platform.bind(0))
+    for request in requests([40, 40, 40]):
+        core.add(request)
+    for _ in range(12):
+        core.step()
+    sim.clear()
+    for _ in range(10):
+        core.step()
+    assert sim.launches["graph"] == 10
+    assert set(sim.waits) <= {"event"}, sim.waits
+    assert not sim.pageable
+    assert not sim.pool.misses
 
 
 # ------------------------------------------------------------------------------------------------------ planted faults

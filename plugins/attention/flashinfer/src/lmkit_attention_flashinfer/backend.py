@@ -70,7 +70,9 @@ class FlashInferAttention:
             for tokens in (1, 2):
                 plan = planner.plan(_batch(platform, tokens))
                 q = torch.zeros(tokens, *heads, dtype=dtype, device=device)
-                self.forward(q, kv, plan, 1.0, torch.empty_like(q))
+                out = torch.empty_like(q)
+                self.forward(q, kv, plan, 1.0, out)
+                out.cpu()  # waits: the next plan writes to the same buffers
         except (RuntimeError, OSError, SubprocessError) as e:
             said = "\n".join(str(e).splitlines()[-12:])  # of a compiler's the last lines
             raise PluginError(
