@@ -20,8 +20,13 @@ BEGAN: pytest.StashKey[float] = pytest.StashKey()  # CPU seconds of this process
 
 
 def pytest_configure() -> None:
-    """A shell's background jobs ignore SIGINT, and so would the programs that tests start and interrupt."""
+    """A shell's background jobs ignore SIGINT, and so would the programs that tests start and interrupt.
+
+    Kernels of Triton are interpreted here: it decides so when it is imported. Who compiles them does it in a process
+    of its own.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -29,6 +29,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from lmkit_testing.triton_numbers import right_bfloat16
+
 DEVICE = "sim"
 ROUND = 512  # bytes: sizes of blocks in the pool
 NONSENSE = 0xA5  # byte of memory that nobody has written
@@ -429,7 +431,7 @@ def simulated() -> Iterator[Gpu]:
     pin_memory = Tensor.pin_memory
     Tensor.pin_memory = lambda t, *args, **kwargs: gpu.pin(t.clone())  # type: ignore[method-assign]
     try:
-        with _interpreter():
+        with _interpreter(), right_bfloat16():
             yield gpu
     finally:
         Tensor.pin_memory = pin_memory  # type: ignore[method-assign]
