@@ -445,6 +445,11 @@ def pages(change: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
     return plant
 
 
+def next_pages(patch: pytest.MonkeyPatch) -> None:
+    put = planner_module.put_pages
+    patch.setattr(planner_module, "put_pages", lambda table, *rest: put(np.roll(table, 1), *rest))
+
+
 def wrong_run(**change: Any) -> Callable[[pytest.MonkeyPatch], None]:
     def forward(self: Any, q: Tensor, kv: Tensor, plan: Any, scale: float, out: Tensor) -> None:
         n = plan.num_decode
@@ -525,10 +530,10 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a scale twice": changed(sm_scale=0.125),
     "another dtype of queries": changed(q_data_type=torch.float16),
     "another dtype of keys": changed(kv_data_type=torch.float16),
-    "the last page modulo": pages(lambda p, s, last: (p, s, last % 16)),
-    "one page less": pages(lambda p, s, last: (p, s - (np.arange(len(s)) == len(s) - 1), last)),
-    "pages of the next row": pages(lambda p, s, last: (np.roll(p, 1), s, last)),
-    "lengths one too long": pages(lambda p, s, last: (p, s, np.minimum(last + 1, 16))),
+    "the last page modulo": pages(lambda starts, last: (starts, last % 16)),
+    "one page less": pages(lambda starts, last: (starts - (np.arange(len(starts)) == len(starts) - 1), last)),
+    "pages of the next row": next_pages,
+    "lengths one too long": pages(lambda starts, last: (starts, np.minimum(last + 1, 16))),
     "no scale": wrong_run(q_scale=None),
     "a scale by another name": wrong_run(q_scale=None, sm_scale=0.125),
     "values for keys": swapped,

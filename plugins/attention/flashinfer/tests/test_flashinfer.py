@@ -19,7 +19,7 @@ from lmkit.plugins.switches import Switches
 from lmkit_attention_flashinfer import check
 from lmkit_attention_flashinfer.backend import MIB, FlashInferAttention, scratch
 from lmkit_attention_flashinfer.hooks import Options
-from lmkit_attention_flashinfer.planner import page_arrays, split_rows
+from lmkit_attention_flashinfer.planner import page_arrays, put_pages, split_rows
 from lmkit_testing import PluginConformance
 from lmkit_testing.host import codes, make_device
 
@@ -42,24 +42,31 @@ def test_rows_are_split_by_wrapper() -> None:
     assert split([], 0) == ([], [])
 
 
-def test_page_arrays() -> None:
+def pages_of(table: np.ndarray, lengths: list[int], rows: list[int], size: int) -> list[tuple[list[int], int]]:
+    """The pages of each row, and the tokens in its last."""
+    starts, last = page_arrays(np.array(lengths, np.int32)[rows], size)
+    out = np.full(starts[-1] + 1, -1, np.int32)
+    put_pages(table, np.array(rows, np.int64), starts, out)
+    assert out[-1] == -1
+    return [(out[a:b].tolist(), tokens) for a, b, tokens in zip(starts, starts[1:], last.tolist(), strict=False)]
+
+
+def test_pages() -> None:
     table = np.array([[7, 3, 0], [2, 0, 0], [5, 6, 4]], np.int32)
-    lengths = np.array([17, 16, 33], np.int32)
-    pages, starts, last = page_arrays(table, lengths, np.array([0, 2]), 16)
-    assert (pages.tolist(), starts.tolist(), last.tolist()) == ([7, 3, 5, 6, 4], [0, 2, 5], [1, 1])
-    assert page_arrays(table, lengths, np.array([1]), 16)[2].tolist() == [16]
+    assert pages_of(table, [17, 16, 33], [0, 2], 16) == [([7, 3], 1), ([5, 6, 4], 1)]
+    assert pages_of(table, [17, 16, 33], [1], 16) == [([2], 16)]
+    assert pages_of(table, [17, 16, 33], [], 16) == []
 
 
-@given(st.lists(st.integers(1, 200), min_size=1, max_size=8), st.sampled_from([1, 8, 16]), st.data())
-def test_page_arrays_are_those_of_each_row(lengths: list[int], size: int, data: st.DataObject) -> None:
-    table = np.arange(len(lengths) * 201, dtype=np.int32).reshape(len(lengths), 201)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=8), st.sampled_from([1, 2, 8, 16]), st.data())
+def test_pages_are_those_of_each_row(lengths: list[int], size: int, data: st.DataObject) -> None:
+    """Short rows and long ones, which are written in different ways."""
+    table = np.arange(len(lengths) * 401, dtype=np.int32).reshape(len(lengths), 401)
     rows = sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1))))
-    pages, starts, last = page_arrays(table, np.array(lengths, np.int32), np.array(rows, np.int64), size)
-    for i, row in enumerate(rows):
-        count = -(-lengths[row] // size)
-        assert pages[starts[i] : starts[i + 1]].tolist() == table[row, :count].tolist()
-        assert (count - 1) * size + last[i] == lengths[row]
-    assert starts[-1] == len(pages)
+    for row, (pages, tokens) in zip(rows, pages_of(table, lengths, rows, size), strict=True):
+        assert pages == table[row, : len(pages)].tolist()
+        assert 1 <= tokens <= size
+        assert (len(pages) - 1) * size + tokens == lengths[row]
 
 
 def test_scratch_memory_is_enough() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
+WIDE = 128  # pages: rows with more are copied one by one
 INT_WORKSPACE = 1 << 20  # bytes of a decode wrapper's own tables: some ten for each row and multiprocessor
 
 
@@ -58,19 +59,19 @@ class FlashInferPlanner:
         # A row that fills a captured step up has no tokens: it reads the one that it has written to the null block.
         lengths = np.maximum(batch.seq_len.host[: batch.num_rows].numpy(), 1)
         rows, n = split_rows(queries, batch.num_decode_rows)
-        pages, starts, last = page_arrays(batch.table.host.numpy(), lengths, rows, self.need.block_size)
+        starts, last = page_arrays(lengths[rows], self.need.block_size)
         m, middle = len(rows) - n, int(starts[n])
-        self.pages.host.numpy()[: len(pages)] = pages
+        put_pages(batch.table.host.numpy(), rows, starts, self.pages.host.numpy())
         self.indptr.host.numpy()[: n + 1] = starts[: n + 1]
         self.indptr.host.numpy()[n + 1 : n + m + 2] = starts[n:] - middle
         self.last_page.host.numpy()[: n + m] = last
-        device_pages = self.pages.push(len(pages))
+        pages = self.pages.push(int(starts[-1]))
         decode = None
         if n:
             decode = self.mixed if m else self._decoder(n)
             decode.plan(
                 self.indptr.host[: n + 1],
-                device_pages[:middle],
+                pages[:middle],
                 self.last_page.host[:n],
                 *self._heads(),
                 **self._common(),
@@ -79,7 +80,7 @@ class FlashInferPlanner:
             starts_of_queries = self.query_start.host[: m + 1]
             starts_of_queries.numpy()[1:] = np.cumsum(queries[rows[n:]])
             self.prefill.plan(
-                starts_of_queries, self.indptr.host[n + 1 : n + m + 2], device_pages[middle:],
+                starts_of_queries, self.indptr.host[n + 1 : n + m + 2], pages[middle:],
                 self.last_page.host[n : n + m], *self._heads(), causal=self.need.causal, **self._common(),
             )  # fmt: skip
         return FlashInferPlan(batch.slots.push(batch.num_tokens), n, batch.num_tokens - n, decode, self.prefill)
@@ -127,14 +128,23 @@ def split_rows(queries: np.ndarray, num_decode_rows: int) -> tuple[np.ndarray, i
     return rows, n if (queries[rows[:n]] == 1).all() else 0
 
 
-def page_arrays(
-    table: np.ndarray, lengths: np.ndarray, rows: np.ndarray, block_size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pages of `rows` of the block table, row by row; where each row's begin [R + 1]; tokens in its last page [R]."""
-    lengths = lengths[rows]
+def page_arrays(lengths: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the pages of each row begin in the list of all [R + 1], and how many tokens its last one has [R]."""
     counts = (lengths + (block_size - 1)) // block_size
-    starts = np.zeros(len(rows) + 1, np.int64)
+    starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
-    places = np.repeat(rows * table.shape[1] - starts[:-1], counts)
-    places += np.arange(starts[-1])
-    return table.reshape(-1).take(places), starts, lengths - (counts - 1) * block_size
+    return starts, lengths - (counts - 1) * block_size
+
+
+def put_pages(table: np.ndarray, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> None:
+    """Writes the pages of `rows` of the block table one after the other; those of row i begin at starts[i].
+
+    Short rows are written at once. Where one is long, that would look at as many places for each of them.
+    """
+    counts = np.diff(starts)
+    width = int(counts.max(initial=0))
+    if width <= WIDE:
+        out[: starts[-1]] = table[rows, :width][np.arange(width) < counts[:, None]]
+        return
+    for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=False):
+        out[start : start + count] = table[row, :count]
