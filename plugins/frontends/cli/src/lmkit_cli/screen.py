@@ -20,6 +20,7 @@ def choices(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> 
     """Component, name, reason."""
     table = _table()
     size = f"{info.num_parameters / 1e6:,.1f}M parameters, {resolved.value('dtype', info.dtype)}"
+    experts = any(linear.experts for linear in info.linears)
     table.add_row("model", checkpoint.ref, f"{info.architecture}, {size}")
     for choice in resolved.choices:
         if choice.kind in SHOWN:
@@ -31,7 +32,12 @@ def choices(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> 
                 why += f"; refused: {', '.join(names[:MAX_REFUSED])}{rest}"
             table.add_row(label, choice.name, why)
         elif choice.kind == "op" and not choice.why.startswith("fallback"):
-            table.add_row(choice.component.replace(":", " "), choice.name, f"kernel, {choice.why}")
+            op, _, fmt = choice.component.partition(":")
+            table.add_row(f"{op} {fmt}".strip(), choice.name, f"kernel, {choice.why}")
+            if op == "linear" and experts and resolved.choice("op", f"moe:{fmt}") is None:
+                table.add_row(f"moe {fmt}", choice.name, "kernel, one expert at a time")
+    if info.recurrent:
+        table.add_row("recurrent", "torch", f"{len(info.recurrent)} layers, by the model's own operators")
     name, _, more = (resolved.device.name or resolved.device.platform).partition(", ")
     table.add_row("device", name, more)
     return table
