@@ -60,7 +60,11 @@ def test_everything_is_explained_and_planned(capsys: pytest.CaptureFixture[str],
     for kind, component in [("attention", "text"), ("op", "linear:plain"), ("op", "rowwise")]:
         chosen = [c["name"] for c in topics[kind, component]["candidates"] if c["verdict"] == "selected"]
         assert len(chosen) == 1, f"{kind} {component}: {chosen}"
-    assert 0 < found["memory"]["weight_bytes"] < found["device"]["total_memory"]
+    memory = found["memory"]
+    assert 0 < memory["weight_bytes"] < memory["device_bytes"] == found["device"]["total_memory"]
+    parts = [memory[f"{part}_bytes"] for part in ("process", "weight", "activation", "kv")]
+    assert all(parts), "a context on the device takes memory, too"
+    assert sum(parts) <= memory["device_bytes"]
 
     code, text = run(capsys, "plan", "demo", "--device", gpu)
     assert code == 0

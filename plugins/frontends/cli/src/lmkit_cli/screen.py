@@ -51,7 +51,7 @@ def budget(found: Estimate | EngineFacts) -> Table:
     table.add_row("KV cache", format_size(found.kv_bytes), f"{found.num_kv_tokens:,} tokens")
     if found.process_bytes:
         size = format_size(found.process_bytes)
-        table.add_row("process", size, "Python and torch, without the pages of their files")
+        table.add_row("process", size, "what the process takes beside the model")
     table.add_row("total", format_size(found.total_bytes), "")
     concurrency = found.num_kv_tokens / found.max_length if found.max_length else 0.0
     table.add_row("context", f"{found.max_length:,} tokens", f"{concurrency:.1f} requests of that length at once")
