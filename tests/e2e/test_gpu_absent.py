@@ -148,6 +148,12 @@ def test_a_gpu_that_is_not_here_is_one_screen(capsys: pytest.CaptureFixture[str]
     assert "these would work: cpu" in text
     assert "Traceback" not in text
     assert len(text.splitlines()) <= 12
+    code, text = run(capsys, "explain", "platform", "--platform", name)
+    assert code == 0
+    assert "driver" in text
+    assert "REFUSED" in text
+    found = explained(capsys, "--platform", name)
+    assert not [t for t in found["topics"] if t["kind"] == "platform" and not t["candidates"]]
 
 
 def requests(kind: str, device: DeviceInfo) -> SelectRequest:
