@@ -307,6 +307,16 @@ def peers(session: nox.Session) -> None:
 
 
 @nox.session
+def flashinfer(session: nox.Session) -> None:
+    """Attention by flashinfer with flashinfer's own Python code, without a GPU: its newest release, and the oldest that
+    the backend runs with. 3 GB, and five minutes, nearly all of them installation."""
+    install(session)
+    for release in (["flashinfer-python"], ["--no-deps", "flashinfer-python==0.6.0"]):
+        session.install("-q", "-c", "constraints.txt", *release)
+        session.run("pytest", "-q", "plugins/attention/flashinfer", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
 def api(session: nox.Session) -> None:
     """Compare the public surface with core/api.lock.json (`nox -s api -- --write` renews it)."""
     session.install(

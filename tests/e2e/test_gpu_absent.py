@@ -60,12 +60,51 @@ def test_everything_is_explained_and_planned(capsys: pytest.CaptureFixture[str],
     for kind, component in [("attention", "text"), ("op", "linear:plain"), ("op", "rowwise")]:
         chosen = [c["name"] for c in topics[kind, component]["candidates"] if c["verdict"] == "selected"]
         assert len(chosen) == 1, f"{kind} {component}: {chosen}"
-    assert 0 < found["memory"]["weight_bytes"] < found["device"]["total_memory"]
+    memory = found["memory"]
+    assert 0 < memory["weight_bytes"] < memory["device_bytes"] == found["device"]["total_memory"]
+    parts = [memory[f"{part}_bytes"] for part in ("process", "weight", "activation", "kv")]
+    assert all(parts), "a context on the device takes memory, too"
+    assert sum(parts) <= memory["device_bytes"]
 
     code, text = run(capsys, "plan", "demo", "--device", gpu)
     assert code == 0
     for word in ("attention", "linear plain", "rowwise", "KV cache", "context"):
         assert word in text
+
+
+# A decoder with attention, recurrent layers and experts
+MIXED = {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_act": "silu", "vocab_size": 97,
+    "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 64,
+    "num_key_value_heads": 2, "layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 16,
+    "max_position_embeddings": 256, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
+    "norm_topk_prob": True, "rms_norm_eps": 1e-6, "shared_expert_intermediate_size": 32, "dtype": "bfloat16",
+    "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 10000.0, "rope_type": "default"},
+    "eos_token_id": 2, "tie_word_embeddings": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+
+
+@pytest.fixture
+def layers_of_all_kinds(tmp_path: Path) -> Path:
+    """A checkpoint without weights, which nobody reads here."""
+    (tmp_path / "config.json").write_text(json.dumps(MIXED))
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_kind_of_layer_has_its_kernel(
+    capsys: pytest.CaptureFixture[str], layers_of_all_kinds: Path, gpu: str
+) -> None:
+    code, text = run(capsys, "plan", str(layers_of_all_kinds), "--device", gpu)
+    assert code == 0
+    named = {line.split("  ")[0] for line in text.splitlines()}
+    assert named >= {"attention", "linear plain", "moe plain", "rowwise", "recurrent"}
+    code, text = run(capsys, "explain", "op", "--model", str(layers_of_all_kinds), "--device", gpu)
+    assert code == 0
+    told = text.partition("op moe:plain")[2].partition("op rowwise")[0]
+    assert "SELECTED" in told or "each expert runs on the kernel of linear:plain" in told
 
 
 def test_a_model_that_does_not_fit_is_not_selected(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,9 +148,15 @@ def test_a_gpu_that_is_not_here_is_one_screen(capsys: pytest.CaptureFixture[str]
     assert "these would work: cpu" in text
     assert "Traceback" not in text
     assert len(text.splitlines()) <= 12
+    code, text = run(capsys, "explain", "platform", "--platform", name)
+    assert code == 0
+    assert "driver" in text
+    assert "REFUSED" in text
+    found = explained(capsys, "--platform", name)
+    assert not [t for t in found["topics"] if t["kind"] == "platform" and not t["candidates"]]
 
 
-def requests(kind: str, device: DeviceInfo) -> SelectRequest | None:
+def requests(kind: str, device: DeviceInfo) -> SelectRequest:
     """Something that is asked of a plugin of this kind."""
     if kind == "attention":
         return AttentionRequest(need=AttnNeed(128, 32, 8), device=device, dtype="bfloat16")
@@ -124,7 +169,9 @@ def test_plugins_of_gpus_are_refused_with_a_reason(host: PluginHost) -> None:
     """On a processor as on a described GPU, whatever of their needs is not installed; none of them raises."""
     seen = set()
     for entry in host.entries():
-        if entry.state == "shadowed" or host.open(entry) is not None or entry.spec is None:
+        unopened = host.open(entry) if entry.state != "shadowed" else None
+        assert unopened is None or unopened.code != "broken", unopened
+        if entry.spec is None:
             continue
         spec = entry.spec
         if isinstance(spec, PlatformSpec):
@@ -138,8 +185,7 @@ def test_plugins_of_gpus_are_refused_with_a_reason(host: PluginHost) -> None:
         assert reason.code
         for text in GPUS:
             _, gpu = choose_platform(host, "auto", text)
-            refused = evaluate(
-                host, [requests(entry.kind, gpu)], Wanted(spec.name), explicit=True, imports=True
-            ).reasons
-            assert not {r.code for r in refused} & {"broken", "check-failed", "hooks-import"}, refused
+            asked = [requests(entry.kind, gpu)]
+            refused = evaluate(host, asked, Wanted(spec.name), explicit=True, imports=True).reasons
+            assert not {r.code for r in refused} & {"broken", "check-failed"}, refused
     assert "lmkit-attention-flashinfer" in seen

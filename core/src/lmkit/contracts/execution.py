@@ -88,7 +88,7 @@ class AttnBatch:
     query_start: Buffer  # [R + 1] int32, cumulative query lengths
     seq_len: Buffer  # [R] int32, KV length including this step
     table: Buffer  # [R, max_blocks] int32
-    slots: Buffer  # [T] int64 = block * block_size + offset; -1 = do not write
+    slots: Buffer  # [T] int64 = block * block_size + offset; -1 = for nobody to read
     num_rows: int
     num_tokens: int
     max_query: int
@@ -214,7 +214,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class KVConfig:
-    """Number of blocks per KV group, block 0 (the null block, never written) included."""
+    """Number of blocks per KV group, block 0 (the null block, which belongs to no row) included."""
 
     specs: tuple[KVSpec, ...]
     num_blocks: tuple[int, ...]

@@ -45,7 +45,7 @@ class AttentionBackend(Protocol):
 
     1. In each layer write_kv for all rows of the step completes before any row is read.
     2. Prefill and decode rows are mixed in one call.
-    3. Slot -1 is not written; rows of length 0 are legal.
+    3. Slot -1 is written nowhere but in block 0, which belongs to no row; rows of length 0 are legal.
     4. `out` is given; `forward` allocates nothing on the fast path.
     5. One object serves all layers and planners of a worker; the planners are made before the first `write_kv`.
     6. q, k and v are views with any strides, parts of what a model computed them in; `out` has no gaps.

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from lmkit.api import DeviceInfo, Refusal, SelectRequest
+from lmkit_gpu.build import TorchBuild, torch_build
 from lmkit_platform_cuda import check as module
-from lmkit_platform_cuda.build import TorchBuild, torch_build
 from lmkit_platform_cuda.check import check, runs
 from lmkit_platform_cuda.probe import describe
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from lmkit.api import ConfigError, DeviceInfo, Refusal, SelectRequest
+from lmkit_gpu.build import TorchBuild
 from lmkit_platform_rocm import check as module
-from lmkit_platform_rocm.build import TorchBuild
 from lmkit_platform_rocm.check import archs, check
 from lmkit_platform_rocm.platform import RocmPlatform
 from lmkit_platform_rocm.probe import describe

@@ -1,99 +1,22 @@
-"""Paged attention by flashinfer. KV of a layer: [num_blocks, 2, block_size, num_kv_heads, head_dim], K then V.
-
-A step is planned twice: rows of one query go to the decode wrapper, the others to the prefill wrapper. Wrappers take a
-softmax scale when they plan, but the layers give it when they run; so the plan says 1 and `run` passes it as `q_scale`,
-which multiplies it.
-"""
+"""Paged attention by flashinfer. KV of a layer: [2, num_blocks, block_size, num_kv_heads, head_dim], K, then V."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import logging
+from subprocess import SubprocessError
+from time import perf_counter
 
 import torch
-from lmkit.api import AttnBatch, AttnNeed, DeviceInfo, Platform, StepLimits
+from lmkit.api import AttnBatch, AttnNeed, DeviceInfo, Platform, PluginError, StepLimits
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
+from lmkit_attention_flashinfer.planner import FlashInferPlan, FlashInferPlanner
+
+log = logging.getLogger("lmkit.attention.flashinfer")
 
 MIB = 1 << 20
-
-
-@dataclass(slots=True)
-class Pages:
-    """The pages of some rows as flashinfer reads them; index arrays on the host, pages on the device."""
-
-    indptr: Tensor  # [R + 1] int32
-    indices: Tensor  # [pages] int32, on the device
-    last_page: Tensor  # [R] int32, tokens in the last page
-
-
-@dataclass(slots=True)
-class FlashInferPlan:
-    slots: Tensor  # [T] int64
-    num_decode: int  # tokens [0, num_decode) are decode rows
-    num_prefill: int
-    decode: BatchDecodeWithPagedKVCacheWrapper
-    prefill: BatchPrefillWithPagedKVCacheWrapper
-
-
-class FlashInferPlanner:
-    capture = "none"
-
-    def __init__(self, need: AttnNeed, device: torch.device, workspace: Tensor, kernels: str) -> None:
-        from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
-
-        self.need, self.device = need, device
-        # Tensor cores make the decode kernels accept any number of query heads per KV head.
-        self.decode = BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True, backend=kernels)
-        self.prefill = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=kernels)
-
-    def plan(self, batch: AttnBatch) -> FlashInferPlan:
-        starts = batch.query_start.host[: batch.num_rows + 1]
-        queries = starts[1:] - starts[:-1]
-        decode_rows, prefill_rows = split_rows(queries, batch.seq_len.host[: batch.num_rows], batch.num_decode_rows)
-        if len(decode_rows):
-            pages = self._pages(batch, decode_rows)
-            self.decode.plan(
-                pages.indptr, pages.indices, pages.last_page, *self._heads(), self.need.block_size, **self._common()
-            )
-        if len(prefill_rows):
-            pages = self._pages(batch, prefill_rows)
-            query_start = torch.zeros(len(prefill_rows) + 1, dtype=torch.int32)
-            torch.cumsum(queries[prefill_rows], 0, dtype=torch.int32, out=query_start[1:])
-            self.prefill.plan(
-                query_start,
-                pages.indptr,
-                pages.indices,
-                pages.last_page,
-                *self._heads(),
-                self.need.block_size,
-                causal=self.need.causal,
-                **self._common(),
-            )
-        num_decode = len(decode_rows)
-        slots = batch.slots.push(batch.num_tokens)
-        return FlashInferPlan(slots, num_decode, batch.num_tokens - num_decode, self.decode, self.prefill)
-
-    def _heads(self) -> tuple[int, int, int]:
-        return self.need.num_q_heads, self.need.num_kv_heads, self.need.head_dim
-
-    def _common(self) -> dict[str, Any]:
-        need = self.need
-        return {
-            "sm_scale": 1.0,
-            "window_left": -1 if need.window is None else need.window - 1,  # flashinfer does not count the token itself
-            "logits_soft_cap": need.softcap,
-            "q_data_type": getattr(torch, need.dtype),
-            "kv_data_type": getattr(torch, need.kv_dtype),
-        }
-
-    def _pages(self, batch: AttnBatch, rows: Tensor) -> Pages:
-        indptr, indices, last_page = page_arrays(
-            batch.table.host, batch.seq_len.host[: batch.num_rows], rows, self.need.block_size
-        )
-        return Pages(indptr, indices.to(self.device, non_blocking=True), last_page)
+MULTIPROCESSORS = 192  # of the largest GPUs, and some
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class FlashInferAttention:
@@ -112,55 +35,97 @@ class FlashInferAttention:
             return f"v_head_dim {need.v_head_dim} differs from head_dim {need.head_dim}"
         if need.num_q_heads % need.num_kv_heads:
             return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
+        if self._kernels == "fa3":
+            if device.platform == "cuda" and (device.capability or (0, 0))[0] != 9:
+                return "the kernels fa3 are made for compute capability 9.0"
+            if need.kv_dtype not in ("auto", need.dtype):
+                return f"the kernels fa3 read keys and values in {need.dtype} alone, not in {need.kv_dtype}"
         return None
 
     def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
         return (16, 32, 64, 8, 1)
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
-        return (num_blocks, 2, need.block_size, need.num_kv_heads, need.head_dim)
+        return (2, num_blocks, need.block_size, need.num_kv_heads, need.head_dim)
 
     def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> FlashInferPlanner:
+        """Compiles the kernels where no earlier start on this machine has, which takes minutes. Raises PluginError."""
         device = platform.buffer((1,), torch.int32).device.device
-        if device not in self._workspace:
-            self._workspace[device] = torch.zeros(self._workspace_mb * MIB, dtype=torch.uint8, device=device)
-        return FlashInferPlanner(need, device, self._workspace[device], self._kernels)
+        size, have = max(self._workspace_mb * MIB, scratch(need, limits.max_rows)), self._workspace.get(device)
+        if have is None or have.nbytes < size:
+            self._workspace[device] = torch.zeros(size, dtype=torch.uint8, device=device)
+        # fa3 does not read keys and values of 8 bits: auto would, in some releases, choose it all the same.
+        kernels = "fa2" if self._kernels == "auto" and need.kv_dtype != need.dtype else self._kernels
+        planner = FlashInferPlanner(need, limits, platform, self._workspace[device], kernels)
+        self._warm_up(planner, platform, device)
+        return planner
+
+    def _warm_up(self, planner: FlashInferPlanner, platform: Platform, device: torch.device) -> None:
+        """A decode row and a prompt of two tokens, so that no request waits for compilers."""
+        need, began = planner.need, perf_counter()
+        dtype, heads = getattr(torch, need.dtype), (need.num_q_heads, need.head_dim)
+        log.info("loading flashinfer's kernels for heads of %d; the first start compiles them", need.head_dim)
+        kv = torch.zeros(self.kv_shape(need, 1), dtype=getattr(torch, need.kv_dtype), device=device)
+        try:
+            for tokens in (1, 2):
+                plan = planner.plan(_batch(platform, tokens))
+                q = torch.zeros(tokens, *heads, dtype=dtype, device=device)
+                out = torch.empty_like(q)
+                self.forward(q, kv, plan, 1.0, out)
+                out.cpu()  # waits: the next plan writes to the same buffers
+        except (RuntimeError, OSError, SubprocessError) as e:
+            said = "\n".join(str(e).splitlines()[-12:])  # of a compiler's the last lines
+            raise PluginError(
+                f"flashinfer cannot compile or load its kernels: {said}",
+                fix="install what the message misses, or choose another with --attention",
+            ) from e
+        log.info("flashinfer's kernels are loaded after %.1f s", perf_counter() - began)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
-        """A slot of -1 rewrites the null block with what it holds: no synchronisation, and nothing changes."""
-        block_size = kv.shape[2]
-        skipped = (slots < 0)[:, None, None]
+        """A slot of -1 is one of the null block, which belongs to no row: nothing is read, and nobody waits."""
         slots = slots.clamp(min=0)
-        block, offset = slots // block_size, slots % block_size
-        for part, value in ((kv[:, 0], k), (kv[:, 1], v)):
-            part[block, offset] = torch.where(skipped, part[block, offset], value.to(kv.dtype))
+        for part, value in zip(kv, (k, v), strict=True):
+            places = part.view(-1, *part.shape[2:])
+            if kv.dtype in FLOAT8:  # which torch cannot index
+                largest = torch.finfo(kv.dtype).max
+                value = value.clamp(-largest, largest).to(kv.dtype).view(torch.uint8)
+                places = places.view(torch.uint8)
+            places.index_copy_(0, slots, value)
 
     def forward(self, q: Tensor, kv: Tensor, plan: FlashInferPlan, scale: float, out: Tensor) -> None:
+        if q.stride(-1) != 1:
+            q = q.contiguous()
+        pages = (kv[0], kv[1])
         n, m = plan.num_decode, plan.num_prefill
-        if n:
-            plan.decode.run(q[:n], kv, q_scale=scale, out=out[:n])
+        if plan.decode is not None:
+            plan.decode.run(q[:n], pages, q_scale=scale, out=out[:n])
         if m:
-            plan.prefill.run(q[n : n + m], kv, q_scale=scale, out=out[n : n + m])
+            plan.prefill.run(q[n : n + m], pages, q_scale=scale, out=out[n : n + m])
 
 
-def split_rows(queries: Tensor, lengths: Tensor, num_decode_rows: int) -> tuple[Tensor, Tensor]:
-    """Row numbers for the decode and the prefill wrapper; rows without queries or tokens go to neither.
+def scratch(need: AttnNeed, rows: int) -> int:
+    """Bytes that a captured decode step of so many rows takes for parts of rows: an output for each tile, in float32.
 
-    The decode wrapper takes one query per row: with drafts among the decode rows, all rows are prefill rows.
+    A tile has 16 queries, or 64 where more heads share keys; each row begins one, and each multiprocessor has two.
     """
-    live = ((queries > 0) & (lengths > 0)).nonzero().flatten()
-    is_decode = live < num_decode_rows
-    if bool((queries[live[is_decode]] > 1).any()):
-        return live[:0], live
-    return live[is_decode], live[~is_decode]
+    group = need.num_q_heads // need.num_kv_heads
+    tile = 16 if group <= 16 else 64
+    tiles = max(-(-rows * group // tile) + rows - 1, 2 * MULTIPROCESSORS // need.num_kv_heads)
+    return need.num_q_heads * tiles * tile * (need.head_dim + 1) * 4 + MIB
 
 
-def page_arrays(table: Tensor, lengths: Tensor, rows: Tensor, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """indptr [R + 1], pages [indptr[-1]] and tokens in the last page [R], all int32, of `rows` of the block table."""
-    lengths = lengths[rows].long()
-    counts = (lengths + block_size - 1) // block_size
-    indptr = torch.zeros(len(rows) + 1, dtype=torch.int32)
-    torch.cumsum(counts, 0, dtype=torch.int32, out=indptr[1:])
-    column = torch.arange(table.shape[1])
-    indices = table[rows][column < counts[:, None]].int()
-    return indptr, indices, (lengths - (counts - 1) * block_size).int()
+def _batch(platform: Platform, tokens: int) -> AttnBatch:
+    """One row of so many tokens, in block 0."""
+    values = ([0, tokens], [tokens], [[0] * tokens], list(range(tokens)))
+    dtypes = (torch.int32, torch.int32, torch.int32, torch.int64)
+    buffers = []
+    for value, dtype in zip(values, dtypes, strict=True):
+        content = torch.tensor(value, dtype=dtype)
+        buffer = platform.buffer(tuple(content.shape), dtype)
+        buffer.host.copy_(content)
+        buffers.append(buffer)
+    query_start, seq_len, table, slots = buffers
+    return AttnBatch(
+        query_start, seq_len, table, slots, num_rows=1, num_tokens=tokens, max_query=tokens, max_seq=tokens,
+        num_decode_rows=int(tokens == 1),
+    )  # fmt: skip

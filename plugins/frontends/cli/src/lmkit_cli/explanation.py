@@ -40,12 +40,14 @@ def _render_topic(report: TopicReport, console: Console) -> None:
     rows = list(report.candidates)
     if rows or report.not_installed:
         _render_rows(report, rows, console)
+    if report.instead:
+        console.print(f"  {escape(report.instead)}", soft_wrap=True)
     if report.error is not None:
         prefix = f"not decided, because of {report.after}: " if report.after else ""
         console.print(f"  [red]{escape(prefix + report.error.message)}[/]", soft_wrap=True)
         if report.error.fix:
             console.print(f"    -> {escape(report.error.fix)}", soft_wrap=True)
-    if not rows and not report.not_installed and report.error is None:
+    if not rows and not report.not_installed and report.error is None and not report.instead:
         console.print("  none installed")
     console.print()
 

@@ -21,9 +21,13 @@ def command(
 ) -> None:
     """Show the memory budget of a model (weights, activations, KV cache) and the context it buys. Loads nothing."""
     from lmkit import memory
+    from lmkit.api import ConfigError
     from lmkit.plugins.resolve import resolve
 
     resolved, checkpoint, info = resolve(settings.config, plugin_host(settings))
+    if resolved.device.described and not resolved.device.total_memory:
+        text = settings.config.device
+        raise ConfigError(f"device {text!r}: it is not said how much memory it has", fix=f"--device {text}:80GB")
     estimate = memory.planned(settings.config, resolved, checkpoint, info)
     if as_json:
         data = {

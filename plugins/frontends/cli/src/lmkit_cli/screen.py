@@ -20,6 +20,7 @@ def choices(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> 
     """Component, name, reason."""
     table = _table()
     size = f"{info.num_parameters / 1e6:,.1f}M parameters, {resolved.value('dtype', info.dtype)}"
+    experts = any(linear.experts for linear in info.linears)
     table.add_row("model", checkpoint.ref, f"{info.architecture}, {size}")
     for choice in resolved.choices:
         if choice.kind in SHOWN:
@@ -31,7 +32,12 @@ def choices(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> 
                 why += f"; refused: {', '.join(names[:MAX_REFUSED])}{rest}"
             table.add_row(label, choice.name, why)
         elif choice.kind == "op" and not choice.why.startswith("fallback"):
-            table.add_row(choice.component.replace(":", " "), choice.name, f"kernel, {choice.why}")
+            op, _, fmt = choice.component.partition(":")
+            table.add_row(f"{op} {fmt}".strip(), choice.name, f"kernel, {choice.why}")
+            if op == "linear" and experts and resolved.choice("op", f"moe:{fmt}") is None:
+                table.add_row(f"moe {fmt}", choice.name, "kernel, one expert at a time")
+    if info.recurrent:
+        table.add_row("recurrent", "torch", f"{len(info.recurrent)} layers, by the model's own operators")
     name, _, more = (resolved.device.name or resolved.device.platform).partition(", ")
     table.add_row("device", name, more)
     return table
@@ -45,7 +51,7 @@ def budget(found: Estimate | EngineFacts) -> Table:
     table.add_row("KV cache", format_size(found.kv_bytes), f"{found.num_kv_tokens:,} tokens")
     if found.process_bytes:
         size = format_size(found.process_bytes)
-        table.add_row("process", size, "Python and torch, without the pages of their files")
+        table.add_row("process", size, "what the process takes beside the model")
     table.add_row("total", format_size(found.total_bytes), "")
     concurrency = found.num_kv_tokens / found.max_length if found.max_length else 0.0
     table.add_row("context", f"{found.max_length:,} tokens", f"{concurrency:.1f} requests of that length at once")

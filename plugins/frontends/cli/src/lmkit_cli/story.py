@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from lmkit.api import Derived, DeviceInfo, ErrorInfo, LmkitError, Refusal, SelectRequest
+from lmkit.api import Derived, DeviceInfo, ErrorInfo, LmkitError, OpRequest, Refusal, SelectRequest
 from lmkit.config import EngineConfig
 from lmkit.contracts.errors import UnknownName
 from lmkit.kinds import BY_NAME
@@ -39,6 +39,7 @@ class TopicReport(msgspec.Struct, frozen=True):
     wanted: tuple[str, ...] = ()  # what the user named; empty = auto
     candidates: tuple[CandidateReport, ...] = ()
     not_installed: dict[str, str] = {}  # official name -> pip command
+    instead: str = ""  # what is done where no candidate is chosen, and none is needed
     error: ErrorInfo | None = None
     after: str = ""  # the earlier selection whose error this is
 
@@ -117,7 +118,16 @@ def _topic(outcome: Outcome, host: PluginHost) -> TopicReport:
         wanted=tuple(map(str, outcome.wanted)),
         candidates=tuple(_candidate(c, outcome) for c in outcome.candidates),
         not_installed=_not_installed(outcome.request.kind, host),
+        instead=_instead(outcome),
     )
+
+
+def _instead(outcome: Outcome) -> str:
+    """Experts need no kernel of their own."""
+    request = outcome.request
+    if isinstance(request, OpRequest) and request.op == "moe" and outcome.chosen is None and not outcome.wanted:
+        return f"none: each expert runs on the kernel of linear:{request.format}"
+    return ""
 
 
 def _refused(reports: list[TopicReport], error: LmkitError) -> list[TopicReport]:

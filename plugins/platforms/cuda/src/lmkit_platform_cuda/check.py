@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from lmkit.api import DeviceInfo, Refusal, SelectRequest
+from lmkit_gpu.build import TorchBuild, torch_build
 from packaging.version import Version
-
-from lmkit_platform_cuda.build import TorchBuild, torch_build
 
 # Capabilities that PyTorch's own builds have machine code for: since which CUDA, since which torch, capabilities. The
 # last row that fits holds. Code runs on later GPUs of the same generation (8.6 on 8.9); "+PTX": on all later ones.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 from lmkit.api import ConfigError, DeviceInfo, Unavailable
+from lmkit_gpu.budget import process_bytes
 
 from lmkit_platform_cuda import nvml
 
@@ -78,6 +79,7 @@ def describe(model: str, total_memory: int) -> DeviceInfo:
         capability=capability,
         total_memory=total_memory,
         free_memory=total_memory,
+        process_bytes=process_bytes(total_memory),
         dtypes=dtypes(capability),
         described=True,
     )
@@ -101,6 +103,7 @@ def _parts(number: int, gpu: nvml.Gpu, report: nvml.Report) -> list[Part]:
             capability=unit.capability,
             total_memory=unit.total_memory,
             free_memory=unit.free_memory,
+            process_bytes=process_bytes(unit.total_memory),
             dtypes=dtypes(unit.capability),
             flags=(unit.uuid, *driver, *([f"mode={unit.mode}"] if unit.mode else [])),
         )

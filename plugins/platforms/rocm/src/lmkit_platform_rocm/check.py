@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lmkit.api import Refusal, SelectRequest
-
-from lmkit_platform_rocm.build import torch_build
+from lmkit_gpu.build import torch_build
 
 INSTALL = "install a torch built for ROCm (its version ends in +rocm...)"
 KERNELS = "lib/rocblas/library"  # beside torch: matrix products, files by instruction set

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 from lmkit.api import ConfigError, DeviceInfo, Unavailable
+from lmkit_gpu.budget import process_bytes
 
 TOPOLOGY = Path("sys/class/kfd/kfd/topology/nodes")
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"  # "11.0.0": ROCm then takes every GPU for a gfx1100
@@ -63,6 +64,7 @@ def _info(model: str, total: int, free: int, name: str = "", uuid: str = "", des
         capability=capability,
         total_memory=total,
         free_memory=free,
+        process_bytes=process_bytes(total),
         dtypes=dtypes(model),
         flags=(model, uuid) if uuid else (model,),
         described=described,
