@@ -306,6 +306,19 @@ def peers(session: nox.Session) -> None:
     session.run("python", "bench/peers/run.py", *session.posargs)
 
 
+GPU_TESTS = [
+    *("plugins/platforms/gpu", "plugins/platforms/cuda", "plugins/platforms/rocm"),
+    *("plugins/attention/triton", "plugins/ops/triton", "tests/kit/tests"),
+]
+
+
+@nox.session
+def gpu_without(session: nox.Session) -> None:
+    """What can be shown of GPU code without a GPU: the simulated device, the laboratory of kernels, their budgets."""
+    install(session)
+    session.run("pytest", "-q", *GPU_TESTS, *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD)
+
+
 @nox.session
 def flashinfer(session: nox.Session) -> None:
     """Attention by flashinfer with flashinfer's own Python code, without a GPU: its newest release, and the oldest that

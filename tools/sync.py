@@ -152,6 +152,31 @@ def quantization_page(page: str) -> str:
     return page.partition(QUANTIZED)[0] + QUANTIZED + PARAGRAPH + "\n".join([*rows, *gguf_families()]) + "\n"
 
 
+DEVICES = "## Plugins of GPUs\n\n"  # the same in docs/gpu.md
+PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named here with its date and device
+    "attention triton": "laboratory, compiled ahead, simulated device",
+    "attention flashinfer": "contract",
+    "op rowwise_triton": "laboratory, compiled ahead, simulated device",
+    "platform cuda": "simulated device; probes on stand-ins for NVML",
+    "platform rocm": "simulated device; probes on stand-ins for sysfs",
+}
+
+
+def gpu_page(page: str) -> str:
+    """The page with the table of what declares that it runs on a GPU made anew. KeyError: nothing proves one."""
+    rows = ["| plugin | platforms | dtypes | caches | features | proven by |", "|---|---|---|---|---|---|"]
+    for kind in ("platform", "attention", "op"):
+        for spec in sorted(specs(kind), key=lambda spec: spec.name):
+            platforms = (spec.name,) if kind == "platform" else spec.platforms
+            if not {"cuda", "rocm"} & set(platforms):
+                continue
+            cells = (getattr(spec, name, ()) for name in ("dtypes", "kv_dtypes", "features"))
+            shown = " | ".join(", ".join(sorted(cell)) for cell in cells)
+            proof = PROVEN[f"{kind} {spec.name}"]
+            rows.append(f"| {kind} `{spec.name}` | {', '.join(platforms)} | {shown} | {proof} |")
+    return page.partition(DEVICES)[0] + DEVICES + "\n".join(rows) + "\n"
+
+
 def gguf_families() -> list[str]:
     """Lines that say which architectures of GGUF files are read, and as which of lmkit's."""
     families = import_module("lmkit_loader_gguf.families").FAMILIES  # on the path since its hooks were read
@@ -186,6 +211,7 @@ def outputs() -> dict[Path, str]:
         pages / "hooks.md": hooks_page(),
         pages / "refusal-codes.md": codes_page(),
         docs / "quantization.md": quantization_page((docs / "quantization.md").read_text()),
+        docs / "gpu.md": gpu_page((docs / "gpu.md").read_text()),
         docs / "models.md": models_page(report, introduction),
         docs / "architecture.md": architecture_page((docs / "architecture.md").read_text()),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +16,27 @@ from lmkit_attention_triton import kernels
 LIMITS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}  # largest numbers of a float8 cache
 HEADS = 4  # of a program that writes keys and values
 TILE = 64  # keys at a time
-ROWS = 64  # rows of a tile of queries: tokens times query heads of a KV head
 FULL = 264  # programs that keep a large device busy: two for each of 132 multiprocessors
 MAX_SPLITS = 32
+E4M3 = (8, 9)  # compute capability that Triton converts it from
+
+
+class Tile(NamedTuple):
+    """How `attend` is launched."""
+
+    rows: int  # tokens times query heads of a KV head
+    tile: int  # keys at a time
+    warps: int
+    stages: int
+
+
+def tile_of(size: int, queries: int, itemsize: int) -> Tile:
+    """For heads of `size` entries: what fits into registers and shared memory of every GPU in the budgets."""
+    if queries == 1:
+        return Tile(16, TILE, 4, 2) if size * itemsize <= 256 else Tile(16, TILE // 2, 8, 2)
+    if size * itemsize <= 256:
+        return Tile(64, TILE, 4 if size * itemsize <= 128 else 8, 2)
+    return Tile(32, TILE // 2, 8, 2 if size * itemsize <= 512 else 1)
 
 
 @dataclass(slots=True)
@@ -87,6 +105,8 @@ class TritonAttention(AttentionBackend):
             return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
         if not need.causal and need.alibi:
             return "alibi is defined for causal attention only"
+        if need.kv_dtype == "float8_e4m3fn" and device.platform == "cuda" and (device.capability or (0, 0)) < E4M3:
+            return "float8_e4m3fn needs compute capability 8.9; float8_e5m2 does not"
         return None
 
     def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
@@ -145,15 +165,17 @@ class TritonAttention(AttentionBackend):
         owner = plan.owner
         need, heads, group = owner.need, q.shape[1], q.shape[1] // owner.need.num_kv_heads
         members = triton.next_power_of_2(group)
-        tokens = max(1, (16 if queries == 1 else ROWS) // members)
         size, v_size = q.shape[2], out.shape[2]
+        held, v_held = triton.next_power_of_2(size), triton.next_power_of_2(v_size)
+        shape = tile_of(max(held, v_held), queries, q.dtype.itemsize)
+        tokens = max(1, shape.rows // members)
         kernels.attend[(rows, triton.cdiv(queries, tokens), need.num_kv_heads * splits)](
             q, kv, out, owner.partial, owner.logs, owner.logs if sinks is None else sinks, owner.slopes,
             plan.query_start, plan.seq_len, plan.page_start, plan.pages, scale, need.softcap or 1.0, first,
             heads, group, size, v_size, *q.stride(), kv.stride(1), kv.stride(2), out.stride(0), out.stride(1),
             need.causal, need.window or 0, need.chunked, need.softcap is not None, sinks is not None, need.alibi,
-            splits, "ieee" if q.dtype == torch.float32 else "tf32", need.block_size, TILE, tokens, members,
-            triton.next_power_of_2(size), triton.next_power_of_2(v_size), num_warps=4, num_stages=2,
+            splits, need.block_size, shape.tile, tokens, members, held, v_held,
+            num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
 
 

@@ -128,7 +128,7 @@ def attend(
     q, kv, out, partial, logs, sinks, slopes, query_start, seq_len, page_start, pages, scale, softcap, first_row,
     q_heads, group, k_size, v_size, q_token, q_head, q_entry, kv_slot, kv_head, out_token, out_head,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    ALIBI: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    ALIBI: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     TOKENS: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """A program does TOKENS queries of a row for the GROUP heads of one KV head; of their keys one of SPLITS parts."""
@@ -176,7 +176,7 @@ def attend(
             slot = tl.load(page_table + key // PAGE, inside, 0).to(tl.int64) * PAGE + key % PAGE
             at = kv + slot * kv_slot + head * kv_head
             keys = tl.load(at[:, None] + i[None, :], inside[:, None] & (i < k_size)[None, :], 0.0)
-            scores = tl.dot(x, tl.trans(keys.to(x.dtype)), input_precision=PRECISION) * scale
+            scores = tl.dot(x, tl.trans(keys.to(x.dtype)), input_precision="ieee") * scale
             if SOFTCAP:
                 scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
             if ALIBI:
@@ -189,7 +189,7 @@ def attend(
             fade = tl.exp(most - base)
             weight = weight * fade + tl.sum(shares, 1)
             values = tl.load(at[:, None] + k_size + j[None, :], inside[:, None] & (j < v_size)[None, :], 0.0)
-            total = total * fade[:, None] + tl.dot(shares.to(x.dtype), values.to(x.dtype), input_precision=PRECISION)
+            total = total * fade[:, None] + tl.dot(shares.to(x.dtype), values.to(x.dtype), input_precision="ieee")
             most = larger
 
         mean = total / tl.where(weight == 0, 1.0, weight)[:, None]

@@ -177,7 +177,7 @@ def _threshold(x, size, least, wanted, COUNT: tl.constexpr, N: tl.constexpr):
 
     Bits of floats from 0 to 1 order like the floats, so the answer is found bit by bit, from the highest of 30.
     """
-    found = 0
+    found = tl.zeros([], tl.int32)
     for step in range(30):
         bits = found + (1 << (29 - step))
         if _at_least(x, size, least, bits, COUNT, N) >= wanted:

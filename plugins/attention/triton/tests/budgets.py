@@ -1,0 +1,101 @@
+"""What the kernels may take of a GPU, compiled as `backend` launches them."""
+
+from lmkit_attention_triton import kernels
+from lmkit_attention_triton.backend import HEADS, tile_of
+from lmkit_testing.triton_budget import Case
+
+# RDNA 3 has too few registers for these tiles: what it spills is let through, and no more.
+SPILLS = {"gfx1100": 260}
+
+
+def types(names: str, kind: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), kind)
+
+
+def attend(kv: str, dim: int, group: int, queries: int, splits: int, **how: object) -> Case:
+    shape = tile_of(dim, queries, 2)
+    given = {
+        "CAUSAL": True,
+        "WINDOW": 0,
+        "CHUNKED": False,
+        "SOFTCAP": False,
+        "SINKS": False,
+        "ALIBI": False,
+        "SPLITS": splits,
+        "PAGE": 16,
+        "TILE": shape.tile,
+        "TOKENS": max(1, shape.rows // group),
+        "GROUP": group,
+        "K": dim,
+        "V": dim,
+    }
+    return Case(
+        kernels.attend,
+        {
+            "q": "*bf16",
+            "kv": kv,
+            "out": "*bf16",
+            **types("partial logs sinks slopes", "*fp32"),
+            **types("query_start seq_len page_start pages", "*i32"),
+            **types("scale softcap", "fp32"),
+            **types("first_row q_heads group k_size v_size q_token q_head q_entry", "i32"),
+            **types("kv_slot kv_head out_token out_head", "i32"),
+        },
+        given,
+        shape.warps,
+        shape.stages,
+        unaligned=("first_row", "q_heads", "group", "q_entry"),
+        spills=SPILLS,
+        note=f"{'decode' if queries == 1 else 'prefill'} {kv[1:]} {dim} x {group}",
+        **how,
+    )
+
+
+WRITE = {
+    **types("k v kv", "*bf16"),
+    "slots": "*i64",
+    **types("heads k_size v_size k_token k_head k_entry v_token v_head v_entry kv_slot kv_head", "i32"),
+}
+CASES = [
+    Case(
+        kernels.write,
+        WRITE,
+        {"LIMIT": 0.0, "H": HEADS, "K": 128, "V": 128},
+        2,
+        unaligned=("heads", "k_entry", "v_entry"),
+        blocks=8,
+    ),
+    Case(
+        kernels.rotate_write,
+        {
+            "q": "*bf16",
+            **WRITE,
+            **types("cos sin", "*fp32"),
+            **types("q_heads pairs q_token q_head q_entry", "i32"),
+        },
+        {"INTERLEAVED": False, "LIMIT": 0.0, "H": HEADS, "P": 64, "REST": 0, "V": 128},
+        2,
+        unaligned=("heads", "q_heads", "q_entry", "k_entry", "v_entry"),
+        blocks=8,
+    ),
+    attend("*bf16", 128, 4, 1, 8, blocks=2, opcodes=("HMMA",)),
+    attend("*bf16", 64, 8, 1, 1, blocks=2, opcodes=("HMMA",)),
+    attend("*bf16", 128, 4, 64, 1),
+    attend("*bf16", 256, 1, 64, 1),
+    attend("*bf16", 256, 1, 1, 8),
+    attend("*bf16", 64, 1, 64, 1),
+    attend("*fp8e4nv", 128, 4, 1, 8, archs=("sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")),
+    Case(
+        kernels.merge,
+        {
+            "out": "*bf16",
+            **types("partial logs", "*fp32"),
+            **types("query_start seq_len", "*i32"),
+            **types("q_heads v_size out_token out_head", "i32"),
+        },
+        {"SPLITS": 8, "V": 128},
+        2,
+        unaligned=("q_heads",),
+        blocks=8,
+    ),
+]

@@ -1,0 +1,160 @@
+"""Triton kernels compiled for GPUs that are not here, and what their machine code takes, against a budget.
+
+    python -m lmkit_testing.triton_budget MODULE [ARCH...]
+
+MODULE has `CASES`: what each kernel is compiled with, and what it may take. Neither a GPU nor a driver is needed; but
+TRITON_INTERPRET must not be set, so this runs in a process of its own. One line is printed per case and device; the
+exit status is 1 when one is over its budget.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+# Bytes of shared memory that a block may have
+SHARED: Mapping[str, int] = {
+    "sm_80": 166_912, "sm_89": 101_376, "sm_90": 232_448, "sm_100": 232_448, "sm_120": 101_376,
+    "gfx942": 65_536, "gfx950": 163_840, "gfx1100": 65_536,
+}  # fmt: skip
+REGISTERS = 65_536  # of a multiprocessor
+THREADS: Mapping[str, int] = {"sm_80": 2048, "sm_89": 1536, "sm_90": 2048, "sm_100": 2048, "sm_120": 1536}
+MULTIPROCESSOR: Mapping[str, int] = {  # its shared memory
+    "sm_80": 167_936, "sm_89": 102_400, "sm_90": 233_472, "sm_100": 233_472, "sm_120": 102_400,
+}  # fmt: skip
+NO_SPILLS = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel with the types of its arguments ("*bf16", "i32", "fp32"; constants by value) and its budget."""
+
+    kernel: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+    warps: int = 4
+    stages: int = 2
+    unaligned: Sequence[str] = ()  # arguments that need not be multiples of 16, beside floats
+    registers: int = 255
+    blocks: int = 1  # per multiprocessor, at least
+    opcodes: Sequence[str] = ()  # that NVIDIA's machine code must have
+    spills: Mapping[str, int] = field(default_factory=dict)  # registers by device, where some are let through
+    archs: Sequence[str] = tuple(SHARED)
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel.__name__}{f' {self.note}' if self.note else ''}"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one kernel takes on one device."""
+
+    registers: int
+    spilled: int  # registers of AMD's; bytes of stack of NVIDIA's
+    shared: int
+    blocks: int
+    opcodes: frozenset[str]
+
+
+def compiled(case: Case, arch: str) -> Usage:
+    """Raises what the compiler raises."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    amd = arch.startswith("gfx")
+    target = (
+        GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32) if amd else GPUTarget("cuda", int(arch[3:]), 32)
+    )
+    signature = {**case.types, **dict.fromkeys(case.constants, "constexpr")}
+    names: list[str] = case.kernel.arg_names
+    aligned = [n for n, t in case.types.items() if t.startswith(("*", "i")) and n not in case.unaligned]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    ordered = {name: signature[name] for name in names}
+    constants = {(names.index(name),): value for name, value in case.constants.items()}
+    source = ASTSource(fn=case.kernel, signature=ordered, constexprs=constants, attrs=attributes)
+    made = triton.compile(source, target=target, options={"num_warps": case.warps, "num_stages": case.stages})
+    shared = made.metadata.shared
+    if amd:
+        text = made.asm["amdgcn"]
+        found = {key: int(value) for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):?\s+(\d+)", text)}
+        return Usage(found["vgpr_count"], found["vgpr_spill_count"], shared, 1, frozenset())
+    return _of_cubin(made.asm["cubin"], arch, shared, made.metadata.num_warps)
+
+
+def _of_cubin(cubin: bytes, arch: str, shared: int, warps: int) -> Usage:
+    """Read by the tools in Triton's wheel: a kernel says nothing of itself where there is no driver."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage, code = (
+            subprocess.run([tool, how, file.name], capture_output=True, text=True, check=True).stdout
+            for how in ("--dump-resource-usage", "--dump-sass")
+        )
+    fields = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", usage)}
+    opcodes = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", code, re.M)
+    names = frozenset(name for op in opcodes for name in (op, op.partition(".")[0]))
+    block = -(-fields["REG"] * 32 // 256) * 256 * warps
+    blocks = min(REGISTERS // block, THREADS[arch] // (32 * warps), MULTIPROCESSOR[arch] // (shared + 1024), 32)
+    local = 1 if names & {"STL", "LDL"} else 0
+    return Usage(fields["REG"], fields["STACK"] + local, shared, blocks, names)
+
+
+def over(case: Case, arch: str, usage: Usage) -> list[str]:
+    """What is beyond the budget."""
+    found = []
+    if usage.shared > SHARED[arch]:
+        found.append(f"{usage.shared} bytes of shared memory, a block has {SHARED[arch]}")
+    if usage.spilled > case.spills.get(arch, NO_SPILLS):
+        found.append(f"{usage.spilled} spilled")
+    if usage.registers > case.registers and not arch.startswith("gfx"):
+        found.append(f"{usage.registers} registers, {case.registers} are planned")
+    if usage.blocks < case.blocks and not arch.startswith("gfx"):
+        found.append(f"{usage.blocks} blocks per multiprocessor, {case.blocks} are planned")
+    if not arch.startswith("gfx"):
+        found += [f"no {op} in its machine code" for op in case.opcodes if op not in usage.opcodes]
+    return found
+
+
+def within_budget(folder: Path, archs: Sequence[str] = ()) -> None:
+    """Runs this module on `budgets` in that folder; AssertionError with what is over."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(folder), "TRITON_DEFAULT_FP_FUSION": "1"}  # it warns where nobody says
+    command = [sys.executable, "-m", "lmkit_testing.triton_budget", "budgets", *archs]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if "OVER" in line] or [done.stderr[-2000:]]
+    assert done.returncode == 0, "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp())
+    cases: Sequence[Case] = import_module(arguments[0]).CASES
+    failed = 0
+    for case in cases:
+        for arch in [arch for arch in arguments[1:] or SHARED if arch in case.archs]:
+            try:
+                usage = compiled(case, arch)
+                problems = over(case, arch, usage)
+                said = f"{usage.registers} registers, {usage.shared} B shared, {usage.blocks} blocks"
+            except Exception as e:
+                problems, said = [f"{type(e).__name__}: {str(e).strip().splitlines()[-1:]}"], "not compiled"
+            failed += bool(problems)
+            print(f"{arch} {case.name}: {said}{'; OVER: ' + '; '.join(problems) if problems else ''}", flush=True)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
