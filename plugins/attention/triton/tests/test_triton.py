@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from lmkit.api import AttnNeed, DeviceInfo
+from lmkit_attention_triton import backend
 from lmkit_attention_triton.backend import TritonAttention
 from lmkit_testing import AttentionConformance
 from lmkit_testing.attention import Rows
-from lmkit_testing.triton_lab import lab
+from lmkit_testing.triton_lab import lab, mutant
 
 
 @pytest.mark.slow
@@ -88,3 +90,48 @@ def test_splits_depend_on_the_rows_alone_and_fill_a_device() -> None:
     planner = rows(need, 1).planner
     planner.most_splits = 32
     assert [planner.splits(n) for n in (1, 2, 8, 64, 256)] == [32, 32, 8, 1, 1]
+
+
+FAULTS = {
+    "mask too long": ("inside = key < high", "inside = key <= high"),
+    "sees what follows": ("visible &= key <= position", "visible &= key <= position + 1"),
+    "slot off by one": ("slot = tl.load(slots + token)", "slot = tl.load(slots + token) + 1"),
+    "wrong page": ("key // PAGE, inside", "key // PAGE // 2, inside"),
+    "no scale": (") * scale\n", ")\n"),
+    "parts of equal weight": ("share = tl.exp(log - tl.max(log, 0))", "share = tl.exp(log - log)"),
+    "window off by one": ("visible &= key > position - WINDOW", "visible &= key >= position - WINDOW"),
+    "no fading": ("total * fade[:, None] +", "total +"),
+    "wrong head": ("query_head = head * group + member", "query_head = head + member"),
+    "half a softcap": (
+        "softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)",
+        "softcap * tl.sigmoid(scores / softcap)",
+    ),
+    "values of the keys": ("at[:, None] + k_size + j[None, :]", "at[:, None] + j[None, :]"),
+}
+
+
+def attended() -> None:
+    made = rows(AttnNeed(16, 4, 2, "float32", "float32", 16, window=130, softcap=8.0), 3)
+    for work in ([(0, 140), (1, 2)], [(0, 1), (1, 1), (2, 5)], [(0, 1), (2, 1), (1, 1)]):
+        for got, expected in zip(*made.step(work), strict=True):
+            assert (got.double() - expected).abs().max() <= 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_found(name: str, tmp_path: Path) -> None:
+    with lab():
+        attended()
+        with mutant(backend, *FAULTS[name], tmp_path), pytest.raises(AssertionError):
+            attended()
+
+
+@pytest.mark.slow
+def test_a_write_to_slot_minus_one_is_found(tmp_path: Path) -> None:
+    k, kv = torch.ones(2, 2, 16), torch.zeros(2, 16, 2, 32)
+    fault = ("writes = head < tl.where(slot >= 0, heads, 0)\n    of_k", "writes = head < heads\n    of_k")
+    with lab():
+        TritonAttention().write_kv(k, k, kv, torch.tensor([-1, 3]))
+        assert kv.sum() == 64
+        with mutant(backend, *fault, tmp_path), pytest.raises(AssertionError, match="out of bounds"):
+            TritonAttention().write_kv(k, k, kv, torch.tensor([-1, 3]))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from lmkit.api import (
     EngineRequest,
     KVConfig,
+    LmkitError,
     NullCollectives,
     NullGraphs,
     SamplingParams,
@@ -26,9 +29,11 @@ from lmkit.scheduling.scheduler import Scheduler
 from lmkit_gpu import GpuPlatform
 from lmkit_gpu import platform as module
 from lmkit_testing.checkpoints import tiny_checkpoint
-from lmkit_testing.simgpu import Gpu, SimRuntime, simulated
+from lmkit_testing.simgpu import Gpu, SimEvent, SimRuntime, simulated
 from lmkit_testing.stepper import ArrivalOrder
 from lmkit_testing.toy import ToyPlatform
+from lmkit_worker import rows as rows_module
+from lmkit_worker.inputs import DrawnTokens
 from lmkit_worker.loading.load import load_model
 from lmkit_worker.runner import Runner
 from lmkit_worker.uniproc import StepFuture
@@ -212,3 +217,64 @@ def test_tokens_with_the_kernels_of_a_gpu(gpu: Gpu, folder: Path, name: str, dep
     expected = played(play(path, ToyPlatform(), torch.device("cpu"), PARAMS[name], 1))
     assert played(play(path, platform, platform.bind(0), PARAMS[name], depth)) == expected
     assert gpu.launches["graph"] > 8
+
+
+# ------------------------------------------------------------------------------------------ faults put in on purpose
+
+
+def no_waiting() -> list[tuple[object, str, object]]:
+    """Tokens are read before they have come."""
+    return [(module.QueueEvent, "wait", lambda self: None)]
+
+
+def one_pinned_copy() -> list[tuple[object, str, object]]:
+    """A buffer is written while its copy is on its way."""
+    return [
+        (module, "COPIES", 1),
+        (module.QueueEvent, "query", lambda self: False),
+        (SimEvent, "query", lambda self: True),
+    ]
+
+
+def not_fed() -> list[tuple[object, str, object]]:
+    """The next step does not learn what was drawn."""
+    return [(DrawnTokens, "put", lambda self, tokens: None)]
+
+
+def fed_to_the_neighbour() -> list[tuple[object, str, object]]:
+    real = DrawnTokens.expect
+    return [(DrawnTokens, "expect", lambda self, slots: real(self, (slots + 1) % len(self.targets.array)))]
+
+
+def unread_tokens_are_zeros() -> list[tuple[object, str, object]]:
+    """A row does not say that its last token is still on the device."""
+    return [(rows_module, "UNREAD", 0)]
+
+
+def pageable_tables() -> list[tuple[object, str, object]]:
+    """A planner's copy is not from pinned memory."""
+    return [(module.TwinBuffer, "push", lambda self, n: self.device[:n].copy_(self.host[:n]))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault", [no_waiting, one_pinned_copy, not_fed, fed_to_the_neighbour, unread_tokens_are_zeros, pageable_tables]
+)
+def test_faults_are_found(gpu: Gpu, checkpoint: Path, fault) -> None:
+    limits = SchedLimits(max_tokens=16, max_rows=4, max_length=MAX_LENGTH, eos_token_ids=(1,), depth=2)
+    expected = tokens(*runner(checkpoint, ToyPlatform(), torch.device("cpu"), limits), limits, requests(GREEDY))
+
+    def check() -> None:
+        gpu.clear()
+        platform = GpuPlatform(SimRuntime())
+        made, kv = runner(checkpoint, platform, platform.bind(0), limits)
+        gpu.clear()
+        assert tokens(made, kv, limits, requests(GREEDY)) == expected
+        assert not any("lmkit_gpu" in where or "test_steps" in where for where in gpu.pageable)
+
+    check()
+    with ExitStack() as patched:
+        for patch in fault():
+            patched.enter_context(mock.patch.object(*patch))
+        with pytest.raises((AssertionError, LmkitError, AttributeError)):
+            check()

@@ -36,7 +36,7 @@ ROUND = 512  # bytes: sizes of blocks in the pool
 NONSENSE = 0xA5  # byte of memory that nobody has written
 # Operators of torch that are parts of others on the CPU, and one kernel on a GPU
 FUSED = {
-    "rms_norm", "linear", "scaled_dot_product_attention", "matmul", "layer_norm", "to", "reshape", "flatten",
+    "rms_norm", "linear", "scaled_dot_product_attention", "matmul", "layer_norm", "reshape", "flatten",
     "silu", "gelu", "embedding",
 }  # fmt: skip
 WAITS = {

@@ -15,7 +15,11 @@ import contextlib
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -137,6 +141,22 @@ class Seen:
         region = min(self.regions, key=distance)
         size = region.tensor.element_size()
         return f"{region.name}[{(address - region.first) // size}] (it has {region.size // size})"
+
+
+@contextlib.contextmanager
+def mutant(user: ModuleType, old: str, new: str, folder: Path) -> Iterator[None]:
+    """`user.kernels` with `new` in place of `old`: a fault put in on purpose, which tests must find."""
+    source = Path(user.kernels.__file__).read_text(encoding="utf-8")
+    assert old in source, f"the kernels have no {old!r} any more"
+    file = folder / "kernels.py"
+    file.write_text(source.replace(old, new), encoding="utf-8")
+    spec = spec_from_file_location(f"mutant_{abs(hash((old, new)))}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with patch.object(user, "kernels", module):
+        yield
 
 
 @contextlib.contextmanager
