@@ -21,6 +21,7 @@ from lmkit.api import (
     EngineRequest,
     KVConfig,
     NullCollectives,
+    NullEvent,
     SamplingParams,
     SchedLimits,
     StepLimits,
@@ -68,6 +69,9 @@ class Twin:
 class TwinPlatform:
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Twin:
         return Twin(shape, dtype)
+
+    def event(self) -> NullEvent:
+        return NullEvent()
 
 
 class Kernel:
