@@ -21,6 +21,7 @@ from lmkit.api import (
     EngineRequest,
     KVConfig,
     NullCollectives,
+    NullEvent,
     SamplingParams,
     SchedLimits,
     StepLimits,
@@ -68,6 +69,9 @@ class Twin:
 class TwinPlatform:
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Twin:
         return Twin(shape, dtype)
+
+    def event(self) -> NullEvent:
+        return NullEvent()
 
 
 class Kernel:
@@ -392,6 +396,25 @@ def test_a_decode_step_waits_for_nothing_but_an_event(sim: simgpu.Gpu, checkpoin
     assert set(sim.waits) <= {"event"}, sim.waits
     assert not sim.pageable
     assert not sim.pool.misses
+
+
+def test_a_plan_that_does_not_wait_is_found(
+    sim: simgpu.Gpu, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """flashinfer writes its tables to the same pinned memory in every plan."""
+    init = FlashInferPlanner.__init__
+
+    def careless(self: Any, *arguments: Any) -> None:
+        init(self, *arguments)
+        self.uploaded = NullEvent()
+
+    monkeypatch.setattr(FlashInferPlanner, "__init__", careless)
+    platform = GpuPlatform(simgpu.SimRuntime())
+    core = engine(checkpoint, platform, platform.bind(0))
+    monkeypatch.setattr(Steps, "control", lambda self, command: [], raising=False)
+    with pytest.raises(AssertionError):
+        tokens(core, requests([40, 40]))
+    assert "a host buffer was written while its copy to the device was in flight" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------------ planted faults

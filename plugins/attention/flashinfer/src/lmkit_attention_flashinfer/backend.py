@@ -72,7 +72,7 @@ class FlashInferAttention:
                 q = torch.zeros(tokens, *heads, dtype=dtype, device=device)
                 out = torch.empty_like(q)
                 self.forward(q, kv, plan, 1.0, out)
-                out.cpu()  # waits: the next plan writes to the same buffers
+                out.cpu()  # what goes wrong in a kernel shows here
         except (RuntimeError, OSError, SubprocessError) as e:
             said = "\n".join(str(e).splitlines()[-12:])  # of a compiler's the last lines
             raise PluginError(

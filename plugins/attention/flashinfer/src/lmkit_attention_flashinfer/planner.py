@@ -30,6 +30,24 @@ class FlashInferPlan:
     prefill: BatchPrefillWithPagedKVCacheWrapper
 
 
+class Staged:
+    """Integers on the host, pinned where there is a device to copy them to, and their place on that device.
+
+    flashinfer copies some of them itself, from the host side. It must not be written again before they have arrived.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        host = torch.zeros(size, dtype=torch.int32)
+        self.host = host if device.type == "cpu" else host.pin_memory()
+        self.array = self.host.numpy()
+        self.device = torch.zeros(size, dtype=torch.int32, device=device)
+
+    def push(self, n: int) -> Tensor:
+        """The first `n` on the device."""
+        self.device[:n].copy_(self.host[:n], non_blocking=True)
+        return self.device[:n]
+
+
 class FlashInferPlanner:
     """Buffers are made once.
 
@@ -43,11 +61,12 @@ class FlashInferPlanner:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
         self.need, self.workspace, self.kernels = need, workspace, kernels
-        rows = limits.max_rows
-        self.indptr = platform.buffer((rows + 2,), torch.int32)  # of decode rows, then of the others
-        self.last_page = platform.buffer((rows,), torch.int32)
-        self.query_start = platform.buffer((rows + 1,), torch.int32)  # of the others
-        self.pages = platform.buffer((rows * limits.max_blocks_per_row,), torch.int32)
+        rows, device = limits.max_rows, workspace.device
+        self.indptr = Staged(rows + 2, device)  # of decode rows, then of the others
+        self.last_page = Staged(rows, device)
+        self.query_start = Staged(rows + 1, device)  # of the others
+        self.pages = Staged(rows * limits.max_blocks_per_row, device)
+        self.uploaded = platform.event()  # behind the copies of the last plan: also of those that flashinfer makes
         self.tables = torch.empty(INT_WORKSPACE, dtype=torch.uint8, device=workspace.device)
         self.decoders: dict[int, BatchDecodeWithPagedKVCacheWrapper] = {}  # by number of rows
         # Tensor cores make the decode kernels accept any number of query heads per KV head.
@@ -61,10 +80,11 @@ class FlashInferPlanner:
         rows, n = split_rows(queries, batch.num_decode_rows)
         starts, last = page_arrays(lengths[rows], self.need.block_size)
         m, middle = len(rows) - n, int(starts[n])
-        put_pages(batch.table.host.numpy(), rows, starts, self.pages.host.numpy())
-        self.indptr.host.numpy()[: n + 1] = starts[: n + 1]
-        self.indptr.host.numpy()[n + 1 : n + m + 2] = starts[n:] - middle
-        self.last_page.host.numpy()[: n + m] = last
+        self.uploaded.wait()
+        put_pages(batch.table.host.numpy(), rows, starts, self.pages.array)
+        self.indptr.array[: n + 1] = starts[: n + 1]
+        self.indptr.array[n + 1 : n + m + 2] = starts[n:] - middle
+        self.last_page.array[: n + m] = last
         pages = self.pages.push(int(starts[-1]))
         decode = None
         if n:
@@ -77,12 +97,12 @@ class FlashInferPlanner:
                 **self._common(),
             )
         if m:
-            starts_of_queries = self.query_start.host[: m + 1]
-            starts_of_queries.numpy()[1:] = np.cumsum(queries[rows[n:]])
+            self.query_start.array[1 : m + 1] = np.cumsum(queries[rows[n:]])
             self.prefill.plan(
-                starts_of_queries, self.indptr.host[n + 1 : n + m + 2], pages[middle:],
+                self.query_start.host[: m + 1], self.indptr.host[n + 1 : n + m + 2], pages[middle:],
                 self.last_page.host[n : n + m], *self._heads(), causal=self.need.causal, **self._common(),
             )  # fmt: skip
+        self.uploaded.record()
         return FlashInferPlan(batch.slots.push(batch.num_tokens), n, batch.num_tokens - n, decode, self.prefill)
 
     def _decoder(self, num_rows: int) -> BatchDecodeWithPagedKVCacheWrapper:
