@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ from lmkit.scheduling.scheduler import Scheduler
 from lmkit_gpu import GpuPlatform
 from lmkit_gpu import platform as module
 from lmkit_testing.checkpoints import tiny_checkpoint
-from lmkit_testing.simgpu import Gpu, SimEvent, SimRuntime, simulated
+from lmkit_testing.simgpu import Gpu, SimRuntime, simulated
 from lmkit_testing.stepper import ArrivalOrder
 from lmkit_testing.toy import ToyPlatform
 from lmkit_worker import rows as rows_module
@@ -178,6 +179,7 @@ def test_a_step_waits_for_one_event_and_nothing_else(gpu: Gpu, folder: Path, nam
     for _ in range(6):
         next(steps)
     for _ in range(3):
+        gc.collect()  # Triton's interpreter leaves cycles behind, with the memory of its arguments in them
         gpu.clear()
         gpu.strict = True
         next(steps)
@@ -227,15 +229,6 @@ def no_waiting() -> list[tuple[object, str, object]]:
     return [(module.QueueEvent, "wait", lambda self: None)]
 
 
-def one_pinned_copy() -> list[tuple[object, str, object]]:
-    """A buffer is written while its copy is on its way."""
-    return [
-        (module, "COPIES", 1),
-        (module.QueueEvent, "query", lambda self: False),
-        (SimEvent, "query", lambda self: True),
-    ]
-
-
 def not_fed() -> list[tuple[object, str, object]]:
     """The next step does not learn what was drawn."""
     return [(DrawnTokens, "put", lambda self, tokens: None)]
@@ -257,9 +250,7 @@ def pageable_tables() -> list[tuple[object, str, object]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault", [no_waiting, one_pinned_copy, not_fed, fed_to_the_neighbour, unread_tokens_are_zeros, pageable_tables]
-)
+@pytest.mark.parametrize("fault", [no_waiting, not_fed, fed_to_the_neighbour, unread_tokens_are_zeros, pageable_tables])
 def test_faults_are_found(gpu: Gpu, checkpoint: Path, fault) -> None:
     limits = SchedLimits(max_tokens=16, max_rows=4, max_length=MAX_LENGTH, eos_token_ids=(1,), depth=2)
     expected = tokens(*runner(checkpoint, ToyPlatform(), torch.device("cpu"), limits), limits, requests(GREEDY))
@@ -270,7 +261,7 @@ def test_faults_are_found(gpu: Gpu, checkpoint: Path, fault) -> None:
         made, kv = runner(checkpoint, platform, platform.bind(0), limits)
         gpu.clear()
         assert tokens(made, kv, limits, requests(GREEDY)) == expected
-        assert not any("lmkit_gpu" in where or "test_steps" in where for where in gpu.pageable)
+        assert not any("lmkit_worker/buffers" in where for where in gpu.pageable)
 
     check()
     with ExitStack() as patched:
@@ -278,3 +269,23 @@ def test_faults_are_found(gpu: Gpu, checkpoint: Path, fault) -> None:
             patched.enter_context(mock.patch.object(*patch))
         with pytest.raises((AssertionError, LmkitError, AttributeError)):
             check()
+
+
+@pytest.mark.slow
+def test_a_single_pinned_copy_is_found(gpu: Gpu, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer is written while its copy is on its way. The torch reference would wait for it before."""
+
+    def push(self, n: int) -> torch.Tensor:
+        staged, _ = self._copies[0]
+        staged[:n].copy_(self.host[:n])
+        self.device[:n].copy_(staged[:n], non_blocking=True)
+        return self.device[:n]
+
+    platform = GpuPlatform(SimRuntime())
+    steps = play(model(folder, 1), platform, platform.bind(0), PARAMS["greedy"])
+    for _ in range(4):
+        next(steps)
+    monkeypatch.setattr(module.TwinBuffer, "push", push)
+    with pytest.raises(LmkitError, match="SimError"):
+        for _ in steps:
+            pass

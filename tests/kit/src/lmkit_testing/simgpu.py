@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from lmkit_testing.triton_numbers import right_numbers
@@ -43,6 +42,23 @@ WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "item", "unique_consecutive", "_unique2",
     "bincount", "equal",
 }  # fmt: skip
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """What is in tuples, lists and dicts. torch's own function leaves cycles behind, which would hold tensors."""
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    return [leaf for part in tree for leaf in tree_leaves(part)] if isinstance(tree, (tuple, list)) else [tree]
+
+
+def tree_map_only(kind: type, work: Callable[[Any], Any], tree: Any) -> Any:
+    """The same tree, with `work` done to leaves of that kind."""
+    if isinstance(tree, dict):
+        return {key: tree_map_only(kind, work, value) for key, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        parts = [tree_map_only(kind, work, part) for part in tree]
+        return parts if isinstance(tree, list) else tuple(parts)
+    return work(tree) if isinstance(tree, kind) else tree
 
 
 class SimError(AssertionError):
