@@ -65,7 +65,7 @@ def main(target: Path, names: list[str]) -> None:
         if names and name not in names:
             continue
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-        given = {"iters": 0, "disable_opt_rtn": True, "device_map": "cpu", **settings}
+        given = {"iters": 0, "disable_opt_rtn": True, "amp": False, "device_map": "cpu", **settings}
         tokenizer, work = AutoTokenizer.from_pretrained(source), target / f"{name}.work"
         rounded, _ = AutoRound(model, tokenizer, **given).quantize()
         logits = expected(rounded)
