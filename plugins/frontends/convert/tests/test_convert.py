@@ -10,6 +10,7 @@ import pytest
 import torch
 from lmkit.api import CheckpointError, CheckpointOptions, ConfigError
 from lmkit.checkpoint import open_checkpoint
+from lmkit.plugins.host import PluginHost
 from lmkit_convert.command import convert
 from lmkit_convert.unpickled import main
 from lmkit_testing.checkpoints import tiny_checkpoint
@@ -119,3 +120,9 @@ def test_damaged_files_of_tensorizer(change: str, tmp_path: Path, capsys: pytest
     main(str(file), str(tmp_path / "x.safetensors"))
     assert isinstance(json.loads(capsys.readouterr().out)["error"], str)
     assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_a_dist_with_a_command_is_no_unknown_plugin() -> None:
+    host = PluginHost()
+    host.scan()
+    assert not [warning for warning in host.warnings if warning.startswith("lmkit-")]

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lmkit.api import CheckpointError, LinearSpec, UnsupportedModel, WeightMismatch
+from lmkit.api import CheckpointError, DeviceInfo, LinearSpec, UnsupportedModel, WeightMismatch
 from lmkit_layouts import Rounding
 from lmkit_quantization_fp8.kernel import SHIFT, Fp8Torch, Fp8Weight, Fp8Weights, widen
 from lmkit_quantization_fp8.rounded import RoundedFp8
+from lmkit_quantization_fp8.scaled import Fp8ScaledMM
 from lmkit_quantization_fp8.scheme import Fp8Format, Fp8Scheme
 from lmkit_testing import QuantizationConformance
 from lmkit_testing.checkpoints import tiny_checkpoint
@@ -197,6 +198,55 @@ def test_activations_are_rounded_as_the_checkpoint_says(config: dict[str, object
     )
     kernel = Fp8Torch()
     assert torch.equal(kernel.apply(x, kernel.pack(fmt, dict(params), LAYER, torch.float32), None), exact)
+
+
+H200 = DeviceInfo(platform="cuda", device_type="cuda", capability=(9, 0))
+
+
+@pytest.mark.parametrize(
+    "inputs", [Rounding("stored"), Rounding("tensor"), Rounding("token"), Rounding("token", 0, True)]
+)
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_of_float8(inputs: Rounding, rows: bool, biased: bool) -> None:
+    """Those of the portable kernel, which multiplies what both round to."""
+    layer = LinearSpec("qkv", 64, (32, 16))
+    fmt = Fp8Format(None, (32, 16), 64, rows=rows, inputs=inputs)
+    noise = torch.Generator().manual_seed(0)
+    scales = torch.rand(48, 1, generator=noise) if rows else torch.rand(2, generator=noise)
+    weight = torch.randn(48, 64, generator=noise).to(torch.float8_e4m3fn)
+    params = {"weight": weight, "weight_scale": scales, "input_scale": torch.full((2,), 0.01)}
+    x = torch.randn(2, 3, 64, generator=noise, dtype=torch.bfloat16)
+    bias = torch.randn(48, generator=noise, dtype=torch.bfloat16) if biased else None
+    kernel, portable = Fp8ScaledMM(), Fp8Torch()
+    assert kernel.can_run(fmt, layer, H200) is None
+    found = kernel.apply(x, kernel.pack(fmt, dict(params), layer, torch.bfloat16), bias)
+    packed = portable.pack(fmt, dict(params), layer, torch.float32)
+    wanted = portable.apply(x.float(), packed, None if bias is None else bias.float())
+    assert (found.shape, found.dtype) == (wanted.shape, torch.bfloat16)
+    torch.testing.assert_close(found.float(), wanted, rtol=2**-8, atol=2**-8 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("fmt", "layer", "device", "reason"),
+    [
+        (Fp8Format(None, (32,), 64), LinearSpec("up", 64, (32,)), H200, "stay as they are"),
+        (RoundedFp8(64), LinearSpec("up", 64, (32,)), H200, "stay as they are"),
+        (Fp8Format((128, 128), (32,), 64, inputs=Rounding("token")), LinearSpec("up", 64, (32,)), H200, "blocks"),
+        (Fp8Format(None, (32,), 64, inputs=Rounding("group", 16)), LinearSpec("up", 64, (32,)), H200, "blocks"),
+        (Fp8Format(None, (33,), 64, inputs=Rounding("token")), LinearSpec("up", 64, (33,)), H200, "33 x 64"),
+        (
+            Fp8Format(None, (32,), 64, inputs=Rounding("token")),
+            LinearSpec("up", 64, (32,)),
+            DeviceInfo(platform="cuda", device_type="cuda", capability=(8, 0)),
+            "the device has 8.0",
+        ),
+    ],
+)
+def test_products_of_float8_that_are_refused(
+    fmt: Fp8Format | RoundedFp8, layer: LinearSpec, device: DeviceInfo, reason: str
+) -> None:
+    assert reason in str(Fp8ScaledMM().can_run(fmt, layer, device))
 
 
 def test_weights_that_are_not_numbers_are_refused() -> None:

@@ -22,6 +22,17 @@ def lmkit_quantization_methods() -> list[QuantizationSpec]:
 def lmkit_ops() -> list[OpSpec]:
     return [
         OpSpec(
+            name="fp8_scaled_mm",
+            summary="linear over float8 weights and activations by torch's float8 product, scales per row",
+            target="lmkit_quantization_fp8.scaled:Fp8ScaledMM",
+            op="linear",
+            formats=frozenset({"fp8"}),
+            dtypes=frozenset({"bfloat16"}),  # all that its result can be
+            platforms=("cuda",),
+            tier=Tier.OPTIMIZED,
+            bits=8,
+        ),
+        OpSpec(
             name="fp8_torch",
             summary="linear over float8 weights, activations rounded as the checkpoint says",
             target="lmkit_quantization_fp8.kernel:Fp8Torch",

@@ -54,10 +54,8 @@ class Fp8Torch(LinearKernel):
             columns = fmt.block[1] if fmt.block else 0
             inputs = fmt.inputs if self.rounds else None
             input_scale = fmt.input_scale(params) if inputs and inputs.kind == "stored" else 1.0
-        if weight.numel() and int((weight.view(torch.uint8) & 0x7F).max()) == 0x7F:
-            raise CheckpointError("holds weights that are not numbers (NaN)")
         params.clear()
-        return Fp8Weight(weight, scales * SHIFT, columns, inputs, input_scale)
+        return Fp8Weight(checked(weight), scales * SHIFT, columns, inputs, input_scale)
 
     def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, Fp8Weight)
@@ -76,6 +74,13 @@ class Fp8Weights(Fp8Torch):
 
     name = "fp8_weights"
     rounds = False
+
+
+def checked(weight: Tensor) -> Tensor:
+    """The same float8 weight. Raises CheckpointError: not all are numbers."""
+    if weight.numel() and int((weight.view(torch.uint8) & 0x7F).max()) == 0x7F:
+        raise CheckpointError("holds weights that are not numbers (NaN)")
+    return weight
 
 
 def widen(weight: Tensor) -> Tensor:

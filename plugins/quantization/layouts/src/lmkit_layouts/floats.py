@@ -35,24 +35,25 @@ class Rounding:
 
     def apply(self, x: Tensor, stored: float = 1.0) -> Tensor:
         """x in its dtype; what is beyond 448 times its scale becomes that."""
+        codes, scales = self.codes(x, stored)
+        found = codes.float().mul_(scales)
+        return (found.flatten(-2)[..., : x.shape[-1]] if self.kind == "group" else found).to(x.dtype)
+
+    def codes(self, x: Tensor, stored: float = 1.0) -> tuple[Tensor, Tensor]:
+        """float8 numbers and the float32 scales that they are multiplied with: x of "group" is [..., groups, group]."""
         import torch
         from torch.nn import functional as F
 
-        if self.kind == "stored":
-            return _through(x.float(), torch.tensor(stored)).to(x.dtype)
-        values, width = x.float(), x.shape[-1]
+        values = x.float()
         if self.kind == "group":
-            values = F.pad(values, (0, -width % self.group)).unflatten(-1, (-1, self.group))
-        largest = values.abs().amax() if self.kind == "tensor" else values.abs().amax(-1, keepdim=True)
-        scales = (largest / LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
-        found = _through(values, scales.log2().ceil().exp2() if self.powers else scales)
-        return (found.flatten(-2)[..., :width] if self.kind == "group" else found).to(x.dtype)
-
-
-def _through(x: Tensor, scales: Tensor) -> Tensor:
-    import torch
-
-    return (x / scales).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn).float().mul_(scales)
+            values = F.pad(values, (0, -x.shape[-1] % self.group)).unflatten(-1, (-1, self.group))
+        if self.kind == "stored":
+            scales = values.new_tensor(stored)
+        else:
+            largest = values.abs().amax() if self.kind == "tensor" else values.abs().amax(-1, keepdim=True)
+            scales = (largest / LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+            scales = scales.log2().ceil().exp2() if self.powers else scales
+        return (values / scales).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales
 
 
 @dataclass(frozen=True, slots=True)
