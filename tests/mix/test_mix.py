@@ -57,7 +57,7 @@ def listed(stdout: str) -> set[str]:
 def with_plugins(paths: Iterable[str]) -> set[str]:
     """Names of those dists that bring plugins: a library or a front end brings none."""
     projects = [PROJECTS[path] for path in paths]
-    return {project["name"] for project in projects if {*project.get("entry-points", ())} - {"lmkit_command"}}
+    return {project["name"] for project in projects if {*project.get("entry-points", ())} - {"lmkit.command"}}
 
 
 def test_core_alone_lists_and_explains(make_env) -> None:

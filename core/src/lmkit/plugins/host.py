@@ -43,6 +43,7 @@ log = logging.getLogger("lmkit.plugins")
 SLOW_SECONDS = 5.0  # after which a plugin that is being imported or asked is named
 
 PREFIX = "lmkit."
+COMMANDS = "lmkit.command"  # a front end reads this group
 
 
 class PluginHost(pluggy.PluginManager):
@@ -365,7 +366,7 @@ class PluginHost(pluggy.PluginManager):
         """The plugin entries of one dist; reads no more than the entry points of a dist that has none."""
         if PREFIX not in (dist.read_text("entry_points.txt") or ""):
             return
-        points = [point for point in dist.entry_points if point.group.startswith(PREFIX)]
+        points = [point for point in dist.entry_points if point.group.startswith(PREFIX) and point.group != COMMANDS]
         if not points:
             return
         about = dist.metadata  # parsed anew each time it is asked for

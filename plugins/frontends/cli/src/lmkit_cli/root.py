@@ -99,7 +99,7 @@ def load_command(name: str, ref: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of another dist: an entry point of the group `lmkit_command`, named and summed up by its metadata."""
+    """A command of another dist: an entry point of the group `lmkit.command`, named and summed up by its metadata."""
 
     name: str
     target: str  # "package.module:attribute": a typer app, or a function
@@ -116,7 +116,7 @@ def plugin_commands() -> dict[str, Command]:
     """Commands of other dists than those of the table, by name. Nothing of theirs is imported."""
     disabled = Switches.build(read_environment().switches).disable
     found = {}
-    for entry in metadata.entry_points(group="lmkit_command"):
+    for entry in metadata.entry_points(group="lmkit.command"):
         if entry.dist is None or entry.name in COMMANDS:
             continue
         about = entry.dist.metadata
