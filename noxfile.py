@@ -24,7 +24,7 @@ GPU_PLUGINS = [
     "plugins/attention/flashinfer",
 ]  # without the libraries they need
 LIBRARIES = [
-    *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker"),
+    *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker", "plugins/platforms/gpu"),
     *(
         "plugins/tool_parsers/formats",
         "plugins/structured_output/masks",
