@@ -25,6 +25,7 @@ GPU_PLUGINS = [
 ]  # without the libraries they need
 LIBRARIES = [
     *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker", "plugins/platforms/gpu"),
+    "plugins/executors/killable",
     *(
         "plugins/tool_parsers/formats",
         "plugins/structured_output/masks",

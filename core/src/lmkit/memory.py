@@ -25,7 +25,7 @@ from lmkit.config import STEP_TOKENS, EngineConfig, format_size, parse_budget
 from lmkit.plugins import load_target
 from lmkit.plugins.proposals import settled
 
-FORCED = 16  # tokens that a grammar may force in one step
+DRAFTS = 16  # tokens of one row that a proposer may guess, or a grammar force, in one step
 MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, unless the user asks for fewer
 
 
@@ -35,9 +35,10 @@ def step_tokens(config: EngineConfig) -> int:
 
 
 def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) -> int:
-    """Draft tokens per row and step, forced by grammars: with one step in flight, and state that can be taken back."""
+    """Draft tokens per row and step, guessed by the proposer that the user named, or forced by grammars where they can
+    be: with one step in flight, and state that can be taken back."""
     can_force = config.parallel.in_flight == 1 and not info.recurrent and resolved.choice("grammar") is not None
-    return FORCED if can_force else 0
+    return DRAFTS if can_force or resolved.choice("proposer") is not None else 0
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan) -> int:

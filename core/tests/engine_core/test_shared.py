@@ -155,6 +155,17 @@ def test_what_is_wrong_with_a_request_is_its_caller_s(core: Any) -> None:
     assert idle(core)
 
 
+def test_an_id_that_is_in_use_is_refused_to_the_second(core: Any) -> None:
+    shared = SharedCore(core, room=8)
+    with shared.open() as first, shared.open() as second:
+        first.add(request("same"))
+        second.add(request("same"))
+        (item,) = second.wait()
+        assert isinstance(item[1], InvalidParam)
+        assert len(collect(first)["same"]) == 6
+    assert idle(core)
+
+
 def test_a_dead_engine_ends_every_call(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedCore(core, room=8)
 

@@ -1,7 +1,7 @@
 """The only public surface for plugins: specs to register, requests to answer, protocols to implement.
 
 Importing this imports neither torch nor numpy. Everything else in lmkit, except `lmkit.checkpoint` (for loaders),
-`lmkit.memory` (for executors), `lmkit.killable` and `lmkit.files` (for what strangers wrote), `lmkit.prompts` (for
+`lmkit.memory` (for executors), `lmkit.files` (for what strangers wrote), `lmkit.prompts` (for
 renderers) and the libraries, is free to move.
 """
 
@@ -166,6 +166,7 @@ from lmkit.kinds.model import ModelRequest, ModelSpec
 from lmkit.kinds.op import ExpertKernel, LinearKernel, OpRequest, OpSpec, PackedWeight
 from lmkit.kinds.parsers import ParserRequest, ParserSpec
 from lmkit.kinds.platform import Platform, PlatformSpec
+from lmkit.kinds.proposer import Proposer, ProposerSpec
 from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec, QuantScheme
 from lmkit.kinds.reasoning_parser import ReasoningParserSpec
 from lmkit.kinds.renderer import ChatRenderer, RendererSpec

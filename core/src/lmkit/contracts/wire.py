@@ -154,4 +154,6 @@ class SchedStats(msgspec.Struct):
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens served from the prefix cache
+    num_drafts: int = 0  # tokens that were guessed or forced, and verified
+    num_accepted: int = 0  # of these, that were drawn
     num_cache_queries: int = 0  # prompt tokens looked up

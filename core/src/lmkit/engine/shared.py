@@ -17,7 +17,7 @@ from threading import Condition
 from time import sleep
 from typing import TYPE_CHECKING
 
-from lmkit.api import EngineDead, EngineRequest, TokenEvent
+from lmkit.api import EngineDead, EngineRequest, InvalidParam, TokenEvent
 
 if TYPE_CHECKING:
     from lmkit.engine.loop import Core
@@ -173,19 +173,21 @@ class SharedCore:
             self._stepping = False
             self._changed.notify_all()
 
-    def _do_posted(self) -> list[Item]:
+    def _do_posted(self) -> None:
         while self._posted:
             self._posted.popleft()()
-        refused: list[Item] = []
         while self._waiting and len(self._callers) < self._room:
             request, caller = self._waiting.popleft()
-            self._callers[request.id] = caller
             try:
+                if request.id in self._callers:
+                    raise InvalidParam("id", request.id, "an id that no unfinished request has")
                 self._core.add(request)
+                self._callers[request.id] = caller
             except Exception as error:
-                refused.append((request.id, error))
-        return refused
+                with self._changed:
+                    caller.deliver(request.id, error)
+                    self._changed.notify_all()
 
     def _step(self) -> list[Item]:
-        refused = self._do_posted()
-        return refused or [(event.id, event) for event in self._core.step()]
+        self._do_posted()
+        return [(event.id, event) for event in self._core.step()]

@@ -17,6 +17,7 @@ from lmkit.kinds import (
     model,
     op,
     platform,
+    proposer,
     quantization,
     reasoning_parser,
     renderer,
@@ -45,6 +46,7 @@ KINDS: tuple[Kind, ...] = (
     grammar.KIND,
     structured_output.KIND,
     logits_processor.KIND,
+    proposer.KIND,
     dialect.KIND,
 )
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}

@@ -402,6 +402,8 @@ class Scheduler:
         r.num_inflight -= 1
         r.num_unverified -= len(row.drafts)
         r.num_computed -= num_rejected
+        self.totals.num_drafts += len(row.drafts)
+        self.totals.num_accepted += len(tokens) - 1
         for token in tokens:
             r.tokens.append(token)
             event.tokens.append(token)

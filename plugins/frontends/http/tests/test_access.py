@@ -236,6 +236,7 @@ def test_figures() -> None:
     text = "running 3, waiting 1, prompt 20.0 tok/s, output 10.0 tok/s, KV 60%, prefix hits 25%"
     assert line(before, now, 10.0) == text
     assert "output 10.0 tok/s" in line(now, SchedStats(num_output_tokens=100), 10.0)  # of a new engine
+    assert line(now, SchedStats(num_drafts=8, num_accepted=6), 10.0).endswith("prefix hits 0%, guesses right 75%")
     assert "prefix hits 0%" in line(now, now, 10.0)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from lmkit.killable import Limits
 from lmkit_http.settings import ServerSettings
+from lmkit_killable import Limits
 from lmkit_testing.serving import byte_tokenizer, listening, scripted
 from lmkit_tokenizer_json import apart
 from lmkit_tokenizer_json.apart import ApartRenderer, open_tokenizer

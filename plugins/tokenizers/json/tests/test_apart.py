@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from lmkit.api import CheckpointError, ConfigError, RequestError, TemplateFailed
-from lmkit.killable import Limits
+from lmkit_killable import Limits
 from lmkit_tokenizer_json import apart as module
 from lmkit_tokenizer_json.apart import Apart, ApartRenderer, ApartTokenizer, open_tokenizer
 from lmkit_tokenizer_json.render import Renderer

@@ -16,6 +16,7 @@ from lmkit_worker.sampling.noise import seed_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lmkit_worker.proposals import Proposals
     from lmkit_worker.rows import RowTable
 
 PROMPT_ROWS = 64  # rows of logits made at once for prompt log-probabilities
@@ -60,9 +61,12 @@ class RowHead(Protocol):
 class TokenHead:
     """Draws tokens of the rows that sample and appends them to the rows; log-probabilities of prompts."""
 
-    def __init__(self, sampler: Sampler, rows: RowTable, logits: Logits, seed: int) -> None:
+    def __init__(
+        self, sampler: Sampler, rows: RowTable, logits: Logits, seed: int, proposals: Proposals | None = None
+    ) -> None:
         """`seed` is for rows that have none of their own."""
         self.sampler, self.rows, self.logits, self.seed = sampler, rows, logits, seed
+        self.proposals = proposals
         self._prompt_slots: set[int] = set()  # slots whose rows want prompt log-probabilities
 
     @property
@@ -74,6 +78,8 @@ class TokenHead:
         self.sampler.add(slot, row.params, self.rows.row_tokens(slot), row.num_prompt_tokens, seed)
         if row.params.prompt_logprobs is not None:
             self._prompt_slots.add(slot)
+        if self.proposals is not None:
+            self.proposals.add(slot)
 
     def remove(self, slot: int) -> None:
         self.sampler.remove(slot)
@@ -105,6 +111,8 @@ class TokenHead:
             if drawn is not None:
                 sampled = drawn.read()
                 self._accept(step, sampled, self._unsound(step, chosen, sampled), live, result)
+                if self.proposals is not None:
+                    self.proposals.fill(step, result)
             for job in step.prompt_jobs:
                 if live[job.row]:
                     self._prompt_logprobs(job, step, hidden, result)

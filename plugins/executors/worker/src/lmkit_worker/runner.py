@@ -15,6 +15,7 @@ from lmkit.api import (
     NewRow,
     NullEvent,
     PluginError,
+    Proposer,
     RowWork,
     SamplingParams,
     StepLimits,
@@ -27,6 +28,7 @@ from lmkit_worker.heads import RowHead, TokenHead
 from lmkit_worker.inputs import InputBuilder, Step
 from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.pooling import RowPooler
+from lmkit_worker.proposals import Proposals
 from lmkit_worker.rows import RowTable
 from lmkit_worker.sampling import Sampler
 
@@ -81,7 +83,8 @@ class Runner:
     def __init__(
         self, loaded: LoadedModel, kv: KVConfig, limits: StepLimits, backends: Sequence[AttentionBackend],
         platform: Platform, device: torch.device, *, eos_token_ids: Sequence[int] = (), max_drafts: int = 0,
-        seed: int = 0, processors: Mapping[str, LogitsProcessor] | None = None, debug_kv: bool = False,
+        seed: int = 0, processors: Mapping[str, LogitsProcessor] | None = None, proposer: Proposer | None = None,
+        debug_kv: bool = False,
     ) -> None:  # fmt: skip
         """`backends`: one per KV group of attention layers.
 
@@ -107,8 +110,10 @@ class Runner:
         if pooler is not None:
             self.head = RowPooler(pooler, self.rows, loaded.model, loaded.dense)
         else:
-            sampler = Sampler(limits.max_rows, loaded.info.vocab_size, eos_token_ids, processors, loaded.rows)
-            self.head = TokenHead(sampler, self.rows, self._logits, seed)
+            vocab_size = loaded.info.vocab_size
+            sampler = Sampler(limits.max_rows, vocab_size, eos_token_ids, processors, loaded.rows)
+            proposals = Proposals(proposer, self.rows, max_drafts, vocab_size) if proposer is not None else None
+            self.head = TokenHead(sampler, self.rows, self._logits, seed, proposals)
         self.platform = platform
         self.unread: Unread | None = None  # of the last step, while it is
         self.adapters = AdapterBank()

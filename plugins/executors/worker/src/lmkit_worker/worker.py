@@ -99,6 +99,7 @@ class Worker:
             eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead,
             seed=self.config.model.seed, debug_kv=self.debug_kv,
             processors={c.name: make(c) for c in self.resolved.choices if c.kind == "logits_processor"},
+            proposer=make(guesses) if (guesses := self.resolved.choice("proposer")) is not None else None,
         )  # fmt: skip
         if self.info.pooler is None:
             self.runner.warm()

@@ -81,7 +81,9 @@ def line(before: SchedStats, now: SchedStats, seconds: float) -> str:
     usage = 1 - now.num_free_blocks / now.num_blocks if now.num_blocks else 0.0
     looked = rate("num_cache_queries")
     hits = rate("num_cached_tokens") / looked if looked else 0.0
+    drafts = rate("num_drafts")
+    guesses = f", guesses right {rate('num_accepted') / drafts:.0%}" if drafts else ""
     return (
         f"running {now.num_running}, waiting {now.num_waiting}, prompt {rate('num_prompt_tokens'):.1f} tok/s, "
-        f"output {rate('num_output_tokens'):.1f} tok/s, KV {usage:.0%}, prefix hits {hits:.0%}"
+        f"output {rate('num_output_tokens'):.1f} tok/s, KV {usage:.0%}, prefix hits {hits:.0%}{guesses}"
     )

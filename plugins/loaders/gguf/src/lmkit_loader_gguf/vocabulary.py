@@ -162,7 +162,7 @@ def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
 
 def open_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = ()) -> Tokenizer:
     """The tokenizer of a file, or of a split one by any of its parts, in a process apart. Raises CheckpointError."""
-    from lmkit.killable import Limits
+    from lmkit_killable import Limits
     from lmkit_tokenizer_json.apart import open_apart
 
     path = parts_of(path)[0]

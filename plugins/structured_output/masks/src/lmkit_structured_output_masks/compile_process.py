@@ -32,7 +32,7 @@ from lmkit.api import (
     Vocabulary,
     load_target,
 )
-from lmkit.killable import OUT_OF_MEMORY, Limits, limited, unfinished
+from lmkit_killable import OUT_OF_MEMORY, Limits, limited, unfinished
 
 HEADER = 4  # bytes of a frame's length, big-endian
 MAX_RUNNING = 2  # children at a time, of which one may be slow

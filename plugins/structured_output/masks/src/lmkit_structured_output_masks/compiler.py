@@ -32,7 +32,7 @@ from lmkit.api import (
     info_of,
     load_target,
 )
-from lmkit.killable import spawn
+from lmkit_killable import spawn
 
 from lmkit_structured_output_masks.channel import MarkerTable
 from lmkit_structured_output_masks.compile_process import Cancel, Job, Result, Setup, give_back, read, try_out, write

@@ -29,7 +29,7 @@ from lmkit.api import (
     Tokenizer,
     error_of,
 )
-from lmkit.killable import Killable, Limits, Unfinished
+from lmkit_killable import Killable, Limits, Unfinished
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 

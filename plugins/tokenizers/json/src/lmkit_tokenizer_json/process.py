@@ -1,7 +1,7 @@
 """The process in which templates and tokenizers of checkpoints run: `python -m lmkit_tokenizer_json.process`.
 
 They are data from a stranger, and one call into the template engine or the tokenizer's library may take any time or
-memory, so each job runs under limits of the kernel (see lmkit.killable). The parent's end is apart.py.
+memory, so each job runs under limits of the kernel (see lmkit_killable). The parent's end is apart.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 from lmkit.api import ChatRenderer, LmkitError, RequestError
-from lmkit.killable import serve
+from lmkit_killable import serve
 
 from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from lmkit.killable import serve
+from lmkit_killable import serve
 
 kept = []
 

@@ -11,7 +11,7 @@ from threading import Thread
 from time import sleep
 
 import pytest
-from lmkit.killable import MAX_PAYLOAD, Killable, Limits, Unfinished
+from lmkit_killable import MAX_PAYLOAD, Killable, Limits, Unfinished
 
 ENOUGH = Limits(5.0, 1 << 30, 60.0)
 

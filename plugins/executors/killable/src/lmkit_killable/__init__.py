@@ -122,11 +122,9 @@ class Killable:
 
 def spawn(module: str, extra: Mapping[str, str], bufsize: int = -1) -> subprocess.Popen[bytes]:
     """`python -m MODULE` in a process group of its own, with pipes as stdin and stdout. `extra`: of its environment."""
-    from lmkit.config.environment import child_environment  # not in the child
-
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env=child_environment(extra), process_group=0, bufsize=bufsize,
+        env={**os.environ, **extra}, process_group=0, bufsize=bufsize,
     )  # fmt: skip
 
 
