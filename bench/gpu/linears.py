@@ -45,10 +45,12 @@ class Made:
 
     def packed(self, check: bool = False) -> tuple[Any, Tensor | None]:
         """Random weights as the kernel has them; with `check`, as float64 [out, in] on the CPU as well."""
-        params = random_params(self.fmt, self.spec, torch.bfloat16)
-        weight = self.fmt.dequantize(dict(params), torch.float64) if check else None
-        there = {name: value.to(self.device) for name, value in params.items()}
-        return self.kernel.pack(self.fmt, there, self.spec, torch.bfloat16), weight
+        with self.device:
+            params = random_params(self.fmt, self.spec, torch.bfloat16)
+        weight = None
+        if check:
+            weight = self.fmt.dequantize({name: value.cpu() for name, value in params.items()}, torch.float64)
+        return self.kernel.pack(self.fmt, params, self.spec, torch.bfloat16), weight
 
 
 @cache

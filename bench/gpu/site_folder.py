@@ -42,12 +42,9 @@ def make(folder: Path, wheels: Path = WHEELS) -> list[str]:
         (about / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n{needs}"
         )
-        points = {**project.get("entry-points", {}), "console_scripts": project.get("scripts", {})}
-        (about / "entry_points.txt").write_text(
-            "\n".join(
-                f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in points.items()
-            )
-        )
+        groups = {**project.get("entry-points", {}), "console_scripts": project.get("scripts", {})}
+        texts = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in groups.items()]
+        (about / "entry_points.txt").write_text("\n".join(texts))
     return [unpack(wheel, folder) for wheel in sorted(wheels.glob("*.whl")) if not installed(wheel)]
 
 
