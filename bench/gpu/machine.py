@@ -79,6 +79,27 @@ class Machine:
         platform.bind(0)
         return platform
 
+    def offered(self, kind: str, component: str | None = None) -> list[str]:
+        """Plugins of a kind that pass selection for a small model, preferred first."""
+        return [c.name for outcome in self._outcomes(kind, component) for c in outcome.survivors]
+
+    def refused(self, kind: str, component: str | None = None) -> dict[str, str]:
+        """The others, and why."""
+        return {
+            c.name: "; ".join(map(str, c.reasons))
+            for outcome in self._outcomes(kind, component)
+            for c in outcome.candidates
+            if not c.ok
+        }
+
+    def _outcomes(self, kind: str, component: str | None) -> list[Any]:
+        from lmkit.plugins.host import PluginHost
+        from lmkit.plugins.resolve import Resolver
+
+        resolver = Resolver(self.config(self.folder("tiny")), PluginHost())
+        resolver.run()
+        return [o for o in resolver.outcomes if o.request.kind == kind and component in (None, o.request.component)]
+
     # -------------------------------------------------------------------------------------------------- clocks
 
     def wait(self) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from conformance import ELSEWHERE, tested
 from lmkit_testing import AttentionConformance
-from part_parity import backends
 
 MACHINE = tested()
 PLATFORM = MACHINE.bind()
@@ -22,7 +21,7 @@ class OnDevice(AttentionConformance):
         return PLATFORM
 
 
-for _name in backends(MACHINE.platform):
+for _name in MACHINE.offered("attention"):
     _class = f"Test_{_name}"
     globals()[_class] = type(_class, (OnDevice,), {**ELSEWHERE, "__module__": __name__, "plugin": f"attention:{_name}"})
 del OnDevice

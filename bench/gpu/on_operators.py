@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 from conformance import tested
 from linears import FORMATS, SHAPES, kernels
-from lmkit.api import DrawParams, LmkitError, OpSpec
+from lmkit.api import DrawParams, LmkitError
 from lmkit.plugins import load_target
 from lmkit.plugins.host import PluginHost
 from lmkit_layers.rowwise import TorchRowOps
@@ -22,24 +21,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CLOSE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
-def rowwise() -> Iterator[str]:
-    """Implementations for this platform."""
-    host = PluginHost()
-    for name in host.names("op"):
-        spec = host.load("op", name)
-        if isinstance(spec, OpSpec) and spec.op == "rowwise" and {"*", MACHINE.platform} & set(spec.platforms):
-            yield name
-
-
-@pytest.fixture(params=list(rowwise()))
+@pytest.fixture(params=MACHINE.offered("op", "rowwise"))
 def ops(request: pytest.FixtureRequest) -> Any:
-    try:
-        made = load_target(PluginHost().load("op", request.param).target)()
-    except ImportError as e:
-        pytest.skip(f"{request.param}: {e}")
-    if reason := made.can_run("bfloat16", MACHINE.info):
-        pytest.skip(f"{request.param}: {reason}")
-    return made
+    return load_target(PluginHost().load("op", request.param).target)()
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -7,7 +7,6 @@ count.
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +18,6 @@ from lmkit.plugins import load_target
 from lmkit.plugins.host import PluginHost
 from lmkit_bench.pages import PagedRows
 from machine import Machine
-from part_parity import backends
 from report import Report
 
 NEED = AttnNeed(128, 32, 8, "bfloat16", "bfloat16", 16)
@@ -35,7 +33,7 @@ def measure(machine: Machine, report: Report, seconds: float) -> None:
     with torch.inference_mode():
         for rows, length, fresh in SMALL_STEPS if machine.small else STEPS:
             taken: dict[str, float] = {}
-            for name in backends(machine.platform):
+            for name in machine.offered("attention"):
                 case = f"attention {name} {rows}x{length}" + (" prompt" if fresh > 1 else "")
                 if name == "torch" and rows * length > 100_000:
                     continue  # the reference copies what it reads
@@ -54,13 +52,7 @@ def attention(
     taken: dict[str, float],
 ) -> None:  # fmt: skip
     """`rows` rows of `length` tokens, of which the last `fresh` are new."""
-    host = PluginHost()
-    spec = host.load("attention", name)
-    try:
-        backend = load_target(spec.target)()
-    except ImportError as e:
-        report.add(case, f"not installed: {e}")
-        return
+    backend = load_target(PluginHost().load("attention", name).target)()
     need = NEED if not machine.small else replace(NEED, head_dim=32, num_q_heads=4, num_kv_heads=2)
     if reason := backend.can_run(need, machine.info):
         report.add(case, reason)
@@ -93,7 +85,7 @@ def linears(machine: Machine, report: Report, form: str, size: int, out: int) ->
         return
     kernel = made[0].kernel
     first, _ = made[0].packed()
-    weights = [first, *(deepcopy(first) for _ in range(copies(machine, first.nbytes, 16) - 1))]
+    weights = [first, *(made[0].packed()[0] for _ in range(copies(machine, first.nbytes, 16) - 1))]
     bits, copied, shares = 8 * first.nbytes / (size * out), report.value("copy"), []
     for rows in ROWS:
         x = torch.randn(rows, size, device=machine.device).bfloat16()

@@ -1,4 +1,4 @@
-"""What the device can do: copies, reads, products of matrices. All shares are of these."""
+"""What the device can do, and which plugins run there. All shares are of its copies and products of matrices."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def measure(machine: Machine, report: Report, seconds: float) -> None:
     report.add("torch", torch.__version__)
     with report.trying("memory"):
         report.add("memory", machine.info.total_memory / 2**30, "GiB", capability=str(machine.info.capability))
+    for kind, component in (("attention", None), ("op", "rowwise")):
+        with report.trying(f"selection of {kind}"):
+            said = f"refused: {machine.refused(kind, component)}"
+            report.add(
+                f"selection of {component or kind}", ", ".join(machine.offered(kind, component)), row=True, said=said
+            )
     count = (COPIED if not machine.small else 8 << 20) // 2
     with report.trying("copy"):
         source = torch.empty(count, dtype=torch.bfloat16, device=machine.device).normal_()

@@ -7,23 +7,13 @@ import random
 from typing import Any
 
 from engine import opened, prompts
-from lmkit.api import AttentionSpec
 from lmkit.config import from_options
-from lmkit.plugins.host import PluginHost
 from machine import Machine
 from report import Report
 
 LENGTHS = (1, 5, 33, 64, 200, 700, 3, 17, 90, 31, 250)  # of prompts: eleven rows, which a graph fills up
 TOKENS = 48
 CLOSE = 0.5  # share of bfloat16's tokens before the first that differs: two of random weights are soon equally likely
-
-
-def backends(platform: str) -> list[str]:
-    """Attention for a platform, or for any."""
-    host = PluginHost()
-    specs = {name: host.load("attention", name) for name in host.names("attention")}
-    asked = {"*", platform}
-    return [name for name, spec in specs.items() if isinstance(spec, AttentionSpec) and asked & set(spec.platforms)]
 
 
 def measure(machine: Machine, report: Report, seconds: float) -> None:
@@ -38,7 +28,7 @@ def measure(machine: Machine, report: Report, seconds: float) -> None:
             return engine.play(asked, TOKENS).tokens
 
     wanted = {dtype: tokens(platform="cpu", attention="torch", dtype=dtype) for dtype in ("float32", "bfloat16")}
-    for name in backends(machine.platform):
+    for name in machine.offered("attention"):
         for dtype in wanted:
             for depth in (1,) if machine.kind == "cpu" else (1, 2):
                 case = f"parity: {name}, {dtype}, depth {depth}"

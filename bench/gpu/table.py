@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+SHOWN = 20  # failures
 QUESTIONS: tuple[tuple[str, str], ...] = (
     # name of the result, words
     ("copy", "copies, read and written"),
@@ -40,4 +41,5 @@ def table(lines: list[dict[str, Any]]) -> str:
     text = [f"| {first} | {second} |" for first, second in rows]
     text.insert(1, "|---|---|")
     failed = [f"FAILED {line['part']}, {line['name']}: {line['failed']}" for line in lines if "failed" in line]
-    return "\n".join([*text, *(f.splitlines()[0][:200] for f in failed), f"{len(failed)} failures"])
+    shortened = [f.splitlines()[0][:200] for f in failed[:SHOWN]]
+    return "\n".join([*text, *shortened, f"{len(failed)} failures{' (the first are shown)' * (len(failed) > SHOWN)}"])
