@@ -160,9 +160,10 @@ def engine(rows: int, length: int) -> EngineCore:
 
 def decoding(rows: int, length: int, steps: int) -> EngineCore:
     """An engine whose rows all decode at about `length` tokens, with room for `steps` more steps."""
-    core = engine(rows, length + steps + 64)
+    num_output = steps + rows + 64  # the first rows decode while the prompts of the last are computed
+    core = engine(rows, length + num_output)
     prompt = [5] * length
-    params = SamplingParams(max_tokens=steps + 48, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=num_output, temperature=0, ignore_eos=True)
     for i in range(rows):
         core.add(EngineRequest(f"row {i}", prompt, params, arrival=float(i)))
     while any(r.num_output < 2 for r in core.scheduler.requests.values()):
