@@ -46,8 +46,8 @@ class TritonPlan:
     slots: Tensor  # [T] int64
     query_start: Tensor  # [R + 1] int32
     seq_len: Tensor  # [R] int32
-    page_start: Tensor  # [R + 1] int32, first of a row's pages
-    pages: Tensor  # int32, of all rows one after another
+    page_start: Tensor  # [max_rows] int32, first of a row's pages
+    pages: Tensor  # [R, max_blocks] int32, those of each row from its first column on
     num_decode: int  # rows [0, num_decode) have at most one query
     num_rows: int
     max_query: int
@@ -60,10 +60,9 @@ class TritonPlanner:
 
     def __init__(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> None:
         self.need = need
-        self.page_start = platform.buffer((limits.max_rows + 1,), torch.int32)
-        self.pages = platform.buffer((limits.max_rows * limits.max_blocks_per_row,), torch.int32)
-        device = self.pages.device.device
-        self.columns = np.arange(limits.max_blocks_per_row)
+        device = platform.buffer((1,), torch.int32).device.device
+        self.rows = torch.arange(limits.max_rows, dtype=torch.int32, device=device)
+        self.starts: dict[int, Tensor] = {}  # columns of a block table -> where the pages of its rows begin
         self.most_splits = min(MAX_SPLITS, triton.next_power_of_2(max(1, limits.max_length // (2 * TILE))))
         parts = max(n * self.splits(n) for n in range(1, limits.max_rows + 1)) * need.num_q_heads
         self.partial = torch.empty(parts, need.v_head_dim or need.head_dim, dtype=torch.float32, device=device)
@@ -76,20 +75,14 @@ class TritonPlanner:
         return max(1, min(wanted, self.most_splits))
 
     def plan(self, batch: AttnBatch) -> TritonPlan:
-        n, size = batch.num_rows, self.need.block_size
-        starts, lengths = batch.query_start.host[: n + 1].numpy(), batch.seq_len.host[:n].numpy()
-        counts = -(-lengths // size)
-        width = int(counts.max()) if n else 0
-        self.page_start.host.numpy()[0] = 0
-        np.cumsum(counts, out=self.page_start.host.numpy()[1 : n + 1])
-        total = int(counts.sum())
-        table = batch.table.host[:n, :width].numpy()
-        self.pages.host.numpy()[:total] = table[self.columns[:width] < counts[:, None]]
-        queries = np.diff(starts)
+        n, width = batch.num_rows, batch.table.host.shape[1]
+        if width not in self.starts:
+            self.starts[width] = self.rows * width
+        queries = np.diff(batch.query_start.host[: n + 1].numpy())
         decode = batch.num_decode_rows if (queries[: batch.num_decode_rows] <= 1).all() else 0
         return TritonPlan(
             slots=batch.slots.push(batch.num_tokens), query_start=batch.query_start.push(n + 1),
-            seq_len=batch.seq_len.push(n), page_start=self.page_start.push(n + 1), pages=self.pages.push(total),
+            seq_len=batch.seq_len.push(n), page_start=self.starts[width], pages=batch.table.push(n),
             num_decode=decode, num_rows=n, max_query=int(queries[decode:].max(initial=0)),
             splits=self.splits(max(1, decode)), owner=self,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from lmkit.api import AttnBatch, EngineError, KVSpec, StateBatch, StepInputs, St
 
 from lmkit_worker.buffers import ArrayBuffer
 from lmkit_worker.rows import UNREAD, RowTable
+from lmkit_worker.tables import StepTable
 
 if TYPE_CHECKING:
     from lmkit.api import AttnPlanner, Graphs, Platform
@@ -119,14 +120,14 @@ class InputBuilder:
         self.token_types = buffer((tokens,), torch.int64) if pairs else None
         self.query_start = buffer((max_rows + 1,), torch.int32)
         self.seq_len = buffer((max_rows,), torch.int32)
-        self.tables = [buffer((max_rows, table.shape[1]), torch.int32) for table in rows.table[: len(planners)]]
+        self.tables = [StepTable(rows, group, platform) for group in range(len(planners))]
         self.slots = [buffer((tokens,), torch.int64) for _ in planners]
         self.state_slots = buffer((max_rows,), torch.int64)
         self.arange = np.arange(max(tokens, max_rows) + 1)
         self.capturable = not state and all(planner.capture != "none" for planner in planners)
         self.batches = [
             AttnBatch(
-                query_start=self.query_start.buffer, seq_len=self.seq_len.buffer, table=table.buffer,
+                query_start=self.query_start.buffer, seq_len=self.seq_len.buffer, table=table,
                 slots=slots.buffer, num_rows=0, num_tokens=0, max_query=0, max_seq=0, num_decode_rows=0,
             )
             for table, slots in zip(self.tables, self.slots, strict=True)
@@ -164,7 +165,7 @@ class InputBuilder:
         self.query_start.array[: n + 1] = layout.query_start
         self.seq_len.array[:n] = ends
         for group, batch in enumerate(self.batches):
-            self._fill_group(group, self.specs[group].block_size, slots, layout, max_seq)
+            self._fill_group(group, self.specs[group].block_size, slots, layout)
             batch.num_rows, batch.num_decode_rows = n + padding, layout.num_decode_rows + padding
             batch.num_tokens, batch.max_query, batch.max_seq = num_tokens + padding, layout.max_query, max_seq
         if padding:
@@ -216,20 +217,19 @@ class InputBuilder:
             num_drafts,
         )  # fmt: skip
 
-    def _fill_group(self, group: int, size: int, slots: np.ndarray, layout: Layout, max_seq: int) -> None:
+    def _fill_group(self, group: int, size: int, slots: np.ndarray, layout: Layout) -> None:
         """Where the step's keys and values go, and the blocks that its rows read."""
         table = self.rows.table[group]
         blocks, offsets = np.divmod(layout.positions, size)
         self.slots[group].array[: len(blocks)] = table[layout.token_slots, blocks] * np.int64(size) + offsets
-        width = -(-max_seq // size)
-        self.tables[group].array[: len(slots), :width] = table[slots, :width]
+        self.tables[group].fill(slots)
 
     def _pad(self, n: int, end: int) -> None:
         """Rows [n, end) of a decode step, which stand for nothing: they have no length and write nowhere."""
         self.drawn.ids[n:end] = self.positions.array[n:end] = self.seq_len.array[n:end] = 0
         self.query_start.array[n : end + 1] = self.arange[n : end + 1]
         for table, slots in zip(self.tables, self.slots, strict=True):
-            table.array[n:end] = 0
+            table.pad(n, end)
             slots.array[n:end] = -1
 
     def _state_batch(self, slots: np.ndarray, query_start: np.ndarray, decodes: int) -> StateBatch:
