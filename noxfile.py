@@ -22,6 +22,7 @@ GPU_PLUGINS = [
     "plugins/attention/triton",
     "plugins/ops/triton",
     "plugins/attention/flashinfer",
+    "plugins/attention/flex",
 ]  # without the libraries they need
 LIBRARIES = [
     *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker"),
@@ -308,7 +309,7 @@ def peers(session: nox.Session) -> None:
 
 GPU_TESTS = [
     *("plugins/platforms/gpu", "plugins/platforms/cuda", "plugins/platforms/rocm"),
-    *("plugins/attention/triton", "plugins/ops/triton", "tests/kit/tests"),
+    *("plugins/attention/triton", "plugins/attention/flex", "plugins/ops/triton", "tests/kit/tests"),
 ]
 
 
