@@ -22,6 +22,8 @@ GPU_PLUGINS = [
     "plugins/attention/triton",
     "plugins/ops/triton",
     "plugins/attention/flashinfer",
+    "plugins/attention/flex",
+    "plugins/attention/flash_attn",
 ]  # without the libraries they need
 LIBRARIES = [
     *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker", "plugins/platforms/gpu"),
@@ -309,7 +311,8 @@ def peers(session: nox.Session) -> None:
 
 GPU_TESTS = [
     *("plugins/platforms/gpu", "plugins/platforms/cuda", "plugins/platforms/rocm"),
-    *("plugins/attention/triton", "plugins/ops/triton", "tests/kit/tests"),
+    *(f"plugins/attention/{name}" for name in ("triton", "flex", "flash_attn")),
+    *("plugins/ops/triton", "tests/kit/tests"),
 ]
 
 
