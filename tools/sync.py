@@ -156,6 +156,7 @@ DEVICES = "## Plugins of GPUs\n\n"  # the same in docs/gpu.md
 PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named here with its date and device
     "attention triton": "laboratory, compiled ahead, simulated device",
     "attention flashinfer": "contract",
+    "op moe_triton": "laboratory, compiled ahead, simulated device",
     "op rowwise_triton": "laboratory, compiled ahead, simulated device",
     "platform cuda": "simulated device; probes on stand-ins for NVML",
     "platform rocm": "simulated device; probes on stand-ins for sysfs",

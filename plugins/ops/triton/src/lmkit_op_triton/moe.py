@@ -34,7 +34,7 @@ class Tile:
 
 @lru_cache
 def tables() -> dict[str, dict[int, tuple[Tile, ...]]]:
-    """Tiles by device ("sm_90", "gfx942", else "cuda" or "rocm") and bytes of an activation, those for few rows first."""
+    """By device ("sm_90", "gfx942", else "cuda" or "rocm") and bytes of an activation; those for few rows first."""
     found = json.loads(Path(__file__).with_name("tiles.json").read_text(encoding="utf-8"))
     return {
         device: {int(size): tuple(Tile(**tile) for tile in tiles) for size, tiles in sizes.items()}

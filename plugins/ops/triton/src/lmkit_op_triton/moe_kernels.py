@@ -98,7 +98,7 @@ def combine(products, ids, weights, out, top_k, experts, size, N: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * N + tl.arange(0, N)
     total = tl.zeros([N], tl.float32)
-    for choice in range(0, top_k):
+    for choice in range(top_k):
         pair = token * top_k + choice
         expert = tl.load(ids + pair)
         known = (expert >= 0) & (expert < experts)
