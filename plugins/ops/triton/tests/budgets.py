@@ -1,8 +1,9 @@
 """What the kernels may take of a GPU, compiled as `rowops` launches them."""
 
-from lmkit_op_triton import kernels
+from lmkit_op_triton import kernels, moe, moe_kernels
+from lmkit_op_triton.moe import Tile, tiles_of
 from lmkit_op_triton.rowops import BLOCK, HEADS, VOCABULARY, warps
-from lmkit_testing.triton_budget import Case
+from lmkit_testing.triton_budget import SHARED, Case
 
 
 def types(names: str, kind: str) -> dict[str, str]:
@@ -100,3 +101,45 @@ CASES = [
         unaligned=("rows",),
     ),
 ]
+
+# ------------------------------------------------------------------------------------------------------- mixtures
+
+INTEGERS = "top_k experts n k x_stride"
+
+
+def multiplied(tile: Tile, kind: str, first: bool, archs: tuple[str, ...]) -> Case:
+    """`moe_kernels.multiply` of 128 experts."""
+    parts = 2 if first else 1
+    return Case(
+        moe_kernels.multiply,
+        {**types("x weight bias out", f"*{kind}"), **types("order starts", "*i32"), **types(INTEGERS, "i32")},
+        {
+            "FIRST": first, "NAME": "silu" if first else "", "PARTS": parts, "BIAS": first,
+            "M": tile.m, "N": tile.n // parts, "K": tile.k, "E": 128,
+        },
+        tile.warps,
+        tile.stages,
+        unaligned=("top_k",),
+        blocks=2 if tile.m == 16 and not {"sm_89", "sm_120"} & set(archs) else 1,
+        opcodes=("LDGSTS",) if kind == "bf16" else (),
+        archs=archs,
+        note=f"{'up' if first else 'down'} {kind} {tile.m} x {tile.n} x {tile.k}",
+    )  # fmt: skip
+
+
+def of_mixtures() -> list[Case]:
+    by_tile: dict[tuple[Tile, str], list[str]] = {}
+    for arch in SHARED:
+        for kind, size in (("bf16", 2), ("fp32", 4)):
+            for tile in tiles_of(arch, size):
+                by_tile.setdefault((tile, kind), []).append(arch)
+    pairs = {"ids": "*i64", **types("order starts", "*i32"), **types("pairs experts", "i32")}
+    sums = {"products": "*bf16", "ids": "*i64", **types("weights out", "*bf16"), **types("top_k experts size", "i32")}
+    return [
+        *(multiplied(t, kind, first, tuple(on)) for (t, kind), on in by_tile.items() for first in (True, False)),
+        Case(moe_kernels.sort, pairs, {"N": moe.BLOCK}, 4, unaligned=("pairs",), blocks=8),
+        Case(moe_kernels.combine, sums, {"N": moe.BLOCK}, 4, unaligned=("top_k",), blocks=8, opcodes=("LDG.E.128",)),
+    ]
+
+
+CASES += of_mixtures()

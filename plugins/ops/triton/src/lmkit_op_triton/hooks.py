@@ -1,4 +1,4 @@
-"""Registers row-wise operators by Triton. Light: the kernels are imported when they are chosen."""
+"""Registers operators by Triton. Light: the kernels are imported when they are chosen."""
 
 from __future__ import annotations
 
@@ -16,5 +16,15 @@ def lmkit_ops() -> Iterable[OpSpec]:
         requires=("triton>=3.2",),
         tier=Tier.OPTIMIZED,
         op="rowwise",
+        platforms=("cuda", "rocm"),
+    )
+    yield OpSpec(
+        name="moe_triton",
+        summary="Mixtures of experts in four launches by Triton kernels, without waiting",
+        target="lmkit_op_triton.moe:TritonExperts",
+        requires=("triton>=3.2",),
+        tier=Tier.OPTIMIZED,
+        op="moe",
+        formats=frozenset({"plain"}),
         platforms=("cuda", "rocm"),
     )

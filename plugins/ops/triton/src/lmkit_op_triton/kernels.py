@@ -58,6 +58,17 @@ def _activated(x, NAME: tl.constexpr):
 
 
 @triton.jit
+def _gated(first, second, NAME: tl.constexpr):
+    """Two of float32 -> float32."""
+    if NAME == "swiglu_clamped":
+        first = tl.minimum(first, 7.0)
+        y = first * tl.sigmoid(1.702 * first) * (tl.minimum(tl.maximum(second, -7.0), 7.0) + 1)
+    else:
+        y = _activated(first, NAME) * second
+    return y
+
+
+@triton.jit
 def activate(x, out, size, x_stride, NAME: tl.constexpr, N: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * N + tl.arange(0, N)
@@ -72,11 +83,7 @@ def gate(x, out, size, x_stride, NAME: tl.constexpr, N: tl.constexpr):
     i = tl.program_id(1) * N + tl.arange(0, N)
     first = tl.load(x + row * x_stride + i, i < size, 0.0).to(tl.float32)
     second = tl.load(x + row * x_stride + size + i, i < size, 0.0).to(tl.float32)
-    if NAME == "swiglu_clamped":
-        first = tl.minimum(first, 7.0)
-        y = first * tl.sigmoid(1.702 * first) * (tl.minimum(tl.maximum(second, -7.0), 7.0) + 1)
-    else:
-        y = _activated(first, NAME) * second
+    y = _gated(first, second, NAME)
     tl.store(out + row * size + i, y.to(out.dtype.element_ty), i < size)
 
 

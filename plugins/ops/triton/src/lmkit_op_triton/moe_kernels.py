@@ -1,0 +1,108 @@
+"""Kernels of mixtures. Pairs are (token, choice), numbered token * top_k + choice; sorted, they stand by expert.
+
+Rows of an expert are cut into tiles; how many there are is known on the device only. So grids are as large as they can
+become, and programs without a tile leave at once: nobody waits, and one graph serves every choice.
+"""
+
+import triton
+import triton.language as tl
+
+from lmkit_op_triton.kernels import _activated, _gated
+
+
+@triton.jit
+def sort(ids, order, starts, pairs, experts, N: tl.constexpr):
+    """ids [pairs] -> order [pairs]: the pairs by expert, `starts` [experts + 1]: where those of each begin in it.
+
+    Program e finds those of expert e. A pair of an expert that is none stands nowhere.
+    """
+    expert = tl.program_id(0)
+    start = tl.zeros([], tl.int32)
+    for first in range(0, pairs, N):
+        i = first + tl.arange(0, N)
+        e = tl.load(ids + i, i < pairs, -1)
+        start += tl.sum(((e >= 0) & (e < expert)).to(tl.int32), 0)
+    tl.store(starts + expert, start)
+    for first in range(0, pairs, N):
+        i = first + tl.arange(0, N)
+        mine = (tl.load(ids + i, i < pairs, -1) == expert).to(tl.int32)
+        tl.store(order + start + tl.cumsum(mine, 0) - mine, i, mine > 0)
+        start += tl.sum(mine, 0)
+    if expert == experts - 1:
+        tl.store(starts + experts, start)
+
+
+@triton.jit
+def _tile(starts, tile, experts, M: tl.constexpr, E: tl.constexpr):
+    """Of the tile with that number: its expert, its first sorted pair, the end of the expert's. No tile: 0 and 0."""
+    e = tl.arange(0, E)
+    begins = tl.load(starts + e, e < experts, 0)
+    ends = tl.load(starts + e + 1, e < experts, 0)
+    tiles = (ends - begins + M - 1) // M
+    behind = tl.cumsum(tiles, 0)
+    expert = tl.sum((behind <= tile).to(tl.int32), 0)
+    first = tl.sum(tl.where(e == expert, begins + (tile - behind + tiles) * M, 0), 0)
+    return expert, first, tl.sum(tl.where(e == expert, ends, 0), 0)
+
+
+@triton.jit
+def multiply(
+    x, weight, bias, order, starts, out, top_k, experts, n, k, x_stride,
+    FIRST: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """M rows of one expert times N rows of its weight [PARTS, n, k].
+
+    FIRST: rows of tokens x [T, k] -> the activation NAME of the products, out [pairs, n] as sorted. Else: rows x
+    [pairs, k] as sorted -> out [pairs, n] by pair.
+    """
+    expert, first, end = _tile(starts, tl.program_id(1), experts, M, E)
+    if first >= end:
+        return
+    row = first + tl.arange(0, M)
+    valid = row < end
+    pair = tl.load(order + row, valid, 0)
+    source = pair // top_k if FIRST else row
+    target = row if FIRST else pair
+    column = tl.program_id(0) * N + tl.arange(0, N)
+    kk = tl.arange(0, K)
+    expert = expert.to(tl.int64)
+    a_at = x + source.to(tl.int64)[:, None] * x_stride + kk[None, :]
+    w_at = weight + (expert * PARTS * n + column[None, :]) * k + kk[:, None]
+    y = tl.zeros([M, N], tl.float32)
+    z = tl.zeros([M, N], tl.float32)
+    for at in range(0, k, K):
+        left = kk < k - at
+        a = tl.load(a_at + at, valid[:, None] & left[None, :], 0.0)
+        w = tl.load(w_at + at, left[:, None] & (column < n)[None, :], 0.0)
+        y = tl.dot(a, w, y, input_precision="ieee")
+        if PARTS == 2:
+            w = tl.load(w_at + n * k + at, left[:, None] & (column < n)[None, :], 0.0)
+            z = tl.dot(a, w, z, input_precision="ieee")
+    if BIAS:
+        b_at = bias + expert * PARTS * n + column
+        y += tl.load(b_at, column < n, 0.0).to(tl.float32)[None, :]
+        if PARTS == 2:
+            z += tl.load(b_at + n, column < n, 0.0).to(tl.float32)[None, :]
+    if PARTS == 2:
+        y = _gated(y, z, NAME)
+    elif FIRST:
+        y = _activated(y, NAME)
+    out_at = out + target.to(tl.int64)[:, None] * n + column[None, :]
+    tl.store(out_at, y.to(out.dtype.element_ty), valid[:, None] & (column < n)[None, :])
+
+
+@triton.jit
+def combine(products, ids, weights, out, top_k, experts, size, N: tl.constexpr):
+    """products [T * top_k, size], weights [T, top_k] -> their weighted sums [T, size]; NaN where an expert is none."""
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * N + tl.arange(0, N)
+    total = tl.zeros([N], tl.float32)
+    for choice in range(top_k):
+        pair = token * top_k + choice
+        expert = tl.load(ids + pair)
+        known = (expert >= 0) & (expert < experts)
+        share = tl.load(weights + pair).to(tl.float32)
+        values = tl.load(products + pair * size + i, i < tl.where(known, size, 0), float("nan"))
+        total += share * values.to(tl.float32)
+    tl.store(out + token * size + i, total.to(out.dtype.element_ty), i < size)
