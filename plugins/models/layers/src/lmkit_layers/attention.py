@@ -36,7 +36,7 @@ class Attention(nn.Module):
         if self.writes and need.kv_dtype.startswith("float8"):
             for name in SCALES:
                 self.register_parameter(name, nn.Parameter(torch.empty(1), requires_grad=False))
-        self.v_head_dim = need.v_head_dim or need.head_dim
+        self.v_head_dim, self.mla = need.v_head_dim or need.head_dim, need.mla
         if need.sinks:
             self.sinks = nn.Parameter(torch.empty(need.num_q_heads, dtype=torch.float32), requires_grad=False)
         else:
@@ -50,6 +50,7 @@ class Attention(nn.Module):
                 raise CheckpointError(f"{name} is {value:g}, not a positive number", fix="--kv-dtype auto")
         both = next(iter(found.values()), 1.0)
         k, v = (found.get(name, both) for name in SCALES)
+        v = k if self.mla else v  # they are stored as keys
         self.scales = None if k == v == 1.0 else (k, v)
 
     def forward(
