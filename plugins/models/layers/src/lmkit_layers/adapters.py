@@ -95,7 +95,7 @@ class AdapterBank:
     def _hook(self, name: str) -> Any:
         """What module `name` does in addition."""
 
-        def add(module: nn.Module, args: tuple[Tensor, ...], out: Any) -> Any:
+        def add(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
             self._seen.add(name)
             for adapter, tokens in self._active[len(args[0])]:
                 x = args[0][tokens]

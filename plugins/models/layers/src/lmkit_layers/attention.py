@@ -17,7 +17,7 @@ class Attention(nn.Module):
     With `angles` (cos, sin, interleaved) it first turns q and k in place; only where it `rotates`.
     `layer` is that whose cache it is; with `writer` that module has written it, and k and v are not looked at.
     A float8 cache holds keys and values divided by the checkpoint's scales, if it has any: one for all keys, one for
-    all values. Backends know nothing of it.
+    all values; that of keys, where values are a part of them. Backends know nothing of it.
     In the `last` layer nothing is read where the step's hidden states are not: the result is zeros.
     """
 

@@ -29,7 +29,7 @@ class Latent(nn.Module):
         return self._linear[0]
 
     def forward(self, x: Tensor, side: Side) -> Tensor:
-        """Of queries [T, H, plain] what multiplies latents [T, H, rank]; of latents read [T, H, rank] [T, H, value]."""
+        """Queries [T, H, plain] -> what multiplies latents [T, H, rank]; latents that were read -> [T, H, value]."""
         packed = self.linear.packed
         assert isinstance(packed, DenseWeight)
         keys, values = packed.weight.view(-1, sum(self.sizes), packed.weight.shape[1]).split(self.sizes, dim=1)
