@@ -29,6 +29,11 @@ pytestmark = [
 ]
 IDS = prompt(97)
 MIX = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10,
+    "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "n_group": 2, "topk_group": 1,
+}  # fmt: skip
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -92,6 +97,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dora, head by head": (
         "GPTNeoXForCausalLM", {"hidden_size": 64}, {"target_modules": ["query_key_value"], "use_dora": True},
     ),
+    "latents": ("DeepseekV3ForCausalLM", LATENT, {"target_modules": ["q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"]}),
+    "dora, latents": ("DeepseekV3ForCausalLM", LATENT, {"target_modules": ["kv_b_proj"], "use_dora": True}),
     "experts": ("Qwen3MoeForCausalLM", MIX, {"target_modules": "all-linear", "r": 2}),
     "experts and shared ones": (
         "Qwen2MoeForCausalLM", MIX | {"shared_expert_intermediate_size": 40}, {"target_modules": "all-linear"},

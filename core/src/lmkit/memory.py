@@ -51,7 +51,7 @@ def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan
     choice, tied = resolved.choice("quantization"), info.tie_embeddings and not declared
     scheme: QuantScheme | None = load_target(choice).parse(declared or choice.options) if choice is not None else None
     head = (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,)),) if tied else ()
-    for linear in (*info.linears, *head):
+    for linear in (spec for spec in (*info.linears, *head) if not spec.dense):
         plain = linear.total_out * linear.in_features * size
         fmt = scheme.for_layer(linear) if scheme is not None else None
         bits = resolved.value(f"{fmt.name if fmt else 'plain'}_bits")

@@ -36,14 +36,18 @@ class AttnNeed:
     softcap: float | None = None
     sinks: bool = False
     alibi: bool = False
-    mla: bool = False
+    mla: bool = False  # values are the first v_head_dim entries of the keys, and not kept beside them
     causal: bool = True  # False: it also sees what follows; a window then reaches equally far on both sides
     alibi_scale: float = 1.0  # what the slopes of alibi are multiplied by
 
+    @property
+    def kv_width(self) -> int:
+        """Numbers that a layer keeps of one token and KV head, beside scales."""
+        return self.head_dim + (0 if self.mla else self.v_head_dim or self.head_dim)
+
     def kv_bytes(self, kv_dtype: str) -> int:
         """Bytes that a layer keeps of one token."""
-        values = (self.head_dim + (self.v_head_dim or self.head_dim)) * itemsize(kv_dtype)
-        return self.num_kv_heads * (values + kv_scale_bytes(kv_dtype))
+        return self.num_kv_heads * (self.kv_width * itemsize(kv_dtype) + kv_scale_bytes(kv_dtype))
 
     @property
     def features(self) -> frozenset[str]:
@@ -193,18 +197,9 @@ class ModelInfo:
         """One KVSpec per group of attention layers, then one for all recurrent state."""
         specs = []
         for need, layers in self.kv_groups():
-            specs.append(
-                KVSpec(
-                    kind="full" if need.window is None else "window",
-                    layers=layers,
-                    block_size=block_size,
-                    num_kv_heads=need.num_kv_heads,
-                    head_dim=need.head_dim,
-                    dtype=kv_dtype,
-                    bytes_per_block=need.kv_bytes(kv_dtype) * block_size * len(layers),
-                    window=need.window,
-                )
-            )
+            heads, size = (need.num_kv_heads, need.head_dim), need.kv_bytes(kv_dtype) * block_size * len(layers)
+            kind: Literal["full", "window"] = "full" if need.window is None else "window"
+            specs.append(KVSpec(kind, layers, block_size, *heads, kv_dtype, size, need.window))
         if self.recurrent:
             size = sum(t.nbytes for layer in self.layers for t in layer.state)
             specs.append(KVSpec("recurrent", self.recurrent, self.max_length, 0, 0, "", size))
@@ -223,6 +218,7 @@ class LinearSpec:
     parts: tuple[str, ...] = ()  # names of the merged parts ("q", "k", "v"); () when not merged
     sources: tuple[str, ...] = ()  # checkpoint module names, for a scheme's ignore lists
     experts: int = 0  # > 0: the linears of so many experts, one after another along the output axis
+    dense: bool = False  # the model reads its weight [out, in]: in the model's dtype, whatever it is stored as
 
     @property
     def total_out(self) -> int:

@@ -68,7 +68,7 @@ class AttentionBackend(Protocol):
     def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> AttnPlanner: ...
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
-        """k, v [T, num_kv_heads, head_dim] into the layer's KV tensor at `slots` [T]."""
+        """k, v [T, num_kv_heads, head_dim] into the layer's KV tensor at `slots` [T]; of `mla` only k is written."""
         ...
 
     def forward(

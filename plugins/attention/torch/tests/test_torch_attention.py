@@ -28,8 +28,18 @@ NEED = AttnNeed(16, 4, 2, "float32", "float32", 8)
         replace(NEED, window=5, softcap=3.0, sinks=True, alibi=True),
         replace(NEED, num_q_heads=6, num_kv_heads=6, alibi=True),
         replace(NEED, causal=False, softcap=3.0, sinks=True),
+        replace(NEED, num_kv_heads=1, v_head_dim=8, mla=True),
+        replace(NEED, num_kv_heads=1, v_head_dim=8, mla=True, window=5, softcap=3.0),
     ],
-    ids=["long window", "other value size", "everything", "alibi of six heads", "bidirectional softcap sinks"],
+    ids=[
+        "long window",
+        "other value size",
+        "everything",
+        "alibi of six heads",
+        "bidirectional softcap sinks",
+        "latents",
+        "latents, window",
+    ],
 )
 def test_features_together(need: AttnNeed) -> None:
     rows = Rows(TorchAttention(), need, num_rows=3)
@@ -54,6 +64,18 @@ def test_eight_bit_floats_are_rounded_to_nearest_and_cut(kv_dtype: str) -> None:
     assert torch.equal(written, expected[:, 0])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_latents_are_kept_once(dtype: str) -> None:
+    """What DeepSeek's attention keeps of a token and layer: 512 + 64 numbers, and no values beside them."""
+    need = AttnNeed(576, 16, 1, "float32", dtype, 16, v_head_dim=512, mla=True)
+    assert TorchAttention().kv_shape(need, 3) == (3, 16, 1, 576 + (8 if dtype == "int8" else 0))
+    assert need.kv_bytes("bfloat16") == 1152
+    rows = Rows(TorchAttention(), need, num_rows=2)
+    for work in ([(0, 20), (1, 3)], [(0, 1), (1, 1)]):
+        for got, expected in zip(*rows.step(work), strict=True):
+            torch.testing.assert_close(got.double(), expected, atol=6e-2 if dtype == "int8" else 1e-5, rtol=1e-5)
+
+
 def test_rows_of_very_different_length_are_not_padded_together() -> None:
     rows = Rows(TorchAttention(), replace(NEED, block_size=64), num_rows=3, length=3 * SMALL)
     rows.step([(0, 2 * SMALL + 10), (1, 5), (2, SMALL - 1)])
@@ -74,6 +96,7 @@ def test_reasons_for_refusal() -> None:
     backend, device = TorchAttention(), DeviceInfo("cpu", "cpu")
     assert backend.can_run(NEED, device) is None
     assert "mla" in (backend.can_run(replace(NEED, mla=True), device) or "")
+    assert backend.can_run(replace(NEED, mla=True, v_head_dim=8), device) is None
     assert "multiple" in (backend.can_run(replace(NEED, num_q_heads=5), device) or "")
     assert "causal" in (backend.can_run(replace(NEED, causal=False, alibi=True), device) or "")
 

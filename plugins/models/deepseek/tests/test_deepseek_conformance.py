@@ -37,6 +37,11 @@ class TestDeepseekV3(ModelConformance):
     published = PUBLISHED | {"rope_parameters": RELEASED}
     variants = {"yarn": {"rope_parameters": YARN, "rope_interleave": False}}
 
+    def test_the_cache_holds_latents(self, loaded):
+        """16 numbers of a latent and 8 that are turned, not 4 heads with keys of 20 and values of 10."""
+        (spec,) = loaded.info.kv_specs(32, "bfloat16")
+        assert spec.bytes_per_block == len(loaded.info.layers) * 32 * (16 + 8) * 2
+
 
 class TestGlm4MoeLite(ModelConformance):
     plugin = "model:Glm4MoeLiteForCausalLM"

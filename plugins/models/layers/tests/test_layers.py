@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lmkit.api import AttnNeed, DeviceInfo, LayerInfo, LinearSpec, ModelInfo, SelectionError, UnsupportedModel
-from lmkit_layers import Builder, RMSNorm, Rotary, TorchRowOps, activation
+from lmkit_layers import Builder, Latent, PlainFormat, RMSNorm, Rotary, TorchRowOps, activation
 from lmkit_layers.attention import Attention
 from lmkit_layers.rotary import frequencies
 from lmkit_testing import PluginConformance
@@ -111,6 +111,45 @@ def test_a_format_without_kernel_is_named() -> None:
         builder.linear(LinearSpec("some.layer", 4, (4,)))
 
 
+class HalfFormat(PlainFormat):
+    """Stored values are half of what they mean."""
+
+    name = "half"
+
+    def dequantize(self, params: Any, dtype: torch.dtype) -> torch.Tensor:
+        return 2 * params["weight"].to(dtype)
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_weights_that_a_model_reads_are_dense(online: bool) -> None:
+    """Whatever kernels there are; and nothing is quantized that would be dequantized at once."""
+    spec = LinearSpec("kv_b", 3, (4 * 7,), dense=True)
+    info = ModelInfo("Toy", 11, 8, (), 32, "float32", 0, linears=(spec,))
+    scheme: Any = SimpleNamespace(for_layer=lambda _: HalfFormat())
+    made = Builder(info, torch.float32, DeviceInfo("cpu", "cpu"), None, {}, scheme=scheme, online=online)
+    linear = made.linear(spec)
+    linear.weight.data = weight = torch.randn(28, 3)
+    linear.pack()
+    assert torch.equal(linear.packed.weight, weight if online else 2 * weight)
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_latents_are_read_as_what_they_would_become(tokens: int) -> None:
+    """Products with keys, and weighted sums of values, as where keys and values were made of each latent."""
+    info = ModelInfo("Toy", 11, 8, (), 32, "float32", 0)
+    made = Builder(info, torch.float64, DeviceInfo("cpu", "cpu"), None, {})
+    linear = made.linear(LinearSpec("kv_b", 6, (4 * 7,), dense=True))
+    linear.weight.data = torch.randn(28, 6, dtype=torch.float64)
+    linear.pack()
+    latent, q = torch.randn(9, 6, dtype=torch.float64), torch.randn(tokens, 4, 5, dtype=torch.float64)
+    keys, values = linear(latent).view(9, 4, 7).split((5, 2), -1)
+    absorbed = Latent(linear, 5, 2)
+    scores = torch.einsum("thr,lr->thl", absorbed(q, "keys"), latent)
+    torch.testing.assert_close(scores, torch.einsum("thd,lhd->thl", q, keys))
+    read = torch.einsum("thl,lr->thr", scores, latent)
+    torch.testing.assert_close(absorbed(read, "values"), torch.einsum("thl,lhd->thd", scores, values))
+
+
 def test_sinks_belong_to_layers_that_need_them() -> None:
     from lmkit_layers import Attention
 
@@ -183,3 +222,12 @@ def test_one_scale_of_a_cache_stands_for_both(name: str, scales: tuple[float, fl
             setattr(attn, key, None)
     attn.settle()
     assert attn.scales == scales
+
+
+def test_values_that_are_a_part_of_keys_have_their_scale() -> None:
+    need = AttnNeed(6, 2, 1, kv_dtype="float8_e4m3fn", v_head_dim=4, mla=True)
+    attn = Attention(object(), need, 0, 0, 1.0)  # type: ignore[arg-type]
+    for (_, parameter), value in zip(attn.named_parameters(), (3.0, 5.0), strict=True):
+        parameter.data.fill_(value)
+    attn.settle()
+    assert attn.scales == (3.0, 3.0)

@@ -44,6 +44,7 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "alibi": {"alibi": True, "alibi_scale": 0.7},
     "bidirectional": {"causal": False},
     "bidirectional_window": {"causal": False, "window": 5},
+    "mla": {"mla": True},
 }
 # [T, H, D] as models hand it over: a part of something larger.
 SHARED = "one head for all"
@@ -138,7 +139,7 @@ class Rows:
             (need.num_kv_heads, need.v_head_dim or need.head_dim),
         )
         q, k, v = (torch.randn(count, *size, generator=noise).to(getattr(torch, need.dtype)) for size in sizes)
-        return q, k, v
+        return q, k, k[..., : need.v_head_dim] if need.mla else v
 
     def step(self, work: Sequence[tuple[int, int]]) -> tuple[list[Tensor], list[Tensor]]:
         """`work` = (row, new tokens); returns (got, expected) per row, each [tokens, Hq, Dv]."""
@@ -241,7 +242,7 @@ class AttentionConformance(PluginConformance):
             backend.write_kv(k, k.new_ones(*k.shape[:2], v_dim), whole, slots)
             kv = without_block_0(backend, need, whole)
             written = int((~torch.isnan(kv.float()) if kv.is_floating_point() else kv != -1).sum())
-            values = need.num_kv_heads * (need.head_dim + v_dim + kv_scale_bytes(need.kv_dtype))
+            values = need.num_kv_heads * (need.kv_width + kv_scale_bytes(need.kv_dtype))
             assert written == values, f"{case}: {written} values written, not {values}"
 
     def arranged(

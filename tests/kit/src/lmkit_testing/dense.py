@@ -79,13 +79,13 @@ class DenseAttention(AttentionBackend):
     name = "dense"
 
     def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
-        return "latent attention is not covered" if need.mla else None
+        return None
 
     def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
         return (16, 1)
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
-        return (num_blocks, need.block_size, need.num_kv_heads, need.head_dim + (need.v_head_dim or need.head_dim))
+        return (num_blocks, need.block_size, need.num_kv_heads, need.kv_width)
 
     def planner(self, need: AttnNeed, limits: StepLimits | None, platform: Platform | None) -> DensePlanner:
         return DensePlanner(need)
@@ -94,7 +94,7 @@ class DenseAttention(AttentionBackend):
         flat = kv.view(-1, *kv.shape[2:])
         for token, slot in enumerate(slots.tolist()):
             if slot >= 0:
-                flat[slot] = torch.cat((k[token], v[token]), -1).to(kv.dtype)
+                flat[slot] = torch.cat((k[token], v[token]), -1)[..., : kv.shape[-1]].to(kv.dtype)
 
     def forward(
         self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None
@@ -109,4 +109,5 @@ class DenseAttention(AttentionBackend):
                 low -= low % plan.need.window  # what `attend` counts as 0 begins a chunk
             cached = flat[torch.tensor(slots[low:])]  # what lies before the window may have been given back
             need, start = plan.need, length - (end - first) - low
-            out[first:end] = attend(q[first:end], cached[..., :dim], cached[..., dim:], start, need, scale, sinks)
+            keys, values = cached[..., :dim], cached[..., : need.v_head_dim] if need.mla else cached[..., dim:]
+            out[first:end] = attend(q[first:end], keys, values, start, need, scale, sinks)

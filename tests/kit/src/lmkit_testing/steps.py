@@ -39,7 +39,7 @@ class ModelDriver:
         def local(need: AttnNeed) -> AttnNeed:
             heads: dict[str, Any] = {
                 "num_q_heads": need.num_q_heads // tp_size,
-                "num_kv_heads": need.num_kv_heads // tp_size,
+                "num_kv_heads": max(1, need.num_kv_heads // tp_size),  # one head of latents is everybody's
             }
             return replace(need, **known, **heads)
 

@@ -29,6 +29,7 @@ def lmkit_attention_backends() -> list[AttentionSpec]:
                     "softcap",
                     "sinks",
                     "alibi",
+                    "mla",
                 }
             ),
         )

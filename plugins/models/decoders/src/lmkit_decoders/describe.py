@@ -67,7 +67,7 @@ class LatentConfig:
         return [
             *specs,
             LinearSpec(f"{to}.kv_a", d, (self.kv_rank + self.turned,), bias, "none", (), cfg.sources(i, "kv_a")),
-            LinearSpec(f"{to}.kv_b", self.kv_rank, (kv,), False, "column", (), cfg.sources(i, "kv_b")),
+            LinearSpec(f"{to}.kv_b", self.kv_rank, (kv,), False, "column", (), cfg.sources(i, "kv_b"), dense=True),
             LinearSpec(f"{to}.o", heads * self.value, (d,), cfg.o_bias, "row", (), cfg.sources(i, "o")),
         ]
 
@@ -180,7 +180,7 @@ class DecoderConfig:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     moe: MoEConfig | None = None
-    mla: LatentConfig | None = None  # head_dim is then that of queries and keys as a whole
+    mla: LatentConfig | None = None  # heads are then those of queries and keys as they are projected
     mixer: MixerConfig | None = None
     per_layer: tuple[Mapping[str, Any], ...] = ()  # for each layer, fields that differ there; (): none do
     num_unused_layers: int = 0  # that files have after the last one, for drafts
@@ -198,12 +198,13 @@ class DecoderConfig:
 
     def need(self, layer: int) -> AttnNeed:
         """What attention in `layer` asks of a backend."""
-        here = self.at(layer)
+        here, mla = self.at(layer), self.mla
         return AttnNeed(
-            here.head_dim,
+            mla.kv_rank + mla.turned if mla else here.head_dim,
             here.num_q_heads,
-            here.num_kv_heads,
-            v_head_dim=self.mla.value if self.mla else None,
+            1 if mla else here.num_kv_heads,
+            mla=mla is not None,
+            v_head_dim=mla.kv_rank if mla else None,
             window=self.windows[layer],
             sinks=self.sinks,
             alibi=self.alibi,

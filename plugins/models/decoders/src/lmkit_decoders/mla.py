@@ -1,4 +1,4 @@
-"""Multi-head latent attention (https://arxiv.org/abs/2405.04434); what is cached are expanded keys and values."""
+"""Multi-head latent attention (https://arxiv.org/abs/2405.04434); what is cached are the latents."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import cast
 import torch
 from lmkit.api import BuildContext, PluginError, StepInputs
 from lmkit_layers.attention import grow
+from lmkit_layers.latent import Latent
+from lmkit_layers.linear import Linear
 from lmkit_layers.norm import Norm
 from torch import Tensor, nn
 
@@ -19,7 +21,8 @@ Angles = tuple[Tensor, Tensor]
 class LatentAttention(nn.Module):
     """hidden [T, D] -> [T, D]. Queries, and keys with values, come out of narrow latents.
 
-    A part of each head is turned; that part of the keys is the same in all heads.
+    A part of each head is turned; that part of the keys is the same in all heads. The cache holds it behind the latent
+    of keys and values: queries are multiplied by what would make keys of latents, what they read is made values.
     """
 
     def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
@@ -36,6 +39,7 @@ class LatentAttention(nn.Module):
         self.kv_a = ctx.linear(specs[f"{path}.kv_a"])
         self.kv_a_norm = cast("Norm", ctx.norm(self.mla.kv_rank, self.mla.norm_eps))
         self.kv_b = ctx.linear(specs[f"{path}.kv_b"])
+        self.latent = Latent(cast("Linear", self.kv_b), self.mla.plain, self.mla.value)
         self.o = ctx.linear(specs[f"{path}.o"])
         self.attn = ctx.attention(layer, scale=cfg.attn_scale or cfg.head_dim**-0.5)
 
@@ -50,6 +54,7 @@ class LatentAttention(nn.Module):
             self.rows.rotate(turned, *angles, self.interleaved)
         if self.growth is not None:
             grow(q, x.positions, *self.growth)
-        k, v = self.kv_b(self.kv_a_norm(latent)).view(num, self.heads, -1).split((mla.plain, mla.value), dim=-1)
-        k = torch.cat((k, turned.expand(-1, self.heads, -1)), dim=-1)
-        return self.o(self.attn(q, k, v, x))
+        q = torch.cat((self.latent(q[..., : mla.plain], "keys"), q[..., mla.plain :]), dim=-1)
+        k = torch.cat((self.kv_a_norm(latent)[:, None], turned), dim=-1)
+        read = self.attn(q, k, k[..., : mla.kv_rank], x).view(num, self.heads, -1)
+        return self.o(self.latent(read, "values").flatten(1))

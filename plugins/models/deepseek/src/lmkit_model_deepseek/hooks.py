@@ -21,20 +21,20 @@ def lmkit_models() -> list[ModelSpec]:
                 "MiniCPM3ForCausalLM",
                 "Mistral4ForCausalLM",
             ),
-            features=frozenset({"causal"}),
+            features=frozenset({"causal", "mla"}),
         ),
         ModelSpec(
             name="mistral_large3",
             summary="Mistral Large 3 under Mistral's own names",
             target="lmkit_model_deepseek.mistral:MistralLarge3",
             architectures=("MistralLarge3ForCausalLM",),
-            features=frozenset({"causal"}),
+            features=frozenset({"causal", "mla"}),
         ),
         ModelSpec(
             name="longcat",
             summary="LongCat Flash: two blocks of attention a layer, and a mixture on a shortcut",
             target="lmkit_model_deepseek.longcat:Longcat",
             architectures=("LongcatFlashForCausalLM",),
-            features=frozenset({"causal"}),
+            features=frozenset({"causal", "mla"}),
         ),
     ]

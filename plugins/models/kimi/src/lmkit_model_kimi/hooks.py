@@ -11,7 +11,7 @@ def lmkit_models() -> list[ModelSpec]:
             summary="Kimi Linear: delta attention in most layers, latent attention in the others, experts",
             target="lmkit_model_kimi.arch:KimiLinear",
             architectures=("KimiLinearForCausalLM",),
-            features=frozenset({"causal"}),
+            features=frozenset({"causal", "mla"}),
             supports_tp=False,
         ),
     ]

@@ -17,6 +17,7 @@ _HOME = {
     "ReferenceLinear": "linear",
     "Attention": "attention",
     "Embedding": "embedding",
+    "Latent": "latent",
     "LayerNorm": "norm",
     "Norm": "norm",
     "RMSNorm": "norm",

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from lmkit_layers.embedding import Embedding
 from lmkit_layers.experts import Experts, LinearExperts, Mixture, PackedExperts, Router
+from lmkit_layers.latent import Latent
 from lmkit_layers.linear import Linear
 
 HEAD = "lm_head"  # runs on the rows that are sampled, after the other modules
@@ -94,13 +95,17 @@ class AdapterBank:
     def _hook(self, name: str) -> Any:
         """What module `name` does in addition."""
 
-        def add(module: nn.Module, args: tuple[Tensor, ...], out: Any) -> Any:
+        def add(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
             self._seen.add(name)
             for adapter, tokens in self._active[len(args[0])]:
                 x = args[0][tokens]
                 if isinstance(module, Router):
                     for whole, part in zip(out, routed(module, x, adapter.deltas.get(name, ())), strict=True):
                         whole[tokens] = part
+                    continue
+                if isinstance(module, Latent):
+                    for delta in adapter.deltas.get(name, ()):
+                        out[tokens] = module.changed(x, args[1], delta.a, delta.b, delta.gain)
                     continue
                 if isinstance(module, Mixture):
                     out[tokens] += self._regated(module, x, adapter, adapter.deltas.get(name, ()))
@@ -200,7 +205,7 @@ def through_expert(linear: Linear, x: Tensor, expert: int, deltas: Sequence[Delt
 def _changeable(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that an adapter may change: linears as their spec calls them, others by their path.
 
-    Linears of experts are run by what holds them.
+    Linears of experts and of latents are run by what holds them.
     """
     found: dict[str, nn.Module] = {m.spec.name: m for m in model.modules() if isinstance(m, Linear)}
     for path, module in model.named_modules():
@@ -210,4 +215,6 @@ def _changeable(model: nn.Module) -> dict[str, nn.Module]:
             found[f"{path}.shared_gate"] = module
         elif isinstance(module, Experts):
             found |= {module.up.spec.name: module, module.down.spec.name: module}
+        elif isinstance(module, Latent):
+            found[module.linear.spec.name] = module
     return found

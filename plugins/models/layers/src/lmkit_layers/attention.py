@@ -17,7 +17,7 @@ class Attention(nn.Module):
     With `angles` (cos, sin, interleaved) it first turns q and k in place; only where it `rotates`.
     `layer` is that whose cache it is; with `writer` that module has written it, and k and v are not looked at.
     A float8 cache holds keys and values divided by the checkpoint's scales, if it has any: one for all keys, one for
-    all values. Backends know nothing of it.
+    all values; that of keys, where values are a part of them. Backends know nothing of it.
     In the `last` layer nothing is read where the step's hidden states are not: the result is zeros.
     """
 
@@ -36,7 +36,7 @@ class Attention(nn.Module):
         if self.writes and need.kv_dtype.startswith("float8"):
             for name in SCALES:
                 self.register_parameter(name, nn.Parameter(torch.empty(1), requires_grad=False))
-        self.v_head_dim = need.v_head_dim or need.head_dim
+        self.v_head_dim, self.mla = need.v_head_dim or need.head_dim, need.mla
         if need.sinks:
             self.sinks = nn.Parameter(torch.empty(need.num_q_heads, dtype=torch.float32), requires_grad=False)
         else:
@@ -50,6 +50,7 @@ class Attention(nn.Module):
                 raise CheckpointError(f"{name} is {value:g}, not a positive number", fix="--kv-dtype auto")
         both = next(iter(found.values()), 1.0)
         k, v = (found.get(name, both) for name in SCALES)
+        v = k if self.mla else v  # they are stored as keys
         self.scales = None if k == v == 1.0 else (k, v)
 
     def forward(

@@ -25,7 +25,7 @@ from lmkit.api import (
 from lmkit_layers.attention import Attention
 from lmkit_layers.embedding import Embedding
 from lmkit_layers.experts import Experts, LinearExperts, one_expert
-from lmkit_layers.linear import PLAIN, Linear
+from lmkit_layers.linear import PLAIN, Linear, ReferenceLinear
 from lmkit_layers.norm import Norm, make_norm
 from lmkit_layers.rotary import Rotary
 from lmkit_layers.rowwise import TorchRowOps
@@ -63,7 +63,8 @@ class Builder:
         self.rows = rows or TorchRowOps()
         self._remarks: dict[str, list[str]] = {}  # what is said of linears -> their names
         self.backend = attention
-        self._quantizable = {spec.name for spec in info.linears} | ({HEAD} if online else set())
+        quantizable = {spec.name for spec in info.linears if not (online and spec.dense)}
+        self._quantizable = quantizable | ({HEAD} if online else set())
         groups = info.kv_groups()
         self._group_of = {i: (g, need) for g, (need, layers) in enumerate(groups) for i in layers}
         self._writers: dict[int, Attention] = {}  # of the cache of a layer
@@ -80,7 +81,8 @@ class Builder:
 
     def linear(self, spec: LinearSpec) -> Linear:
         fmt = self._format(spec)
-        return Linear(spec, fmt, self._kernel(fmt, spec), self.dtype, self.collectives)
+        kernel = ReferenceLinear() if spec.dense else self._kernel(fmt, spec)
+        return Linear(spec, fmt, kernel, self.dtype, self.collectives)
 
     def experts(self, up: LinearSpec, down: LinearSpec, act: str) -> Experts:
         """On a kernel for experts that runs both linears, else each expert on kernels for linears."""
