@@ -22,7 +22,7 @@ class Proposals:
     """Asks the proposer for as many tokens of a row as lately came true.
 
     When all guesses of a row were right, it gets twice as many the next time; otherwise one more than were right. A row
-    whose guesses were all wrong gets none for a step, then for two, four, up to LONGEST_PAUSE. Rows share TOKENS: in a
+    whose guesses were all wrong gets none for a step, then for 3, 7, up to LONGEST_PAUSE. Rows share TOKENS: in a
     step with many rows no token is guessed.
     """
 
