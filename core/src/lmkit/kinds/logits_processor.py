@@ -32,7 +32,7 @@ class SampleContext:
 
     slots: Sequence[int]  # slot of each row of the logits
     positions: Sequence[int]  # position of the token being drawn
-    tokens: Callable[[int], Sequence[int]]  # slot -> all tokens so far (prompt + output)
+    tokens: Callable[[int], Sequence[int]]  # row of the logits -> all tokens before the one being drawn
 
 
 class LogitsProcessor(Protocol):

@@ -169,7 +169,9 @@ class Recorder:
         self.seen.append(("removed", slot))
 
     def apply(self, x: torch.Tensor, ctx: SampleContext) -> None:
-        self.seen.append((x.clone(), list(ctx.slots), list(ctx.positions), [list(ctx.tokens(s)) for s in ctx.slots]))
+        self.seen.append(
+            (x.clone(), list(ctx.slots), list(ctx.positions), [list(ctx.tokens(i)) for i in range(len(x))])
+        )
         x[:, self.add_to[0]] += self.add_to[1]
 
 

@@ -4,7 +4,7 @@
 REQUEST = frozenset({
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "prompt_logprobs", "priority", "cache_salt", "return_token_ids", "structured_outputs",
-    "resume",
+    "resume", "vllm_xargs",
 })  # fmt: skip
 
 # requests of /v1/chat/completions

@@ -39,6 +39,7 @@ from pydantic import Field
 
 MAX_N = 64
 MAX_PROMPTS = 256
+MAX_PROCESSORS = 16
 
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 ChoiceText = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -150,6 +151,7 @@ class Sampling(Strict):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = None
     resume: bool | None = None
+    vllm_xargs: Annotated[dict[Label, Json], Field(max_length=MAX_PROCESSORS)] | None = None  # of logits processors
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -187,7 +189,11 @@ class Sampling(Strict):
         if given.get("top_k") == -1:
             given["top_k"] = 0
         return SamplingParams(
-            max_tokens=max_tokens, logprobs=logprobs, logit_bias=_bias(self.logit_bias or {}), **given
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            logit_bias=_bias(self.logit_bias or {}),
+            extra=self.vllm_xargs or {},
+            **given,
         )
 
 

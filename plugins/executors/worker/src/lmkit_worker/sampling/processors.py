@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -56,9 +57,12 @@ class Processors:
 
     def apply(
         self, stage: Literal["logits", "probs"], x: Tensor, slots: np.ndarray, positions: np.ndarray,
-        greedy: np.ndarray, tokens: Callable[[int], Sequence[int]],
+        greedy: np.ndarray, text: Callable[[int, int], Sequence[int]],
     ) -> None:  # fmt: skip
-        """In place on x [S, V]; greedy rows skip stage "probs", and processors that keep the argmax."""
+        """In place on x [S, V]; greedy rows skip stage "probs", and processors that keep the argmax.
+
+        `text`: slot and position -> all tokens before it.
+        """
         for name, processor in self._all.items():
             if processor.stage != stage or not self._slots[name]:
                 continue
@@ -68,6 +72,11 @@ class Processors:
             ]  # fmt: skip
             if wanted:
                 index = row_index(wanted, x.device)
-                part = x[index]
-                processor.apply(part, SampleContext(slots[wanted].tolist(), positions[wanted].tolist(), tokens))
+                part, places = x[index], (slots[wanted].tolist(), positions[wanted].tolist())
+                texts = partial(_row, text, *places)
+                processor.apply(part, SampleContext(*places, texts))
                 x[index] = part
+
+
+def _row(text: Callable[[int, int], Sequence[int]], slots: list[int], positions: list[int], row: int) -> Sequence[int]:
+    return text(slots[row], positions[row])

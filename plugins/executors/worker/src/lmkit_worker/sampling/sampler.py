@@ -51,6 +51,12 @@ class SampleBatch:
     num_drafts: np.ndarray | None = None  # [S']; None: no row has drafts
     drafts: Mapping[int, Sequence[int]] | None = None  # slot -> drafts being verified
 
+    def text(self, slot: int, position: int) -> Sequence[int]:
+        """All tokens before a position of a row, as if the drafts before it were right."""
+        known = self.tokens(slot)
+        guessed = position - len(known)
+        return [*known, *self.drafts[slot][:guessed]] if guessed > 0 and self.drafts else known
+
 
 @dataclass(slots=True)
 class Sampled:
@@ -193,7 +199,7 @@ class Sampler:
         if self.bias:
             self._bias(x, batch)  # 5
         if self.processors.active["logits"]:
-            self.processors.apply("logits", x, batch.slots, batch.positions, greedy, batch.tokens)  # 6
+            self.processors.apply("logits", x, batch.slots, batch.positions, greedy, batch.text)  # 6
         if self.counts:
             self._penalties(x, batch)  # 7
         tokens, largest = self.rows.argmax(x) if greedy.all() else self._random(x, batch, greedy)  # 8 to 11
@@ -279,7 +285,7 @@ class Sampler:
             return self.rows.draw(x, params)
         weights, largest = truncate.weigh(x, params)  # 8, 9
         weights /= weights.sum(-1, keepdim=True)
-        self.processors.apply("probs", weights, slots, positions, greedy, batch.tokens)  # 10
+        self.processors.apply("probs", weights, slots, positions, greedy, batch.text)  # 10
         return vocabulary.draw(weights, params.share), largest  # 11
 
 
