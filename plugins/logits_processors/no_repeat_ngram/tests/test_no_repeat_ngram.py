@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit import LLM, SamplingParams
 from lmkit.api import InvalidParam
@@ -17,6 +17,7 @@ class TestNoRepeatNgram(PluginConformance):
     plugin = "logits_processor:no_repeat_ngram"
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 5))
 def test_bans_what_transformers_bans(text: list[int], size: int) -> None:
     process = pytest.importorskip("transformers.generation.logits_process").NoRepeatNGramLogitsProcessor(size)

@@ -27,7 +27,7 @@ class Options:
 
 
 class NoRepeatNgram:
-    """Contract: lmkit.api.LogitsProcessor. Each step reads the text once; nothing else is kept of a row but its size."""
+    """Contract: lmkit.api.LogitsProcessor. Nothing is kept of a row but its size: each step reads the text once."""
 
     stage: Literal["logits"] = "logits"
     keeps_argmax = False

@@ -34,7 +34,7 @@ def sort(ids, order, starts, pairs, experts, N: tl.constexpr):
 
 @triton.jit
 def _tile(starts, tile, experts, M: tl.constexpr, E: tl.constexpr):
-    """What a tile is about, by its number: its expert, its first sorted pair, the end of the expert's. No tile: 0 and 0."""
+    """A tile by its number: its expert, its first sorted pair, the end of the expert's pairs. No tile: 0 and 0."""
     e = tl.arange(0, E)
     begins = tl.load(starts + e, e < experts, 0)
     ends = tl.load(starts + e + 1, e < experts, 0)
