@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from lmkit.api import ANY, AttentionSpec, Range, Tier, hookimpl, multiple_of, one_of
 
 BOTH = frozenset({"causal", "bidirectional", "sliding_window", "bidirectional_window", "softcap"})
-COMMON = {
+COMMON: dict[str, Any] = {
     "tier": Tier.OPTIMIZED,
     "stability": "experimental",
     "platforms": ("cuda",),
