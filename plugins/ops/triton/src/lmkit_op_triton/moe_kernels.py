@@ -34,7 +34,7 @@ def sort(ids, order, starts, pairs, experts, N: tl.constexpr):
 
 @triton.jit
 def _tile(starts, tile, experts, M: tl.constexpr, E: tl.constexpr):
-    """Of the tile with that number: its expert, its first sorted pair, the end of the expert's. No tile: 0 and 0."""
+    """The expert of the tile with that number, its first sorted pair, the end of the expert's. No tile: 0 and 0."""
     e = tl.arange(0, E)
     begins = tl.load(starts + e, e < experts, 0)
     ends = tl.load(starts + e + 1, e < experts, 0)
