@@ -1,7 +1,10 @@
 """What the kernels may take of a GPU, compiled as `rowops` launches them."""
 
+import triton
+from lmkit.api import Routing
 from lmkit_op_triton import kernels, moe, moe_kernels
 from lmkit_op_triton.moe import Tile, tiles_of
+from lmkit_op_triton.routing import held
 from lmkit_op_triton.rowops import BLOCK, HEADS, VOCABULARY, warps
 from lmkit_testing.triton_budget import SHARED, Case
 
@@ -127,6 +130,24 @@ def multiplied(tile: Tile, kind: str, first: bool, archs: tuple[str, ...]) -> Ca
     )  # fmt: skip
 
 
+def chosen(experts: int, how: Routing) -> Case:
+    groups, share, warps = held(experts, how)
+    return Case(
+        moe_kernels.choose,
+        {"logits": "*bf16", "correction": "*fp32", "ids": "*i64", "weights": "*bf16", **types("share stride", "i32"),
+         **types("epsilon scale", "fp32")},
+        {
+            "SIGMOID": how.scoring == "sigmoid", "CORRECTED": how.num_groups > 1, "GROUPS": how.num_groups,
+            "TOP_GROUPS": how.top_groups, "TWO": how.group_score == "two best", "NORMED": how.renormalize,
+            "TOP_K": how.top_k, "G": groups, "S": share, "K": triton.next_power_of_2(how.top_k),
+        },
+        warps,
+        unaligned=("share",),
+        blocks=16 if warps == 1 else 4,
+        note=f"of {experts}",
+    )  # fmt: skip
+
+
 def of_mixtures() -> list[Case]:
     by_tile: dict[tuple[Tile, str], list[str]] = {}
     for arch in SHARED:
@@ -137,6 +158,9 @@ def of_mixtures() -> list[Case]:
     sums = {"products": "*bf16", "ids": "*i64", **types("weights out", "*bf16"), **types("top_k experts size", "i32")}
     return [
         *(multiplied(t, kind, first, tuple(on)) for (t, kind), on in by_tile.items() for first in (True, False)),
+        chosen(128, Routing(8)),
+        chosen(256, Routing(8, "sigmoid", num_groups=8, top_groups=4, group_score="two best")),
+        chosen(512, Routing(10)),
         Case(moe_kernels.sort, pairs, {"N": moe.BLOCK}, 4, unaligned=("pairs",), blocks=8),
         Case(moe_kernels.combine, sums, {"N": moe.BLOCK}, 4, unaligned=("top_k",), blocks=8, opcodes=("LDG.E.128",)),
     ]

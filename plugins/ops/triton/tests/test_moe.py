@@ -105,6 +105,7 @@ def check(mixture: Mixture, x: Tensor, ids: Tensor, weights: Tensor, shuffle: in
     return seen
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_one_expert_at_a_time(shape: Any, dtype: torch.dtype) -> None:

@@ -29,6 +29,7 @@ from lmkit.plugins.resolve import resolve
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit_gpu import GpuPlatform
 from lmkit_gpu import platform as module
+from lmkit_layers.build import Builder
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.simgpu import Gpu, SimRuntime, simulated
 from lmkit_testing.stepper import ArrivalOrder
@@ -191,22 +192,26 @@ def test_a_step_waits_for_one_event_and_nothing_else(gpu: Gpu, folder: Path, nam
         assert not any(kernel.startswith("triton rotate") for kernel in gpu.launches)
 
 
-@pytest.mark.slow
-def test_launches_of_a_layer(gpu: Gpu, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without graphs: norm and addition, QKV, turning and writing, attention, O, norm and addition, up, gate, down."""
-
+def launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, *checkpoints: Path) -> Counter[str]:
+    """Of a decode step of the second checkpoint, without graphs, those of a step of the first less."""
     monkeypatch.setattr(module, "GpuGraphs", lambda runtime, rows: NullGraphs())
     counted: list[Counter[str]] = []
-    for layers in (1, 2):
+    for path in checkpoints:
         platform = GpuPlatform(SimRuntime())
-        steps = play(model(folder, layers), platform, platform.bind(0), PARAMS["greedy"])
+        steps = play(path, platform, platform.bind(0), PARAMS["greedy"])
         for _ in range(6):
             next(steps)
         gpu.clear()
         next(steps)
         assert gpu.waits == {"event": 1}
         counted.append(Counter({name: n for name, n in gpu.launches.items() if name != "fill_"}))
-    layer = counted[1] - counted[0]
+    return counted[1] - counted[0]
+
+
+@pytest.mark.slow
+def test_launches_of_a_layer(gpu: Gpu, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without graphs: norm and addition, QKV, turning and writing, attention, O, norm and addition, up, gate, down."""
+    layer = launches(gpu, monkeypatch, model(folder, 1), model(folder, 2))
     assert layer == {"linear": 4, "triton norm": 2, "triton rotate_write": 1, "triton attend": 1, "triton gate": 1}
 
 
@@ -219,6 +224,58 @@ def test_tokens_with_the_kernels_of_a_gpu(gpu: Gpu, folder: Path, name: str, dep
     expected = played(play(path, ToyPlatform(), torch.device("cpu"), PARAMS[name], 1))
     assert played(play(path, platform, platform.bind(0), PARAMS[name], depth)) == expected
     assert gpu.launches["graph"] > 8
+
+
+# ----------------------------------------------------------------------------------------------------------- mixtures
+
+MIXTURES = {
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
+    "GptOssForCausalLM": {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "hidden_act": "silu",
+        "layer_types": ["full_attention"], "sliding_window": None,
+    },
+}  # fmt: skip
+
+
+def mixture(folder: Path, family: str, layers: int = 1) -> Path:
+    path = folder / f"{family}{layers}"
+    return path if path.exists() else tiny_checkpoint(family, path, num_hidden_layers=layers, **MIXTURES[family])
+
+
+@pytest.mark.parametrize("family", ["Qwen3MoeForCausalLM", pytest.param("GptOssForCausalLM", marks=pytest.mark.slow)])
+def test_a_mixture_waits_for_nothing(gpu: Gpu, folder: Path, family: str) -> None:
+    """One graph serves every choice of experts; tokens are the CPU's, expert by expert."""
+    path, platform = mixture(folder, family), GpuPlatform(SimRuntime())
+    with mock.patch.object(Builder, "_expert_kernel", return_value=None):
+        expected = played(play(path, ToyPlatform(), torch.device("cpu"), PARAMS["greedy"], 1))
+    steps = play(path, platform, platform.bind(0), PARAMS["greedy"])
+    found: dict[str, list[int]] = {}
+    for number, events in enumerate(steps):
+        for event in events:
+            assert event.error is None, event.error
+            found.setdefault(event.id, []).extend(event.tokens)
+        if 6 <= number < 9:
+            assert gpu.waits == {"event": 1}
+            assert not gpu.pageable
+            assert not gpu.pool.misses
+            assert gpu.launches["graph"] == 1
+        gc.collect()
+        gpu.clear()
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_launches_of_a_mixture(gpu: Gpu, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of heads included."""
+    family = "Qwen3MoeForCausalLM"
+    layer = launches(gpu, monkeypatch, mixture(folder, family, 1), mixture(folder, family, 2))
+    assert layer == {
+        "linear": 3, "triton norm": 4, "triton rotate_write": 1, "triton attend": 1,
+        "triton choose": 1, "triton sort": 1, "triton multiply": 2, "triton combine": 1,
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------ faults put in on purpose

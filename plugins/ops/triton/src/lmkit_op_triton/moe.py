@@ -50,7 +50,7 @@ def tiles_of(name: str, itemsize: int) -> tuple[Tile, ...]:
 
 @lru_cache
 def architecture(device: torch.device) -> str:
-    """A GPU's name: "sm_90", "gfx942"; "cuda" of what torch does not know."""
+    """The name of a GPU: "sm_90", "gfx942"; "cuda" where torch knows none."""
     if device.type != "cuda":
         return "cuda"
     properties = torch.cuda.get_device_properties(device)

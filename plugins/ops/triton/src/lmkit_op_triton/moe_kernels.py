@@ -34,7 +34,7 @@ def sort(ids, order, starts, pairs, experts, N: tl.constexpr):
 
 @triton.jit
 def _tile(starts, tile, experts, M: tl.constexpr, E: tl.constexpr):
-    """A tile by its number: its expert, its first sorted pair, the end of the expert's pairs. No tile: 0 and 0."""
+    """The expert of the tile with that number, its first sorted pair, the end of the expert's. No tile: 0 and 0."""
     e = tl.arange(0, E)
     begins = tl.load(starts + e, e < experts, 0)
     ends = tl.load(starts + e + 1, e < experts, 0)
@@ -106,3 +106,61 @@ def combine(products, ids, weights, out, top_k, experts, size, N: tl.constexpr):
         values = tl.load(products + pair * size + i, i < tl.where(known, size, 0), float("nan"))
         total += share * values.to(tl.float32)
     tl.store(out + token * size + i, total.to(out.dtype.element_ty), i < size)
+
+
+@triton.jit
+def _first(values, free, where):
+    """The first place of the largest of `values` where `free` > 0."""
+    key = tl.where(free > 0, values, -float("inf"))
+    best = tl.max(tl.max(key, 1), 0)
+    at = tl.where((key == best) & (free > 0), where, 0x7FFFFFFF)
+    return tl.min(tl.min(at, 1), 0)
+
+
+@triton.jit
+def choose(
+    logits, correction, ids, weights, share, stride, epsilon, scale,
+    SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TWO: tl.constexpr,
+    NORMED: tl.constexpr, TOP_K: tl.constexpr, G: tl.constexpr, S: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """One token: logits [experts], as [GROUPS, share] -> its TOP_K experts and their weights. TWO: a group is as good
+    as its two best experts."""
+    token = tl.program_id(0).to(tl.int64)
+    group, member = tl.arange(0, G)[:, None], tl.arange(0, S)[None, :]
+    place = group * share + member
+    real = ((group < GROUPS) & (member < share)).to(tl.int32)
+    x = tl.load(logits + token * stride + place, real > 0, -float("inf")).to(tl.float32)
+    if SIGMOID:
+        scores = tl.sigmoid(x)
+    else:
+        scores = tl.exp(x - tl.max(tl.max(tl.where(x != x, -float("inf"), x), 1), 0))
+        scores /= tl.sum(tl.sum(scores, 1), 0)
+    wanted = scores
+    if CORRECTED:
+        wanted += tl.load(correction + place, real > 0, 0.0)
+    wanted = tl.where(wanted != wanted, float("inf"), wanted)  # as topk orders them
+    if GROUPS > 1:
+        inside = tl.where(real > 0, wanted, -float("inf"))
+        best = tl.max(inside, 1, keep_dims=True)
+        if TWO:
+            at = tl.min(tl.where(inside == best, place, 0x7FFFFFFF), 1, keep_dims=True)
+            best += tl.max(tl.where(place == at, -float("inf"), inside), 1, keep_dims=True)
+        numbers = tl.arange(0, G)[:, None]
+        left = (numbers < GROUPS).to(tl.int32)
+        for _ in tl.static_range(TOP_GROUPS):
+            at = _first(best, left, numbers)
+            left = tl.where(numbers == at, 0, left)
+        wanted = tl.where(left > 0, -float("inf") if TWO else 0.0, wanted)
+    chosen, taken, total = tl.zeros([K], tl.int64), tl.zeros([K], tl.float32), 0.0
+    choice = tl.arange(0, K)
+    for c in tl.static_range(TOP_K):
+        at = _first(wanted, real, place)
+        real = tl.where(place == at, 0, real)
+        weight = tl.sum(tl.sum(tl.where(place == at, scores, 0.0), 1), 0)
+        chosen = tl.where(choice == c, at, chosen)
+        taken = tl.where(choice == c, weight, taken)
+        total += weight
+    if NORMED:
+        taken = taken / (total + epsilon)
+    tl.store(ids + token * TOP_K + choice, chosen, choice < TOP_K)
+    tl.store(weights + token * TOP_K + choice, (taken * scale).to(weights.dtype.element_ty), choice < TOP_K)

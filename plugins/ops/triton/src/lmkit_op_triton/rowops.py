@@ -7,11 +7,13 @@ import math
 import numpy as np
 import torch
 import triton
-from lmkit.api import DeviceInfo, DrawParams
+from lmkit.api import DeviceInfo, DrawParams, Routing
 from lmkit_layers.rowwise import TorchRowOps
 from torch import Tensor
+from torch.nn import functional as F
 
 from lmkit_op_triton import kernels
+from lmkit_op_triton.routing import choose
 
 LARGEST = 16384  # entries of a row that one program holds in registers
 BLOCK = 1024  # entries of a program where a row is cut
@@ -121,6 +123,13 @@ class TritonRowOps(TorchRowOps):
             kernels.rotate[grid](
                 x, cos, sin, heads, pairs, x.stride(0), x.stride(1), interleaved, HEADS, held, num_warps=2
             )
+
+    def route(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float32 if routing.float32 else x.dtype
+        logits = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+        return choose(logits, correction, routing, x.dtype)
 
     def argmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
         rows, size = x.shape
