@@ -37,7 +37,7 @@ class NoRepeatNgram:
         self._sizes: dict[int, int] = {}  # by slot
 
     def add(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> bool:
-        self._sizes[slot] = params.extra["no_repeat_ngram"]["size"]
+        self._sizes[slot] = Options(**params.extra["no_repeat_ngram"]).size  # type: ignore[arg-type] # as was checked
         return True
 
     def remove(self, slot: int) -> None:
