@@ -130,6 +130,28 @@ def multiplied(tile: Tile, kind: str, first: bool, archs: tuple[str, ...]) -> Ca
     )  # fmt: skip
 
 
+def of_codes(tile: Tile, bits: int, group: int, how: str, archs: tuple[str, ...]) -> Case:
+    """Gate and up of 128 experts; `how` codes become integers."""
+    return Case(
+        moe_kernels.multiply_codes,
+        {
+            **types("x bias out", "*bf16"), "weight": "*u8", "zeros": "*u8", **types("scales offsets", "*fp16"),
+            **types("order starts", "*i32"), **types(f"{INTEGERS} width groups zero", "i32"),
+            **types("low high", "i64"),
+        },
+        {
+            "FIRST": True, "NAME": "silu", "PARTS": 2, "BIAS": False, "ZEROS": how == "ZEROS", "OFFSETS": False,
+            "TABLE": how == "TABLE", "BITS": bits, "GROUP": group, "H": moe.half_of(group),
+            "M": tile.m, "N": tile.n // 2, "E": 128,
+        },
+        tile.warps,
+        tile.stages,
+        unaligned=("top_k", "zero", "low", "high", "groups"),
+        archs=archs,
+        note=f"{bits} bits, groups of {group} {tile.m} x {tile.n}",
+    )  # fmt: skip
+
+
 def chosen(experts: int, how: Routing) -> Case:
     groups, share, warps = held(experts, how)
     return Case(
@@ -151,13 +173,24 @@ def chosen(experts: int, how: Routing) -> Case:
 def of_mixtures() -> list[Case]:
     by_tile: dict[tuple[Tile, str], list[str]] = {}
     for arch in SHARED:
-        for kind, size in (("bf16", 2), ("fp32", 4)):
+        for kind, size in (("bf16", "2"), ("fp32", "4"), ("codes", "codes")):
             for tile in tiles_of(arch, size):
                 by_tile.setdefault((tile, kind), []).append(arch)
     pairs = {"ids": "*i64", **types("order starts", "*i32"), **types("pairs experts", "i32")}
     sums = {"products": "*bf16", "ids": "*i64", **types("weights out", "*bf16"), **types("top_k experts size", "i32")}
     return [
-        *(multiplied(t, kind, first, tuple(on)) for (t, kind), on in by_tile.items() for first in (True, False)),
+        *(
+            multiplied(tile, kind, first, tuple(on))
+            for (tile, kind), on in by_tile.items()
+            if kind != "codes"
+            for first in (True, False)
+        ),
+        *(
+            of_codes(tile, bits, group, how, tuple(on))
+            for (tile, kind), on in by_tile.items()
+            if kind == "codes"
+            for bits, group, how in ((4, 128, "ZEROS"), (4, 32, "TABLE"), (8, 0, ""))
+        ),
         chosen(128, Routing(8)),
         chosen(256, Routing(8, "sigmoid", num_groups=8, top_groups=4, group_score="two best")),
         chosen(512, Routing(10)),

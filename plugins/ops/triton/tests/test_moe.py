@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import DeviceInfo, LinearSpec
+from lmkit.api import DeviceInfo, Integers, LinearSpec
 from lmkit_layers import LinearExperts, ReferenceLinear, TorchRowOps
-from lmkit_layers.linear import PLAIN
+from lmkit_layers.linear import PLAIN, PlainFormat
 from lmkit_op_triton import moe
 from lmkit_op_triton.moe import TritonExperts
 from lmkit_testing import PluginConformance
@@ -34,6 +35,41 @@ SHAPES: list[tuple[int, int, int, int, bool, bool, str]] = [
     (8, 8, 130, 96, True, False, "gelu_pytorch_tanh"),
     (2, 2, 1, 45, False, False, "gelu"),
 ]
+
+
+@dataclass(frozen=True)
+class Rounded(PlainFormat):
+    """Weights that are multiples of a step per group, so that integers hold them exactly."""
+
+    bits: int
+    group: int
+    turned: bool = False  # codes stand for others, in a table
+    shifted: bool = False  # with zeros of their own, and offsets
+    name: str = "rounded"
+    ordered: bool = False
+    activations: str = "float"
+    rounding: str = ""
+
+    def integers(self, params: Mapping[str, Tensor]) -> Integers:
+        weight, zero = params["weight"].float(), 1 << (self.bits - 1)
+        scales = torch.full((len(weight), -(-weight.shape[1] // (self.group or weight.shape[1]))), 1 / 16)
+        codes = (weight * 16 + zero).to(torch.uint8)
+        if self.turned:
+            return Integers(15 - codes, scales, zero, table=torch.arange(15, -1, -1, dtype=torch.uint8))
+        if not self.shifted:
+            return Integers(codes, scales, zero)
+        shift = torch.arange(scales.numel()).view(scales.shape) % 5 - 2  # of zeros; offsets make up for it
+        zeros = (zero + shift).to(torch.uint8)
+        return Integers(codes, scales, zeros, offsets=-shift / 16)
+
+
+FORMATS = {
+    "int8": Rounded(8, 0),
+    "int8 groups": Rounded(8, 32, shifted=True),
+    "int4": Rounded(4, 128),
+    "int4 narrow": Rounded(4, 16, shifted=True),
+    "int4 table": Rounded(4, 32, turned=True),
+}
 
 
 class TestTriton(PluginConformance):
@@ -58,16 +94,17 @@ class Mixture:
     act: str
 
     @classmethod
-    def make(cls, shape: tuple[int, int, int, int, bool, bool, str], dtype: torch.dtype) -> Mixture:
+    def make(cls, shape: tuple[int, int, int, int, bool, bool, str], dtype: torch.dtype, fmt: Any = PLAIN) -> Mixture:
+        """Weights are multiples of 1 / 16 that four bits hold; none is asymmetric around the code 8."""
         num, _, hidden, middle, gated, biased, act = shape
         noise, made = torch.Generator().manual_seed(hidden + middle), []
         for name, parts, n, k in (("up", 1 + gated, middle, hidden), ("down", 1, hidden, middle)):
             names = tuple(f"{e}.{p}" for e in range(num) for p in range(parts))
             spec = LinearSpec(name, k, (n,) * (num * parts), biased, "none", names, (), num)
-            weight = (torch.randn(spec.total_out, k, generator=noise) / 4).to(dtype)
+            weight = (torch.randint(-7, 8, (spec.total_out, k), generator=noise) / 16).to(dtype)
             bias = torch.randn(spec.total_out, generator=noise).to(dtype) if biased else None
             made.append(Stacked(spec, bias, weight, KERNEL))
-            made[-1].packed = KERNEL.pack(PLAIN, {"weight": weight.clone()}, spec, dtype)
+            made[-1].packed = KERNEL.pack(fmt, {"weight": weight.clone()}, spec, dtype)
         return cls(*made, act)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -112,6 +149,28 @@ def test_equals_one_expert_at_a_time(shape: Any, dtype: torch.dtype) -> None:
     mixture = Mixture.make(shape, dtype)
     for tokens in (1, 3, 19):
         check(mixture, *batch(shape, tokens, dtype), shuffle=tokens)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_weights_of_few_bits(fmt: str, dtype: torch.dtype) -> None:
+    """Whatever columns are left over; halves of a pair that are not there are not read."""
+    for shape in (SHAPES[0], SHAPES[2], (3, 2, 140, 70, True, True, "silu"), (3, 1, 72, 33, False, False, "relu")):
+        mixture = Mixture.make(shape, dtype, FORMATS[fmt])
+        for tokens in (1, 7):
+            check(mixture, *batch(shape, tokens, dtype), shuffle=tokens)
+
+
+def test_a_decode_row_reads_the_codes_of_the_chosen_experts_once() -> None:
+    shape = (16, 2, 512, 384, True, False, "silu")
+    for fmt, byte in (("int4", 0.5), ("int4 table", 0.5), ("int8", 1.0)):
+        mixture, operands = Mixture.make(shape, torch.bfloat16, FORMATS[fmt]), batch(shape, 1, torch.bfloat16)
+        group = FORMATS[fmt].group
+        weights = 2 * 3 * 512 * 384 * (byte + (2 / group if group else 0))
+        packed = mixture.up.packed.nbytes + mixture.down.packed.nbytes
+        assert packed <= 1.01 * 16 / 2 * weights
+        assert check(mixture, *operands).moved <= 1.05 * weights + 4 * 16 * 512  # with activations, as plain weights
 
 
 @pytest.mark.full
@@ -206,10 +265,10 @@ def test_tables() -> None:
             rows = [t.rows for t in tiles]
             assert rows[-1] is None
             assert sorted(filter(None, rows)) == rows[:-1], device
-    assert moe.tiles_of("sm_89", 2) != moe.tiles_of("sm_90", 2) == moe.tiles_of("cuda", 2)
-    assert moe.tiles_of("sm_89", 4) == moe.tiles_of("cuda", 4)
-    assert moe.tiles_of("gfx942", 2) == moe.tables()["rocm"][2]
-    assert moe.tile_for(torch.device("cpu"), 2, 17).m == 64
+    assert moe.tiles_of("sm_89", "2") != moe.tiles_of("sm_90", "2") == moe.tiles_of("cuda", "2")
+    assert moe.tiles_of("sm_89", "4") == moe.tiles_of("cuda", "4")
+    assert moe.tiles_of("gfx942", "2") == moe.tables()["rocm"]["2"]
+    assert moe.tile_for(torch.device("cpu"), "2", 17).m == 64
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -237,6 +296,13 @@ def test_reasons_for_a_refusal() -> None:
     assert KERNEL.can_run(PLAIN, both, gpu, "swiglu_clamped") is None
     assert "not xielu" in str(KERNEL.can_run(PLAIN, both, gpu, "xielu"))
     assert "not swiglu_clamped" in str(KERNEL.can_run(PLAIN, one, gpu, "swiglu_clamped")), "it has one part only"
+    for fmt, reason in (
+        (replace(FORMATS["int4"], group=24), "groups of multiples of 16 columns, not 24"),
+        (replace(FORMATS["int4"], ordered=True), "own order"),
+        (replace(FORMATS["int4"], bits=3), "4 or 8 bits, not rounded"),
+    ):
+        assert reason in str(KERNEL.can_run(fmt, both, gpu, "silu"))
+    assert KERNEL.can_run(FORMATS["int8"], both, gpu, "silu") is None
     old = DeviceInfo("cuda", "gpu", capability=(7, 5))
     assert "the device has 7.5" in str(KERNEL.can_run(PLAIN, one, old, "silu"))
 

@@ -25,6 +25,6 @@ def lmkit_ops() -> Iterable[OpSpec]:
         requires=("triton>=3.2",),
         tier=Tier.OPTIMIZED,
         op="moe",
-        formats=frozenset({"plain"}),
+        formats=frozenset({"plain", "int8", "w8a8", "int4", "mxfp4", "nvfp4", "nf4", "fp4"}),
         platforms=("cuda", "rocm"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import torch
 import triton
-from lmkit.api import DeviceInfo, LinearSpec, QuantFormat, RowOps
+from lmkit.api import DeviceInfo, IntegerFormat, Integers, LinearSpec, QuantFormat, RowOps
 from torch import Tensor
+from torch.nn import functional as F
 
 from lmkit_op_triton import moe_kernels as kernels
 from lmkit_op_triton.rowops import ACTIVATIONS, CAPABILITY
@@ -33,19 +35,22 @@ class Tile:
 
 
 @lru_cache
-def tables() -> dict[str, dict[int, tuple[Tile, ...]]]:
-    """By device ("sm_90", "gfx942", else "cuda" or "rocm") and bytes of an activation; those for few rows first."""
+def tables() -> dict[str, dict[str, tuple[Tile, ...]]]:
+    """By device ("sm_90", "gfx942", else "cuda" or "rocm") and weights; those for few rows first.
+
+    Weights are "2" or "4" bytes each, or "codes", whose groups say how many columns are taken at a time.
+    """
     found = json.loads(Path(__file__).with_name("tiles.json").read_text(encoding="utf-8"))
     return {
-        device: {int(size): tuple(Tile(**tile) for tile in tiles) for size, tiles in sizes.items()}
+        device: {size: tuple(Tile(**tile) for tile in tiles) for size, tiles in sizes.items()}
         for device, sizes in found.items()
     }
 
 
-def tiles_of(name: str, itemsize: int) -> tuple[Tile, ...]:
+def tiles_of(name: str, weights: str) -> tuple[Tile, ...]:
     """For a device by the name of its architecture."""
     general = "rocm" if name.startswith("gfx") else "cuda"
-    return tables().get(name, {}).get(itemsize) or tables()[general][itemsize]
+    return tables().get(name, {}).get(weights) or tables()[general][weights]
 
 
 @lru_cache
@@ -59,9 +64,9 @@ def architecture(device: torch.device) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
-def tile_for(device: torch.device, itemsize: int, rows: int) -> Tile:
+def tile_for(device: torch.device, weights: str, rows: int) -> Tile:
     """`rows`: of an expert, on average."""
-    return next(t for t in tiles_of(architecture(device), itemsize) if t.rows is None or rows <= t.rows)
+    return next(t for t in tiles_of(architecture(device), weights) if t.rows is None or rows <= t.rows)
 
 
 def most_tiles(pairs: int, experts: int, rows: int) -> int:
@@ -87,6 +92,59 @@ class StackedExperts:
         return self.weight.nbytes
 
 
+@dataclass(frozen=True, slots=True)
+class StackedCodes:
+    """Integers: see `lmkit.api.Integers`. Scales, zeros and offsets are [experts, parts, groups, n].
+
+    codes [experts * parts * n, bytes]. Of four bits, each `half` columns and the `half` after them share their bytes;
+    rows are filled up to whole pairs of halves, which no activation meets.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    offsets: Tensor | None
+    zero: int  # where there are no zeros
+    table: tuple[int, int] | None  # its bytes, the first in the low bits
+    bits: int
+    group: int
+    half: int
+    experts: int
+    parts: int
+    n: int
+    k: int
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self.codes, self.scales, self.zeros, self.offsets)
+        return sum(part.nbytes for part in parts if part is not None)
+
+
+def stacked(found: Integers, bits: int, group: int, experts: int, parts: int, n: int) -> StackedCodes:
+    """Integers as the kernel reads them. Scales and offsets become float16."""
+    half, k = half_of(group), found.codes.shape[1]
+    codes = F.pad(found.codes, (0, -k % (2 * half)))
+    if bits == 4:
+        low, high = codes.unflatten(1, (-1, 2, half)).unbind(2)
+        codes = (low | (high << 4)).flatten(1)
+
+    def turned(values: Tensor) -> Tensor:
+        return values.view(experts, parts, n, -1).transpose(2, 3).contiguous()
+
+    table = None if found.table is None else struct.unpack("<2q", bytes(found.table.tolist()))
+    zeros = found.zeros if isinstance(found.zeros, Tensor) else None
+    return StackedCodes(
+        codes.contiguous(), turned(found.scales.half()), None if zeros is None else turned(zeros),
+        None if found.offsets is None else turned(found.offsets.half()), 0 if zeros is not None else int(found.zeros),
+        table, bits, group, half, experts, parts, n, k,
+    )  # fmt: skip
+
+
+def half_of(group: int) -> int:
+    """Columns that are multiplied at once: all of one group. 0: they fit no tensor core."""
+    return next((half for half in (64, 32, 16) if group % half == 0), 0)
+
+
 class TritonExperts:
     """See `lmkit.api.ExpertKernel`. An expert that is none (ids out of range) makes the token's result NaN.
 
@@ -94,7 +152,7 @@ class TritonExperts:
     """
 
     name = "moe_triton"
-    packed_types = (StackedExperts,)
+    packed_types = (StackedExperts, StackedCodes)
 
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo, act: str | None = None) -> str | None:
         known = sorted(ACTIVATIONS) if len(layer.out_features) == 2 * layer.experts else PLAIN
@@ -103,14 +161,25 @@ class TritonExperts:
         if device.platform == "cuda" and device.capability is not None and device.capability < CAPABILITY:
             has = ".".join(map(str, device.capability))
             return f"Triton's kernels need compute capability 8.0, the device has {has}"
-        return None
+        if fmt.name == "plain":
+            return None
+        if not isinstance(fmt, IntegerFormat) or fmt.bits not in (4, 8):
+            return f"runs plain weights and integers of 4 or 8 bits, not {fmt.name}"
+        if fmt.ordered:
+            return "runs columns in their own order only"
+        return None if half_of(fmt.group) else f"runs groups of multiples of 16 columns, not {fmt.group}"
 
     def pack(
         self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype
-    ) -> StackedExperts:
+    ) -> StackedExperts | StackedCodes:
+        n, parts = layer.out_features[0], len(layer.out_features) // layer.experts
+        if isinstance(fmt, IntegerFormat):
+            found = fmt.integers(params)
+            params.clear()
+            return stacked(found, fmt.bits, fmt.group, layer.experts, parts, n)
         weight = fmt.dequantize(params, dtype).contiguous()
         params.clear()
-        return StackedExperts(weight, layer.experts, len(layer.out_features) // layer.experts, layer.out_features[0])
+        return StackedExperts(weight, layer.experts, parts, n)
 
     def apply(self, x: Tensor, ids: Tensor, weights: Tensor, up: Any, down: Any, act: str, rows: RowOps) -> Tensor:
         first, last = up.packed, down.packed
@@ -138,26 +207,40 @@ class TritonExperts:
 def multiply(x: Tensor, linear: Any, order: Tensor, starts: Tensor, out: Tensor, top_k: int, act: str | None) -> None:
     """The first linear with its activation, or (None) the second."""
     stack, pairs = linear.packed, len(order)
-    tile = tile_for(x.device, x.itemsize, triton.cdiv(pairs, stack.experts))
+    dense = isinstance(stack, StackedExperts)
+    tile = tile_for(x.device, str(x.itemsize) if dense else "codes", triton.cdiv(pairs, stack.experts))
     columns = tile.n // stack.parts
     grid = (triton.cdiv(stack.n, columns), most_tiles(pairs, stack.experts, tile.m))
-    kernels.multiply[grid](
-        x, stack.weight, stack.weight if linear.bias is None else linear.bias, order, starts, out,
-        top_k, stack.experts, stack.n, stack.k, x.stride(0),
-        act is not None, act or "", stack.parts, linear.bias is not None,
-        tile.m, columns, tile.k, triton.next_power_of_2(stack.experts), num_warps=tile.warps, num_stages=tile.stages,
+    constants = (act is not None, act or "", stack.parts, linear.bias is not None)
+    held = triton.next_power_of_2(stack.experts)
+    bias = x if linear.bias is None else linear.bias
+    if dense:
+        kernels.multiply[grid](
+            x, stack.weight, bias, order, starts, out, top_k, stack.experts, stack.n, stack.k, x.stride(0),
+            *constants, tile.m, columns, tile.k, held, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        return
+    zeros, offsets, (low, high) = stack.zeros, stack.offsets, stack.table or (0, 0)
+    kernels.multiply_codes[grid](
+        x, stack.codes, stack.scales, stack.codes if zeros is None else zeros,
+        stack.scales if offsets is None else offsets, bias, order, starts, out,
+        top_k, stack.experts, stack.n, stack.k, stack.codes.shape[1], stack.scales.shape[2], x.stride(0),
+        stack.zero, low, high, *constants, zeros is not None, offsets is not None, stack.table is not None,
+        stack.bits, stack.group, stack.half, tile.m, columns, held, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
 def check(x: Tensor, ids: Tensor, weights: Tensor, up: Any, down: Any) -> None:
     """Raises ValueError for what the kernels do not take."""
     first, last = up.packed, down.packed
-    fits = x.dim() == ids.dim() == 2 and x.shape[1] == first.k and first.weight.dtype == last.weight.dtype == x.dtype
+    fits = x.dim() == ids.dim() == 2 and x.shape[1] == first.k
     fits &= ids.shape == weights.shape and len(ids) == len(x) and ids.dtype == torch.int64 and weights.dtype == x.dtype
     fits &= first.experts == last.experts and first.n == last.k and last.parts == 1
     for linear in (up, down):
+        stack = linear.packed
+        fits &= not isinstance(stack, StackedExperts) or stack.weight.dtype == x.dtype
         if linear.bias is not None:
-            size = linear.packed.weight.shape[0]
+            size = stack.experts * stack.parts * stack.n
             fits &= linear.bias.shape == (size,) and linear.bias.dtype == x.dtype and linear.bias.is_contiguous()
     if not fits:
         shapes = ", ".join(f"{list(t.shape)} {t.dtype}" for t in (x, ids, weights))

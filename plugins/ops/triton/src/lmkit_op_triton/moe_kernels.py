@@ -46,6 +46,36 @@ def _tile(starts, tile, experts, M: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
+def _rows(order, first, end, top_k, FIRST: tl.constexpr, M: tl.constexpr):
+    """Which of M rows there are, where each is read, and where its result goes."""
+    row = first + tl.arange(0, M)
+    valid = row < end
+    pair = tl.load(order + row, valid, 0)
+    source = pair // top_k if FIRST else row
+    target = row if FIRST else pair
+    return valid, source.to(tl.int64), target.to(tl.int64)
+
+
+@triton.jit
+def _finish(
+    y, z, bias, out, expert, column, target, valid, n,
+    FIRST: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Biases, the activation, and the results to where they go. `z` is the second of two parts."""
+    if BIAS:
+        b_at = bias + expert * PARTS * n + column
+        y += tl.load(b_at, column < n, 0.0).to(tl.float32)[None, :]
+        if PARTS == 2:
+            z += tl.load(b_at + n, column < n, 0.0).to(tl.float32)[None, :]
+    if PARTS == 2:
+        y = _gated(y, z, NAME)
+    elif FIRST:
+        y = _activated(y, NAME)
+    out_at = out + target[:, None] * n + column[None, :]
+    tl.store(out_at, y.to(out.dtype.element_ty), valid[:, None] & (column < n)[None, :])
+
+
+@triton.jit
 def multiply(
     x, weight, bias, order, starts, out, top_k, experts, n, k, x_stride,
     FIRST: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
@@ -59,15 +89,11 @@ def multiply(
     expert, first, end = _tile(starts, tl.program_id(1), experts, M, E)
     if first >= end:
         return
-    row = first + tl.arange(0, M)
-    valid = row < end
-    pair = tl.load(order + row, valid, 0)
-    source = pair // top_k if FIRST else row
-    target = row if FIRST else pair
+    valid, source, target = _rows(order, first, end, top_k, FIRST, M)
     column = tl.program_id(0) * N + tl.arange(0, N)
     kk = tl.arange(0, K)
     expert = expert.to(tl.int64)
-    a_at = x + source.to(tl.int64)[:, None] * x_stride + kk[None, :]
+    a_at = x + source[:, None] * x_stride + kk[None, :]
     w_at = weight + (expert * PARTS * n + column[None, :]) * k + kk[:, None]
     y = tl.zeros([M, N], tl.float32)
     z = tl.zeros([M, N], tl.float32)
@@ -79,17 +105,96 @@ def multiply(
         if PARTS == 2:
             w = tl.load(w_at + n * k + at, left[:, None] & (column < n)[None, :], 0.0)
             z = tl.dot(a, w, z, input_precision="ieee")
-    if BIAS:
-        b_at = bias + expert * PARTS * n + column
-        y += tl.load(b_at, column < n, 0.0).to(tl.float32)[None, :]
+    _finish(y, z, bias, out, expert, column, target, valid, n, FIRST, NAME, PARTS, BIAS)
+
+
+@triton.jit
+def _scaled(a, codes, scales, zeros, offsets, zero, low, high, column, limit,
+    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, TABLE: tl.constexpr,
+):  # fmt: skip
+    """a [M, H] times codes [H, N] of one group: integers are multiplied, the scale is that of the products.
+
+    Of columns from `limit` on there are neither scales nor zeros.
+    """
+    mask = column < limit
+    codes = codes.to(tl.int32)
+    if TABLE:
+        looked_up = tl.where(codes > 7, high, low) >> ((codes & 7) * 8).to(tl.int64)
+        codes = looked_up.to(tl.int32) & 255
+    if ZEROS:
+        codes -= tl.load(zeros + column, mask, 0).to(tl.int32)[None, :]
+    else:
+        codes -= zero
+    scale = tl.load(scales + column, mask, 0.0).to(tl.float32)
+    y = tl.dot(a, codes.to(a.dtype), input_precision="ieee") * scale[None, :]
+    if OFFSETS:
+        y -= tl.sum(a.to(tl.float32), 1)[:, None] * tl.load(offsets + column, mask, 0.0).to(tl.float32)[None, :]
+    return y
+
+
+@triton.jit
+def _both(a, b, codes_at, scales, zeros, offsets, zero, low, high, at, column, n, k,
+    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, TABLE: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, H: tl.constexpr,
+):  # fmt: skip
+    """a, b [M, H]: neighbouring columns, times their codes. Four bits: those of b are the high ones of a's bytes."""
+    first, second = 0, 0
+    if GROUP:
+        first, second = at // GROUP * n, (at + H) // GROUP * n
+    if BITS == 4:
+        codes = tl.load(codes_at + at // 2, (column < n)[None, :], 0)
+        others = codes >> 4
+        codes &= 15
+    else:
+        codes = tl.load(codes_at + at, (column < n)[None, :], 0)
+        others = tl.load(codes_at + at + H, (column < n)[None, :], 0)
+    y = _scaled(
+        a, codes, scales + first, zeros + first, offsets + first, zero, low, high, column, n,
+        ZEROS, OFFSETS, TABLE,
+    )  # fmt: skip
+    return y + _scaled(
+        b, others, scales + second, zeros + second, offsets + second, zero, low, high, column,
+        tl.where(at + H < k, n, 0),
+        ZEROS, OFFSETS, TABLE,
+    )  # fmt: skip
+
+
+@triton.jit
+def multiply_codes(
+    x, weight, scales, zeros, offsets, bias, order, starts, out,
+    top_k, experts, n, k, width, groups, x_stride, zero, low, high,
+    FIRST: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
+    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, TABLE: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, H: tl.constexpr, M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """`multiply` with weights of integers: codes [PARTS, n, width bytes], scales, zeros and offsets
+    [PARTS, groups, n]. A table of 16 bytes is `low` and `high`."""
+    expert, first, end = _tile(starts, tl.program_id(1), experts, M, E)
+    if first >= end:
+        return
+    valid, source, target = _rows(order, first, end, top_k, FIRST, M)
+    column = tl.program_id(0) * N + tl.arange(0, N)
+    kk = tl.arange(0, H)
+    expert = expert.to(tl.int64)
+    a_at = x + source[:, None] * x_stride + kk[None, :]
+    w_at = weight + (expert * PARTS * n + column[None, :]) * width + kk[:, None]
+    base = expert * PARTS * groups * n
+    y = tl.zeros([M, N], tl.float32)
+    z = tl.zeros([M, N], tl.float32)
+    for at in range(0, k, 2 * H):
+        a = tl.load(a_at + at, valid[:, None] & (kk < k - at)[None, :], 0.0)
+        b = tl.load(a_at + at + H, valid[:, None] & (kk < k - at - H)[None, :], 0.0)
+        y += _both(
+            a, b, w_at, scales + base, zeros + base, offsets + base, zero, low, high, at, column, n, k,
+            ZEROS, OFFSETS, TABLE, BITS, GROUP, H,
+        )  # fmt: skip
         if PARTS == 2:
-            z += tl.load(b_at + n, column < n, 0.0).to(tl.float32)[None, :]
-    if PARTS == 2:
-        y = _gated(y, z, NAME)
-    elif FIRST:
-        y = _activated(y, NAME)
-    out_at = out + target.to(tl.int64)[:, None] * n + column[None, :]
-    tl.store(out_at, y.to(out.dtype.element_ty), valid[:, None] & (column < n)[None, :])
+            up = base + groups * n
+            z += _both(
+                a, b, w_at + n * width, scales + up, zeros + up, offsets + up, zero, low, high, at, column, n, k,
+                ZEROS, OFFSETS, TABLE, BITS, GROUP, H,
+            )  # fmt: skip
+    _finish(y, z, bias, out, expert, column, target, valid, n, FIRST, NAME, PARTS, BIAS)
 
 
 @triton.jit
