@@ -1,19 +1,25 @@
 """What the kernels may take of a GPU, compiled as `backend` launches them."""
 
+from lmkit.api import AttnNeed
 from lmkit_attention_triton import kernels
-from lmkit_attention_triton.backend import HEADS, tile_of
+from lmkit_attention_triton.backend import HEADS, programs_of
 from lmkit_testing.triton_budget import Case
 
 # RDNA 3 has too few registers for these tiles: what it spills is let through, and no more.
 SPILLS = {"gfx1100": 260}
+LATENT_SPILLS = {"gfx1100": 1940, "gfx942": 94, "gfx950": 49}
 
 
 def types(names: str, kind: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), kind)
 
 
-def attend(kv: str, dim: int, group: int, queries: int, splits: int, **how: object) -> Case:
-    shape = tile_of(dim, queries, 2)
+def attend(
+    kv: str, dim: int, group: int, queries: int, splits: int, v_dim: int = 0, dtype: str = "bf16", **how: object
+) -> Case:
+    """`v_dim` > 0: values are the first entries of keys."""
+    need = AttnNeed(dim, group, 1, mla=v_dim > 0, v_head_dim=v_dim or None)
+    sizes, shape, members, groups = programs_of(need, queries, 4 if dtype == "fp32" else 2)
     given = {
         "CAUSAL": True,
         "WINDOW": 0,
@@ -24,17 +30,19 @@ def attend(kv: str, dim: int, group: int, queries: int, splits: int, **how: obje
         "SPLITS": splits,
         "PAGE": 16,
         "TILE": shape.tile,
-        "TOKENS": max(1, shape.rows // group),
-        "GROUP": group,
-        "K": dim,
-        "V": dim,
+        "TOKENS": max(1, shape.rows // members),
+        "GROUP": members,
+        "GROUPS": groups,
+        "K": sizes.keys,
+        "REST": sizes.rest,
+        "V": sizes.values,
     }
     return Case(
         kernels.attend,
         {
-            "q": "*bf16",
+            "q": f"*{dtype}",
             "kv": kv,
-            "out": "*bf16",
+            "out": f"*{dtype}",
             **types("partial logs sinks slopes", "*fp32"),
             **types("query_start seq_len page_start pages", "*i32"),
             **types("scale softcap", "fp32"),
@@ -45,12 +53,13 @@ def attend(kv: str, dim: int, group: int, queries: int, splits: int, **how: obje
         shape.warps,
         shape.stages,
         unaligned=("first_row", "q_heads", "group", "q_entry"),
-        spills=SPILLS,
+        spills=LATENT_SPILLS if v_dim else SPILLS,
         note=f"{'decode' if queries == 1 else 'prefill'} {kv[1:]} {dim} x {group}",
         **how,
     )
 
 
+FLOAT8 = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")
 WRITE = {
     **types("k v kv", "*bf16"),
     "slots": "*i64",
@@ -64,6 +73,15 @@ CASES = [
         2,
         unaligned=("heads", "k_entry", "v_entry"),
         blocks=8,
+    ),
+    Case(
+        kernels.write,
+        WRITE,
+        {"LIMIT": 0.0, "H": HEADS, "K": 1024, "V": 0},
+        2,
+        unaligned=("heads", "k_entry", "v_entry"),
+        blocks=8,
+        note="latents",
     ),
     Case(
         kernels.rotate_write,
@@ -84,7 +102,14 @@ CASES = [
     attend("*bf16", 256, 1, 64, 1),
     attend("*bf16", 256, 1, 1, 8),
     attend("*bf16", 64, 1, 64, 1),
-    attend("*fp8e4nv", 128, 4, 1, 8, archs=("sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")),
+    attend("*fp8e4nv", 128, 4, 1, 8, archs=FLOAT8),
+    attend("*bf16", 576, 16, 1, 8, v_dim=512, opcodes=("HMMA",)),
+    attend("*bf16", 576, 128, 1, 8, v_dim=512, opcodes=("HMMA",)),
+    attend("*bf16", 576, 16, 64, 1, v_dim=512),
+    attend("*bf16", 576, 128, 64, 1, v_dim=512),
+    attend("*bf16", 288, 40, 1, 8, v_dim=256),
+    attend("*fp8e4nv", 576, 128, 1, 8, v_dim=512, archs=FLOAT8),
+    attend("*fp32", 576, 16, 1, 8, v_dim=512, dtype="fp32"),
     Case(
         kernels.merge,
         {

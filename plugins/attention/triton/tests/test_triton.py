@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,8 +43,9 @@ def rows(need: AttnNeed, count: int) -> Rows:
     [
         AttnNeed(64, 4, 2, "bfloat16", "bfloat16", 16, window=9, softcap=8.0),
         AttnNeed(80, 3, 1, "float16", "float8_e4m3fn", 32, sinks=True),
+        AttnNeed(24, 64, 1, "bfloat16", "bfloat16", 16, v_head_dim=16, mla=True),
     ],
-    ids=["window and softcap", "sinks and float8"],
+    ids=["window and softcap", "sinks and float8", "latents"],
 )
 def test_prompts_and_decode_rows(need: AttnNeed) -> None:
     made = rows(need, 3)
@@ -71,6 +74,43 @@ def test_decoding_reads_the_cache_once(ratio: int, kv_dtype: str) -> None:
     assert seen.moved <= 1.05 * (cache + rest)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("heads", [5, 16, 128])
+def test_latents(heads: int, dtype: str) -> None:
+    """DeepSeek's sizes, in one program and in several."""
+    made = rows(AttnNeed(576, heads, 1, dtype, dtype, 16, v_head_dim=512, mla=True), 2)
+    for work in ([(0, 18), (1, 2)], [(0, 1), (1, 1)]):
+        with lab():
+            for got, expected in zip(*made.step(work), strict=True):
+                limit = {"float32": 1e-5, "float16": 4e-3}.get(dtype, 3e-2)
+                assert (got.double() - expected).abs().max() <= limit * expected.abs().max()
+
+
+def test_sizes_of_latents() -> None:
+    backend, device = TritonAttention(), DeviceInfo("cuda", "cuda", capability=(9, 0))
+    need = AttnNeed(576, 128, 1, "bfloat16", "bfloat16", 16, v_head_dim=512, mla=True)
+    assert backend.can_run(need, device) is None
+    assert "mla" in (backend.can_run(replace(need, v_head_dim=None), device) or "")
+    assert "mla" in (backend.can_run(replace(need, v_head_dim=256), device) or "")
+    assert "at most 256" in (backend.can_run(replace(need, mla=False), device) or "")
+
+
+@pytest.mark.slow
+def test_decoding_reads_latents_once_for_its_heads() -> None:
+    """As keys and as values; heads that one program has no room for read them again."""
+    for heads, times in ((16, 1), (64, 2)):
+        need = AttnNeed(80, heads, 1, "bfloat16", "bfloat16", 16, v_head_dim=64, mla=True)
+        made = rows(need, 1)
+        with lab():
+            made.step([(0, 60)])
+        with lab() as seen:
+            made.step([(0, 1)])
+        parts = 2 * heads * made.planner.splits(1) * (64 + 8) * 4  # written and read
+        queries = made.planner.splits(1) * heads * 80 * 2
+        assert seen.moved <= 1.05 * (times * 61 * 80 * 2 + queries + heads * 64 * 2 + 2 * 80 * 2 + parts)
+
+
 def test_a_plan_of_a_decode_step_stays_where_it_is() -> None:
     """So a captured graph reads the next step's."""
     need = AttnNeed(64, 4, 2, "bfloat16", "bfloat16", 16)
@@ -97,7 +137,7 @@ FAULTS = {
     "sees what follows": ("visible &= key <= position", "visible &= key <= position + 1"),
     "slot off by one": ("slot = tl.load(slots + token)", "slot = tl.load(slots + token) + 1"),
     "wrong page": ("key // PAGE, inside", "key // PAGE // 2, inside"),
-    "no scale": (") * scale\n", ")\n"),
+    "no scale": ("scores *= scale", "scores *= 1.0"),
     "parts of equal weight": ("share = tl.exp(log - tl.max(log, 0))", "share = tl.exp(log - log)"),
     "window off by one": ("visible &= key > position - WINDOW", "visible &= key >= position - WINDOW"),
     "no fading": ("total * fade[:, None] +", "total +"),
@@ -108,22 +148,30 @@ FAULTS = {
     ),
     "values of the keys": ("at[:, None] + k_size + j[None, :]", "at[:, None] + j[None, :]"),
 }
+FAULTS_OF_LATENTS = {
+    "no rest": ("(r < k_size - v_size)[None, :]", "(r < 0)[None, :]"),
+    "a rest of the first entries": ("(v_size + r[None, :]) * q_entry", "r[None, :] * q_entry"),
+    "heads of the first program": ("tl.program_id(2) // SPLITS % GROUPS * GROUP + m % GROUP", "m % GROUP"),
+}
+PLAIN = AttnNeed(16, 4, 2, "float32", "float32", 16, window=130, softcap=8.0), 140
+LATENTS = AttnNeed(24, 24, 1, "float32", "float32", 16, v_head_dim=16, mla=True), 20
 
 
-def attended() -> None:
-    made = rows(AttnNeed(16, 4, 2, "float32", "float32", 16, window=130, softcap=8.0), 3)
-    for work in ([(0, 140), (1, 2)], [(0, 1), (1, 1), (2, 5)], [(0, 1), (2, 1), (1, 1)]):
+def attended(need: AttnNeed, length: int) -> None:
+    made = rows(need, 3)
+    for work in ([(0, length), (1, 2)], [(0, 1), (1, 1), (2, 5)], [(0, 1), (2, 1), (1, 1)]):
         for got, expected in zip(*made.step(work), strict=True):
             assert (got.double() - expected).abs().max() <= 1e-4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [*FAULTS, *FAULTS_OF_LATENTS])
 def test_faults_are_found(name: str, tmp_path: Path) -> None:
+    step = partial(attended, *(LATENTS if name in FAULTS_OF_LATENTS else PLAIN))
     with lab():
-        attended()
-        with mutant(backend, *FAULTS[name], tmp_path), pytest.raises(AssertionError):
-            attended()
+        step()
+        with mutant(backend, *{**FAULTS, **FAULTS_OF_LATENTS}[name], tmp_path), pytest.raises(AssertionError):
+            step()
 
 
 @pytest.mark.slow

@@ -18,6 +18,8 @@ HEADS = 4  # of a program that writes keys and values
 TILE = 64  # keys at a time
 FULL = 264  # programs that keep a large device busy: two for each of 132 multiprocessors
 MAX_SPLITS = 32
+MOST = 256  # entries of a head
+MOST_REST = 64  # entries of a key beside the part of it that is values
 E4M3 = (8, 9)  # compute capability that Triton converts it from
 
 
@@ -30,13 +32,46 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile_of(size: int, queries: int, itemsize: int) -> Tile:
-    """For heads of `size` entries: what fits into registers and shared memory of every GPU in the budgets."""
+class Sizes(NamedTuple):
+    """Of the tiles that hold entries of a head: powers of two."""
+
+    keys: int
+    rest: int  # of keys beside the part that is values; 0: values stand by themselves
+    values: int
+
+
+def sizes_of(size: int, v_size: int, mla: bool) -> Sizes:
+    """The tiles of keys of `size` entries and values of `v_size`."""
+    if mla:
+        held = max(16, triton.next_power_of_2(v_size))
+        return Sizes(held, max(16, triton.next_power_of_2(size - v_size)), held)
+    return Sizes(triton.next_power_of_2(size), 0, triton.next_power_of_2(v_size))
+
+
+def tile_of(sizes: Sizes, queries: int, members: int, itemsize: int) -> Tile:
+    """For `members` heads of a KV head: what fits into registers and shared memory of every GPU in the budgets."""
+    if sizes.rest:
+        if itemsize > 2:
+            return Tile(16, TILE // 4, 8, 2)
+        return Tile(16 if queries == 1 and members <= 16 else 32, TILE // 2, 8, 2)
+    size = max(sizes.keys, sizes.values)
     if queries == 1:
         return Tile(16, TILE, 4, 2) if size * itemsize <= 256 else Tile(16, TILE // 2, 8, 2)
     if size * itemsize <= 256:
         return Tile(64, TILE, 4 if size * itemsize <= 128 else 8, 2)
     return Tile(32, TILE // 2, 8, 2 if size * itemsize <= 512 else 1)
+
+
+def programs_of(need: AttnNeed, queries: int, itemsize: int) -> tuple[Sizes, Tile, int, int]:
+    """How `attend` is launched for `queries` of a row at most; query heads of a KV head in a program, and in how many.
+
+    Latents are read by all heads, of which a program takes as many as there is room for.
+    """
+    sizes = sizes_of(need.head_dim, need.v_head_dim or need.head_dim, need.mla)
+    members = triton.next_power_of_2(need.num_q_heads // need.num_kv_heads)
+    shape = tile_of(sizes, queries, members, itemsize)
+    groups = triton.cdiv(members, shape.rows) if need.mla else 1
+    return sizes, shape, members // groups, groups
 
 
 @dataclass(slots=True)
@@ -63,6 +98,8 @@ class TritonPlanner:
         device = platform.buffer((1,), torch.int32).device.device
         self.rows = torch.arange(limits.max_rows, dtype=torch.int32, device=device)
         self.starts: dict[int, Tensor] = {}  # columns of a block table -> where the pages of its rows begin
+        itemsize = getattr(torch, need.dtype).itemsize
+        self.programs = need.num_kv_heads * programs_of(need, 1, itemsize)[3]  # of a row of a decode step
         self.most_splits = min(MAX_SPLITS, triton.next_power_of_2(max(1, limits.max_length // (2 * TILE))))
         parts = max(n * self.splits(n) for n in range(1, limits.max_rows + 1)) * need.num_q_heads
         self.partial = torch.empty(parts, need.v_head_dim or need.head_dim, dtype=torch.float32, device=device)
@@ -71,7 +108,7 @@ class TritonPlanner:
 
     def splits(self, rows: int) -> int:
         """So that a decode step of that many rows fills a device. Nothing else counts: a graph is captured once."""
-        wanted = triton.next_power_of_2(triton.cdiv(FULL, rows * self.need.num_kv_heads))
+        wanted = triton.next_power_of_2(triton.cdiv(FULL, rows * self.programs))
         return max(1, min(wanted, self.most_splits))
 
     def plan(self, batch: AttnBatch) -> TritonPlan:
@@ -92,8 +129,13 @@ class TritonAttention(AttentionBackend):
     name = "triton"
 
     def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
-        if need.mla:
-            return "latent attention (mla) is not implemented"
+        v_dim = need.v_head_dim or need.head_dim
+        if need.mla and not 0 < need.head_dim - v_dim <= MOST_REST:
+            return f"{need.head_dim - v_dim} entries of a key beside its values: 1 to {MOST_REST} (mla)"
+        if not need.mla and max(need.head_dim, v_dim) > MOST:
+            return (
+                f"heads of {need.head_dim} and {v_dim} entries: at most {MOST} unless values are a part of keys (mla)"
+            )
         if need.num_q_heads % need.num_kv_heads:
             return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
         if not need.causal and need.alibi:
@@ -106,8 +148,7 @@ class TritonAttention(AttentionBackend):
         return (16, 32, 64, 128)
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
-        width = need.head_dim + (need.v_head_dim or need.head_dim)
-        return (num_blocks, need.block_size, need.num_kv_heads, width)
+        return (num_blocks, need.block_size, need.num_kv_heads, need.kv_width)
 
     def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> TritonPlanner:
         return TritonPlanner(need, limits, platform)
@@ -117,8 +158,7 @@ class TritonAttention(AttentionBackend):
         if tokens:
             kernels.write[(tokens, triton.cdiv(heads, HEADS))](
                 k, v, kv, slots, heads, size, v.shape[2], *k.stride(), *v.stride(), kv.stride(1), kv.stride(2),
-                LIMITS.get(kv.dtype, 0.0), HEADS, triton.next_power_of_2(size), triton.next_power_of_2(v.shape[2]),
-                num_warps=2,
+                LIMITS.get(kv.dtype, 0.0), HEADS, triton.next_power_of_2(size), _written(v, k, kv), num_warps=2,
             )  # fmt: skip
 
     def rotate_write(
@@ -132,7 +172,7 @@ class TritonAttention(AttentionBackend):
                 q, k, v, kv, slots, cos, sin, q.shape[1], heads, size, v.shape[2], pairs,
                 *q.stride(), *k.stride(), *v.stride(), kv.stride(1), kv.stride(2),
                 interleaved, LIMITS.get(kv.dtype, 0.0), HEADS, triton.next_power_of_2(pairs),
-                triton.next_power_of_2(rest) if rest else 0, triton.next_power_of_2(v.shape[2]), num_warps=2,
+                triton.next_power_of_2(rest) if rest else 0, _written(v, k, kv), num_warps=2,
             )  # fmt: skip
 
     def forward(
@@ -157,19 +197,21 @@ class TritonAttention(AttentionBackend):
     ) -> None:  # fmt: skip
         owner = plan.owner
         need, heads, group = owner.need, q.shape[1], q.shape[1] // owner.need.num_kv_heads
-        members = triton.next_power_of_2(group)
-        size, v_size = q.shape[2], out.shape[2]
-        held, v_held = triton.next_power_of_2(size), triton.next_power_of_2(v_size)
-        shape = tile_of(max(held, v_held), queries, q.dtype.itemsize)
+        sizes, shape, members, groups = programs_of(need, queries, q.dtype.itemsize)
         tokens = max(1, shape.rows // members)
-        kernels.attend[(rows, triton.cdiv(queries, tokens), need.num_kv_heads * splits)](
+        kernels.attend[(rows, triton.cdiv(queries, tokens), need.num_kv_heads * groups * splits)](
             q, kv, out, owner.partial, owner.logs, owner.logs if sinks is None else sinks, owner.slopes,
             plan.query_start, plan.seq_len, plan.page_start, plan.pages, scale, need.softcap or 1.0, first,
-            heads, group, size, v_size, *q.stride(), kv.stride(1), kv.stride(2), out.stride(0), out.stride(1),
-            need.causal, need.window or 0, need.chunked, need.softcap is not None, sinks is not None, need.alibi,
-            splits, need.block_size, shape.tile, tokens, members, held, v_held,
+            heads, group, q.shape[2], out.shape[2], *q.stride(), kv.stride(1), kv.stride(2), out.stride(0),
+            out.stride(1), need.causal, need.window or 0, need.chunked, need.softcap is not None, sinks is not None,
+            need.alibi, splits, need.block_size, shape.tile, tokens, members, groups, *sizes,
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
+
+
+def _written(v: Tensor, k: Tensor, kv: Tensor) -> int:
+    """Entries of a tile of values that go into the cache: 0 where they are a part of keys."""
+    return triton.next_power_of_2(v.shape[2]) if kv.shape[3] > k.shape[2] else 0
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -1,4 +1,5 @@
-"""The kernels. KV of a layer: [num_blocks, block_size, num_kv_heads, head_dim + v_head_dim].
+"""The kernels. KV of a layer: [num_blocks, block_size, num_kv_heads, head_dim + v_head_dim], or keys alone where values
+are their first part.
 
 `attend` is flash attention (Dao 2023, 2307.08691) over pages, with the query heads of one KV head in one tile. Long
 rows of a decode step are cut into splits, whose parts `merge` puts together by their log-sum-exp.
@@ -21,19 +22,21 @@ def write(
     k, v, kv, slots, heads, k_size, v_size, k_token, k_head, k_entry, v_token, v_head, v_entry, kv_slot, kv_head,
     LIMIT: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """A program writes H heads of one token; slot -1 is not written."""
+    """A program writes H heads of one token; slot -1 is not written. V = 0: values are a part of keys."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     head = tl.program_id(1) * H + tl.arange(0, H)
-    i, j = tl.arange(0, K), tl.arange(0, V)
+    i = tl.arange(0, K)
     writes = head < tl.where(slot >= 0, heads, 0)
     of_k = writes[:, None] & (i < k_size)[None, :]
-    of_v = writes[:, None] & (j < v_size)[None, :]
     keys = tl.load(k + token * k_token + head[:, None] * k_head + i[None, :] * k_entry, of_k, 0.0).to(tl.float32)
-    values = tl.load(v + token * v_token + head[:, None] * v_head + j[None, :] * v_entry, of_v, 0.0).to(tl.float32)
     at = kv + slot * kv_slot + head[:, None] * kv_head
     tl.store(at + i[None, :], _stored(keys, LIMIT).to(kv.dtype.element_ty), of_k)
-    tl.store(at + k_size + j[None, :], _stored(values, LIMIT).to(kv.dtype.element_ty), of_v)
+    if V > 0:
+        j = tl.arange(0, V)
+        of_v = writes[:, None] & (j < v_size)[None, :]
+        values = tl.load(v + token * v_token + head[:, None] * v_head + j[None, :] * v_entry, of_v, 0.0).to(tl.float32)
+        tl.store(at + k_size + j[None, :], _stored(values, LIMIT).to(kv.dtype.element_ty), of_v)
 
 
 @triton.jit
@@ -45,7 +48,7 @@ def rotate_write(
 ):  # fmt: skip
     """A program turns H heads of one token: of the queries, or of the keys, which it writes with their values.
 
-    REST entries, or a few more, of each key are not turned; 0: there are none.
+    REST entries, or a few more, of each key are not turned; 0: there are none. V = 0: values are a part of keys.
     """
     token = tl.program_id(0).to(tl.int64)
     blocks = (q_heads + H - 1) // H
@@ -85,10 +88,11 @@ def rotate_write(
             kept = writes & (r < k_size)[None, :]
             x = tl.load(base + r[None, :] * k_entry, kept, 0.0).to(tl.float32)
             tl.store(at + r[None, :], _stored(x, LIMIT).to(kv.dtype.element_ty), kept)
-        j = tl.arange(0, V)
-        kept = writes & (j < v_size)[None, :]
-        x = tl.load(v + token * v_token + head[:, None] * v_head + j[None, :] * v_entry, kept, 0.0).to(tl.float32)
-        tl.store(at + k_size + j[None, :], _stored(x, LIMIT).to(kv.dtype.element_ty), kept)
+        if V > 0:
+            j = tl.arange(0, V)
+            kept = writes & (j < v_size)[None, :]
+            x = tl.load(v + token * v_token + head[:, None] * v_head + j[None, :] * v_entry, kept, 0.0).to(tl.float32)
+            tl.store(at + k_size + j[None, :], _stored(x, LIMIT).to(kv.dtype.element_ty), kept)
 
 
 @triton.jit
@@ -129,11 +133,16 @@ def attend(
     q_heads, group, k_size, v_size, q_token, q_head, q_entry, kv_slot, kv_head, out_token, out_head,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     ALIBI: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    TOKENS: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    TOKENS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, REST: tl.constexpr,
+    V: tl.constexpr,
 ):  # fmt: skip
-    """A program does TOKENS queries of a row for the GROUP heads of one KV head; of their keys one of SPLITS parts."""
+    """A program does TOKENS queries of a row for GROUP heads of one KV head; of their keys one of SPLITS parts.
+
+    REST > 0: the values are the first entries of the keys, which are read once for both; REST more of them, or a few
+    less, are not.
+    """
     row = first_row + tl.program_id(0)
-    head = tl.program_id(2) // SPLITS
+    head = tl.program_id(2) // (SPLITS * GROUPS)
     split = tl.program_id(2) % SPLITS
     first_query = tl.load(query_start + row)
     num_queries = tl.load(query_start + row + 1) - first_query
@@ -141,16 +150,21 @@ def attend(
     begin = tl.program_id(1) * TOKENS
     if begin < num_queries and length > 0:
         m = tl.arange(0, TOKENS * GROUP)
-        token, member = begin + m // GROUP, m % GROUP
+        token, member = begin + m // GROUP, tl.program_id(2) // SPLITS % GROUPS * GROUP + m % GROUP
         live = (token < num_queries) & (member < group)
         position = length - num_queries + token
         i, j, t = tl.arange(0, K), tl.arange(0, V), tl.arange(0, TILE)
         of_token = (first_query + token).to(tl.int64)
         query_head = head * group + member
-        x = tl.load(
-            q + (of_token * q_token + query_head * q_head)[:, None] + i[None, :] * q_entry,
-            live[:, None] & (i < k_size)[None, :], 0.0,
-        )  # fmt: skip
+        first = k_size
+        if REST > 0:
+            first = v_size
+        queries = q + (of_token * q_token + query_head * q_head)[:, None]
+        x = tl.load(queries + i[None, :] * q_entry, live[:, None] & (i < first)[None, :], 0.0)
+        if REST > 0:
+            r = tl.arange(0, REST)
+            of_rest = (r < k_size - v_size)[None, :]
+            y = tl.load(queries + (v_size + r[None, :]) * q_entry, live[:, None] & of_rest, 0.0)
 
         past = length - num_queries
         last = past + tl.minimum(begin + TOKENS, num_queries) - 1
@@ -175,8 +189,12 @@ def attend(
             inside = key < high
             slot = tl.load(page_table + key // PAGE, inside, 0).to(tl.int64) * PAGE + key % PAGE
             at = kv + slot * kv_slot + head * kv_head
-            keys = tl.load(at[:, None] + i[None, :], inside[:, None] & (i < k_size)[None, :], 0.0)
-            scores = tl.dot(x, tl.trans(keys.to(x.dtype)), input_precision="ieee") * scale
+            keys = tl.load(at[:, None] + i[None, :], inside[:, None] & (i < first)[None, :], 0.0).to(x.dtype)
+            scores = tl.dot(x, tl.trans(keys), input_precision="ieee")
+            if REST > 0:
+                rest = tl.load(at[:, None] + v_size + r[None, :], inside[:, None] & of_rest, 0.0)
+                scores = tl.dot(y, tl.trans(rest.to(x.dtype)), scores, input_precision="ieee")
+            scores *= scale
             if SOFTCAP:
                 scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
             if ALIBI:
@@ -188,7 +206,10 @@ def attend(
             shares = tl.exp(scores - base[:, None])
             fade = tl.exp(most - base)
             weight = weight * fade + tl.sum(shares, 1)
-            values = tl.load(at[:, None] + k_size + j[None, :], inside[:, None] & (j < v_size)[None, :], 0.0)
+            if REST > 0:
+                values = keys
+            else:
+                values = tl.load(at[:, None] + k_size + j[None, :], inside[:, None] & (j < v_size)[None, :], 0.0)
             total = total * fade[:, None] + tl.dot(shares.to(x.dtype), values.to(x.dtype), input_precision="ieee")
             most = larger
 
