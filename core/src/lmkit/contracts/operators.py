@@ -116,7 +116,6 @@ class RowOps(Protocol):
 
     def embed(self, ids: Tensor, weight: Tensor) -> Tensor:
         """ids [T] int64, weight [V, D] -> [T, D]."""
-        ...
 
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, out: Tensor | None = None
@@ -126,39 +125,32 @@ class RowOps(Protocol):
         With `residual` [T, D]: first `residual += x` in place, then its norm.
         `weight` [D] has the dtype of x, or is float32.
         """
-        ...
 
     def layer_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
     ) -> Tensor:
         """(x - mean) / std * weight + bias over the last axis; `residual` and dtypes as in `rms_norm`."""
-        ...
 
     def activate(self, x: Tensor, name: str) -> Tensor:
         """An activation by its name in configurations ("silu", "gelu", ...): [T, M] -> [T, M]."""
-        ...
 
     def gate(self, x: Tensor, name: str) -> Tensor:
         """activation(first half) * second half: [T, 2 M] -> [T, M].
 
         "swiglu_clamped" is gpt-oss's: g = min(first, 7), g * sigmoid(1.702 g) * (clamp(second, -7, 7) + 1).
         """
-        ...
 
     def add(self, x: Tensor, y: Tensor, h: Tensor, gate: Tensor | None = None) -> Tensor:
         """x [T, D] += y [T, D] in place, and x. With `gate` [1, D]: y times the sigmoid of h gate', h [T, D]."""
-        ...
 
     def angles(self, positions: Tensor, inv_freq: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
         """positions [T] int64, inv_freq [P] float32 -> cos, sin of their products times magnitude: [T, P] float32."""
-        ...
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
         """Turns the first 2 P entries of each head of x [T, H, D] in place.
 
         The pair of entry i is i + P, or its neighbour when interleaved.
         """
-        ...
 
     def route(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
@@ -167,14 +159,19 @@ class RowOps(Protocol):
 
         Scores are those of the logits x W' + bias. `correction` [E] float32 is added to them for the choice only.
         """
-        ...
+
+    def mask(self, x: Tensor, rows: Tensor | None, bits: Tensor) -> None:
+        """Logits x [S, V] float32 of rows[i] (or i, without `rows`) become -inf in place where bits[i] has a 0.
+
+        rows [N] int64, each once; bits [N, W] uint8: that of token t is bit t % 8, the least first, of byte t // 8; 0
+        beyond the last.
+        """
 
     def argmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [S, V] -> the first position of the maximum [S] int64, and the maximum [S]; NaN counts as the largest.
 
         Where the maximum is no finite number the position means nothing.
         """
-        ...
 
     def draw(self, x: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
         """Logits [S, V] float32, overwritten -> the token drawn [S] int64, and the largest logit [S] as in `argmax`.
@@ -182,4 +179,3 @@ class RowOps(Protocol):
         Temperature, then min_p, top_k, top_p, each on what the one before left; equals of the last one kept stay. Of
         what is left, in token order, the token at `share` of the sum of the weights. A row depends on nothing else.
         """
-        ...

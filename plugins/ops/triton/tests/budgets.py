@@ -200,3 +200,13 @@ def of_mixtures() -> list[Case]:
 
 
 CASES += of_mixtures()
+
+CASES += [  # grammar masks
+    Case(
+        kernels.mask,
+        {"x": "*fp32", "rows": "*i64", "bits": "*u8", **types("size num_bytes stride", "i32")},
+        {"ROWS": True, "N": VOCABULARY},
+        8,
+        blocks=4,
+    ),
+]

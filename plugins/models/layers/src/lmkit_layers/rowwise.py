@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from lmkit.api import DeviceInfo, DrawParams, Routing
 from torch import Tensor
@@ -79,6 +80,19 @@ class TorchRowOps:
         logits = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)).float()
         ids, weights = choose(logits, correction, routing)
         return ids, weights.to(x.dtype)
+
+    def mask(self, x: Tensor, rows: Tensor | None, bits: Tensor) -> None:
+        size = x.shape[1]
+        if bits.device.type == "cpu":  # four times as fast as torch's shifts
+            banned = torch.from_numpy(np.unpackbits(bits.numpy(), axis=1, count=size, bitorder="little") == 0)
+        else:
+            shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+            banned = ((bits[..., None] >> shifts) & 1).flatten(1)[:, :size] == 0
+            banned = F.pad(banned, (0, size - banned.shape[1]), value=True)
+        if rows is None:
+            x.masked_fill_(banned, -torch.inf)
+        else:
+            x[rows] = x[rows].masked_fill_(banned, -torch.inf)
 
     def argmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return vocabulary.argmax(x)

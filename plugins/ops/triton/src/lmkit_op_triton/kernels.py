@@ -136,6 +136,17 @@ def rotate(
 
 
 @triton.jit
+def mask(x, rows, bits, size, num_bytes, stride, ROWS: tl.constexpr, N: tl.constexpr):
+    """Of N tokens of a row those become -inf whose bit is 0; the others are not touched."""
+    mine = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + mine) if ROWS else mine
+    i = tl.program_id(1) * N + tl.arange(0, N)
+    byte = tl.load(bits + mine * num_bytes + i // 8, i // 8 < num_bytes, 0).to(tl.int32)
+    limit = tl.where((byte >> (i % 8)) % 2 == 0, size, 0)
+    tl.store(x + row * stride + i, -float("inf"), i < limit)
+
+
+@triton.jit
 def block_max(x, most, where, size, stride, N: tl.constexpr):
     """The maximum of N entries of a row, where it stands first; NaN is the largest."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -131,6 +131,14 @@ class TritonRowOps(TorchRowOps):
         logits = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
         return choose(logits, correction, routing, x.dtype)
 
+    def mask(self, x: Tensor, rows: Tensor | None, bits: Tensor) -> None:
+        num, size = len(bits), x.shape[1]
+        if num:
+            kernels.mask[(num, triton.cdiv(size, VOCABULARY))](
+                x, bits if rows is None else rows, bits, size, bits.shape[1], x.stride(0), rows is not None, VOCABULARY,
+                num_warps=8,
+            )  # fmt: skip
+
     def argmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
         rows, size = x.shape
         blocks = triton.cdiv(size, VOCABULARY)

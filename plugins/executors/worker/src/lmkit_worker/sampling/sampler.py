@@ -33,9 +33,10 @@ from lmkit_layers.rowwise import TorchRowOps
 from torch import Tensor
 
 from lmkit_worker.sampling.counts import TokenCounts
-from lmkit_worker.sampling.logprobs import TokenChoice, gather_logprobs, row_index
+from lmkit_worker.sampling.logprobs import TokenChoice, gather_logprobs
 from lmkit_worker.sampling.noise import uniform
 from lmkit_worker.sampling.processors import Processors
+from lmkit_worker.sampling.upload import uploaded
 
 MIN_TEMPERATURE = 1e-30  # smaller ones are equal to it: only the most likely token is left, and float32 still holds it
 
@@ -117,12 +118,14 @@ class Sampler:
         self.blocked: dict[int, np.ndarray] = {}  # ids that may not come before min_tokens
         self.logprobs: dict[int, int] = {}  # alternatives wanted
         self.num_random = 0
+        self._sent: dict[str, tuple[object, list[Tensor]]] = {}  # what steps send, until a row comes or goes
 
     # ---------------------------------------------------------------------------------------------- rows
 
     def add(self, slot: int, params: SamplingParams, tokens: np.ndarray, num_prompt: int, seed: int) -> None:
         """A row with `tokens` (prompt, then output of a resumed row) takes `slot`."""
         self.params[slot] = params
+        self._sent.clear()
         self.num_prompt[slot] = num_prompt
         self.seed[slot] = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)
         self.greedy[slot] = params.greedy
@@ -149,6 +152,7 @@ class Sampler:
         for state in (self.counts, self.bias, self.blocked, self.logprobs):
             state.pop(slot, None)
         self.processors.remove(slot)
+        self._sent.clear()
         self.params[slot] = None
 
     def clear(self) -> None:
@@ -209,7 +213,8 @@ class Sampler:
         """Those of the rows that asked, perhaps none of this step."""
         found = [(i, self.logprobs[slot]) for i, slot in enumerate(batch.slots.tolist()) if slot in self.logprobs]
         rows = [i for i, _ in found]
-        values = torch.log_softmax(logits[row_index(rows, logits.device)].float(), -1)
+        (at,) = self._on_device("logprobs", rows, logits.device, lambda: [np.array(rows, np.int64)])
+        values = torch.log_softmax(logits[at].float(), -1)
         return RawLogprobs(rows, values, [n for _, n in found])
 
     def _grammar(self, x: Tensor, batch: SampleBatch, masks: GrammarMasks) -> None:
@@ -224,14 +229,12 @@ class Sampler:
             seen[row] += 1
         if not rows:
             return
-        packed = np.frombuffer(masks.bits, np.uint8).reshape(len(rows), -1)
-        allowed = np.unpackbits(packed, axis=1, count=x.shape[1], bitorder="little").view(np.bool_)
-        banned = torch.from_numpy(allowed).to(x.device).logical_not_()
-        if rows == list(range(len(x))):
-            x.masked_fill_(banned, -torch.inf)
-        else:
-            index = row_index(rows, x.device)
-            x[index] = x[index].masked_fill_(banned, -torch.inf)
+        arrays: list[np.ndarray] = [
+            np.frombuffer(masks.bits, np.uint8).reshape(len(rows), -1),
+            np.array(rows, np.int64),
+        ]
+        bits, *at = uploaded(arrays[: 1 if rows == list(range(len(x))) else 2], x.device)
+        self.rows.mask(x, at[0] if at else None, bits)
 
     def _min_tokens(self, x: Tensor, batch: SampleBatch) -> None:
         output = batch.positions - self.num_prompt[batch.slots]  # number of output tokens before this one
@@ -240,13 +243,17 @@ class Sampler:
             if slot in self.blocked and output[i] < self.params[slot].min_tokens
         ]  # fmt: skip
         if pairs:
-            x[_index(pairs, x.device)] = -torch.inf
+            rows = [i for i, _ in pairs]
+            index = self._on_device("min_tokens", (rows, batch.slots.tolist()), x.device, lambda: _index(pairs))
+            x[tuple(index)] = -torch.inf
 
     def _bias(self, x: Tensor, batch: SampleBatch) -> None:
         found = [(i, self.bias[slot]) for i, slot in enumerate(batch.slots.tolist()) if slot in self.bias]
         if found:
-            values = torch.from_numpy(np.concatenate([values for _, (_, values) in found])).to(x.device)
-            x[_index([(i, ids) for i, (ids, _) in found], x.device)] += values
+            rows, ids, values = self._on_device("bias", batch.slots.tolist(), x.device, lambda: [
+                *_index([(i, ids) for i, (ids, _) in found]), np.concatenate([values for _, (_, values) in found])
+            ])  # fmt: skip
+            x[rows, ids] += values
 
     def _penalties(self, x: Tensor, batch: SampleBatch) -> None:
         """Touches only tokens that occur: positive logits are divided by the repetition penalty, others multiplied."""
@@ -260,20 +267,32 @@ class Sampler:
                 found.append((i, slot, *(counts.with_drafts(drafts) if drafts else (counts.ids, counts.output))))
         if not found:
             return
-        index = _index([(i, ids) for i, _, ids, _ in found], x.device)
         lengths = [len(ids) for _, _, ids, _ in found]
-        params = [self.params[slot] for _, slot, _, _ in found]
-        output = torch.from_numpy(np.concatenate([output for *_, output in found])).to(x.device)
 
-        def spread(values: list[float]) -> Tensor:
-            return torch.from_numpy(np.repeat(np.array(values, np.float32), lengths)).to(x.device)
+        def arrays() -> list[np.ndarray]:
+            params = [self.params[slot] for _, slot, _, _ in found]
+            each = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params]
+            return [*_index([(i, ids) for i, _, ids, _ in found]), *np.repeat(np.array(each, "f4"), lengths, 0).T]
 
-        repetition = spread([p.repetition_penalty for p in params])
-        values = x[index]
+        # Tokens are only ever added to those of a row, but for drafts: as many are the same.
+        key = None if batch.drafts else (batch.slots.tolist(), lengths)
+        rows, ids, repetition, frequency, presence = self._on_device("penalties", key, x.device, arrays)
+        (output,) = uploaded([np.concatenate([output for *_, output in found])], x.device)
+        values = x[rows, ids]
         values = torch.where(values > 0, values / repetition, values * repetition)
-        values -= spread([p.frequency_penalty for p in params]) * output
-        values -= spread([p.presence_penalty for p in params]) * (output > 0)
-        x[index] = values
+        values -= frequency * output
+        values -= presence * (output > 0)
+        x[rows, ids] = values
+
+    def _on_device(
+        self, name: str, key: object, device: torch.device, arrays: Callable[[], Sequence[np.ndarray]]
+    ) -> list[Tensor]:
+        """The arrays on the device: those that were sent last, where the rows and the key are the same. None is new."""
+        known, sent = self._sent.get(name, (None, []))
+        if key is None or key != known:
+            sent = uploaded(arrays(), device)
+            self._sent[name] = key, sent
+        return sent
 
     def _random(self, x: Tensor, batch: SampleBatch, greedy: np.ndarray) -> tuple[Tensor, Tensor]:
         slots, positions = batch.slots, batch.positions
@@ -289,11 +308,10 @@ class Sampler:
         return vocabulary.draw(weights, params.share), largest  # 11
 
 
-def _index(pairs: Sequence[tuple[int, np.ndarray]], device: torch.device) -> tuple[Tensor, Tensor]:
+def _index(pairs: Sequence[tuple[int, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """(row, ids) pairs -> index of all their elements in [S, V]."""
-    rows = np.repeat([row for row, _ in pairs], [len(ids) for _, ids in pairs])
-    ids = np.concatenate([ids for _, ids in pairs])
-    return torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)
+    rows = np.repeat(np.array([row for row, _ in pairs], np.int64), [len(ids) for _, ids in pairs])
+    return rows, np.concatenate([ids for _, ids in pairs])
 
 
 def _gather(raw: RawLogprobs, tokens: np.ndarray, faults: Mapping[int, str]) -> dict[int, TokenLogprob]:
