@@ -33,7 +33,7 @@ class Tile(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of the tiles that hold entries of a head: powers of two."""
+    """Sizes of the tiles that hold entries of a head: powers of two."""
 
     keys: int
     rest: int  # of keys beside the part that is values; 0: values stand by themselves

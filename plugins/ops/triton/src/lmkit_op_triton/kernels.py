@@ -137,7 +137,7 @@ def rotate(
 
 @triton.jit
 def mask(x, rows, bits, size, num_bytes, stride, ROWS: tl.constexpr, N: tl.constexpr):
-    """Of N tokens of a row those become -inf whose bit is 0; the others are not touched."""
+    """Those of N tokens of a row become -inf whose bit is 0; the others are not touched."""
     mine = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + mine) if ROWS else mine
     i = tl.program_id(1) * N + tl.arange(0, N)
