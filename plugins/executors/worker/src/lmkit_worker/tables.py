@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lmkit_worker.rows import RowTable
 
 CELLS = 16384  # entries that are sent one by one; more are sent with all others
-NOBODY = -1  # the slot of a row that stands for nothing, or that was never filled
+NOBODY, UNKNOWN = -1, -2  # slots of rows that stand for nothing, and of rows never filled
 
 
 class StepTable:
@@ -37,7 +37,7 @@ class StepTable:
             self._what = ArrayBuffer(platform.buffer((CELLS,), torch.int32))
         # What each row of the batch holds: so many blocks of the slot, in the turn that the slot had.
         num_rows = len(self._blocks)
-        self._slots = np.full(num_rows, NOBODY, np.int64)
+        self._slots = np.full(num_rows, UNKNOWN, np.int64)
         self._turns = np.zeros(num_rows, np.int64)
         self._filled = np.zeros(num_rows, np.int64)
         self._unsent: list[np.ndarray] = []  # cells written since the last push

@@ -46,13 +46,17 @@ class PagedRow:
 
 
 class PagedRows:
-    """Block tables of rows that grow; blocks are handed out in random order, block 0 never."""
+    """Block tables of rows that grow; blocks are handed out in random order, block 0 never.
+
+    On each device the table of a batch is one and the same, as a worker's.
+    """
 
     def __init__(self, num_rows: int, num_blocks: int, block_size: int, seed: int = 0) -> None:
         self.rows = [PagedRow() for _ in range(num_rows)]
         self.num_blocks, self.block_size = num_blocks, block_size
         self._free = list(range(1, num_blocks))
         random.Random(seed).shuffle(self._free)
+        self._tables: dict[torch.device, PlainBuffer] = {}
 
     def grow(self, work: Sequence[tuple[int, int]], device: torch.device | str = "cpu") -> AttnBatch:
         """The batch of a step in which `work` = (row, number of new tokens), in batch order; lengths advance."""
@@ -67,10 +71,12 @@ class PagedRows:
             row.length += count
             starts.append(starts[-1] + count)
         used = [self.rows[index] for index, _ in work]
-        width = max([len(r.blocks) for r in used], default=0) or 1
-        table = torch.full((max(len(used), 1), width), -1, dtype=torch.int32)  # beyond a row's blocks: never valid
+        if (where := torch.device(device)) not in self._tables:
+            self._tables[where] = PlainBuffer(torch.empty(len(self.rows), self.num_blocks, dtype=torch.int32), device)
+        table = self._tables[where]
         for i, row in enumerate(used):
-            table[i, : len(row.blocks)] = torch.tensor(row.blocks, dtype=torch.int32)
+            table.host[i] = -1  # beyond a row's blocks: never valid
+            table.host[i, : len(row.blocks)] = torch.tensor(row.blocks, dtype=torch.int32)
 
         def buffer(values: Any, dtype: torch.dtype) -> PlainBuffer:
             return PlainBuffer(torch.as_tensor(values, dtype=dtype), device)
@@ -78,7 +84,7 @@ class PagedRows:
         return AttnBatch(
             query_start=buffer(starts, torch.int32),
             seq_len=buffer([r.length for r in used], torch.int32),
-            table=PlainBuffer(table, device),
+            table=table,
             slots=buffer(slots, torch.int64),
             num_rows=len(used),
             num_tokens=starts[-1],
