@@ -156,9 +156,10 @@ class TritonAttention(AttentionBackend):
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
         tokens, heads, size = k.shape
         if tokens:
-            kernels.write[(tokens, triton.cdiv(heads, HEADS))](
+            some = min(HEADS, triton.next_power_of_2(heads))
+            kernels.write[(tokens, triton.cdiv(heads, some))](
                 k, v, kv, slots, heads, size, v.shape[2], *k.stride(), *v.stride(), kv.stride(1), kv.stride(2),
-                LIMITS.get(kv.dtype, 0.0), HEADS, triton.next_power_of_2(size), _written(v, k, kv), num_warps=2,
+                LIMITS.get(kv.dtype, 0.0), some, triton.next_power_of_2(size), _written(v, k, kv), num_warps=2,
             )  # fmt: skip
 
     def rotate_write(
