@@ -128,6 +128,16 @@ def _bounds(first, last, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHU
 
 
 @triton.jit
+def _softmax(scores, most, weight):
+    """Shares of a tile's keys under the largest score so far, with what those before fade by, and both sums anew."""
+    larger = tl.maximum(most, tl.max(scores, 1))
+    base = tl.where(larger == -float("inf"), 0.0, larger)
+    shares = tl.exp(scores - base[:, None])
+    fade = tl.exp(most - base)
+    return shares, fade, larger, weight * fade + tl.sum(shares, 1)
+
+
+@triton.jit
 def attend(
     q, kv, out, partial, logs, sinks, slopes, query_start, seq_len, page_start, pages, scale, softcap, first_row,
     q_heads, group, k_size, v_size, q_token, q_head, q_entry, kv_slot, kv_head, out_token, out_head,
@@ -138,12 +148,10 @@ def attend(
 ):  # fmt: skip
     """A program does TOKENS queries of a row for GROUP heads of one KV head; of their keys one of SPLITS parts.
 
-    REST > 0: the values are the first entries of the keys, which are read once for both; REST more of them, or a few
-    less, are not.
+    REST > 0: values are the first entries of keys, which are read once for both; REST more, or a few less, are not.
     """
     row = first_row + tl.program_id(0)
-    head = tl.program_id(2) // (SPLITS * GROUPS)
-    split = tl.program_id(2) % SPLITS
+    head, split = tl.program_id(2) // (SPLITS * GROUPS), tl.program_id(2) % SPLITS
     first_query = tl.load(query_start + row)
     num_queries = tl.load(query_start + row + 1) - first_query
     length = tl.load(seq_len + row)
@@ -156,30 +164,25 @@ def attend(
         i, j, t = tl.arange(0, K), tl.arange(0, V), tl.arange(0, TILE)
         of_token = (first_query + token).to(tl.int64)
         query_head = head * group + member
-        first = k_size
-        if REST > 0:
-            first = v_size
+        first = v_size if REST > 0 else k_size
         queries = q + (of_token * q_token + query_head * q_head)[:, None]
         x = tl.load(queries + i[None, :] * q_entry, live[:, None] & (i < first)[None, :], 0.0)
         if REST > 0:
             r = tl.arange(0, REST)
             of_rest = (r < k_size - v_size)[None, :]
             y = tl.load(queries + (v_size + r[None, :]) * q_entry, live[:, None] & of_rest, 0.0)
-
         past = length - num_queries
         last = past + tl.minimum(begin + TOKENS, num_queries) - 1
         low, high = _bounds(past + begin, last, length, CAUSAL, WINDOW, CHUNKED)
-        tiles = (high + TILE - 1) // TILE - low // TILE
-        each = (tiles + SPLITS - 1) // SPLITS
+        end = (high + TILE - 1) // TILE
+        each = (end - low // TILE + SPLITS - 1) // SPLITS
         start = low // TILE + split * each
-        end = tl.minimum(start + each, low // TILE + tiles)
-
+        end = tl.minimum(start + each, end)
         most = tl.full([TOKENS * GROUP], -float("inf"), tl.float32)
         weight = tl.zeros([TOKENS * GROUP], tl.float32)
         if SINKS:
             mine = live & (member < tl.where(split == 0, group, 0))
-            most = tl.load(sinks + query_head, mine, -float("inf"))
-            weight = tl.where(mine, 1.0, 0.0)
+            most, weight = tl.load(sinks + query_head, mine, -float("inf")), tl.where(mine, 1.0, 0.0)
         if ALIBI:
             slope = tl.load(slopes + query_head, live, 0.0)
         total = tl.zeros([TOKENS * GROUP, V], tl.float32)
@@ -201,27 +204,20 @@ def attend(
                 scores -= slope[:, None] * (position[:, None] - key[None, :]).to(tl.float32)
             visible = _visible(position[:, None], key[None, :], CAUSAL, WINDOW, CHUNKED)
             scores = tl.where(visible & inside[None, :] & live[:, None], scores, -float("inf"))
-            larger = tl.maximum(most, tl.max(scores, 1))
-            base = tl.where(larger == -float("inf"), 0.0, larger)
-            shares = tl.exp(scores - base[:, None])
-            fade = tl.exp(most - base)
-            weight = weight * fade + tl.sum(shares, 1)
+            shares, fade, most, weight = _softmax(scores, most, weight)
             if REST > 0:
                 values = keys
             else:
                 values = tl.load(at[:, None] + k_size + j[None, :], inside[:, None] & (j < v_size)[None, :], 0.0)
             total = total * fade[:, None] + tl.dot(shares.to(x.dtype), values.to(x.dtype), input_precision="ieee")
-            most = larger
-
-        mean = total / tl.where(weight == 0, 1.0, weight)[:, None]
-        kept = live[:, None] & (j < v_size)[None, :]
         if SPLITS == 1:
-            at = out + (of_token * out_token + query_head * out_head)[:, None] + j[None, :]
-            tl.store(at, mean.to(out.dtype.element_ty), kept)
+            at = out + (of_token * out_token + query_head * out_head)[:, None]
         else:
             part = (row * q_heads + query_head).to(tl.int64) * SPLITS + split
-            tl.store(partial + part[:, None] * v_size + j[None, :], mean, kept)
+            at = partial + part[:, None] * v_size
             tl.store(logs + part, most + tl.log(weight), live)
+        mean = total / tl.where(weight == 0, 1.0, weight)[:, None]
+        tl.store(at + j[None, :], mean.to(at.dtype.element_ty), live[:, None] & (j < v_size)[None, :])
 
 
 @triton.jit

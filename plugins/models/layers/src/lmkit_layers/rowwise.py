@@ -88,7 +88,7 @@ class TorchRowOps:
         else:
             shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
             banned = ((bits[..., None] >> shifts) & 1).flatten(1)[:, :size] == 0
-            banned = F.pad(banned, (0, size - banned.shape[1]), value=True)
+            banned = F.pad(banned, (0, size - banned.shape[1]), "constant", True)
         if rows is None:
             x.masked_fill_(banned, -torch.inf)
         else:
