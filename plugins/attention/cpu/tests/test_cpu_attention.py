@@ -60,6 +60,7 @@ class TestCpu(AttentionConformance):
 
 (SPEC,) = lmkit_attention_backends()
 NEED = AttnNeed(32, 4, 2, "float32", "float32", 16)
+LATENTS = AttnNeed(48, 70, 1, "float32", "float32", 16, v_head_dim=32, mla=True)  # a token is more than an item's rows
 
 
 def make(need: AttnNeed, num_rows: int = 3, **options: Any) -> Rows:
@@ -99,6 +100,10 @@ def check(rows: Rows, work: list[tuple[int, int]]) -> list[torch.Tensor]:
         replace(NEED, window=SEGMENT + 40, softcap=3.0, sinks=True, alibi=True),
         replace(NEED, causal=False, softcap=3.0, sinks=True),
         replace(NEED, causal=False, window=40),
+        LATENTS,
+        replace(LATENTS, dtype="bfloat16", kv_dtype="bfloat16", head_dim=176, v_head_dim=144, num_q_heads=5),
+        replace(LATENTS, dtype="bfloat16", kv_dtype="int8", head_dim=96, v_head_dim=80),
+        replace(LATENTS, dtype="float16", kv_dtype="float16", window=SEGMENT + 40, softcap=3.0, sinks=True, alibi=True),
     ],
     ids=[
         "plain",
@@ -113,6 +118,10 @@ def check(rows: Rows, work: list[tuple[int, int]]) -> list[torch.Tensor]:
         "everything",
         "bidirectional",
         "both ways, window",
+        "latents",
+        "latents, bf16",
+        "latents, int8",
+        "latents, fp16 and everything",
     ],
 )
 @pytest.mark.one_in(4)
@@ -124,13 +133,13 @@ def test_long_rows(need: AttnNeed, length: int) -> None:
         check(rows, [(1, 5), (0, 30)])
 
 
-@pytest.mark.parametrize("window", [None, 40, SEGMENT])
+@pytest.mark.parametrize("change", [{}, {"window": 40}, {"window": SEGMENT}, {"mla": True, "num_kv_heads": 1}])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_chunks_neighbours_and_threads_change_no_bit(dtype: str, window: int | None, threads: Any) -> None:
+def test_chunks_neighbours_and_threads_change_no_bit(dtype: str, change: dict[str, Any], threads: Any) -> None:
     """A row computed whole; in odd chunks with other rows beside it; and token by token at its end."""
-    need = replace(NEED, dtype=dtype, kv_dtype=dtype, window=window)
+    need = replace(NEED, dtype=dtype, kv_dtype=dtype, **change)
     total = 2 * SEGMENT + 29
-    q, k, v = (torch.randn(total, h, 32).to(getattr(torch, dtype)) for h in (4, 2, 2))
+    q, k, v = (torch.randn(total, h, 32).to(getattr(torch, dtype)) for h in (4, *2 * (need.num_kv_heads,)))
 
     def run(chunks: list[int], neighbours: int, num_threads: int) -> torch.Tensor:
         threads(num_threads)
@@ -261,6 +270,24 @@ def test_integers_have_a_scale_per_token_and_head(dtype: str) -> None:
     torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_latents_are_the_keys_with_a_part_of_them_as_values(dtype: str) -> None:
+    """The same bits, in half the memory, as from keys and values that are kept apart."""
+    need = replace(LATENTS, dtype=dtype, kv_dtype=dtype, head_dim=176, v_head_dim=144, num_q_heads=16)
+    rows, apart = make(need, length=700), make(replace(need, mla=False), length=700)
+    assert apart.kv.numel() * 176 == rows.kv.numel() * 320
+    for count in (SEGMENT + 9, 1, 70):
+        q, k = (torch.randn(count, h, 176).to(getattr(torch, dtype)) for h in (16, 1))
+        results = []
+        for each in (rows, apart):
+            plan = each.planner.plan(each.paged.grow([(0, count)]))
+            out = torch.full((count, 16, 144), torch.nan, dtype=q.dtype)
+            each.backend.write_kv(k, k[..., :144], each.kv, plan.slots)
+            each.backend.forward(q, each.kv, plan, 0.1, out)
+            results.append(out)
+        assert torch.equal(*results)
+
+
 def test_a_prompt_without_values_behind_it() -> None:
     """Nothing is read beyond the row's last position, whatever lies there."""
     rows = make(replace(NEED, dtype="bfloat16", kv_dtype="bfloat16"))
@@ -306,7 +333,8 @@ def test_wrong_shapes_are_refused() -> None:
 def test_reasons_for_refusal() -> None:
     backend, device = CpuAttention(), DeviceInfo("cpu", "cpu")
     assert backend.can_run(NEED, device) is None
-    assert "mla" in (backend.can_run(replace(NEED, mla=True), device) or "")
+    assert backend.can_run(replace(NEED, mla=True), device) is None
+    assert "mla" in (backend.can_run(replace(NEED, mla=True, v_head_dim=48), device) or "")
     assert "multiple" in (backend.can_run(replace(NEED, num_q_heads=5), device) or "")
     assert "causal" in (backend.can_run(replace(NEED, causal=False, alibi=True), device) or "")
     with pytest.raises(PluginError, match="native"):
@@ -329,7 +357,9 @@ STEPS = st.lists(
     block_size=st.sampled_from([16, 32, 112]),
     heads=st.sampled_from([(1, 1), (7, 1), (9, 3), (64, 1), (80, 1)]),
     window=st.none() | st.integers(1, 100),
-    extras=st.fixed_dictionaries({"softcap": st.none() | st.just(4.0), "sinks": st.booleans(), "alibi": st.booleans()}),
+    extras=st.fixed_dictionaries(
+        {"softcap": st.none() | st.just(4.0), **dict.fromkeys(("sinks", "alibi", "mla"), st.booleans())}
+    ),
 )
 def test_any_sequence_of_steps(
     isa: str,

@@ -6,6 +6,8 @@
 //   values  [16 / P][v_head_dim][P]   dimensions are the lanes, P neighbouring positions go into one dot product
 // with P = 2 for bfloat16 and 8-bit elements (two are one operand of a bfloat16 dot product), 1 for the others. Where the
 // elements are 8-bit integers, floats stand behind the values: scales of keys [block_size], scales of values [block_size].
+// Where values are the first v_head_dim numbers of keys (latents), keys stand alone: their tiles are put into the order of
+// values as they are read. Of 8-bit integers that part of a key has the first scale, the rest the second.
 //
 // The result for a query does not depend on how the work was cut: positions are taken in segments of ATTENTION_SEGMENT,
 // counted from position 0; each segment gets a softmax of its own, and segments are merged in order (Rabe and Staats
@@ -43,6 +45,7 @@ struct AttentionPlan {
     int32_t window;   // 0 = none
     int32_t chunked;  // the window begins at a multiple of its size
     int32_t causal;
+    int32_t latent;  // values are a part of keys
     int32_t full;  // result: 1 when there was not enough room
 };
 
@@ -70,6 +73,7 @@ struct WriteKvArgs {
     int64_t q_stride, q_head, k_stride, k_head, v_stride, v_head;  // from token to token, from head to head
     int64_t num_tokens, step;                                      // a chunk is `step` tokens
     int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, block_size;
+    int32_t latent;  // v is a part of k, and not written
     int32_t pairs;  // of values of a head that are turned; 0: q and k stay as they are
     int32_t interleaved, dtype, kv_dtype;
 };

@@ -1,7 +1,6 @@
 """Paged attention by the native kernels of the CPU platform. The memory layout stands in its `csrc/attention.h`.
 
-KV of a layer: [num_blocks, num_kv_heads, block_size * (head_dim + v_head_dim)]; with int8 also 8 bytes of scales for
-each position.
+KV of a layer: [num_blocks, num_kv_heads, block_size * kv_width]; with int8 also 8 bytes of scales for each position.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class PlanArgs(Args):
         *((name, c_void_p) for name in ("items", "merges", "partial", "query_start", "seq_len", "table")),
         *((name, c_int64) for name in ("table_stride", "num_rows", "max_items", "max_partial")),
         *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "block_size")),
-        *((name, c_int32) for name in ("window", "chunked", "causal", "full")),
+        *((name, c_int32) for name in ("window", "chunked", "causal", "latent", "full")),
     ]
 
 
@@ -69,7 +68,7 @@ class WriteArgs(Args):
         *((name, c_int64) for name in ("q_stride", "q_head", "k_stride", "k_head", "v_stride", "v_head")),
         *((name, c_int64) for name in ("num_tokens", "step")),
         *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "block_size")),
-        *((name, c_int32) for name in ("pairs", "interleaved", "dtype", "kv_dtype")),
+        *((name, c_int32) for name in ("latent", "pairs", "interleaved", "dtype", "kv_dtype")),
     ]
 
 
@@ -102,7 +101,7 @@ class CpuPlanner:
             items=addressof(items), merges=addressof(merges), partial=partial.data_ptr(),
             max_items=max_items, max_partial=max_partial, num_q_heads=need.num_q_heads, num_kv_heads=need.num_kv_heads,
             head_dim=need.head_dim, v_head_dim=v_dim, block_size=need.block_size, window=need.window or 0,
-            chunked=need.chunked, causal=need.causal,
+            chunked=need.chunked, causal=need.causal, latent=need.mla,
         )  # fmt: skip
         self.args.chunks[0] = 1
         self.result = CpuPlan(need, native, self.args, (items, merges, partial))
@@ -127,13 +126,12 @@ class CpuAttention(RotatingAttention):
 
     def __init__(self) -> None:
         self._native: Native | None = None
-        self._block_sizes: dict[
-            tuple[object, ...], int
-        ] = {}  # (shape, dtype, head_dim, v_head_dim) of KV planned for ->
+        # (shape, dtype, head_dim, v_head_dim) of KV planned for -> block size, and whether values are a part of keys
+        self._pages: dict[tuple[object, ...], tuple[int, bool]] = {}
 
     def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
-        if need.mla:
-            return "latent attention (mla) is not implemented"
+        if need.mla and (need.v_head_dim or need.head_dim) > need.head_dim:
+            return f"values of {need.v_head_dim} entries are not a part of keys of {need.head_dim} (mla)"
         if need.num_q_heads % need.num_kv_heads:
             return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
         if not need.causal and need.alibi:
@@ -144,8 +142,7 @@ class CpuAttention(RotatingAttention):
         return (16, *range(32, 1025, 16))
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
-        width = need.head_dim + (need.v_head_dim or need.head_dim) + kv_scale_bytes(need.kv_dtype)
-        return (num_blocks, need.num_kv_heads, need.block_size * width)
+        return (num_blocks, need.num_kv_heads, need.block_size * (need.kv_width + kv_scale_bytes(need.kv_dtype)))
 
     def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> CpuPlanner:
         native = getattr(platform, "native", None)
@@ -153,7 +150,7 @@ class CpuAttention(RotatingAttention):
             raise PluginError(f"attention cpu needs the native kernels of the CPU platform: {MISSING}", fix=FIX)
         self._native = native
         v_dim, dtype = need.v_head_dim or need.head_dim, getattr(torch, need.kv_dtype)
-        self._block_sizes[self.kv_shape(need, 1)[1:], dtype, need.head_dim, v_dim] = need.block_size
+        self._pages[self.kv_shape(need, 1)[1:], dtype, need.head_dim, v_dim] = need.block_size, need.mla
         return CpuPlanner(need, limits, native)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
@@ -183,8 +180,8 @@ class CpuAttention(RotatingAttention):
     def _write(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, all_heads: int, **rotation: int) -> None:
         assert self._native is not None, "a planner comes first"
         (num, heads, dim), v_dim = k.shape, v.shape[2]
-        size = self._block_sizes.get((tuple(kv.shape[1:]), kv.dtype, dim, v_dim))
-        if v.shape[:2] != (num, heads) or slots.shape != (num,) or kv.shape[1] != heads or size is None:
+        found = self._pages.get((tuple(kv.shape[1:]), kv.dtype, dim, v_dim))
+        if v.shape[:2] != (num, heads) or slots.shape != (num,) or kv.shape[1] != heads or found is None:
             raise PluginError(
                 f"write_kv: k {list(k.shape)}, v {list(v.shape)}, slots {list(slots.shape)} do not fit KV memory "
                 f"{list(kv.shape)}"
@@ -196,7 +193,7 @@ class CpuAttention(RotatingAttention):
         args = WriteArgs(
             k=k.data_ptr(), v=v.data_ptr(), kv=kv.data_ptr(), slots=slots.data_ptr(), k_stride=k.stride(0),
             k_head=k.stride(1), v_stride=v.stride(0), v_head=v.stride(1), num_tokens=num, num_kv_heads=heads,
-            head_dim=dim, v_head_dim=v_dim, block_size=size,
+            head_dim=dim, v_head_dim=v_dim, block_size=found[0], latent=found[1],
             step=max(1, WRITE_VALUES // ((all_heads + heads) * dim)), dtype=DTYPES[k.dtype],
             kv_dtype=KV_DTYPES[kv.dtype],
             **rotation,

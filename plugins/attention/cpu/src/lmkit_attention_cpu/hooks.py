@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from lmkit.api import AttentionSpec, Tier, hookimpl, multiple_of
 
 MASKS = frozenset({"causal", "bidirectional", "sliding_window", "chunked", "bidirectional_window"})
-FEATURES = MASKS | {"softcap", "sinks", "alibi", "batch_invariant"}
+FEATURES = MASKS | {"softcap", "sinks", "alibi", "mla", "batch_invariant"}
 
 
 @hookimpl
@@ -19,7 +19,7 @@ def lmkit_attention_backends() -> Iterable[AttentionSpec]:
         platforms=("cpu",),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         kv_dtypes=frozenset({"auto", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"}),
-        head_dims=multiple_of(16, max=512),
+        head_dims=multiple_of(16, max=576),
         v_head_dims=multiple_of(16, max=512),
         block_sizes=multiple_of(16),
         features=FEATURES,
