@@ -230,6 +230,17 @@ def trials(session: nox.Session) -> None:
 
 
 @nox.session
+def drafts(session: nox.Session) -> None:
+    """Guessed tokens change none: 100,000 trials of scheduler and verification on the hash model and injected faults,
+    the sampled distribution under every parameter, every native family. A quarter of an hour on two cores."""
+    install(session)
+    session.run("python", "-m", "lmkit_testing.draft_trials", *(session.posargs or ["100000"]), env=ONE_THREAD)
+    env = ONE_THREAD | {"DRAWS": "10000", "DRAFT_CASES": "1000"}
+    tests = ["tests/drafts", "tests/parity/test_drafts.py", "tests/e2e/test_proposers.py", "plugins/proposers"]
+    session.run("pytest", "-q", *tests, *SIDE_BY_SIDE, env=env)
+
+
+@nox.session
 def parity(session: nox.Session) -> None:
     """Models against transformers: logits and 64 greedy tokens, and logits of 6 random configurations of each
     family."""

@@ -71,7 +71,7 @@ def test_plan_is_within_five_percent_of_what_an_engine_takes(model: Path, dtype:
     said = memory.planned(config, *resolve(config))
     with LLM(config=config) as llm:
         runner = llm._engine.core.executor.worker.runner
-        kv = sum(tensor.nbytes for tensor in runner.kv)
+        kv = sum(tensor.nbytes for tensor in runner.blocks.kv)
         took = llm.facts.weight_bytes + llm.facts.activation_bytes + kv
         assert said.weight_bytes == pytest.approx(llm.facts.weight_bytes, rel=0.05)
         assert said.kv_bytes == pytest.approx(kv, rel=0.05)

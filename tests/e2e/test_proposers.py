@@ -66,9 +66,11 @@ def plain() -> list[Any]:
     return answers()[0]
 
 
+@pytest.mark.parametrize("proposer", ["ngram", "suffix"])
 @pytest.mark.parametrize("options", [{}, {"max_rows": 1}, {"prefix_cache": False, "max_step_tokens": 16}], ids=str)
-def test_ngram_changes_no_token(plain: list[Any], options: dict[str, Any]) -> None:
-    found, stats = answers(proposer="ngram", **options)
+def test_look_up_changes_no_token(plain: list[Any], proposer: str, options: dict[str, Any]) -> None:
+    pytest.importorskip(f"lmkit_proposer_{proposer}", reason="the proposer is not installed")
+    found, stats = answers(proposer=proposer, **options)
     assert found == plain
     assert 0 < stats.num_accepted <= stats.num_drafts
 
@@ -81,6 +83,17 @@ def test_fewer_steps_where_a_text_repeats_itself() -> None:
         llm.generate(COPY, params)
         steps[proposer] = llm._engine.core.scheduler.stats().num_steps
     assert steps["ngram"] < 0.8 * steps["none"]
+
+
+def test_suffix_takes_fewer_steps_for_what_was_answered_before() -> None:
+    pytest.importorskip("lmkit_proposer_suffix", reason="the proposer is not installed")
+    params = SamplingParams(max_tokens=150, temperature=1, seed=1, ignore_eos=True)
+    llm = LLM("demo", proposer="suffix")
+    steps = [0]
+    for _ in range(3):
+        llm.generate("17 + 25 =", params)
+        steps.append(llm._engine.core.scheduler.stats().num_steps)
+    assert steps[3] - steps[2] < 0.6 * (steps[1] - steps[0])
 
 
 @pytest.fixture

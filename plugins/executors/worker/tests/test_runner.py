@@ -216,7 +216,7 @@ def test_copy_and_zero() -> None:
     assert runner.sample(1).read().tokens == [first]
     runner.forward(StepPlan(2, gone=["a", "b"], zero=[(0, 9)]))
     assert runner.sample(2).read().tokens == []
-    assert all(float(kv[:, 9 * 4 : 10 * 4].abs().sum()) == 0 for kv in runner.kv)
+    assert all(float(kv[:, 9 * 4 : 10 * 4].abs().sum()) == 0 for kv in runner.blocks.kv)
 
 
 def test_reading_what_nobody_wrote_is_a_fault_of_that_row() -> None:
@@ -296,7 +296,7 @@ def test_prompt_logprobs_in_chunks() -> None:
 def test_bytes_are_those_predicted() -> None:
     """W4, and a backend that takes more than planned is named."""
     runner = make_runner(num_blocks=10)
-    assert sum(kv.nbytes for kv in runner.kv) == runner.kv_config.nbytes
+    assert sum(kv.nbytes for kv in runner.blocks.kv) == runner.kv_config.nbytes
 
     class Greedy(ToyAttention):
         def kv_shape(self, need, num_blocks):

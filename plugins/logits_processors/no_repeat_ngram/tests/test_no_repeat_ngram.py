@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from lmkit import LLM, SamplingParams
 from lmkit.api import InvalidParam
 from lmkit_logits_processor_no_repeat_ngram.processor import completions
-from lmkit_testing import PluginConformance
+from lmkit_testing import LogitsProcessorConformance
 
 
-class TestNoRepeatNgram(PluginConformance):
+class TestNoRepeatNgram(LogitsProcessorConformance):
     plugin = "logits_processor:no_repeat_ngram"
+    asked = ({"size": 1}, {"size": 3}, {"size": 1024})
+    refused = ({"size": 0}, {"size": "3"}, {"size": 1025}, {"length": 3}, {})
 
 
 @settings(deadline=None)

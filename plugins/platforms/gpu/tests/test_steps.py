@@ -12,35 +12,20 @@ from unittest import mock
 import pytest
 import torch
 from lmkit.api import (
-    EngineRequest,
-    KVConfig,
     LmkitError,
-    NullCollectives,
     NullGraphs,
     SamplingParams,
     SchedLimits,
-    StepLimits,
-    describe_model,
 )
-from lmkit.config import from_options
-from lmkit.engine.core import EngineCore
-from lmkit.engine.intake import Intake
-from lmkit.plugins.resolve import resolve
-from lmkit.scheduling.scheduler import Scheduler
 from lmkit_gpu import GpuPlatform
 from lmkit_gpu import platform as module
 from lmkit_layers.build import Builder
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.simgpu import Gpu, SimRuntime, simulated
-from lmkit_testing.stepper import ArrivalOrder
+from lmkit_testing.simsteps import MAX_LENGTH, play, played, requests, runner, tokens
 from lmkit_testing.toy import ToyPlatform
 from lmkit_worker import rows as rows_module
 from lmkit_worker.inputs import DrawnTokens
-from lmkit_worker.loading.load import load_model
-from lmkit_worker.runner import Runner
-from lmkit_worker.uniproc import StepFuture
-
-MAX_LENGTH = 64
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -51,58 +36,9 @@ def gpu() -> Iterator[Gpu]:
         yield device
 
 
-class Steps:
-    """An executor of one runner, `depth` steps in flight."""
-
-    def __init__(self, runner: Runner, depth: int) -> None:
-        self.runner, self.depth = runner, depth
-
-    def forward(self, plan):
-        self.runner.forward(plan)
-
-    def sample(self, step, masks):
-        return StepFuture(self.runner.sample(step, masks))
-
-    def on_failure(self, callback):
-        pass
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("llama", tmp_path_factory.mktemp("sim") / "llama")
-
-
-def runner(
-    folder: Path, platform, device: torch.device, limits: SchedLimits, attention: str = "torch", op: str = "auto"
-) -> tuple[Runner, KVConfig]:
-    """With the plugins that a described GPU gets, on whatever `device` is."""
-    options = {"model": str(folder), "max_length": MAX_LENGTH, "device": "cuda:9.0:141GB", "attention": attention}
-    config = from_options({**options, "dtype": "float32", "op": op})
-    plan, checkpoint, _ = resolve(config)
-    info = describe_model(plan, checkpoint)
-    loaded = load_model(plan, checkpoint, info, platform, device, NullCollectives())
-    kv = KVConfig(tuple(info.kv_specs(16, "float32")), (40,) * len(info.kv_groups()))
-    sizes = StepLimits(limits.max_rows, limits.max_tokens, 8, MAX_LENGTH)
-    assert loaded.attention is not None
-    return Runner(loaded, kv, sizes, [loaded.attention], platform, device, debug_kv=True), kv
-
-
-def tokens(made: Runner, kv: KVConfig, limits: SchedLimits, requests: list[EngineRequest]) -> dict[str, list[int]]:
-    core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), Steps(made, limits.depth), Intake(512, MAX_LENGTH))
-    found: dict[str, list[int]] = {r.id: [] for r in requests}
-    waiting = list(requests)
-    while waiting or core.has_work():
-        if waiting:  # they come one by one: rows begin and end at different steps
-            core.add(waiting.pop(0))
-        for event in core.step():
-            assert event.error is None, event.error
-            found[event.id] += event.tokens
-    made.check()
-    return found
-
-
-def requests(params: list[SamplingParams]) -> list[EngineRequest]:
-    return [EngineRequest(f"r{i}", [5 + i, 6, 7, 8, 9 + i], p) for i, p in enumerate(params)]
 
 
 GREEDY = [SamplingParams(temperature=0, max_tokens=5 + 3 * i, ignore_eos=True) for i in range(4)]
@@ -134,8 +70,6 @@ def test_tokens_are_the_cpus(gpu: Gpu, checkpoint: Path, depth: int, params: lis
 
 # -------------------------------------------------------------------------------------- the steady state
 
-ROWS = 3  # padded to 4
-STEADY = SchedLimits(max_tokens=32, max_rows=8, max_length=MAX_LENGTH, eos_token_ids=(1,), depth=2)
 PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=14, ignore_eos=True),
     "random": SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=3, max_tokens=14, ignore_eos=True),
@@ -147,29 +81,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("steady")
 
 
-def play(checkpoint: Path, platform, device: torch.device, params: SamplingParams, depth: int = 2) -> Iterator[list]:
-    """The events of each step of some equal requests."""
-    limits = SchedLimits(**{name: getattr(STEADY, name) for name in STEADY.__dataclass_fields__} | {"depth": depth})
-    made, kv = runner(checkpoint, platform, device, limits, "triton")
-    core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), Steps(made, depth), Intake(512, MAX_LENGTH))
-    for i in range(ROWS):
-        core.add(EngineRequest(f"r{i}", [5 + i, 6, 7], params))
-    while core.has_work():
-        yield core.step()
-
-
 def model(folder: Path, layers: int) -> Path:
     path = folder / str(layers)
     return path if path.exists() else tiny_checkpoint("llama", path, num_hidden_layers=layers, head_dim=16)
-
-
-def played(steps: Iterator[list]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for events in steps:
-        for event in events:
-            assert event.error is None, event.error
-            found.setdefault(event.id, []).extend(event.tokens)
-    return found
 
 
 @pytest.mark.parametrize("name", ["greedy", pytest.param("random", marks=pytest.mark.slow)])

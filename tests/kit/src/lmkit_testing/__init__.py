@@ -28,6 +28,8 @@ _LAZY = {
     "ReasoningParserConformance": "lmkit_testing.parsers",
     "GrammarConformance": "lmkit_testing.grammars",
     "SchedulerConformance": "lmkit_testing.scheduler",
+    "ProposerConformance": "lmkit_testing.proposers",
+    "LogitsProcessorConformance": "lmkit_testing.logits_processors",
 }
 
 __all__ = list(_LAZY)

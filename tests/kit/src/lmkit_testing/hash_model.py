@@ -147,6 +147,7 @@ class HashExecutor:
     """Implements Executor. Applies diffs in order and asserts what a real worker relies on.
 
     propose(tokens, k) -> drafts    a proposer, for plans with drafts
+    accept(drawn, drafts) -> tokens what becomes of the tokens drawn after each draft, and before the first
     fault(row) -> reason | None     fails single rows; what they wrote then makes its readers fail too
     fail(plan) -> None              may raise, as a device would
     """
@@ -161,6 +162,7 @@ class HashExecutor:
         masks_stops: bool = True,
         num_drafts: int = 0,
         propose: Callable[[list[int], int], list[int]] | None = None,
+        accept: Callable[[Sequence[int], Sequence[int]], list[int]] | None = None,
         fault: Callable[[RowWork], str | None] | None = None,
         fail: Callable[[StepPlan], None] | None = None,
         delay: float = 0.0,
@@ -172,6 +174,7 @@ class HashExecutor:
         self.masks_stops = masks_stops
         self.num_drafts = num_drafts
         self.propose = propose
+        self.accept = accept or right_ones
         self.fault = fault
         self.fail = fail
         self.delay = delay
@@ -372,18 +375,16 @@ class HashExecutor:
                 high[self._slot(row, g, position)] = NAN
 
     def _draw(self, row: _Row, work: RowWork, allowed: Sequence[int]) -> list[int]:
-        """One token, and one more for each draft that was right; not the one drawn but the next that is allowed."""
+        """What is accepted of a token after each draft and before the first: the one drawn or the next allowed."""
         first = work.start + work.num_tokens - len(work.drafts)
-        tokens: list[int] = []
+        drawn: list[int] = []
         for j in range(len(work.drafts) + 1):
             num_output = len(row.tokens) - row.num_prompt_tokens + j
             token = self.model.draw(self._seen(row, first + j), row.params, num_output)
             while allowed and not allowed[j] >> token & 1:
                 token = (token + 1) % self.vocab_size
-            tokens.append(token)
-            if j < len(work.drafts) and work.drafts[j] != tokens[j]:
-                break
-        return tokens
+            drawn.append(token)
+        return self.accept(drawn, work.drafts)
 
     def _logprobs(self, i: int, row: _Row, work: RowWork, tokens: list[int]) -> RowLogprobs:
         """Log-probabilities of the sampled tokens, and of prompt tokens that follow the positions of the step."""
@@ -396,6 +397,12 @@ class HashExecutor:
             for position in range(work.start + 1, min(work.start + work.num_tokens + 1, row.num_prompt_tokens)):
                 found.prompt.append(self.model.logprob(row.tokens[position], position, row.params.prompt_logprobs))
         return found
+
+
+def right_ones(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
+    """Drafts that are right, as far as all before them are, and the token that follows them."""
+    wrong = next((i for i, draft in enumerate(drafts) if drawn[i] != draft), len(drafts))
+    return list(drawn[: wrong + 1])
 
 
 def _allowed(masks: GrammarMasks | None) -> dict[int, list[int]]:

@@ -15,7 +15,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -146,6 +146,10 @@ class Story:
 class Trial:
     """One engine and one story, drawn from a seed."""
 
+    depths: Sequence[int] = (1, 2, 3)
+    drafts: Sequence[int] = (0, 0, 1, 3)  # guesses for a row and step, where there may be any
+    share_recurrent = 0.2
+
     def __init__(
         self,
         seed: int,
@@ -154,9 +158,9 @@ class Trial:
     ) -> None:
         """What is tried: an order for the core's scheduler, or a whole scheduler."""
         self.rng = rng = random.Random(seed)
-        self.depth = rng.choice([1, 2, 3])
-        recurrent = rng.random() < 0.2
-        self.num_drafts = 0 if self.depth > 1 or recurrent else rng.choice([0, 0, 1, 3])
+        self.depth = rng.choice(self.depths)
+        recurrent = rng.random() < self.share_recurrent
+        self.num_drafts = 0 if self.depth > 1 or recurrent else rng.choice(self.drafts)
         self.accept = rng.choice([0.0, 0.5, 0.9, 1.0])
         self.block_size = rng.choice([1, 2, 3, 4, 8])
         window = rng.randint(1, 12)
@@ -436,7 +440,7 @@ class Summary:
             yield f"  {name:<28}{count:>9}"
 
 
-def run_trials(seeds: Iterable[int]) -> Summary:
+def run_trials(seeds: Iterable[int], trial: Callable[[int], Trial] = trial) -> Summary:
     """Raises Violation, AssertionError or what else a fault leads to; the seed is in its notes."""
     summary, digest = Summary(), sha256()
     start = time.perf_counter()
@@ -458,6 +462,8 @@ def run_trials(seeds: Iterable[int]) -> Summary:
         c["failed requests"] += sum(bool(s.last and s.last.finish == "error") for s in t.stories.values())
         c[f"depth {t.depth}"] += 1
         c["with drafts"] += t.num_drafts > 0
+        c["drafts"] += stats.num_drafts
+        c["accepted drafts"] += stats.num_accepted
         c["with windows"] += t.windows != (None,)
         c["with recurrent state"] += RECURRENT in t.windows
         c["cached before a state"] += stats.num_cached_tokens * (RECURRENT in t.windows)

@@ -14,7 +14,6 @@ from lmkit.api import (
     LogitsProcessor,
     NewRow,
     NullEvent,
-    PluginError,
     Proposer,
     RowWork,
     SamplingParams,
@@ -24,6 +23,7 @@ from lmkit.api import (
 )
 from lmkit_layers.adapters import AdapterBank
 
+from lmkit_worker.blocks import Blocks
 from lmkit_worker.heads import RowHead, TokenHead
 from lmkit_worker.inputs import InputBuilder, Step
 from lmkit_worker.loaded import LoadedModel
@@ -33,7 +33,7 @@ from lmkit_worker.rows import RowTable
 from lmkit_worker.sampling import Sampler
 
 if TYPE_CHECKING:
-    from lmkit.api import AttentionBackend, AttnNeed, Event, LayerInfo, Platform
+    from lmkit.api import AttentionBackend, Event, Platform
     from torch import Tensor
 
 
@@ -92,20 +92,16 @@ class Runner:
         """
         self.model, self.kv_config, self.debug_kv = loaded.model, kv, debug_kv
         needs = [need for need, _ in loaded.info.kv_groups()]
-        num_layers = len(loaded.info.layers)
-        self.kv, self._spans = _allocate(kv, num_layers, needs, backends, device)
-        self.state: list[dict[str, Tensor]] = []
-        if loaded.info.recurrent:
-            self.state = _allocate_state(kv, loaded.info.layers, device)
-            self._spans.append([_block_of(tensor, 0, 1) for layer in self.state for tensor in layer.values()])
+        self.blocks = Blocks(kv, loaded.info.layers, needs, backends, platform, device)
         max_blocks = [limits.max_blocks_per_row for _ in kv.specs]
         self.rows = RowTable(limits.max_rows, limits.max_length + max_drafts + 1, max_blocks)
         planners = [b.planner(need, limits, platform) for b, need in zip(backends, needs, strict=True)]
         pooler = loaded.info.pooler
         self.graphs = platform.graphs(limits)
         self.inputs = InputBuilder(
-            self.rows, limits, kv.specs, planners, self.kv, platform, self.graphs, pooler is not None, self.state
-        )
+            self.rows, limits, kv.specs, planners, self.blocks.kv, platform, self.graphs, pooler is not None,
+            self.blocks.state,
+        )  # fmt: skip
         self.head: RowHead
         if pooler is not None:
             self.head = RowPooler(pooler, self.rows, loaded.model, loaded.dense)
@@ -125,12 +121,7 @@ class Runner:
         self.rows.apply(plan, self._removed, self._added)
         if self.debug_kv:
             self._poison(plan)
-        for group, source, target in plan.copies:
-            for block_of in self._spans[group]:
-                block_of(target).copy_(block_of(source))
-        for group, block in plan.zero:
-            for block_of in self._spans[group]:
-                block_of(block).zero_()
+        self.blocks.apply(plan)
         if not plan.rows:
             self.pending[plan.step] = None
             return
@@ -219,57 +210,8 @@ class Runner:
         self.head.remove(slot)
 
     def _poison(self, plan: StepPlan) -> None:
-        """NaN into blocks that nobody has written: all that a row got beyond what is computed already.
-
-        Bytes of ones are NaN in every floating type, in the scales of integers too.
-        """
+        """NaN into blocks that nobody has written: all that a row got beyond what is computed already."""
         fresh = [(row.blocks, row.num_computed) for row in plan.new] + [(blocks, 0) for _, blocks in plan.grown]
         for blocks, computed in fresh:
             for group, ids in enumerate(blocks):
-                for block in ids[-(-computed // self.kv_config.specs[group].block_size) :]:
-                    for block_of in self._spans[group]:
-                        part = block_of(block)
-                        part.fill_(torch.nan if part.is_floating_point() else -1)
-
-
-def _allocate(
-    kv: KVConfig, num_layers: int, needs: Sequence[AttnNeed], backends: Sequence[AttentionBackend], device: torch.device
-) -> tuple[list[Tensor], list[list[Callable[[int], Tensor]]]]:
-    """KV tensors by layer (empty where it has no attention), and for each group of attention layers and layer a
-    function from block id to that block's part."""
-    by_layer = [torch.empty(0, device=device)] * num_layers
-    spans: list[list[Callable[[int], Tensor]]] = []
-    paged = [(spec, num) for spec, num in zip(kv.specs, kv.num_blocks, strict=True) if not spec.recurrent]
-    for (spec, num), need, backend in zip(paged, needs, backends, strict=True):
-        shape, smaller = backend.kv_shape(need, num), backend.kv_shape(need, num - 1)
-        axes = [i for i, (a, b) in enumerate(zip(shape, smaller, strict=True)) if a != b]
-        if len(axes) != 1 or shape[axes[0]] % num:
-            raise PluginError(f"attention {backend.name}: kv_shape must have one axis proportional to num_blocks")
-        span = shape[axes[0]] // num
-        spans.append([])
-        for layer in spec.layers:
-            # Not cleared: pages of the host are then taken as they fill, and nobody reads what was not written.
-            tensor = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=device)
-            predicted = spec.bytes_per_block * num // len(spec.layers)
-            if tensor.nbytes != predicted:
-                raise PluginError(
-                    f"attention {backend.name}: KV of a layer takes {tensor.nbytes} bytes, {predicted} are planned"
-                )
-            by_layer[layer] = tensor
-            spans[-1].append(_block_of(tensor, axes[0], span))
-    return by_layer, spans
-
-
-def _allocate_state(kv: KVConfig, layers: Sequence[LayerInfo], device: torch.device) -> list[dict[str, Tensor]]:
-    """The state tensors of each layer, by name."""
-    num = kv.num_blocks[-1]
-    state = [
-        {t.name: torch.empty((num, *t.shape), dtype=getattr(torch, t.dtype), device=device) for t in layer.state}
-        for layer in layers
-    ]
-    assert sum(t.nbytes for layer in state for t in layer.values()) == kv.specs[-1].bytes_per_block * num
-    return state
-
-
-def _block_of(tensor: Tensor, axis: int, span: int) -> Callable[[int], Tensor]:
-    return lambda block: tensor.narrow(axis, block * span, span)
+                self.blocks.poison(group, ids[-(-computed // self.kv_config.specs[group].block_size) :])

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+LATE = 2048  # tokens that are looked at before all others: where a token stands everywhere, they are enough
+
 
 class Ngram:
     """Keeps nothing between steps: a look-up reads the text once."""
@@ -19,6 +21,15 @@ class Ngram:
 
     def _guess(self, text: np.ndarray, most: int) -> list[int]:
         """What stands behind the latest of the places that agree with the most of the last tokens."""
+        first, length = self._find(text[-LATE:])  # a run as long as can be, where it stood last
+        if length == self._longest or len(text) <= LATE:
+            first += max(0, len(text) - LATE)
+        else:
+            first, length = self._find(text)
+        return text[first : first + most].tolist() if length >= self._shortest else []
+
+    def _find(self, text: np.ndarray) -> tuple[int, int]:
+        """Where what follows the latest of the longest runs begins, and how long that run is, at most `longest`."""
         ends = np.flatnonzero(text[:-1] == text[-1])  # where the last token stood before
         length = 1
         while length < self._longest and len(ends):
@@ -27,7 +38,4 @@ class Ngram:
             if not len(longer):
                 break
             ends, length = longer, length + 1
-        if length < self._shortest or not len(ends):
-            return []
-        first = int(ends[-1]) + 1
-        return text[first : first + most].tolist()
+        return (int(ends[-1]) + 1, length) if len(ends) else (0, 0)

@@ -1,0 +1,93 @@
+"""Steps of real models on the simulated device, with the plugins that a described GPU gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from lmkit.api import EngineRequest, KVConfig, NullCollectives, SamplingParams, SchedLimits, StepLimits, describe_model
+from lmkit.config import from_options
+from lmkit.engine.core import EngineCore
+from lmkit.engine.intake import Intake
+from lmkit.plugins.resolve import resolve
+from lmkit.scheduling.scheduler import Scheduler
+from lmkit_worker.loading.load import load_model
+from lmkit_worker.runner import Runner
+from lmkit_worker.uniproc import StepFuture
+
+from lmkit_testing.stepper import ArrivalOrder
+
+MAX_LENGTH = 64
+ROWS = 3  # padded to 4
+STEADY = SchedLimits(max_tokens=32, max_rows=8, max_length=MAX_LENGTH, eos_token_ids=(1,), depth=2)
+
+
+class Steps:
+    """An executor of one runner, `depth` steps in flight."""
+
+    def __init__(self, runner: Runner, depth: int) -> None:
+        self.runner, self.depth = runner, depth
+
+    def forward(self, plan):
+        self.runner.forward(plan)
+
+    def sample(self, step, masks):
+        return StepFuture(self.runner.sample(step, masks))
+
+    def on_failure(self, callback):
+        pass
+
+
+def runner(
+    folder: Path, platform, device: torch.device, limits: SchedLimits, attention: str = "torch", op: str = "auto"
+) -> tuple[Runner, KVConfig]:
+    """With the plugins that a described GPU gets, on whatever `device` is."""
+    options = {"model": str(folder), "max_length": MAX_LENGTH, "device": "cuda:9.0:141GB", "attention": attention}
+    config = from_options({**options, "dtype": "float32", "op": op})
+    plan, checkpoint, _ = resolve(config)
+    info = describe_model(plan, checkpoint)
+    loaded = load_model(plan, checkpoint, info, platform, device, NullCollectives())
+    specs = tuple(info.kv_specs(16, "float32"))
+    kv = KVConfig(specs, (40,) * len(specs))
+    sizes = StepLimits(limits.max_rows, limits.max_tokens, 8, MAX_LENGTH)
+    backends = [loaded.attention] * len(info.kv_groups()) if loaded.attention is not None else []
+    return Runner(loaded, kv, sizes, backends, platform, device, debug_kv=True), kv
+
+
+def tokens(made: Runner, kv: KVConfig, limits: SchedLimits, requests: list[EngineRequest]) -> dict[str, list[int]]:
+    core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), Steps(made, limits.depth), Intake(512, MAX_LENGTH))
+    found: dict[str, list[int]] = {r.id: [] for r in requests}
+    waiting = list(requests)
+    while waiting or core.has_work():
+        if waiting:  # they come one by one: rows begin and end at different steps
+            core.add(waiting.pop(0))
+        for event in core.step():
+            assert event.error is None, event.error
+            found[event.id] += event.tokens
+    made.check()
+    return found
+
+
+def requests(params: list[SamplingParams]) -> list[EngineRequest]:
+    return [EngineRequest(f"r{i}", [5 + i, 6, 7, 8, 9 + i], p) for i, p in enumerate(params)]
+
+
+def play(checkpoint: Path, platform, device: torch.device, params: SamplingParams, depth: int = 2) -> Iterator[list]:
+    """The events of each step of some equal requests."""
+    limits = SchedLimits(**{name: getattr(STEADY, name) for name in STEADY.__dataclass_fields__} | {"depth": depth})
+    made, kv = runner(checkpoint, platform, device, limits, "triton")
+    core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), Steps(made, depth), Intake(512, MAX_LENGTH))
+    for i in range(ROWS):
+        core.add(EngineRequest(f"r{i}", [5 + i, 6, 7], params))
+    while core.has_work():
+        yield core.step()
+
+
+def played(steps: Iterator[list]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for events in steps:
+        for event in events:
+            assert event.error is None, event.error
+            found.setdefault(event.id, []).extend(event.tokens)
+    return found
