@@ -204,6 +204,36 @@ def architecture_page(page: str) -> str:
     return f"{before}{HOUSE[0]}```\n{house.tree()}\n```\n{HOUSE[1]}{rest.partition(HOUSE[1])[2]}"
 
 
+def fields_page() -> str:
+    """Which field of a request works on which route."""
+    for folder in ("plugins/frontends/http", "plugins/tool_parsers/formats", "plugins/dialects/openai"):
+        sys.path.insert(0, str(ROOT / folder / "src"))
+    from lmkit_dialect_openai.dialect import REQUESTS
+    from lmkit_dialect_openai.fields import HINTS, LABELS
+
+    def state(kind: Any, name: str) -> str:
+        if name in kind.model_fields:
+            return "dropped" if name in LABELS else "works"
+        return "refused" if name in kind.hints else ""
+
+    names = sorted({name for kind in REQUESTS.values() for name in (*kind.model_fields, *kind.hints)})
+    rows = [[f"`{name}`", *(state(kind, name) for kind in REQUESTS.values())] for name in names]
+    instead = [f"| `{name}` | {hint.fix} | {', '.join(f'`{json.dumps(v)}`' for v in hint.nothing)} |"
+               for name, hint in sorted(HINTS.items())]  # fmt: skip
+    return "\n".join([
+        "# Fields of requests\n",
+        "Made by `tools/sync.py` from `lmkit_dialect_openai`; a test sends each of them to each route. *works*:",
+        "honoured. *dropped*: accepted, changes nothing, and is named in the header `x-lmkit-warnings`. *refused*: 400",
+        'when it says something. `null`, `false`, `""`, `[]` and `{}` say nothing, whatever the field. All other',
+        "fields that say something are refused as well, or dropped with `--unknown-fields warn`.\n",
+        "| field | " + " | ".join(f"`{route.split(' ')[1]}`" for route in REQUESTS) + " |",
+        "|---" * (1 + len(REQUESTS)) + "|",
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "\n## Instead of what is refused\n",
+        "| field | instead | values that say nothing, too |", "|---|---|---|", *instead, "",
+    ])  # fmt: skip
+
+
 def outputs() -> dict[Path, str]:
     """Every generated file with its content."""
     sys.path.insert(0, str(ROOT / "core" / "src"))
@@ -215,6 +245,7 @@ def outputs() -> dict[Path, str]:
         CATALOG: catalog(),
         pages / "hooks.md": hooks_page(),
         pages / "refusal-codes.md": codes_page(),
+        pages / "fields.md": fields_page(),
         docs / "quantization.md": quantization_page((docs / "quantization.md").read_text()),
         docs / "gpu.md": gpu_page((docs / "gpu.md").read_text()),
         docs / "models.md": models_page(report, introduction),

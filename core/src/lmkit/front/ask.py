@@ -53,6 +53,7 @@ class GenerateAsk(Ask):
     include_stop: bool = False  # the text that ended the answer is part of it
     skip_special: bool = True  # special tokens are not shown
     grammar_field: str = "grammar"  # what the client calls the grammar, for errors
+    last: int | None = None  # of longer prompts only so many tokens at their end are read
 
     def __post_init__(self) -> None:
         if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:

@@ -1,25 +1,25 @@
 """Dialects: what bytes of a client mean, and the bytes that answer them. Functions of data, without a server.
 
     class Echo(Dialect):
-        routes = ("/echo",)
+        routes = ("POST /echo",)
 
-        def parse(self, route, body, served):
-            return EchoExchange(TextAsk(prompts=[body.decode()]))
+        def parse(self, incoming, served):
+            return EchoExchange(TextAsk(prompts=[incoming.body.decode()]))
 
     class EchoExchange(Exchange):
         def whole(self, turns):
             return turns[0].message.content.encode()
 
-A dialect parses a body into an exchange: the ask, and how its answer is written. Whoever serves it prepares the ask,
-plays its turns and sends what the exchange writes: the whole answer, or a chunk for each change. This module is all
-that a dialect imports of the front.
+A dialect parses what came in into an exchange: the ask, and how its answer is written. Whoever serves it prepares the
+ask, plays its turns and sends what the exchange writes: the whole answer, or a chunk for each change. Where nothing is
+asked of the engine, it makes an answer at once. This module is all that a dialect imports of the front.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -43,6 +43,28 @@ class UnknownModel(RequestError):
 
 
 @dataclass(frozen=True)
+class Incoming:
+    """One HTTP request, of which everything but its meaning has been checked."""
+
+    route: str  # as the dialect declares it
+    body: bytes | bytearray = b""
+    path: Mapping[str, str] = field(default_factory=dict)  # the parameters of the path
+    query: Mapping[str, str] = field(default_factory=dict)  # those behind the '?'; of several with a name the last
+    headers: Mapping[str, str] = field(default_factory=dict)  # names in small letters; without keys
+    tenant: str = ""  # what is kept for one is nothing that another may see
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer for which the engine is not needed."""
+
+    body: bytes
+    status: int = 200
+    media_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Served:
     """What a dialect may know of the model that is served."""
 
@@ -54,6 +76,9 @@ class Served:
     max_choices: int  # prompts x n
     max_values: int  # of all lists and objects of a body together
     pooler: PoolerInfo | None = None  # None: it generates
+    about: Mapping[str, Any] = field(default_factory=dict)  # the model itself, as GET /v1/models describes it
+    words: Collection[str] = ()  # names and texts in the chat template: what of a message it may read
+    lenient: bool = False  # unknown fields are dropped and named, not refused
 
     def check_model(self, name: str | None) -> None:
         """Raises UnknownModel. None is the model itself."""
@@ -71,10 +96,12 @@ class Exchange:
 
     media_type: ClassVar[str] = "application/json"
     id_kind: ClassVar[str] = "req"  # the first part of the id of its requests
+    played: ClassVar[bool] = True  # False: its turns are prepared, and that is what `whole` answers with
     streamed: bool = False
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
+        self.headers: dict[str, str] = {}  # of its answer
         self.id = f"{self.id_kind}-{uuid4().hex}"
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
@@ -98,14 +125,19 @@ class UnsupportedAnswer(RequestError):
 
 
 class Dialect(ABC):
-    """Made once per server. `parse` may run in several threads at once."""
+    """Made once per server. `parse` may run in several threads at once.
 
-    routes: ClassVar[tuple[str, ...]]  # paths of POST requests
+    Routes are a method and a path, whose parameters are in braces: "GET /items/{id}"; {id:path} may have slashes.
+    """
+
+    routes: ClassVar[tuple[str, ...]] = ()
+    light_routes: ClassVar[tuple[str, ...]] = ()  # the same for what the engine is not asked: answered when it is busy
+    mark: ClassVar[str | None] = None  # a header by which clients tell it from others that have the same path
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
     stream_end: ClassVar[bytes] = b""  # the last bytes of a stream, after an error, too
 
     @abstractmethod
-    def parse(self, route: str, body: bytes | bytearray, served: Served) -> Exchange:
+    def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer:
         """CPU work only. Raises RequestError, which names the field."""
 
     def error(self, info: ErrorInfo) -> bytes:
@@ -125,6 +157,7 @@ def error_json(info: ErrorInfo) -> bytes:
 
 
 __all__ = [
+    "Answer",
     "Ask",
     "CallChange",
     "Change",
@@ -132,6 +165,7 @@ __all__ = [
     "Dialect",
     "Exchange",
     "Finish",
+    "Incoming",
     "Message",
     "PoolAsk",
     "ScoreAsk",

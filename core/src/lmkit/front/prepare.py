@@ -101,8 +101,8 @@ def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Tur
     given = strings([ask.messages, ask.tools, options, ask.documents])
     check_texts(text.tokenizer, given, facts, TEMPLATE_SLACK)
     prompt = rendered(text, ask)
-    check_texts(text.tokenizer, [prompt], facts)
-    token_ids = text.encode_prompt(prompt, add_special=False)
+    check_texts(text.tokenizer, [prompt], facts, TEMPLATE_SLACK if ask.last else 1)
+    token_ids = text.encode_prompt(prompt, add_special=False)[-(ask.last or 0) :]
     params = replace(ask.params, max_tokens=check_prompt(token_ids, facts, ask.params.max_tokens))
     tail = text.prompt_tail(prompt, ask.final_text)
     if ask.thinking_budget is not None and text.reasoning_format is None:
@@ -131,10 +131,11 @@ def _text(text: TextSide, facts: EngineFacts, ask: TextAsk, id: str) -> list[Tur
     turns: list[Turn] = []
     for prompt in ask.prompts:
         if isinstance(prompt, str):
-            check_texts(text.tokenizer, [prompt], facts)
+            check_texts(text.tokenizer, [prompt], facts, TEMPLATE_SLACK if ask.last else 1)
             token_ids = text.encode_prompt(prompt, add_special=ask.add_special)
         else:
             token_ids = list(prompt)
+        token_ids = token_ids[-(ask.last or 0) :]
         room = check_prompt(token_ids, facts, ask.params.max_tokens, ask.default_tokens)
         read = prompt if isinstance(prompt, str) else text.decode_all(token_ids) if ask.shows_prompts else None
         for params in expand(replace(ask.params, max_tokens=room), ask.n, ask.scores_each):

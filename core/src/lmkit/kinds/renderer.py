@@ -33,6 +33,7 @@ class ChatRenderer(ABC):
 
     control_tokens: frozenset[str]  # what must not come from clients, see lmkit.prompts
     options: frozenset[str]  # variables that a request may set
+    words: frozenset[str] = frozenset()  # names and texts in the template: what of a message it may read
     takes_tools: bool
     takes_documents: bool
     content: Literal["string", "list", "both"]  # how the template wants content

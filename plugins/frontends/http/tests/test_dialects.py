@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
-from lmkit.api import PluginError
+from lmkit.api import ErrorInfo, PluginError, SamplingParams
+from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served, TextAsk, Turn
 from lmkit.plugins.host import PluginHost
 from lmkit_http.app import build_app
-from lmkit_http.dialects import load_dialects
+from lmkit_http.dialects import installed_dialects, load_dialects
+from lmkit_http.settings import ServerSettings
 from lmkit_testing.dists import write_dist
 from lmkit_testing.serving import scripted
 
@@ -50,11 +53,11 @@ class EchoExchange(Exchange):
 
 
 class Echo(Dialect):
-    routes = ("/echo", "/echo/stream")
+    routes = ("POST /echo", "POST /echo/stream")
     stream_type = "text/plain; charset=utf-8"
 
-    def parse(self, route, body, served):
-        return EchoExchange(body.decode(), route.endswith("stream"), served.names)
+    def parse(self, incoming, served):
+        return EchoExchange(incoming.body.decode(), incoming.route.endswith("stream"), served.names)
 
     def error(self, info):
         return f"no: {info.code}".encode()
@@ -111,11 +114,14 @@ def test_two_dialects_for_one_route(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         }
         write_dist(tmp_path, f"{name}-dialect", {"dialect": {name: f"{name}_dialect.hooks"}}, files)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(PluginError, match="both answer /echo"):
+    with pytest.raises(PluginError, match="both answer POST /echo"):
         load_dialects(PluginHost())
 
 
-@pytest.mark.parametrize("wrong", ["1 / 0", "class Echo: routes = ('/echo',)", "def Echo(): return 1 / 0"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["1 / 0", "class Echo: routes = ('POST /echo',)", "def Echo(): return 1 / 0", DIALECT.replace("POST /", "/")],
+)
 def test_one_that_is_broken_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wrong: str
 ) -> None:
@@ -127,3 +133,105 @@ def test_one_that_is_broken_is_left_out(
         spoken = [type(dialect).__name__ for dialect in load_dialects(PluginHost())]
     assert spoken == ["OpenAI", "PoolingDialect"]
     assert "dialect 'echo'" in caplog.text
+
+
+class Notes(Dialect):
+    """Shows what came in; has the server's own path of models, for who sends its mark."""
+
+    routes = ("POST /notes", "DELETE /notes/{id}/parts/{part}")
+    light_routes = ("GET /notes/{id:path}", "POST /notes/count", "GET /v1/models")
+    mark = "x-notes"
+
+    def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer:
+        if incoming.route == "POST /notes":
+            return NotesExchange(incoming.body.decode())
+        if incoming.route == "POST /notes/count":
+            return Count(incoming.body.decode())
+        shown = [incoming.route, dict(incoming.path), dict(incoming.query), incoming.tenant != ""]
+        shown += [incoming.headers.get("x-notes"), served.about["max_model_len"]]
+        assert not {"authorization", "x-api-key"} & set(incoming.headers)
+        return Answer(msgspec.json.encode(shown), 202, "text/json", {"x-left": "3"})
+
+    def error(self, info: ErrorInfo) -> bytes:
+        return f"no: {info.code}".encode()
+
+
+class NotesExchange(Exchange):
+    def __init__(self, prompt: str) -> None:
+        super().__init__(TextAsk(prompts=[prompt], params=SamplingParams(max_tokens=5, temperature=0.0)))
+        self.headers["x-name"] = "value"
+        self.streamed = prompt == "streamed"
+
+    def whole(self, turns: object) -> bytes:
+        return b"whole"
+
+    def chunk(self, turn: object, change: object) -> bytes:
+        return b"chunk"
+
+
+class Count(NotesExchange):
+    played = False
+
+    def whole(self, turns: list[Turn]) -> bytes:
+        return b"%d" % len(turns[0].request.token_ids)
+
+
+def notes(settings: ServerSettings | None = None) -> tuple[object, httpx.AsyncClient]:
+    llm = scripted("hello", max_length=64)
+    app = build_app(llm, settings, [*installed_dialects(), Notes()])
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return app, httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+
+async def test_routes_have_methods_and_parameters() -> None:
+    settings = ServerSettings(api_keys=("one", "two"))
+    async with notes(settings)[1] as client:
+        headers = {"x-notes": "yes", "x-api-key": "one"}
+        found = await client.get("/notes/a/b?x=1&y=2&x=3", headers=headers)
+        shown = ["GET /notes/{id:path}", {"id": "a/b"}, {"x": "3", "y": "2"}, True, "yes", 64]
+        assert (found.status_code, found.json(), found.headers["x-left"]) == (202, shown, "3")
+        assert found.headers["content-type"] == "text/json; charset=utf-8"
+        gone = await client.delete("/notes/a/parts/b", headers={"Authorization": "Bearer two"})
+        assert gone.json()[:2] == ["DELETE /notes/{id}/parts/{part}", {"id": "a", "part": "b"}]
+        assert "/notes/{id:path}" in (await client.get("/metrics", headers=headers)).text
+
+
+async def test_answers_have_headers_and_turns_need_not_be_played() -> None:
+    app, client = notes()
+    for prompt, answer in (("Hi", "whole"), ("streamed", "chunk" * 5)):
+        response = await client.post("/notes", content=prompt)
+        assert (response.text, response.headers["x-name"]) == (answer, "value")
+    counted = await client.post("/notes/count", content="four")
+    assert (counted.text, counted.headers["x-name"]) == ("4", "value")
+    assert len(app.state.backend.client.requests) == 2  # type: ignore[attr-defined]
+
+
+async def test_a_mark_tells_whose_a_path_is() -> None:
+    _, client = notes()
+    async with client:
+        assert (await client.get("/v1/models")).json()["object"] == "list"
+        assert (await client.get("/v1/models", headers={"x-notes": "1"})).json()[0] == "GET /v1/models"
+        assert (await client.get("/notes/x")).json()[0] == "GET /notes/{id:path}"
+
+
+async def test_errors_are_written_as_who_asked_reads_them() -> None:
+    _, client = notes(ServerSettings(api_keys=("one",)))
+    mark, key = {"x-notes": "1"}, {"x-api-key": "one"}
+    async with client:
+        assert (await client.get("/notes/x")).text == "no: invalid_api_key"
+        assert (await client.get("/nowhere", headers=mark)).text == "no: invalid_api_key"
+        assert (await client.get("/nowhere", headers=mark | key)).text == "no: not-found"
+        assert (await client.put("/notes", headers=key)).text == "no: method"
+        assert (await client.post("/notes", content="x" * 100, headers=key)).text == "no: context_length_exceeded"
+        assert (await client.get("/nowhere", headers=key)).json()["error"]["code"] == "not-found"
+        assert (await client.get("/v1/models")).json()["error"]["code"] == "invalid_api_key"
+
+
+async def test_light_routes_are_answered_when_the_engine_is_busy() -> None:
+    app, client = notes()
+    app.state.backend.draining = True  # type: ignore[attr-defined]
+    async with client:
+        assert (await client.post("/notes", content="Hi")).status_code == 503
+        assert (await client.delete("/notes/a/parts/b")).text == "no: engine-busy"
+        assert (await client.get("/notes/x")).status_code == 202
+        assert (await client.post("/notes/count", content="four")).text == "4"

@@ -51,6 +51,23 @@ async def test_keys(connect: Any, header: str, status: int) -> None:
     assert response.status_code == status
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("x-api-key", "secret")], 200), ([("X-Api-Key", " other ")], 200), ([("x-api-key", "wrong")], 401),
+        ([("x-api-key", "")], 401), ([("x-api-key", "Bearer secret")], 401),
+        ([("x-api-key", "secret"), ("authorization", "Bearer secret")], 200),
+        ([("x-api-key", "secret"), ("authorization", "Bearer other")], 401),
+        ([("x-api-key", "secret"), ("authorization", "Basic secret")], 401),
+        ([("x-api-key", "secret"), ("x-api-key", "other")], 401),
+    ],
+)  # fmt: skip
+async def test_keys_in_a_header_of_their_own(connect: Any, headers: list[tuple[str, str]], status: int) -> None:
+    """Which of two that differ is meant cannot be told, so neither is."""
+    client = connect(scripted("a"), KEYS)
+    assert (await client.get("/v1/models", headers=headers)).status_code == status
+
+
 async def test_probes_are_open(connect: Any) -> None:
     client = connect(scripted("a"), KEYS)
     for path in ("/live", "/ready"):

@@ -94,7 +94,7 @@ def test_counts_are_bounded_before_anything_is_made(monkeypatch: pytest.MonkeyPa
         (ChatRequest, HELLO | {f"k{i}": 1 for i in range(1000)}, "k0"),
         (ChatRequest, HELLO | {"k" * 100_000: 1}, "k" * 200),
         (ChatRequest, HELLO | {f"k{i}" * 10_000: 1 for i in range(100)}, ("k0" * 10_000)[:200]),
-        (ChatRequest, {"messages": [{"role": "user", "content": "x"} | {f"k{i}": 1 for i in range(1000)}]}, None),
+        (ChatRequest, HELLO | {"response_format": {"type": "text"} | {f"k{i}": 1 for i in range(1000)}}, None),
         (CompletionRequest, {"prompt": [1.5] * 100_000}, "prompt.0"),
         (CompletionRequest, {"prompt": [[1] * 100, ["a"] * 100_000]}, "prompt.1.0"),
         (DetokenizeRequest, {"tokens": [-1] * 100_000}, "tokens.0"),
@@ -238,10 +238,10 @@ async def test_small_requests_are_not_behind_large_ones(monkeypatch: pytest.Monk
     go = threading.Event()
     parse = OpenAI.parse
 
-    def slow(self: Any, route: str, body: bytes, served: Any) -> Any:
-        if len(body) > 100_000:
+    def slow(self: Any, incoming: Any, served: Any) -> Any:
+        if len(incoming.body) > 100_000:
             go.wait(20)
-        return parse(self, route, body, served)
+        return parse(self, incoming, served)
 
     monkeypatch.setattr(OpenAI, "parse", slow)
     client = connect(scripted("a", max_length=1 << 20), timeout=30)

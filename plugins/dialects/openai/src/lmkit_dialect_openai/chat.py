@@ -8,12 +8,15 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
+from lmkit.api import TokenLogprob
 from lmkit.front.dialect import CallChange, Change, ChatAsk, Exchange, Finish, Served, Turn
+from lmkit_http.messages import conversation, declared
 
 from lmkit_dialect_openai.schema import ChatRequest
 from lmkit_dialect_openai.wire import (
     ContentLogprob,
     UsageBody,
+    answer_headers,
     chunk_frame,
     content_logprobs,
     prompt_logprobs,
@@ -111,10 +114,14 @@ class Chat(Exchange):
         self._created = int(time.time())
         self._top = request.top_logprobs or 0
         self.streamed = bool(request.stream)
-        self._with_usage = bool(request.stream_options and request.stream_options.include_usage)
+        options = request.stream_options
+        self._with_usage = bool(options and options.include_usage)
+        self._each_usage = bool(options and options.continuous_usage_stats)
+        self._by_id = bool(request.return_tokens_as_token_ids)
         self._head, self._tail = chunk_frame(
             self.id, "chat.completion.chunk", self._created, self._model, self._with_usage
         )
+        self.headers = answer_headers(request, self.id)
         self._begun = [False] * (request.n or 1)
 
     # -- whole
@@ -138,7 +145,7 @@ class Chat(Exchange):
             body.reasoning_content = body.reasoning = reasoning
         if calls:
             body.tool_calls = [Call(call.id, CallFunction(call.name, call.arguments)) for call in calls]
-        logprobs = content_logprobs(message.logprobs, self._tokenizer, self._top) if self._request.logprobs else None
+        logprobs = self._logprobs(message.logprobs) if self._request.logprobs else None
         return ChoiceBody(
             turn.index,
             body,
@@ -148,17 +155,22 @@ class Chat(Exchange):
             turn.stream.token_ids if self._request.return_token_ids else msgspec.UNSET,
         )
 
+    def _logprobs(self, entries: list[TokenLogprob]) -> list[ContentLogprob]:
+        return content_logprobs(entries, self._tokenizer, self._top, self._by_id)
+
     # -- streamed
 
     def chunk(self, turn: Turn, change: Change) -> bytes:
         """One chunk per change, and chunks of their own for the beginning and the end."""
         index, head, tail = turn.index, self._head, self._tail
+        if self._each_usage:
+            tail = b'],"usage":' + _encode(usage_of([turn.stream.usage])) + b"}\n\n"
         data = b""
         if not self._begun[index]:
             self._begun[index] = True
             data = head + _encode(ChunkChoice(index, Delta(role="assistant", content=""))) + tail
         delta, filled = self._delta(change)
-        entries = content_logprobs(change.logprobs, self._tokenizer, self._top) if change.logprobs else None
+        entries = self._logprobs(change.logprobs) if change.logprobs else None
         if filled or entries:
             logprobs = LogprobsBody(entries) if entries else None
             data += head + _encode(ChunkChoice(index, delta, None, logprobs)) + tail
@@ -190,19 +202,21 @@ class Chat(Exchange):
 def ask_of(request: ChatRequest, served: Served) -> ChatAsk:
     """Raises RequestError."""
     r = request
-    params = r.params(
-        served.default_params, r.max_completion_tokens or r.max_tokens, (r.top_logprobs or 0) if r.logprobs else None
-    )
+    max_tokens = r.max_completion_tokens or r.max_tokens
+    params = r.params(served.default_params, max_tokens, (r.top_logprobs or 0) if r.logprobs else None)
+    messages = conversation(r.messages, served.words, r.dropped)
+    # as other servers let the last message say by itself that it is the beginning of the answer
+    goes_on = bool(r.continue_final_message or (r.messages[-1].model_extra or {}).get("prefix") is True)
     return ChatAsk(
-        messages=[message.model_dump(exclude_none=True) for message in r.messages],
-        tools=[tool.model_dump(exclude_unset=True) for tool in r.tools or ()],
+        messages=messages,
+        tools=declared(r.tools or (), served.words, r.dropped),
         tool_choice=r.choice,
         parallel_calls=r.parallel_tool_calls is not False,
         template_options=r.chat_template_kwargs or {},
         effort=r.reasoning_effort,
         documents=r.documents or (),
         add_generation_prompt=r.add_generation_prompt is not False,
-        continue_final=bool(r.continue_final_message),
+        continue_final=goes_on,
         thinking_budget=r.thinking_token_budget,
         params=replace(params, grammar=r.answer_grammar()),
         n=r.n or 1,
@@ -213,6 +227,7 @@ def ask_of(request: ChatRequest, served: Served) -> ChatAsk:
         include_stop=bool(r.include_stop_str_in_output),
         skip_special=r.skip_special_tokens is not False,
         grammar_field=r.answer_field,
+        last=r.last(served.max_length, max_tokens),
     )
 
 

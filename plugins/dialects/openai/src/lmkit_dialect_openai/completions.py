@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -13,7 +14,7 @@ from lmkit.api import TokenLogprob
 from lmkit.front.dialect import Change, Exchange, Served, TextAsk, Turn, UnsupportedField
 
 from lmkit_dialect_openai.schema import CompletionRequest
-from lmkit_dialect_openai.wire import UsageBody, chunk_frame, finite, prompt_logprobs, usage_of
+from lmkit_dialect_openai.wire import UsageBody, answer_headers, chunk_frame, finite, label, prompt_logprobs, usage_of
 
 _encode = msgspec.json.Encoder().encode
 _DEFAULT_TOKENS = 16  # of the OpenAI API
@@ -57,8 +58,11 @@ class Completions(Exchange):
         self._model = request.model or served.names[0]
         self._created = int(time.time())
         self.streamed = bool(request.stream)
-        self._with_usage = bool(request.stream_options and request.stream_options.include_usage)
+        options = request.stream_options
+        self._with_usage = bool(options and options.include_usage)
+        self._each_usage = bool(options and options.continuous_usage_stats)
         self._head, self._tail = chunk_frame(self.id, "text_completion", self._created, self._model, self._with_usage)
+        self.headers = answer_headers(request, self.id)
         self._begun: set[int] = set()
 
     # -- whole
@@ -98,13 +102,14 @@ class Completions(Exchange):
         return body
 
     def _add(self, body: LogprobsBody, entries: list[TokenLogprob], offsets: list[int], shift: int = 0) -> None:
-        piece, num_top = self._tokenizer.piece, self._request.logprobs or 0
+        named = partial(label, self._tokenizer, by_id=bool(self._request.return_tokens_as_token_ids))
+        num_top = self._request.logprobs or 0
         for e, at in zip(entries, offsets, strict=True):
-            token = piece(e.token).decode(errors="replace")
+            token = named(e.token)
             body.tokens.append(token)
             body.token_logprobs.append(finite(e.logprob))
             body.text_offset.append(shift + at)
-            top = {piece(t).decode(errors="replace"): finite(p) for t, p in reversed(e.top[:num_top])}
+            top = {named(t): finite(p) for t, p in reversed(e.top[:num_top])}
             body.top_logprobs.append(dict(reversed(top.items())) | {token: finite(e.logprob)})
 
     def _echo(
@@ -113,7 +118,7 @@ class Completions(Exchange):
         """The prompt's tokens in front; the first has no logprob. Offsets follow the pieces."""
         body = LogprobsBody([], [], [], [])
         pieces = [self._tokenizer.piece(t) for t in prompt_ids]
-        body.tokens.append(pieces[0].decode(errors="replace"))
+        body.tokens.append(label(self._tokenizer, prompt_ids[0], bool(self._request.return_tokens_as_token_ids)))
         body.token_logprobs.append(None)
         body.text_offset.append(0)
         body.top_logprobs.append(None)
@@ -135,6 +140,8 @@ class Completions(Exchange):
             out.append(self._echo_chunk(turn))
         out += self._chunks(turn, change)
         head, tail = self._head, self._tail
+        if self._each_usage:
+            tail = b'],"usage":' + _encode(self._usage([turn])) + b"}\n\n"
         return b"".join([head + _encode(choice) + tail for choice in out])
 
     def _echo_chunk(self, turn: Turn) -> ChoiceBody:
@@ -172,7 +179,8 @@ def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
         raise UnsupportedField("n", f"{len(prompts)} prompts x n={n} are more than {served.max_choices} choices")
     if r.max_tokens == 0 and not r.echo:
         raise UnsupportedField("max_tokens", "max_tokens=0 is only allowed with echo=true")
-    params = r.params(served.default_params, 1 if r.max_tokens == 0 else r.max_tokens, r.logprobs)
+    max_tokens = 1 if r.max_tokens == 0 else r.max_tokens
+    params = r.params(served.default_params, max_tokens, r.logprobs)
     params = replace(params, grammar=r.answer_grammar())
     if r.echo and r.logprobs is not None and params.prompt_logprobs is None:
         params = replace(params, prompt_logprobs=r.logprobs)
@@ -191,6 +199,7 @@ def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
         include_stop=bool(r.include_stop_str_in_output),
         skip_special=r.skip_special_tokens is not False,
         grammar_field=r.answer_field,
+        last=r.last(served.max_length, max_tokens or _DEFAULT_TOKENS),
     )
 
 

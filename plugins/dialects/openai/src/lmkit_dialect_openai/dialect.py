@@ -4,29 +4,35 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from lmkit.front.dialect import Dialect, Exchange, Served
-from lmkit_http.strict import parse
+from lmkit.front.dialect import Dialect, Exchange, Incoming, Served
+from lmkit_http.strict import MAX_LABEL, parse
 
 from lmkit_dialect_openai.chat import Chat
 from lmkit_dialect_openai.completions import Completions
 from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest, Sampling
 
 Request = TypeVar("Request", bound=Sampling)
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS = "POST /v1/chat/completions", "POST /v1/completions"
+
+
+REQUESTS: dict[str, type[Sampling]] = {CHAT: ChatRequest, COMPLETIONS: CompletionRequest}
 
 
 class OpenAI(Dialect):
-    routes = (CHAT, COMPLETIONS)
+    routes = tuple(REQUESTS)
     stream_end = b"data: [DONE]\n\n"
 
-    def parse(self, route: str, body: bytes | bytearray, served: Served) -> Exchange:
-        if route == CHAT:
-            return Chat(_checked(ChatRequest, body, served), served)
-        return Completions(_checked(CompletionRequest, body, served), served)
+    def parse(self, incoming: Incoming, served: Served) -> Exchange:
+        if incoming.route == CHAT:
+            return Chat(_checked(ChatRequest, incoming, served), served)
+        return Completions(_checked(CompletionRequest, incoming, served), served)
 
 
-def _checked(kind: type[Request], body: bytes | bytearray, served: Served) -> Request:
-    request = parse(kind, body, served.max_values)
+def _checked(kind: type[Request], incoming: Incoming, served: Served) -> Request:
+    request = parse(kind, incoming.body, served.max_values, served.lenient)
+    request.model = request.model or None
     served.check_model(request.model)
     request.check()
+    if request.request_id is None and len(given := incoming.headers.get("x-request-id", "")) <= MAX_LABEL:
+        request.request_id = given
     return request

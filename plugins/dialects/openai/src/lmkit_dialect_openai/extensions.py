@@ -4,7 +4,8 @@
 REQUEST = frozenset({
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "prompt_logprobs", "priority", "cache_salt", "return_token_ids", "structured_outputs",
-    "resume", "vllm_xargs",
+    "resume", "vllm_xargs", "truncate_prompt_tokens", "truncation_side", "return_tokens_as_token_ids", "request_id",
+    "session_id",
 })  # fmt: skip
 
 # requests of /v1/chat/completions
@@ -24,6 +25,3 @@ RESPONSE = {
     "response": frozenset({"prompt_token_ids", "prompt_logprobs"}),
     "model": frozenset({"max_model_len", "root", "capabilities"}),
 }  # fmt: skip
-
-# fields of requests that are accepted and change nothing: labels for whoever runs a service
-IGNORED = frozenset({"user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier"})

@@ -1,4 +1,4 @@
-"""Requests of the OpenAI dialect: strict, closed, bounded. What is accepted is honoured, the rest refused."""
+"""Requests of the OpenAI dialect: bounded; what is accepted is honoured, the rest refused or named as dropped."""
 
 from __future__ import annotations
 
@@ -19,29 +19,43 @@ from lmkit.api import (
     ToolChoice,
 )
 from lmkit.front.dialect import UnsupportedField
+from lmkit_formats import closed
 from lmkit_http.strict import (
     MAX_IDS,
     MAX_MESSAGES,
     MAX_TOOLS,
+    NUMBER,
     Content,
+    Hint,
     Ids,
     InvalidBody,
     Json,
     Label,
     Message,
     Name,
+    Open,
     Strict,
     TokenId,
     Tool,
     check_calls,
+    says_nothing,
 )
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+
+from lmkit_dialect_openai.fields import HINTS, LABELS
 
 MAX_N = 64
 MAX_PROMPTS = 256
 MAX_PROCESSORS = 16
 
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def _stops(value: Any) -> Any:
+    """Without empty texts, which stop nothing."""
+    return [text for text in value if text != ""] if isinstance(value, list) else value or None
+
+
 ChoiceText = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
@@ -56,7 +70,8 @@ class NamedTool(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None  # not done: answers are as long as what they say
+    continuous_usage_stats: bool | None = None  # each chunk has the usage until there
 
 
 class JsonSchemaFormat(Strict):
@@ -67,28 +82,33 @@ class JsonSchemaFormat(Strict):
 
 
 class ResponseFormat(Strict):
-    """structural_tag has either `format` or `structures` and `triggers`."""
+    """structural_tag has either `format` or `structures` and `triggers`; json_object may have a `schema`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: Json | bool | None = Field(None, alias="schema")
     format: Json | None = None
     structures: Annotated[list[Json], Field(fail_fast=True, max_length=1024)] | None = None
     triggers: Annotated[list[Label], Field(fail_fast=True, max_length=1024)] | None = None
 
     def grammar(self) -> Grammar | None:
         """Raises UnsupportedField."""
-        extra = {"json_schema": ("json_schema",), "structural_tag": ("format", "structures", "triggers")}
+        extra = {
+            "json_schema": ("json_schema",),
+            "json_object": ("schema_",),
+            "structural_tag": ("format", "structures", "triggers"),
+        }
         known = extra.get(self.type, ())
         for name in ("json_schema", "format", "structures", "triggers"):
             if getattr(self, name) is not None and name not in known:
                 raise UnsupportedField(f"response_format.{name}", f"{self.type!r} does not take {name}")
         if self.type == "json_object":
-            return Grammar("json_object", "")
+            return Grammar("json_object", "") if self.schema_ is None else _of_schema(self.schema_)
         if self.type == "json_schema":
             if self.json_schema is None or self.json_schema.schema_ is None:
                 field = "response_format.json_schema" + (".schema" if self.json_schema else "")
                 raise InvalidBody(f"{field} is required", field)
-            return Grammar("json_schema", _dumps(self.json_schema.schema_))
+            return _of_schema(self.json_schema.schema_)
         if self.type == "structural_tag":
             return Grammar("structural_tag", _dumps(self.model_dump(exclude_none=True)))
         return None
@@ -103,6 +123,9 @@ class StructuredOutputs(Strict):
     grammar: Content | None = None
     json_object: bool | None = None
     structural_tag: Json | Content | None = None
+    disable_any_whitespace: Literal[False] | None = None
+    disable_additional_properties: bool | None = None  # objects with properties have no others unless they say so
+    whitespace_pattern: None = None
     backend: Annotated[str, Field(max_length=64)] | None = None
 
     def as_grammar(self) -> Grammar:
@@ -113,47 +136,67 @@ class StructuredOutputs(Strict):
             shown = ", ".join(n.strip("_") for n in given) or "none"
             raise UnsupportedField("structured_outputs", f"exactly one constraint is needed, got {shown}")
         value = getattr(self, given[0])
+        if given[0] == "json_":
+            value = closed(_loaded(value))
         text = value if isinstance(value, str) else "" if value is True else _dumps(value)
         kind: Any = {"json_": "json_schema", "grammar": "ebnf" if "::=" in text else "lark"}.get(given[0], given[0])
         return Grammar(kind, "true" if given[0] == "json_" and value is True else text, self.backend)
 
 
-class Sampling(Strict):
-    """Fields common to both dialects."""
+class Sampling(Open):
+    """Fields common to both routes."""
 
+    hints: ClassVar[Mapping[str, Hint]] = HINTS
     model: Annotated[str, Field(max_length=512)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOP)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100), NUMBER] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), NUMBER] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N), NUMBER] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1), NUMBER] | None = None
+    stop: Annotated[
+        StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOP)] | None, BeforeValidator(_stops)
+    ] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logit_bias: (
-        Annotated[dict[Annotated[str, Field(max_length=12)], Annotated[float, Field(ge=-100, le=100)]],
+        Annotated[dict[Annotated[str, Field(max_length=12)], Annotated[float, Field(ge=-100, le=100), NUMBER]],
                   Field(max_length=MAX_BIAS)] | None
     ) = None  # fmt: skip
     user: Label | None = None
     # extensions, see lmkit_dialect_openai.extensions
-    top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=100)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=100), NUMBER] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), NUMBER] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31), NUMBER] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = None
     resume: bool | None = None
     vllm_xargs: Annotated[dict[Label, Json], Field(max_length=MAX_PROCESSORS)] | None = None  # of logits processors
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS), NUMBER] | None = None
+    truncation_side: Literal["left"] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    request_id: Label | None = None  # comes back in a header
+    session_id: Label | None = None  # a label
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+
+    def _is_default(self, name: str) -> bool:
+        value = getattr(self, name, None)
+        return says_nothing(value) or value in LABELS[name]
+
+    def last(self, max_length: int, max_tokens: int | None) -> int | None:
+        """How many tokens of the prompt's end are read; -1 leaves room for the output."""
+        if self.truncate_prompt_tokens != -1:
+            return self.truncate_prompt_tokens
+        return max(1, max_length - (max_tokens or 1))
 
     @property
     def answer_field(self) -> str:
@@ -175,8 +218,14 @@ class Sampling(Strict):
             for name in ("ignore_eos", "min_tokens"):
                 if getattr(self, name):
                     raise UnsupportedField(name, f"{name} and {self.answer_field} exclude each other")
-        if self.stream_options is not None and not self.stream:
-            raise UnsupportedField("stream_options", "stream_options is only allowed with stream=true")
+        options = self.stream_options
+        if options is not None and not self.stream:
+            self.dropped.add("stream_options")
+        elif options is not None and options.include_obfuscation:
+            self.dropped.add("stream_options.include_obfuscation")
+        if self.truncate_prompt_tokens == 0:
+            raise UnsupportedField("truncate_prompt_tokens", "truncate_prompt_tokens is a number of tokens, or -1")
+        self.dropped.update(name for name in LABELS if not self._is_default(name))
         if self.prompt_logprobs is not None and self.stream:
             raise UnsupportedField("prompt_logprobs", "prompt_logprobs is not available with stream=true")
 
@@ -199,9 +248,9 @@ class Sampling(Strict):
 
 class ChatRequest(Sampling):
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -210,14 +259,13 @@ class ChatRequest(Sampling):
     metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
-    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
+    service_tier: Label | None = None
+    prompt_cache_retention: Label | None = None
     # extensions
     chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
     include_reasoning: bool | None = None
     documents: Annotated[list[Json], Field(fail_fast=True, max_length=1024)] | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_TOKENS), NUMBER] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -226,10 +274,8 @@ class ChatRequest(Sampling):
         if self.top_logprobs and not self.logprobs:
             raise UnsupportedField("top_logprobs", "top_logprobs needs logprobs=true")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise UnsupportedField("max_tokens", "max_tokens and max_completion_tokens exclude each other")
+            self.dropped.add("max_tokens")  # which the other replaces
         check_calls(self.messages)
-        for i, message in enumerate(self.messages):
-            _check_message(message, f"messages.{i}")
         self._check_tools()
         if self.continue_final_message and self.add_generation_prompt:
             raise UnsupportedField(
@@ -241,6 +287,8 @@ class ChatRequest(Sampling):
         if self.tool_choice in (None, "none"):
             return
         if not self.tools:
+            if self.tool_choice == "auto":
+                return  # among none
             raise UnsupportedField("tool_choice", "tool_choice needs tools")
         if self.tool_choice != "auto" and self.structured_outputs is not None:
             raise UnsupportedField(
@@ -263,9 +311,7 @@ class CompletionRequest(Sampling):
         Field(union_mode="left_to_right"),
     ]  # fmt: skip
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    suffix: None = None
-    best_of: Literal[1] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     # extensions
     add_special_tokens: bool | None = None
 
@@ -276,14 +322,17 @@ class CompletionRequest(Sampling):
         return list(prompt)
 
 
-def _check_message(message: Message, field: str) -> None:
-    if message.tool_calls and message.role != "assistant":
-        raise UnsupportedField(f"{field}.tool_calls", "only assistant messages have tool_calls")
-    if message.role in ("user", "system", "developer", "tool") and message.content is None:
-        raise InvalidBody(f"{field}.content is required", f"{field}.content")
-    for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if (part.text if part.type == "text" else part.refusal) is None:
-            raise InvalidBody(f"{field}.content.{j}.{part.type} is required", f"{field}.content.{j}.{part.type}")
+def _of_schema(schema: Any) -> Grammar:
+    return Grammar("json_schema", _dumps(closed(schema)))
+
+
+def _loaded(schema: Any) -> Any:
+    """A schema may come as text; one that is no object is refused where grammars are read."""
+    try:
+        found = json.loads(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError):
+        return schema
+    return found if isinstance(found, dict) else schema
 
 
 def _dumps(value: object) -> str:

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from lmkit.api import Tokenizer, TokenLogprob
+from lmkit_http.strict import warnings_header
 
 if TYPE_CHECKING:
     from lmkit.front.dialect import Usage
+
+    from lmkit_dialect_openai.schema import Sampling
 
 
 class PromptDetails(msgspec.Struct):
@@ -53,7 +56,14 @@ class ContentLogprob(msgspec.Struct):
     top_logprobs: list[TopLogprob]
 
 
-def content_logprobs(entries: list[TokenLogprob], tokenizer: Tokenizer, num_top: int) -> list[ContentLogprob]:
+def label(tokenizer: Tokenizer, token: int, by_id: bool) -> str:
+    """What a token is called beside its log-probability."""
+    return f"token_id:{token}" if by_id else tokenizer.piece(token).decode(errors="replace")
+
+
+def content_logprobs(
+    entries: list[TokenLogprob], tokenizer: Tokenizer, num_top: int, by_id: bool = False
+) -> list[ContentLogprob]:
     """As chat answers show them."""
     shown = []
     for e in entries:
@@ -61,8 +71,8 @@ def content_logprobs(entries: list[TokenLogprob], tokenizer: Tokenizer, num_top:
         top = []
         for token, logprob in e.top[:num_top]:
             b = tokenizer.piece(token)
-            top.append(TopLogprob(b.decode(errors="replace"), finite(logprob), list(b)))
-        shown.append(ContentLogprob(piece.decode(errors="replace"), finite(e.logprob), list(piece), top))
+            top.append(TopLogprob(label(tokenizer, token, by_id), finite(logprob), list(b)))
+        shown.append(ContentLogprob(label(tokenizer, e.token, by_id), finite(e.logprob), list(piece), top))
     return shown
 
 
@@ -88,6 +98,13 @@ def prompt_logprobs(entries: list[TokenLogprob], tokenizer: Tokenizer) -> list[d
             row.setdefault(str(token), PromptLogprob(finite(logprob), rank, text))
         shown.append(row)
     return shown
+
+
+def answer_headers(request: Sampling, id: str) -> dict[str, str]:
+    """The request's id, and what was dropped of it."""
+    given = request.request_id or ""
+    shown = given if given.isascii() and given.isprintable() and given else id
+    return {"x-request-id": shown, **warnings_header(request.dropped)}
 
 
 def chunk_frame(id: str, kind: str, created: int, model: str, with_usage: bool) -> tuple[bytes, bytes]:

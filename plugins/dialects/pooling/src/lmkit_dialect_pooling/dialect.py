@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from lmkit.api import Pooled, PoolingParams
-from lmkit.front.dialect import Dialect, Exchange, PoolAsk, ScoreAsk, Served, Turn, scores_of
-from lmkit_http.strict import parse
+from lmkit.front.dialect import Dialect, Exchange, Incoming, PoolAsk, ScoreAsk, Served, Turn, scores_of
+from lmkit_http.strict import parse, warnings_header
 
 from lmkit_dialect_pooling.schema import (
     ClassifyRequest,
@@ -169,14 +169,16 @@ ANSWERS: dict[str, tuple[type[PoolingBase], type[_Answer[Any, Any]]]] = {
 
 
 class PoolingDialect(Dialect):
-    routes: ClassVar[tuple[str, ...]] = tuple(ANSWERS)
+    routes: ClassVar[tuple[str, ...]] = tuple(f"POST {path}" for path in ANSWERS)
 
-    def parse(self, route: str, body: bytes | bytearray, served: Served) -> Exchange:
-        kind, answer = ANSWERS[route]
-        request = parse(kind, body, served.max_values)
+    def parse(self, incoming: Incoming, served: Served) -> Exchange:
+        kind, answer = ANSWERS[incoming.route.removeprefix("POST ")]
+        request = parse(kind, incoming.body, served.max_values, served.lenient)
         served.check_model(request.model)
         request.check()
-        return answer(request, served)
+        exchange = answer(request, served)
+        exchange.headers |= warnings_header(request.dropped)
+        return exchange
 
 
 def _shown(pooled: Pooled, form: str | None) -> str | list[Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from lmkit.api import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
 from lmkit.front.dialect import UnsupportedField
-from lmkit_http.strict import MAX_IDS, Content, Ids, Label, Strict
+from lmkit_http.strict import MAX_IDS, Content, Ids, Label, Open, Strict
 from pydantic import Field
 
 MAX_INPUTS = 2048  # as in the OpenAI API
@@ -17,7 +17,7 @@ Input = Annotated[
 ]
 
 
-class PoolingBase(Strict):
+class PoolingBase(Open):
     """Fields of every pooling route. `truncate_prompt_tokens`: -1 cuts to what the model reads."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
@@ -27,6 +27,8 @@ class PoolingBase(Strict):
 
     def check(self) -> None:
         """What the types cannot say. Raises RequestError."""
+        if self.user:
+            self.dropped.add("user")
         if self.truncate_prompt_tokens == 0:
             raise UnsupportedField("truncate_prompt_tokens", "truncate_prompt_tokens is a number of tokens, or -1")
 

@@ -17,6 +17,7 @@ from lmkit_http.errors import HttpError
 from lmkit_http.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/live", "/ready"})  # probes of orchestrators; everything else needs a key when there is one
+KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 _READS = ("GET", "HEAD")
 
 
@@ -67,10 +68,11 @@ class Access:
         # several keys are several tenants; one key, or none, is one
         self._tenants = [d.hex()[:16] if len(self._keys) > 1 else "" for d in self._keys]
 
-    def check(self, scope: Scope, authorization: list[bytes], origin: bytes | None, host: bytes) -> Caller:
-        """Who sent it. Raises HttpError: 401 without a key that is needed, 403 for a page of another site."""
+    def check(self, scope: Scope, keys: list[bytes | None], origin: bytes | None, host: bytes) -> Caller:
+        """Who sent it, with `keys` in its headers (see `key_of`). Raises HttpError: 401 without a key that is needed,
+        403 for a page of another site."""
         if self._keys:
-            caller = self._of_key(authorization)
+            caller = self._of_key(keys)
             if caller is None and not (scope["path"] in self._open and scope["method"] in _READS):
                 raise HttpError(
                     401, "invalid_api_key", "a valid API key is required", fix="send it as 'Authorization: Bearer KEY'"
@@ -79,14 +81,15 @@ class Access:
         # a browser sends what any page tells it to, but names the page's origin; a key would be a proof of intent
         if origin is not None and not self._is_ours(origin, host):
             raise HttpError(403, "origin", "this server does not answer pages of other sites", fix="see --cors-origin")
-        return (self._of_key(authorization) if self._admins else None) or self._anyone
+        return (self._of_key(keys) if self._admins else None) or self._anyone
 
-    def _of_key(self, authorization: list[bytes]) -> Caller | None:
-        scheme, _, key = (authorization[0] if len(authorization) == 1 else b"").partition(b" ")
-        digest = _digest(key.strip())
+    def _of_key(self, keys: list[bytes | None]) -> Caller | None:
+        """Several keys are one where they are the same; else none is believed."""
+        key = keys[0] if len(set(keys)) == 1 else None
+        digest = _digest(key or b"")
         found = [hmac.compare_digest(digest, k) for k in self._keys]  # all of them: time says nothing
         admin = [hmac.compare_digest(digest, k) for k in self._admins]
-        if scheme.lower() != b"bearer":
+        if key is None:
             return None
         if any(admin):
             return Caller()
@@ -103,6 +106,14 @@ class Access:
         except ValueError:
             return False
         return parts.scheme in ("http", "https") and parts.netloc.lower() == host.decode("latin-1").lower()
+
+
+def key_of(header: bytes, value: bytes) -> bytes | None:
+    """The key in a header of KEY_HEADERS; None: it is written in another way."""
+    if header == b"x-api-key":
+        return value.strip()
+    scheme, _, key = value.partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else None
 
 
 def _digest(key: bytes) -> bytes:

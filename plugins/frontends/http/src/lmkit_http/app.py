@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -13,26 +14,28 @@ import lmkit
 from fastapi import FastAPI
 from lmkit.api import EngineBusy, EngineDead, LmkitError
 from lmkit.front.ask import VectorAsk
-from lmkit.front.dialect import Dialect, Exchange
+from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming
 from lmkit.front.prepare import Turn, prepare
 from lmkit.front.run import Generation, at_once, check_finish
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
 
 from lmkit_http import info_routes
-from lmkit_http.access import Caller, caller_of
+from lmkit_http.access import KEY_HEADERS, Caller, caller_of
 from lmkit_http.access_log import AccessLog
 from lmkit_http.backend import Backend, ServedModel
-from lmkit_http.dialects import installed_dialects
-from lmkit_http.errors import HttpError, error_response, info_of, is_inside
+from lmkit_http.dialects import error_writer, installed_dialects, spoken_routes
+from lmkit_http.errors import ErrorWriter, HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate
 from lmkit_http.limits import body_limit
 from lmkit_http.metrics import Metrics
 from lmkit_http.settings import ServerSettings
 from lmkit_http.sse import ClientGone, EventResponse, while_connected
 
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _AT_ONCE = 4000  # tokens or numbers that an answer may show to be made on the event loop
 
 log = logging.getLogger("lmkit.server")
@@ -48,31 +51,34 @@ def build_app(
     backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
     backend.adapters.update(llm.facts.adapters)
     dialects = installed_dialects() if dialects is None else dialects
-    spoken = {route: dialect for dialect in dialects for route in dialect.routes}
-    backend.routes = frozenset(spoken)
-    app = FastAPI(title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None, routes=[
-        *(Route(path, _answering(backend, path, dialect), methods=["POST"]) for path, dialect in spoken.items()),
-        *(Route(path, _guarded(backend, path, handler), methods=methods)
-          for path, methods, handler in info_routes.routes(backend)),
-    ])  # fmt: skip
+    own = [
+        Route(path, _guarded(backend, path, handler), methods=methods)
+        for path, methods, handler in info_routes.routes(backend)
+    ]
+    routes: list[BaseRoute] = list(spoken_routes(dialects, own, partial(_answering, backend)))
+    app = FastAPI(
+        title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None, routes=routes
+    )
     app.router.redirect_slashes = False
     app.state.backend = backend
-    app.add_middleware(Gate, settings=settings, admit=backend.admit)
+    writer = partial(error_writer, dialects, routes)
+    app.add_middleware(Gate, settings=settings, writer=writer)
     if settings.cors_origins:  # outside of the gate: a browser asks beforehand, without the key
         app.add_middleware(
-            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=_METHODS, allow_headers=["*"],
             expose_headers=["Retry-After"],
         )  # fmt: skip
     app.add_middleware(AccessLog)
     for status in (404, 405):
-        app.add_exception_handler(status, _no_route)
+        app.add_exception_handler(status, partial(_no_route, writer))
     return app
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _no_route(writer: Callable[[Scope], ErrorWriter], request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     message = "there is no such route" if status == 404 else f"{request.method} is not allowed here"
-    return error_response(HttpError(status, "not-found" if status == 404 else "method", message).info())
+    info = HttpError(status, "not-found" if status == 404 else "method", message).info()
+    return error_response(info, writer(request.scope))
 
 
 def _guarded(
@@ -102,27 +108,34 @@ def _log(error: BaseException) -> None:
         log.info("refused: %s%s", info.code, f" ({info.field})" if info.field else "")
 
 
-def _answering(backend: Backend, route: str, dialect: Dialect) -> Callable[..., Awaitable[Any]]:
+def _answering(backend: Backend, dialect: Dialect, route: str) -> Callable[..., Awaitable[Any]]:
     """The handler of a route of a dialect."""
+    path, light = route.split(" ")[1], route in dialect.light_routes
 
     async def handle(request: Request) -> Any:
+        if not light:
+            backend.check_room()  # before anything is read: what has no room takes no time from others
         backend.num_preparing += 1
         try:
             async with backend.bodies.read(request) as body:
+                incoming = _incoming(route, body, request)
                 # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
-                work = backend.workers.run(len(body), _prepare, backend, route, dialect, body, caller_of(request.scope))
-                exchange, generation = await while_connected(request.receive, work)
+                work = backend.workers.run(len(body), _prepare, backend, dialect, incoming, caller_of(request.scope))
+                prepared = await while_connected(request.receive, work)
+            if isinstance(prepared, Answer):
+                return Response(prepared.body, prepared.status, prepared.headers, prepared.media_type)
+            exchange, generation = prepared
             backend.running.add(generation)
             backend.backlogs.watch()
         finally:
             backend.num_preparing -= 1
         if exchange.streamed:
-            return _event_response(backend, route, dialect, exchange, generation)
+            return _event_response(backend, path, dialect, exchange, generation)
         try:
             content = await while_connected(request.receive, _whole(exchange, generation))
         finally:
             backend.running.discard(generation)
-        return Response(content, media_type=exchange.media_type)
+        return Response(content, headers=exchange.headers, media_type=exchange.media_type)
 
     async def run(request: Request) -> Any:
         try:
@@ -133,19 +146,29 @@ def _answering(backend: Backend, route: str, dialect: Dialect) -> Callable[..., 
             _log(error)
             response = error_response(info_of(error), dialect.error)
         if not isinstance(response, EventResponse):
-            backend.metrics.http(route, response.status_code)
+            backend.metrics.http(path, response.status_code)
         return response
 
     return run
 
 
+def _incoming(route: str, body: bytearray, request: Request) -> Incoming:
+    headers = {name: value for name, value in request.headers.items() if name not in KEY_HEADERS}
+    tenant = caller_of(request.scope).tenant
+    return Incoming(route, body, request.path_params, dict(request.query_params), headers, tenant)
+
+
 def _prepare(
-    backend: Backend, route: str, dialect: Dialect, body: bytearray, caller: Caller
-) -> tuple[Exchange, Generation]:
-    exchange = dialect.parse(route, body, backend.served)
+    backend: Backend, dialect: Dialect, incoming: Incoming, caller: Caller
+) -> Answer | tuple[Exchange, Generation]:
+    exchange = dialect.parse(incoming, backend.served)
+    if isinstance(exchange, Answer):
+        return exchange
     ask = exchange.ask
     caller.check_priority(ask.priority)
     turns = prepare(backend.text, backend.facts, ask, exchange.id)
+    if not exchange.played:
+        return Answer(exchange.whole(turns), media_type=exchange.media_type, headers=exchange.headers)
     for turn in turns:
         turn.request.cache_salt = caller.salt(ask.salt)
     room = at_once(backend.client) if isinstance(ask, VectorAsk) else None
@@ -193,14 +216,14 @@ async def _chunks(exchange: Exchange, generation: Generation) -> AsyncIterator[b
 
 
 def _event_response(
-    backend: Backend, route: str, dialect: Dialect, exchange: Exchange, generation: Generation
+    backend: Backend, path: str, dialect: Dialect, exchange: Exchange, generation: Generation
 ) -> EventResponse:
     def close() -> None:
         backend.running.discard(generation)
         generation.close()
-        backend.metrics.http(route, response.status_code)
+        backend.metrics.http(path, response.status_code)
 
-    response = EventResponse(_chunks(exchange, generation), close, _log, dialect)
+    response = EventResponse(_chunks(exchange, generation), close, _log, dialect, exchange.headers)
     return response
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmkit.api import EngineBusy, EngineDead, LmkitError
+from lmkit.api import EngineBusy, EngineDead
 from lmkit.front.dialect import Served
 
 from lmkit_http.backlog import Backlogs
@@ -49,7 +50,6 @@ class Backend:
     running: set[Generation] = field(default_factory=set)  # being answered
     num_preparing: int = 0  # accepted, not yet running
     startup: tuple[tuple[str, float], ...] = ()  # phase, seconds; from the start of the process until ready
-    routes: frozenset[str] = frozenset()  # of requests for the engine
     bodies: Bodies = field(init=False)
     backlogs: Backlogs = field(init=False)
     workers: Workers = field(default_factory=Workers)
@@ -61,8 +61,27 @@ class Backend:
         self._max_active = queue_limit(self.facts)
         self.served = Served(
             self.names, self.adapters, self.text.tokenizer, self.text.default_params or {}, self.facts.max_length,
-            self.settings.max_choices, values_limit(self.facts, self.settings), self.facts.pooler,
+            self.settings.max_choices, values_limit(self.facts, self.settings), self.facts.pooler, self._about(),
+            getattr(self.text.renderer, "words", ()), self.settings.unknown_fields == "warn",
         )  # fmt: skip
+
+    def _about(self) -> dict[str, Any]:
+        """What clients may know of the model."""
+        renderer, pooler = self.text.renderer, self.facts.pooler
+        return {
+            "created": int(time.time()), "owned_by": "lmkit",
+            "root": self.facts.model, "max_model_len": self.facts.max_length,
+            "capabilities": {
+                "tasks": list(pooler.tasks) if pooler is not None else ["generate"],
+                "chat": renderer is not None,
+                "tools": self.text.tool_format is not None and renderer is not None and renderer.takes_tools,
+                "tool_results": renderer is not None and renderer.takes_tool_results,
+                "system": renderer is not None and renderer.takes_system,
+                "reasoning": self.text.reasoning_format is not None,
+                "template_options": sorted(renderer.options) if renderer else [],
+                "template_findings": renderer.findings if renderer else {},
+            },
+        }  # fmt: skip
 
     @property
     def num_active(self) -> int:
@@ -97,20 +116,11 @@ class Backend:
         if state != "ready":
             raise EngineBusy("the engine is still starting", fix="try again in a few seconds")
 
-    def admit(self, method: str, path: str) -> None:
-        """Raises what `check_open` does, and EngineBusy when as many requests as may wait do so already.
-
-        Asked before anything is read of a request, so that those for which there is no room take no time from others.
-        """
-        if path not in self.routes or method != "POST":
-            return
-        try:
-            self.check_open()
-            if self.num_active >= self._max_active:
-                raise EngineBusy(f"{self.num_active} requests are waiting or running", fix="try again in a while")
-        except LmkitError as e:
-            self.metrics.http(path, e.status)
-            raise
+    def check_room(self) -> None:
+        """Raises what `check_open` does, and EngineBusy when as many requests as may wait do so already."""
+        self.check_open()
+        if self.num_active >= self._max_active:
+            raise EngineBusy(f"{self.num_active} requests are waiting or running", fix="try again in a while")
 
     async def idle(self, timeout: float) -> bool:
         """Waits until no generation is being answered."""

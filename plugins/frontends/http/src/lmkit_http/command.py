@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from lmkit.config import read_environment
@@ -66,6 +66,13 @@ def command(
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="accepted Host headers; repeatable", rich_help_panel=PANEL)
     ] = None,
+    unknown_fields: Annotated[
+        Literal["refuse", "warn"],
+        typer.Option(
+            help="fields of requests that nobody knows: refuse, or drop and name them in a header",
+            rich_help_panel=PANEL,
+        ),
+    ] = "refuse",
     drain_timeout: Annotated[
         float, typer.Option(help="seconds that running requests get after SIGTERM", min=0, rich_help_panel=PANEL)
     ] = 30.0,
@@ -92,6 +99,7 @@ def command(
         insecure=insecure,
         allowed_hosts=tuple(allowed_host or ()),
         drain_timeout=drain_timeout,
+        unknown_fields=unknown_fields,
         served_names=settings.config.model.names,
     )
     with ctx.obj or EngineProcess() as process:

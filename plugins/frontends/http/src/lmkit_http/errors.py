@@ -9,6 +9,7 @@ from lmkit.api import EngineDead, EngineError, ErrorInfo, LmkitError
 from lmkit.front.dialect import error_json
 from starlette.responses import Response
 
+ErrorWriter = Callable[[ErrorInfo], bytes]  # the body of an error, as a dialect writes it
 _INTERNAL = ErrorInfo("internal", "internal server error", "the server's log has the cause", status=500)
 
 
@@ -34,7 +35,7 @@ def public(info: ErrorInfo) -> ErrorInfo:
     return msgspec.structs.replace(_INTERNAL, code=info.code, status=info.status)
 
 
-def error_response(info: ErrorInfo, body: Callable[[ErrorInfo], bytes] = error_json) -> Response:
+def error_response(info: ErrorInfo, body: ErrorWriter = error_json) -> Response:
     """`body`: how the dialect that was spoken writes errors."""
     headers = {"Retry-After": "1"} if info.status == 503 and info.retryable else {}
     if info.status == 401:

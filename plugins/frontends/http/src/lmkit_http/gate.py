@@ -7,8 +7,8 @@ from collections.abc import Callable
 from lmkit.api import LmkitError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lmkit_http.access import Access, Caller
-from lmkit_http.errors import HttpError, error_response
+from lmkit_http.access import Access, Caller, key_of
+from lmkit_http.errors import ErrorWriter, HttpError, error_response
 from lmkit_http.page import page, wants_page
 from lmkit_http.settings import ServerSettings
 
@@ -18,11 +18,9 @@ LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 class Gate:
     """Refuses before routing, so unknown paths and methods reveal nothing without a key."""
 
-    def __init__(
-        self, app: ASGIApp, settings: ServerSettings, admit: Callable[[str, str], None] = lambda method, path: None
-    ) -> None:
-        """`admit(method, path)` raises LmkitError when there is no room for such a request now."""
-        self._app, self._admit = app, admit
+    def __init__(self, app: ASGIApp, settings: ServerSettings, writer: Callable[[Scope], ErrorWriter]) -> None:
+        """`writer`: how the sender of a request reads errors."""
+        self._app, self._writer = app, writer
         self._access = Access(settings)
         self._hosts = frozenset(h.lower() for h in settings.allowed_hosts)
         self._max_body, self._max_headers = settings.max_body, settings.max_headers
@@ -36,23 +34,23 @@ class Gate:
             return
         try:
             caller = self._check(scope)
-            self._admit(scope["method"], scope["path"])
         except LmkitError as e:
             info = e.info()
-            response = page(401) if info.status == 401 and wants_page(scope) else error_response(info)
+            refused = info.status == 401 and wants_page(scope)
+            response = page(401) if refused else error_response(info, self._writer(scope))
             await response(scope, receive, send)
             return
         await self._app({**scope, "state": {**scope.get("state", {}), "caller": caller}}, receive, send)
 
     def _check(self, scope: Scope) -> Caller:
         """Who sent it. Raises HttpError."""
-        hosts, authorization, length, total, origin = [], [], None, 0, None
+        hosts, keys, length, total, origin = [], [], None, 0, None
         for name, value in scope["headers"]:
             total += len(name) + len(value)
             if name == b"host":
                 hosts.append(value)
-            elif name == b"authorization":
-                authorization.append(value)
+            elif name in (b"authorization", b"x-api-key"):
+                keys.append(key_of(name, value))
             elif name == b"origin":
                 origin = value
             elif name == b"content-length":
@@ -66,7 +64,7 @@ class Gate:
         if len(hosts) > 1:
             raise HttpError(400, "host", "a request has one Host header")
         host = b"".join(hosts)
-        caller = self._access.check(scope, authorization, origin, host)
+        caller = self._access.check(scope, keys, origin, host)
         if self._hosts and _host_name(host) not in self._hosts:
             raise HttpError(421, "host", "this server does not answer for that host name", fix="see --allowed-host")
         limit = self._max_body

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +19,7 @@ from lmkit_http.access import caller_of
 from lmkit_http.errors import HttpError
 from lmkit_http.info_schema import DetokenizeRequest, LoadAdapterRequest, TokenizeRequest, UnloadAdapterRequest
 from lmkit_http.limits import values_limit
+from lmkit_http.messages import conversation, declared
 from lmkit_http.page import page
 from lmkit_http.strict import check_calls, parse
 
@@ -63,25 +63,9 @@ def _json(value: Any, status: int = 200) -> Response:
 class _Routes:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._created = int(time.time())
 
     def _model(self, name: str) -> dict[str, Any]:
-        b = self._backend
-        renderer = b.text.renderer
-        return {
-            "id": name, "object": "model", "created": self._created, "owned_by": "lmkit",
-            "root": b.facts.model, "max_model_len": b.facts.max_length,
-            "capabilities": {
-                "tasks": list(b.facts.pooler.tasks) if b.facts.pooler is not None else ["generate"],
-                "chat": renderer is not None,
-                "tools": b.text.tool_format is not None and renderer is not None and renderer.takes_tools,
-                "tool_results": renderer is not None and renderer.takes_tool_results,
-                "system": renderer is not None and renderer.takes_system,
-                "reasoning": b.text.reasoning_format is not None,
-                "template_options": sorted(renderer.options) if renderer else [],
-                "template_findings": renderer.findings if renderer else {},
-            },
-        }  # fmt: skip
+        return {"id": name, "object": "model", **self._backend.served.about}
 
     async def models(self, request: Request) -> Response:
         own = [self._model(name) for name in self._backend.names]
@@ -135,9 +119,10 @@ class _Routes:
             raise HttpError(400, "invalid-request", "give either prompt or messages", field="prompt")
         if r.messages is not None:
             check_calls(r.messages)
+            read, dropped = self._backend.served.words, set[str]()
             ask = ChatAsk(
-                messages=[m.model_dump(exclude_none=True) for m in r.messages],
-                tools=[t.model_dump(exclude_unset=True) for t in r.tools or ()],
+                messages=conversation(r.messages, read, dropped),
+                tools=declared(r.tools or (), read, dropped),
                 continue_final=bool(r.continue_final_message),
             )
             self._check_texts(strings([ask.messages, ask.tools, r.chat_template_kwargs]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from lmkit.api import ConfigError
 
@@ -27,6 +28,7 @@ class ServerSettings:
     max_headers: int = 64 << 10  # bytes, all headers together
     max_choices: int = 128  # prompts x n
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
+    unknown_fields: Literal["refuse", "warn"] = "refuse"  # of requests, those that say something
     served_names: tuple[str, ...] = ()  # of the model, the main one first; empty: as the engine says
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from lmkit.front.dialect import Dialect
@@ -51,8 +51,10 @@ class EventResponse:
         close: Callable[[], None],
         log: Callable[[BaseException], None],
         dialect: Dialect,
+        headers: Mapping[str, str],
     ) -> None:
         self._chunks, self._close, self._log, self._dialect = chunks, close, log, dialect
+        self._more_headers = headers
         self.status_code = 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,7 +89,8 @@ class EventResponse:
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         kind = self._dialect.stream_type.encode()
-        return [(b"content-type", kind), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        more = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._more_headers.items()]
+        return [(b"content-type", kind), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *more]
 
     async def _refuse(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
         self._log(error)

@@ -1,30 +1,43 @@
-"""JSON bodies read strictly: closed, bounded, and an error names the first wrong field. For dialects of any kind."""
+"""JSON bodies read strictly: bounded, and an error names the first wrong field. For dialects of any kind.
+
+What a field says is honoured or refused; what says nothing (null, false, "", [], {}) is accepted wherever it stands.
+Inside messages and tools, which clients send back and decorate, names that nobody knows are taken too: what becomes of
+them is the business of lmkit_http.messages.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
-from lmkit.api import MAX_TOKENS, InvalidParam, RequestError, nearest
+from lmkit.api import MAX_TOKENS, InvalidParam, RequestError
 from lmkit.front.ask import UnsupportedField
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
 
 from lmkit_http.shape import check_shape
 
 MAX_MESSAGES = 8192
 MAX_TOOLS = 512
+MAX_LABEL = 512
 MAX_TEXT = 32 << 20  # characters; the body limit is usually lower
 MAX_VALUES = 1 << 17  # of all lists and objects of a body together
 MAX_IDS = 5 << 18  # the same, where token ids may be given
 _SHOWN = 1 << 18  # bytes of a body, the wrong values of which are shown
 _MAX_ERRORS = 64  # wrong fields that are looked at, to name the first
+_ALIKE = 0.75  # how much a name is like one that it was meant to be (difflib)
+_NUMBER = re.compile(r"-?\d{1,19}(\.\d{1,19})?(e-?\d{1,3})?")
+_WARNED = 16  # names that an answer says were dropped
+_NAME = re.compile(r"[\w.\[\]-]{1,80}", re.ASCII)
+_NOTHING = (None, False, "", [], {})
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-Label = Annotated[str, Field(max_length=512)]
+Label = Annotated[str, Field(max_length=MAX_LABEL)]
 Content = Annotated[str, Field(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_TOKENS)]
@@ -36,27 +49,89 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # aliases are names that pydantic has
 
 
-class Part(Strict):
-    type: Literal["text", "refusal"]
+def as_number(value: Any) -> Any:
+    """10.0 is 10, and a text that spells a number is meant as one; bools are no numbers."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value) if set(value) & set(".e") else int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+NUMBER = BeforeValidator(as_number)  # of a field, as the last of what is said of it
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A field that other servers know and this one does not honour: what to send instead, and the values beside
+    null, false, "", [], {} that change nothing."""
+
+    fix: str
+    nothing: tuple[Any, ...] = ()
+
+
+class Open(Strict):
+    """A request. Fields that it does not declare are refused when they say something, with what `hints` knows."""
+
+    model_config = ConfigDict(extra="allow")
+    hints: ClassVar[Mapping[str, Hint]] = {}
+    _dropped: set[str] = PrivateAttr(default_factory=set)  # names of what was accepted and changes nothing
+
+    def close(self, lenient: bool = False) -> None:
+        """Drops the fields that nobody knows. Raises UnsupportedField for one that says something; with `lenient`
+        it is dropped as well, and named."""
+        for name, value in (self.model_extra or {}).items():
+            hint = self.hints.get(name)
+            if says_nothing(value) or (hint is not None and value in hint.nothing):
+                continue
+            if not lenient:
+                raise _unknown(type(self), [name])
+            self._dropped.add(name)
+        if self.model_extra:
+            self.model_extra.clear()
+
+    @property
+    def dropped(self) -> set[str]:
+        return self._dropped
+
+
+def says_nothing(value: object) -> bool:
+    return any(value is n or (type(value) is type(n) and value == n) for n in _NOTHING)
+
+
+def warnings_header(dropped: Iterable[str]) -> dict[str, str]:
+    """The header that names what was dropped; none when nothing was. Names may be a client's."""
+    names = sorted({name if _NAME.fullmatch(name) else "?" for name in dropped})
+    more = f", and {len(names) - _WARNED} more" if len(names) > _WARNED else ""
+    return {"x-lmkit-warnings": f"dropped: {', '.join(names[:_WARNED])}{more}"} if names else {}
+
+
+class Echoed(Strict):
+    """What clients send back from answers and decorate: names that are not declared are allowed."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Part(Echoed):
+    type: Annotated[str, Field(max_length=64)]
     text: Content | None = None
     refusal: Content | None = None
+    thinking: Content | None = None
 
 
-class FunctionCall(Strict):
+class FunctionCall(Echoed):
     name: Name
     arguments: Content
 
 
-class ToolCall(Strict):
+class ToolCall(Echoed):
     id: Label | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
     index: Annotated[int, Field(ge=0, le=4096)] | None = None
 
 
-class Message(Strict):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | Annotated[list[Part], Field(fail_fast=True, min_length=1, max_length=4096)] | None = None
+class Message(Echoed):
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: Content | Annotated[list[Part | Content], Field(fail_fast=True, max_length=4096)] | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=1024)] | None = None
     tool_call_id: Label | None = None
@@ -65,18 +140,16 @@ class Message(Strict):
     refusal: Content | None = None
     # what official clients send back from an answer; nothing to honour in it
     annotations: Annotated[list[JsonValue], Field(fail_fast=True, max_length=1024)] | None = None
-    audio: None = None
-    function_call: None = None
 
 
-class Function(Strict):
+class Function(Echoed):
     name: Annotated[str, Field(min_length=1, max_length=128)]
     description: Content | None = None
     parameters: Json | None = None
     strict: bool | None = None
 
 
-class Tool(Strict):
+class Tool(Echoed):
     type: Literal["function"]
     function: Function
 
@@ -85,14 +158,17 @@ _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 Model = TypeVar("Model", bound=Strict)
 
 
-def parse(kind: type[Model], body: bytes | bytearray, most: int = MAX_IDS) -> Model:
-    """A request from its JSON body; `most`: values that it can be of use to have. Raises RequestError that names the
-    first wrong field."""
+def parse(kind: type[Model], body: bytes | bytearray, most: int = MAX_IDS, lenient: bool = False) -> Model:
+    """A request from its JSON body; `most`: values that it can be of use to have; `lenient`: unknown fields are
+    dropped. Raises RequestError that names the first wrong field."""
     check_shape(body, min(most, kind.max_values))
     try:
-        return kind.model_validate_json(body)
+        request = kind.model_validate_json(body)
     except ValidationError as e:
         raise _explain(kind, e, body) from None
+    if isinstance(request, Open):
+        request.close(lenient)
+    return request
 
 
 def _explain(kind: type[BaseModel], error: ValidationError, body: bytes | bytearray) -> RequestError:
@@ -129,8 +205,9 @@ def _names(body: bytes | bytearray) -> list[str]:
 
 def _unknown(kind: type[BaseModel], path: list[str]) -> RequestError:
     field = _field(path)
-    like = nearest(path[-1][:100], _known(kind) if len(path) == 1 else ())
-    fix = f"did you mean {like!r}?" if like else "leave it out"
+    hint = getattr(kind, "hints", {}).get(field)
+    like = get_close_matches(path[-1][:100], list(_known(kind) if len(path) == 1 else ()), 1, _ALIKE)
+    fix = hint.fix if hint else f"did you mean {like[0]!r}?" if like else "leave it out"
     return UnsupportedField(field, f"unknown or unsupported field {field!r}", fix=fix)
 
 

@@ -252,7 +252,8 @@ class ApartRenderer(ChatRenderer):
                 f"the chat template does not compile: {e.message}", fix="give another one with --chat-template FILE"
             ) from e
         vars(self).update(facts)
-        self.options, self.control_tokens = frozenset(facts["options"]), frozenset(facts["control_tokens"])
+        self.options, self.words = frozenset(facts["options"]), frozenset(facts["words"])
+        self.control_tokens = frozenset(facts["control_tokens"])
 
     def render(self, messages: Sequence[Mapping[str, Any]], *args: Any, **options: Any) -> str:
         if self._spent is not None:

@@ -79,6 +79,7 @@ class Renderer(PromptRenderer):
             self._with_tools = Renderer(tools_source, special_tokens, control_tokens=self.control_tokens, fold=fold)
             self.takes_tools = self._with_tools.takes_tools
             self.options |= self._with_tools.options
+            self.words |= self._with_tools.words
 
     def _compile(self, source: str) -> None:
         env = TrackedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
@@ -99,6 +100,7 @@ class Renderer(PromptRenderer):
         own = _assigned(tree) - _with_default(tree)
         self.options = frozenset(names) - RESERVED - own - set(env.globals) - set(self._special)
         self.takes_documents = "documents" in names
+        self.words = _words(tree)
 
     def render(
         self,
@@ -161,6 +163,12 @@ class Renderer(PromptRenderer):
             raise TemplateFailed(f"the chat template used more than it may: {what}") from e
         except Exception as e:  # whatever a template does wrong is the request's or the template's fault, never ours
             raise TemplateFailed(_explain(e)) from e
+
+
+def _words(tree: jinja2.nodes.Template) -> frozenset[str]:
+    """Names of attributes and short texts: all that the template may look for in a message."""
+    texts = {n.value for n in tree.find_all(jinja2.nodes.Const) if isinstance(n.value, str) and len(n.value) <= 64}
+    return frozenset(texts | {n.attr for n in tree.find_all(jinja2.nodes.Getattr)})
 
 
 def _assigned(tree: jinja2.nodes.Template) -> set[str]:

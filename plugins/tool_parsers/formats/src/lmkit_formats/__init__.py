@@ -7,6 +7,7 @@ first is what is written.
 
 from lmkit_formats.calls import CallBody
 from lmkit_formats.channels import ChannelFormat
+from lmkit_formats.closing import closed
 from lmkit_formats.jsoncalls import JsonCalls
 from lmkit_formats.looseobject import LooseObject
 from lmkit_formats.namedjson import NamedJson
@@ -17,5 +18,5 @@ from lmkit_formats.tools import ToolFormat
 
 __all__ = [
     "CallBody", "ChannelFormat", "JsonCalls", "LooseObject", "NamedJson", "Params", "PyCalls", "ReasoningFormat",
-    "ToolFormat",
+    "ToolFormat", "closed",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 from lmkit.api import InvalidParam, ToolDef
 
+from lmkit_formats.closing import closed
 from lmkit_formats.schemas import items_of
 
 Tag = dict[str, Any]  # one format of a structural tag
@@ -16,7 +17,9 @@ _MAX_OPTIONAL = 16  # arguments that may be left out; the grammar wants more of 
 
 
 def schema_of(tool: ToolDef) -> Mapping[str, Any]:
-    return tool.parameters if "$ref" in tool.parameters else {"type": "object", **tool.parameters}
+    """What the arguments are: they have no other names than those that are listed."""
+    schema: Mapping[str, Any] = closed(tool.parameters)
+    return schema if "$ref" in schema else {"type": "object", **schema}
 
 
 def properties_of(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str], list[str]]:

@@ -1,0 +1,181 @@
+"""What clients echo, decorate and leave empty is accepted; what is dropped is named in a header."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from lmkit_dialect_openai.fields import HINTS
+from lmkit_http.settings import ServerSettings
+from lmkit_testing.serving import ServedLLM, scripted
+
+USER = {"role": "user", "content": "Hello"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ASKED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+
+
+def assistant(**extra: Any) -> list[dict[str, Any]]:
+    return [USER, {"role": "assistant", "content": "Hi", **extra}, USER]
+
+
+def parts(*found: Any, role: str = "user") -> list[dict[str, Any]]:
+    return [{"role": role, "content": list(found)}, USER]
+
+
+def text(kind: str = "text", **extra: Any) -> dict[str, Any]:
+    return {"type": kind, "text": "Hello", **extra}
+
+
+# messages -> what is named as dropped
+SHAPES: dict[str, tuple[list[dict[str, Any]], set[str]]] = {
+    "assistant content null": ([USER, {"role": "assistant", "content": None}, USER], set()),
+    "assistant content []": (assistant(content=[]), set()),
+    "assistant content empty": (assistant(content=""), set()),
+    "assistant without content": ([USER, ASKED, RESULT], set()),
+    "content null in a tool's answer": ([USER, ASKED, RESULT | {"content": None}], set()),
+    "tool content as parts": ([USER, ASKED, RESULT | {"content": [text()]}], set()),
+    "tool name": ([USER, ASKED, RESULT | {"name": "f"}], set()),
+    "tool_calls null": (assistant(tool_calls=None), set()),
+    "tool_calls []": (assistant(tool_calls=[]), set()),
+    "refusal null": (assistant(refusal=None), set()),
+    "annotations": (assistant(annotations=[]), set()),
+    "audio null": (assistant(audio=None), set()),
+    "function_call null": (assistant(function_call=None), set()),
+    "message id": (assistant(id="msg_1"), {"messages.id"}),
+    "provider_specific_fields": (assistant(provider_specific_fields={"a": 1}), {"messages.provider_specific_fields"}),
+    "provider_specific_fields null": (assistant(provider_specific_fields=None), set()),
+    "thinking_blocks": (assistant(thinking_blocks=[{"type": "thinking"}]), {"messages.thinking_blocks"}),
+    "reasoning_details": (assistant(reasoning_details=[{"text": "a"}]), {"messages.reasoning_details"}),
+    "reasoning_content": (assistant(reasoning_content="hm"), set()),
+    "reasoning": (assistant(reasoning="hm"), set()),
+    "cache_control of a message": ([USER | CACHED], {"messages.cache_control"}),
+    "cache_control of a part": (parts(text(**CACHED)), {"messages.content.cache_control"}),
+    "part annotations": (parts(text(annotations=[]), role="assistant"), set()),
+    "part annotations filled": (parts(text(annotations=[1]), role="assistant"), {"messages.content.annotations"}),
+    "part input_text": (parts(text("input_text")), set()),
+    "part output_text": (parts(text("output_text"), role="assistant"), set()),
+    "part refusal": (parts({"type": "refusal", "refusal": "no"}, role="assistant"), set()),
+    "part thinking": (parts({"type": "thinking", "thinking": "hm"}, text(), role="assistant"), set()),
+    "parts as strings": (parts("Hel", "lo"), set()),
+    "call index": ([USER, ASKED | {"tool_calls": [CALL | {"index": 0}]}, RESULT], set()),
+    "call without id": ([USER, ASKED | {"tool_calls": [{"function": CALL["function"]}]}, RESULT], set()),
+    "call extra": ([USER, ASKED | {"tool_calls": [CALL | {"extra_content": {"a": 1}}]}, RESULT],
+                   {"messages.tool_calls.extra_content"}),
+    "function extra": ([USER, ASKED | {"tool_calls": [CALL | {"function": CALL["function"] | {"x": 1}}]}, RESULT],
+                       {"messages.tool_calls.function.x"}),
+    "role developer": ([{"role": "developer", "content": "x"}, USER], set()),
+    "role function": ([USER, {"role": "function", "name": "f", "content": "ok"}], set()),
+    "name": ([USER | {"name": "Bob"}], set()),
+    "prefix": ([USER, {"role": "assistant", "content": "Hel", "prefix": True}], {"messages.prefix"}),
+    "extra of any name": ([USER | {"x" * 90: 1}], {"?"}),
+}  # fmt: skip
+
+
+async def ask(connect: Any, llm: ServedLLM, body: dict[str, Any], **settings: Any) -> tuple[int, set[str], Any]:
+    """Status, what the header names, and the body."""
+    response = await connect(llm, ServerSettings(**settings)).post("/v1/chat/completions", json=body)
+    header = response.headers.get("x-lmkit-warnings", "").removeprefix("dropped: ")
+    return response.status_code, set(filter(None, header.split(", "))), response.json()
+
+
+def prompt(llm: ServedLLM) -> str:
+    return llm.text.tokenizer.decode(llm.client.requests[-1].token_ids)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("messages", "dropped"), SHAPES.values(), ids=SHAPES.keys())
+async def test_messages_as_clients_send_them(connect: Any, messages: Any, dropped: set[str]) -> None:
+    llm = scripted("ok")
+    status, named, body = await ask(connect, llm, {"messages": messages, "tools": [TOOL]})
+    assert status == 200, body
+    assert named == dropped
+    assert "Hel" in prompt(llm)
+
+
+async def test_a_message_of_litellm_can_be_sent_back(connect: Any) -> None:
+    """What it makes of an answer: the prompt is the same as with the plain message."""
+    plain = [USER, {"role": "assistant", "content": "Hi"}, USER]
+    decorated = assistant(provider_specific_fields={"refusal": None}, annotations=[], images=[], thinking_blocks=None)
+    prompts = []
+    for messages in (plain, decorated):
+        llm = scripted("ok")
+        assert (await ask(connect, llm, {"messages": messages}))[0] == 200
+        prompts.append(prompt(llm))
+    assert prompts[0] == prompts[1]
+
+
+EMPTY = [{name: None} for name in HINTS] + [
+    {"use_beam_search": False}, {"length_penalty": 1.0}, {"bad_words": []}, {"echo": False}, {"best_of": 1},
+    {"suffix": ""}, {"spaces_between_special_tokens": True}, {"mm_payload": "tensors"}, {"modalities": ["text"]},
+    {"stream_interval": 1}, {"verbosity": "medium"}, {"store": False}, {"anything": None}, {"anything": {}},
+    {"stop": ""}, {"stop": [""]}, {"stop": None}, {"model": ""}, {"tools": []}, {"tools": None},
+    {"tool_choice": "auto"},
+    {"tool_choice": None}, {"stream_options": None}, {"response_format": None}, {"max_tokens": "10"},
+    {"max_tokens": 10.0}, {"temperature": "0.5"}, {"seed": "7"}, {"functions": []}, {"function_call": "auto"},
+    {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", EMPTY, ids=str)
+async def test_what_says_nothing_is_accepted(connect: Any, extra: dict[str, Any]) -> None:
+    status, named, body = await ask(connect, scripted("ok"), {"messages": [USER], **extra})
+    assert (status, named) == (200, set()), body
+
+
+async def test_the_longer_name_of_a_limit_counts(connect: Any) -> None:
+    llm = scripted("abcdefgh")
+    status, named, body = await ask(
+        connect, llm, {"messages": [USER], "max_tokens": 2, "max_completion_tokens": 4, "stream_options": {}}
+    )
+    assert (status, named) == (200, {"max_tokens", "stream_options"}), body
+    assert body["usage"]["completion_tokens"] == 4
+
+
+async def test_unknown_fields_are_refused_unless_the_server_is_told(connect: Any) -> None:
+    body = {"messages": [USER], "beam_width": 4}
+    status, _, error = await ask(connect, scripted("ok"), body)
+    assert status == 400
+    assert error["error"]["param"] == "beam_width"
+    assert "did you mean" not in error["error"]["message"].lower()
+    assert (await ask(connect, scripted("ok"), body, unknown_fields="warn"))[:2] == (200, {"beam_width"})
+
+
+async def test_only_the_end_of_a_long_prompt_is_read(connect: Any) -> None:
+    llm = scripted("ok", max_length=100)
+    for limit, length in ((10, 10), (-1, 98), (99, 99)):
+        body = {"prompt": "x" * 150 + "y", "truncate_prompt_tokens": limit, "max_tokens": 2 if limit < 99 else 1}
+        response = await connect(llm).post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        assert len(prompt(llm)) == length
+        assert prompt(llm).endswith("y")
+    assert (await connect(llm).post("/v1/completions", json={"prompt": "x" * 150})).status_code == 400
+
+
+async def test_usage_in_every_chunk(connect: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "x", "stream": True, "stream_options": options}
+    response = await connect(scripted("abc")).post("/v1/completions", json=body)
+    chunks = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks[:3]] == [1, 2, 3]
+    assert all(chunk["usage"]["prompt_tokens"] == 1 for chunk in chunks)
+
+
+async def test_request_ids_come_back(connect: Any) -> None:
+    client = connect(scripted("ok"))
+    for given, header in (({"request_id": "mine"}, {}), ({}, {"X-Request-Id": "mine"})):
+        response = await client.post("/v1/completions", json={"prompt": "x", **given}, headers=header)
+        assert response.headers["x-request-id"] == "mine"
+    response = await client.post("/v1/completions", json={"prompt": "x", "request_id": "a\r\nb: c"})
+    assert response.headers["x-request-id"] == response.json()["id"]
+
+
+async def test_tokens_by_their_ids(connect: Any) -> None:
+    body = {"messages": [USER], "logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
+    _, _, answer = await ask(connect, scripted("a"), body)
+    (entry,) = answer["choices"][0]["logprobs"]["content"][:1]
+    (token,) = scripted("a").text.tokenizer.encode("a", add_special=False)
+    assert entry["token"] == f"token_id:{token}"
+    assert entry["top_logprobs"][0]["token"].startswith("token_id:")
