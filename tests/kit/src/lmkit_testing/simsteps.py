@@ -14,29 +14,13 @@ from lmkit.plugins.resolve import resolve
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit_worker.loading.load import load_model
 from lmkit_worker.runner import Runner
-from lmkit_worker.uniproc import StepFuture
 
+from lmkit_testing.one_runner import OneRunner
 from lmkit_testing.stepper import ArrivalOrder
 
 MAX_LENGTH = 64
 ROWS = 3  # padded to 4
 STEADY = SchedLimits(max_tokens=32, max_rows=8, max_length=MAX_LENGTH, eos_token_ids=(1,), depth=2)
-
-
-class Steps:
-    """An executor of one runner, `depth` steps in flight."""
-
-    def __init__(self, runner: Runner, depth: int) -> None:
-        self.runner, self.depth = runner, depth
-
-    def forward(self, plan):
-        self.runner.forward(plan)
-
-    def sample(self, step, masks):
-        return StepFuture(self.runner.sample(step, masks))
-
-    def on_failure(self, callback):
-        pass
 
 
 def runner(
@@ -56,7 +40,7 @@ def runner(
 
 
 def tokens(made: Runner, kv: KVConfig, limits: SchedLimits, requests: list[EngineRequest]) -> dict[str, list[int]]:
-    core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), Steps(made, limits.depth), Intake(512, MAX_LENGTH))
+    core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), OneRunner(made, limits.depth), Intake(512, MAX_LENGTH))
     found: dict[str, list[int]] = {r.id: [] for r in requests}
     waiting = list(requests)
     while waiting or core.has_work():
@@ -77,7 +61,7 @@ def play(checkpoint: Path, platform, device: torch.device, params: SamplingParam
     """The events of each step of some equal requests."""
     limits = SchedLimits(**{name: getattr(STEADY, name) for name in STEADY.__dataclass_fields__} | {"depth": depth})
     made, kv = runner(checkpoint, platform, device, limits, "triton")
-    core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), Steps(made, depth), Intake(512, MAX_LENGTH))
+    core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), OneRunner(made, depth), Intake(512, MAX_LENGTH))
     for i in range(ROWS):
         core.add(EngineRequest(f"r{i}", [5 + i, 6, 7], params))
     while core.has_work():

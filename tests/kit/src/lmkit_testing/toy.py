@@ -125,7 +125,7 @@ class ToyAttention:
         kept = slots >= 0
         kv[0, slots[kept]], kv[1, slots[kept]] = k[kept], v[kept]
 
-    def forward(self, q: Tensor, kv: Tensor, plan: Any, scale: float, out: Tensor) -> None:
+    def forward(self, q: Tensor, kv: Tensor, plan: Any, scale: float, out: Tensor, sinks: Tensor | None = None) -> None:
         keys, size = kv[0, :, 0, 0].tolist(), plan.need.block_size
         for row, (first, last) in enumerate(zip(plan.query_start, plan.query_start[1:], strict=False)):
             start = plan.seq_len[row] - (last - first)

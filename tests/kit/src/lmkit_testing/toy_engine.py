@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 
 import torch
 from lmkit.api import (
-    Control,
+    AttentionBackend,
     EngineRequest,
-    GrammarMasks,
     KVConfig,
     LogitsProcessor,
     Proposer,
-    Reply,
     SamplingParams,
     SchedLimits,
     SchedStats,
     StepLimits,
-    StepPlan,
-    StepResult,
     TokenEvent,
-    WorkerFacts,
 )
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.runner import Runner
-from lmkit_worker.uniproc import StepFuture
 from torch import Tensor
 
+from lmkit_testing.one_runner import OneRunner
 from lmkit_testing.stepper import ArrivalOrder
 from lmkit_testing.toy import TOY_VOCAB, ToyAttention, ToyModel, ToyPlatform, checksum, toy_info
 
@@ -56,9 +50,7 @@ class ManyWays(ToyModel):
 
 
 class ToyEngine:
-    """Implements Executor around one runner, and steps the core until all requests are answered."""
-
-    depth = 1
+    """An engine core around one runner, stepped until all requests are answered."""
 
     def __init__(
         self, vocab_size: int = TOY_VOCAB, proposer: Proposer | None = None, most: int = 8, max_rows: int = 4,
@@ -70,13 +62,16 @@ class ToyEngine:
         limits = SchedLimits(64, max_rows, MAX_LENGTH, (EOS,), lookahead=lookahead, max_waiting=1 << 20)
         kv = KVConfig(tuple(self.model.info.kv_specs(4, "float32")), (4 * max_rows * MAX_LENGTH // 4,))
         sizes = StepLimits(max_rows, 64, -(-(MAX_LENGTH + lookahead) // 4) + 1, MAX_LENGTH)
+        attention: AttentionBackend = ToyAttention()
         self.runner = Runner(
-            LoadedModel(self.model, self.model.info, 0), kv, sizes, [ToyAttention()], ToyPlatform(),
+            LoadedModel(self.model, self.model.info, 0), kv, sizes, [attention], ToyPlatform(),
             torch.device("cpu"), eos_token_ids=(EOS,), max_drafts=lookahead, processors=processors, proposer=proposer,
         )  # fmt: skip
         known = dict.fromkeys(processors or {})
         self.core = EngineCore(
-            Scheduler(limits, kv, ArrivalOrder()), self, Intake(vocab_size, MAX_LENGTH, processors=known)
+            Scheduler(limits, kv, ArrivalOrder()),
+            OneRunner(self.runner),
+            Intake(vocab_size, MAX_LENGTH, processors=known),
         )
 
     def answers(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[TokenEvent]]:
@@ -96,33 +91,6 @@ class ToyEngine:
     @property
     def stats(self) -> SchedStats:
         return self.core.scheduler.stats()
-
-    # ------------------------------------------------------------------------------------------- Executor protocol
-
-    def start(self) -> WorkerFacts:
-        raise AssertionError("not used")
-
-    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
-        raise AssertionError("not used")
-
-    def forward(self, plan: StepPlan) -> None:
-        self.runner.forward(plan)
-
-    def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
-        return StepFuture(self.runner.sample(step, masks))
-
-    def control(self, command: Control) -> list[Reply]:
-        self.runner.reset()
-        return [Reply(True)]
-
-    def inspect_adapter(self, path: str) -> str:
-        raise AssertionError("not used")
-
-    def on_failure(self, callback: object) -> None:
-        """Never fails."""
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 __all__ = ["EOS", "MAX_LENGTH", "ManyWays", "ToyEngine"]

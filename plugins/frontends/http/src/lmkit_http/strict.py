@@ -34,7 +34,7 @@ _ALIKE = 0.75  # how much a name is like one that it was meant to be (difflib)
 _NUMBER = re.compile(r"-?\d{1,19}(\.\d{1,19})?(e-?\d{1,3})?")
 _WARNED = 16  # names that an answer says were dropped
 _NAME = re.compile(r"[\w.\[\]-]{1,80}", re.ASCII)
-_NOTHING = (None, False, "", [], {})
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Label = Annotated[str, Field(max_length=MAX_LABEL)]
