@@ -88,7 +88,7 @@ class ToyPlan:
 
 
 class ToyPlanner:
-    capture: Literal["none"] = "none"
+    capture: Literal["none", "decode", "any"] = "none"
 
     def __init__(self, need: AttnNeed) -> None:
         self.need = need
