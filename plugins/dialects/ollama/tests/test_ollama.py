@@ -196,10 +196,28 @@ async def test_an_error_in_the_middle_is_a_line() -> None:
             _ = [chunk async for chunk in chunks]
 
 
-FIELDS = (
-    "model messages prompt input options format tools think stream raw truncate role content tool_calls function name "
-    "arguments stop num_predict keep_alive"
-).split()
+FIELDS = [
+    "model",
+    "messages",
+    "prompt",
+    "input",
+    "options",
+    "format",
+    "tools",
+    "think",
+    "stream",
+    "raw",
+    "truncate",
+    "role",
+    "content",
+    "tool_calls",
+    "function",
+    "name",
+    "arguments",
+    "stop",
+    "num_predict",
+    "keep_alive",
+]
 APP = build_app(scripted("ok"))
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(["", "scripted", "user"])
