@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -33,8 +34,8 @@ class _Text(Exchange):
         self.headers = warnings_header(request.dropped)
         self._num_shown = 0  # calls that were sent
 
-    def said(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def said(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]: ...
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         (turn,) = turns

@@ -144,7 +144,7 @@ class Generating(Base):
             raise UnsupportedField("think", "this model does not think", fix="leave think out")
 
     def effort(self, served: Served) -> str | None:
-        """Of reasoning; None: as the template says. A model whose template has no switch thinks without being told."""
+        """The effort of reasoning; None: as the template says. Without a switch a model thinks untold."""
         able = served.about["capabilities"]
         switches = _SWITCHES & set(able["template_options"])
         if self.think is None or not able["reasoning"] or (self.think is True and not switches):
