@@ -1,0 +1,1 @@
+"""lmkit run-batch: batch files without a server."""
