@@ -37,6 +37,11 @@ LIBRARIES = [
 ]
 OURS = ["core", *LIBRARIES, *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
 KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
+NEEDED = {
+    "plugins/models/demo": "plugins/models/llama",
+    "plugins/dialects/tokens": "plugins/dialects/openai",
+    "plugins/dialects/batches": "plugins/frontends/run-batch",
+}  # dists of this tree that are no libraries
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
 TYPES = ["mypy>=1.13", "types-PyYAML"]
@@ -283,10 +288,12 @@ def mix(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Engines killed, stopped and attacked, and random requests in company: five minutes each."""
+    """Engines killed, stopped and attacked, random requests in company: five minutes each; a batch 25 times."""
     install(session)
     env = ONE_THREAD | {"CHAOS_SECONDS": "300"}
     session.run("pytest", "-q", "-s", "tests/chaos", "tests/audit", *session.posargs, env=env)
+    killed = "plugins/dialects/batches/tests/test_store.py"
+    session.run("pytest", "-q", killed, "-k", "kill_9", env=ONE_THREAD | {"BATCH_KILLS": "25"})
 
 
 @nox.session
@@ -295,7 +302,7 @@ def plugin(session: nox.Session, path: str) -> None:
     """One plugin with core and its declared dependencies only: proves that they are complete."""
     args = ["--no-deps"] if path in GPU_PLUGINS else []
     session.install("-q", *KIT, "pytest-asyncio", "-c", "constraints.txt")
-    local = ["-e", "plugins/models/llama"] if path == "plugins/models/demo" else []  # it needs a dist of this tree
+    local = ["-e", NEEDED[path]] if path in NEEDED else []
     session.install("-q", *args, *local, "-e", path, "-c", "constraints.txt")
     session.run("pytest", "-q", f"{path}/tests")
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import openai
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from lmkit.api import ConfigError
 from lmkit_dialect_batches.dialect import Batches
+from lmkit_http.app import build_app
 from lmkit_http.dialects import installed_dialects
 from lmkit_http.settings import ServerSettings
 from lmkit_testing import PluginConformance
-from lmkit_testing.serving import ServedLLM, listening, scripted
+from lmkit_testing.serving import ServedLLM, listening, scripted, supervised
 
 CHAT = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
@@ -125,9 +131,9 @@ async def test_files_are_listed_page_by_page_and_deleted(tmp_path: Path) -> None
 
 
 async def test_one_tenant_does_not_see_the_files_of_another(tmp_path: Path) -> None:
-    settings = ServerSettings(port=0, api_keys=("one", "two"))
+    two_keys = ServerSettings(port=0, api_keys=("one", "two"))
     llm = scripted("hello")
-    async with serving(tmp_path, llm, settings, "one") as (one, _):
+    async with serving(tmp_path, llm, two_keys, "one") as (one, _):
         two = one.with_options(api_key="two")
         batch = await start(one, lines([ASKED]))
         done = await ended(one, batch.id)
@@ -297,3 +303,74 @@ def test_two_servers_do_not_work_in_one_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot keep files"):
         Batches(str(tmp_path / "file"))
+
+
+async def test_a_server_that_stops_in_the_middle_writes_no_errors(tmp_path: Path) -> None:
+    async with serving(tmp_path, scripted("hello", delay=0.01)) as (client, _):
+        batch = await start(client, lines([ASKED] * 60))
+        while not (await client.batches.retrieve(batch.id)).request_counts.completed:
+            await asyncio.sleep(0.005)
+    async with serving(tmp_path, scripted("hello")) as (client, _):
+        done = await ended(client, batch.id)
+        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 60, 0)
+        assert len(await results(client, done)) == 60
+
+
+async def test_an_engine_that_dies_costs_no_request_its_answer(tmp_path: Path) -> None:
+    async with supervised(delay=0.003) as llm, serving(tmp_path, llm) as (client, _):
+        asked = [{"prompt": f"{i}", "max_tokens": 40, "ignore_eos": True} for i in range(40)]
+        batch = await start(client, lines(asked, "/v1/completions"), "/v1/completions")
+        while (await client.batches.retrieve(batch.id)).request_counts.completed < 3:
+            await asyncio.sleep(0.005)
+        os.kill(llm.client.client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        done = await ended(client, batch.id)
+        assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 40, 0)
+
+
+async def test_one_tenant_does_not_wait_for_all_batches_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmkit_run_batch.play.AT_ONCE", 4)
+    two_keys = ServerSettings(port=0, api_keys=("one", "two"))
+    async with serving(tmp_path, scripted("hello", delay=0.02), two_keys, "one") as (one, _):
+        slow = [await start(one, lines([ASKED] * 500)) for _ in range(4)]
+        await ended(two := one.with_options(api_key="two"), (await start(two, lines([ASKED] * 3))).id)
+        states = [(await one.batches.retrieve(batch.id)).status for batch in slow]
+        assert states == ["in_progress"] * 2 + ["validating"] * 2
+        cancelled = await one.batches.cancel(slow[3].id)
+        assert (await ended(one, cancelled.id)).request_counts.completed == 0
+
+
+FIELDS = ["input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "anchor", "seconds"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6) | st.sampled_from(["24h", CHAT, "created_at"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=5),
+    max_leaves=10,
+)
+PATHS = st.sampled_from(["files", "batches"]) | st.text(st.characters(codec="utf-8"), max_size=8).map(
+    lambda text: f"files/{quote(text, safe='')}"
+)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["GET", "POST", "DELETE"]), path=PATHS, body=VALUES,
+    query=st.dictionaries(st.sampled_from(["limit", "after", "order", "purpose"]), st.text(max_size=5), max_size=2),
+    kind=st.sampled_from(["application/json", "multipart/form-data; boundary=x", "multipart/form-data", ""]),
+)  # fmt: skip
+async def test_anything_has_an_answer(
+    tmp_path: Path, method: str, path: str, body: Any, query: dict[str, str], kind: str
+) -> None:
+    batches = Batches(str(tmp_path))
+    assert batches.store is not None
+    try:
+        transport = httpx.ASGITransport(build_app(scripted("x"), dialects=[batches]))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost/v1/") as client:
+            answer = await client.request(
+                method, path, content=json.dumps(body), params=query, headers={"content-type": kind}
+            )
+        assert answer.status_code in (200, 400, 404, 405, 409)
+        if answer.status_code != 200:
+            assert answer.json()["error"]["message"]
+    finally:
+        batches.store.close()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from pathlib import Path
 
 from lmkit.front.dialect import Answer
+from lmkit_run_batch.lines import Fault, check_lines, requests
+from lmkit_run_batch.play import Ask, play
+from lmkit_run_batch.results import Results
 
-from lmkit_dialect_batches.lines import check_lines, requests
-from lmkit_dialect_batches.play import Ask, play
-from lmkit_dialect_batches.records import Batch, Fault, Status
-from lmkit_dialect_batches.results import Results
+from lmkit_dialect_batches.records import Batch, Status
 from lmkit_dialect_batches.store import Store, StoreFull
 
-MAX_RUNNING = 8  # batches at a time, of all tenants
+MAX_RUNNING = 32  # batches at a time
+MAX_EACH = 2  # of a tenant: those of others need not wait for all of its
 _SWEEP = 60.0  # seconds
 log = logging.getLogger("lmkit.batches")
 
@@ -42,13 +44,17 @@ class Desk:
                 self._news.clear()
                 await self._sweep()
                 running = {id: task for id, task in running.items() if not task.done()}
-                for batch in self._store.unfinished():
+                each = Counter[str]()  # running batches of a tenant
+                for batch in sorted(self._store.unfinished(), key=lambda batch: batch.id not in running):
                     if batch.id in running:
                         if batch.status == "cancelling":
                             self._stops[batch.id].set()
-                    elif len(running) < MAX_RUNNING:
+                    elif batch.status == "cancelling" or (each[batch.tenant] < MAX_EACH and len(running) < MAX_RUNNING):
                         self._stops[batch.id] = asyncio.Event()
                         running[batch.id] = asyncio.create_task(self._run(batch, ask))
+                    else:
+                        continue
+                    each[batch.tenant] += 1
                 try:
                     await asyncio.wait_for(self._news.wait(), _SWEEP)
                 except TimeoutError:

@@ -10,10 +10,10 @@ import msgspec
 from lmkit.api import InvalidParam, RequestError
 from lmkit.front.dialect import Answer, Dialect, Incoming, Served, UnsupportedField
 from lmkit_http.strict import InvalidBody, parse
+from lmkit_run_batch.play import Ask
 
 from lmkit_dialect_batches.desk import Desk
 from lmkit_dialect_batches.form import Part, read_form
-from lmkit_dialect_batches.play import Ask
 from lmkit_dialect_batches.records import Batch, File
 from lmkit_dialect_batches.schema import HOUR, MONTH, BatchRequest, limit_of
 from lmkit_dialect_batches.store import KEPT, Store, new_id

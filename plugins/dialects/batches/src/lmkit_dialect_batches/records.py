@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from lmkit_run_batch.lines import Fault
 
 Status = Literal[
     "validating", "in_progress", "finalizing", "cancelling", "completed", "failed", "expired", "cancelled"
@@ -30,15 +31,6 @@ class File(msgspec.Struct):
             "expires_at": self.expires_at, "filename": self.filename, "purpose": self.purpose, "status": "processed",
             "status_details": None,
         }  # fmt: skip
-
-
-class Fault(msgspec.Struct):
-    """What is wrong with an input file, or kept a batch from going on."""
-
-    code: str
-    message: str
-    line: int | None = None
-    param: str | None = None
 
 
 class Batch(msgspec.Struct):

@@ -22,8 +22,9 @@ from uuid import uuid4
 
 import msgspec
 from lmkit.api import ConfigError, RequestError
+from lmkit_run_batch.lines import Fault
 
-from lmkit_dialect_batches.records import Batch, Fault, File, Status
+from lmkit_dialect_batches.records import Batch, File, Status
 
 MAX_FILES = 8192  # of all tenants
 MAX_BATCHES = 4096  # the oldest finished ones are forgotten

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from lmkit.api import EngineBusy, EngineDead
 from lmkit.front.dialect import Answer, Dialect, Incoming, UnsupportedField, error_json
-from lmkit.front.run import at_once
 
 from lmkit_http.access import Caller
 from lmkit_http.answering import prepared, whole
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 LAST = 1 << 31  # the priority behind all that clients may ask for
 _PAUSE = 0.05  # seconds between looks whether there is room
+_ROWS = 16  # where the engine does not say
+_LEFT = 8  # the share of the rows, one by so many, that the background leaves to clients
 _TRIES = 3  # of a request whose engine died
 log = logging.getLogger("lmkit.server")
 
@@ -28,9 +29,11 @@ log = logging.getLogger("lmkit.server")
 class Background:
     """Used as `async with`: the dialects work in it. `answer` may be used without."""
 
-    def __init__(self, backend: Backend, dialects: Sequence[Dialect]) -> None:
+    def __init__(self, backend: Backend, dialects: Sequence[Dialect], at_once: int | None = None) -> None:
+        """`at_once`: how many requests are answered at a time; None: an eighth of the rows is left to clients."""
         self._backend, self._dialects = backend, dialects
-        self._few = asyncio.Semaphore(at_once(backend.client))
+        rows = backend.facts.max_rows or _ROWS
+        self._few = asyncio.Semaphore(at_once or max(1, rows - max(1, rows // _LEFT)))
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> None:

@@ -1,1 +1,1 @@
-"""lmkit run-batch: batch files without a server."""
+"""Batch files of the OpenAI API: requests are read, answered and written, in a server or without one."""

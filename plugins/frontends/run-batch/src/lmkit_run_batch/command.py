@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from lmkit.engine.client import EngineClient
     from lmkit.front.dialect import Answer
     from lmkit.plugins.host import PluginHost
-    from lmkit_dialect_batches.results import Results
+
+    from lmkit_run_batch.results import Results
 
 SHOWN = 5  # faults of an input
 _LOOK = 0.25  # seconds between looks at the engine
@@ -49,7 +50,7 @@ def run_batch(
 
     Example: lmkit run-batch -i requests.jsonl -o results.jsonl --model ./my-model
     """
-    from lmkit_dialect_batches.results import Results
+    from lmkit_run_batch.results import Results
 
     total, ids = _checked(input)
     if output.exists() and output.stat().st_size and not resume:
@@ -72,7 +73,7 @@ def run_batch(
 
 def _checked(path: Path) -> tuple[int, set[str]]:
     """How many requests there are, and their ids. Raises ConfigError."""
-    from lmkit_dialect_batches.lines import check_lines, requests
+    from lmkit_run_batch.lines import check_lines, requests
 
     try:
         total, faults = check_lines(path, most=sys.maxsize)
@@ -88,21 +89,24 @@ def _checked(path: Path) -> tuple[int, set[str]]:
 
 async def _answer(settings: Sourced, host: PluginHost, path: Path, results: Results, total: int) -> None:
     """All requests that have no result yet, as a server without clients would."""
+    from lmkit.front.run import at_once
     from lmkit.llm import AsyncLLM
     from lmkit.progress import prompt_bar
     from lmkit_cli.progress import StartBar
-    from lmkit_dialect_batches.lines import requests
-    from lmkit_dialect_batches.play import play
     from lmkit_http.app import build_app
+    from lmkit_http.background import Background
     from lmkit_http.dialects import load_dialects
     from lmkit_http.settings import ServerSettings
+
+    from lmkit_run_batch.lines import requests
+    from lmkit_run_batch.play import play
 
     dialects = load_dialects(host, settings.config.plugins)
     with StartBar() as bar:
         llm = await AsyncLLM.start(settings.config, progress=bar, host=host)
     async with llm:
         app = build_app(llm, ServerSettings(served_names=settings.config.model.names), dialects)
-        ask = app.state.backend.background.answer
+        ask = Background(app.state.backend, dialects, at_once(llm.client)).answer
         with prompt_bar(total - len(results.ids)) as advance:
             await _while_alive(llm.client, play(requests(path), results, ask, wrote=_counter(advance)))
 
@@ -126,8 +130,9 @@ def _counter(advance: Callable[[int, bool], Any]) -> Callable[[Answer], None]:
     """Moves a bar on by each answer, which says itself how many tokens it has."""
 
     def wrote(answer: Answer) -> None:
+        body = b"" if isinstance(answer.body, Path) else answer.body
         try:
-            usage = msgspec.json.decode(answer.body, type=_Body).usage  # type: ignore[arg-type]
+            usage = msgspec.json.decode(body, type=_Body).usage
         except msgspec.DecodeError:
             usage = None
         advance(usage.completion_tokens if usage is not None else 0, True)

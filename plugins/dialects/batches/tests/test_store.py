@@ -1,4 +1,4 @@
-"""Results are whole lines, one for each request, wherever a process was killed; and files that strangers wrote."""
+"""The store: what is there after a kill, what has no room, and forms that strangers wrote."""
 
 from __future__ import annotations
 
@@ -14,80 +14,18 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import ConfigError, RequestError
+from lmkit.api import RequestError
 from lmkit.front.dialect import Answer
 from lmkit_dialect_batches.form import read_form
-from lmkit_dialect_batches.lines import Line, check_lines, read_lines
-from lmkit_dialect_batches.records import Batch, Fault
-from lmkit_dialect_batches.results import Results
+from lmkit_dialect_batches.records import Batch
 from lmkit_dialect_batches.store import Store, StoreFull, new_id
+from lmkit_run_batch.lines import Fault
+from lmkit_run_batch.results import Results
 
 KILLS = int(os.environ.get("BATCH_KILLS", "2"))
 NUM = 150
-BODIES = st.sampled_from([b"{}", b'{"a": "\\n"}', b'{\n"a": 1\n}', b"not json", "\u2028".encode(), b"\xff"])
-_slow = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=_slow)
-@given(
-    done=st.lists(st.tuples(st.sampled_from([200, 200, 400, 503]), BODIES), max_size=6),
-    cut=st.integers(0, 400), junk=st.sampled_from([b"", b"\0" * 20, b'{"id":"ba', b'{"id":"batch_req_x"}\n']),
-    together=st.booleans(),
-)  # fmt: skip
-def test_results_go_on_where_a_file_was_cut(
-    tmp_path: Path, done: list[tuple[int, bytes]], cut: int, junk: bytes, together: bool
-) -> None:
-    output = tmp_path / "out"
-    errors = output if together else tmp_path / "err"
-    for path in (output, errors):
-        path.unlink(missing_ok=True)
-    first = Results(output, errors)
-    for i, (status, body) in enumerate(done):
-        first.answered(f"r{i}", Answer(body, status, headers={"x-request-id": "q"}))
-    first.close()
-    before = output.read_bytes()
-    left = before[: max(0, len(before) - cut)]
-    output.write_bytes(left + junk if left.endswith(b"\n") or not left else left)
-
-    again = Results(output, errors)
-    kept = set(again.ids)
-    assert kept <= {f"r{i}" for i in range(len(done))}
-    for i, (status, body) in enumerate(done):
-        again.answered(f"r{i}", Answer(body, status))
-        again.given_up(f"r{i}", "never", "twice")
-    again.close()
-    found = [json.loads(line) for path in {output, errors} for line in path.read_bytes().split(b"\n")[:-1]]
-    assert sorted(line["custom_id"] for line in found) == sorted(f"r{i}" for i in range(len(done)))
-    assert {line["custom_id"]: line["response"]["status_code"] for line in found} == {
-        f"r{i}": status for i, (status, _) in enumerate(done)
-    }
-    assert again.num_completed == sum(status == 200 for status, _ in done)
-    whole = [line for line in before.split(b"\n") if line and json.loads(line)["custom_id"] in kept]
-    assert output.read_bytes().split(b"\n")[: len(whole)] == whole  # what was kept was not written again
-
-
-@pytest.mark.parametrize("content", [b"precious", b"precious\n", b'{"id": 1}\n', b'{"id":"batch_req_1"}\nprecious\n'])
-def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "out").write_bytes(content)
-    with pytest.raises(ConfigError, match="no result"):
-        Results(tmp_path / "out", tmp_path / "out")
-    assert (tmp_path / "out").read_bytes() == content
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=_slow)
-@given(st.binary(max_size=200) | st.lists(st.recursive(
-    st.none() | st.integers() | st.text(max_size=5),
-    lambda inner: st.dictionaries(st.sampled_from(["custom_id", "method", "url", "body", "x"]), inner, max_size=4),
-    max_leaves=8), max_size=4).map(lambda lines: b"\n".join(json.dumps(line).encode() for line in lines)))  # fmt: skip
-def test_any_file_is_read(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "in"
-    path.write_bytes(content)
-    total, faults = check_lines(path)
-    assert total or faults
-    assert all(isinstance(line, (Line, Fault)) for line in read_lines(path))
-    assert len(faults) <= 32
 
 
 @settings(max_examples=120, deadline=None)
@@ -115,15 +53,6 @@ def test_many_parts_and_twice_the_same_are_refused() -> None:
             read_form("multipart/form-data; boundary=x", form(*names))
     with pytest.raises(RequestError, match="does not end"):
         read_form("multipart/form-data; boundary=x", form("a")[:-8])
-
-
-def test_too_many_requests(tmp_path: Path) -> None:
-    path = tmp_path / "in"
-    line = {"method": "POST", "url": "/v1/completions", "body": {}}
-    path.write_bytes(b"\n".join(msgspec.json.encode(line | {"custom_id": str(i)}) for i in range(11)))
-    assert check_lines(path, most=11) == (11, [])
-    total, (fault,) = check_lines(path, most=10)
-    assert (total, fault.code) == (10, "too_many_requests")
 
 
 def test_results_that_find_no_room_fail_the_batch_and_keep_what_there_is(tmp_path: Path) -> None:
@@ -155,7 +84,7 @@ from msgspec.structs import replace
 async def main():
     dialects = [*(d for d in installed_dialects() if not isinstance(d, Batches)), Batches(sys.argv[1])]
     llm = scripted("hello", delay=0.02)
-    llm.client.facts = replace(llm.facts, max_rows=8)  # 16 requests in the background at a time
+    llm.client.facts = replace(llm.facts, max_rows=16)  # 14 requests in the background at a time
     async with listening(llm, dialects=dialects) as url:
         print(url, flush=True)
         await asyncio.sleep(600)

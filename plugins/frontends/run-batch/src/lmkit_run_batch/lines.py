@@ -9,11 +9,18 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from lmkit_dialect_batches.records import Fault
-
 MAX_REQUESTS = 50_000  # of a batch, as in the OpenAI API
 MAX_LINE = 64 << 20  # bytes; what a request may have is the server's to say
 MAX_FAULTS = 32  # that are listed
+
+
+class Fault(msgspec.Struct):
+    """What is wrong with an input file, or keeps a batch from going on."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True):

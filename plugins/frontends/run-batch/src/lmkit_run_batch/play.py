@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from lmkit.front.dialect import Answer, Incoming
 
-from lmkit_dialect_batches.lines import Line
-from lmkit_dialect_batches.results import Results
+from lmkit_run_batch.lines import Line
+from lmkit_run_batch.results import Results
 
 AT_ONCE = 256  # requests that wait for room or are answered; how many there is room for is the server's to say
+MAX_BYTES = 8 << 20  # of their bodies together; a larger one is alone
 Ask = Callable[[Incoming], Awaitable[Answer]]
 
 
@@ -22,7 +23,7 @@ async def play(
 
     When this is cancelled what has no result has none. Raises what writing results does.
     """
-    running: set[asyncio.Task[None]] = set()
+    running: dict[asyncio.Task[None], int] = {}  # the bytes of each
 
     async def one(line: Line) -> None:
         answer = await ask(Incoming(f"POST {line.url}", line.body, tenant=tenant))
@@ -33,20 +34,21 @@ async def play(
         for line in lines:
             if line.custom_id in results.ids:
                 continue
-            if len(running) >= AT_ONCE:
-                running = await _some(running)
-            running.add(asyncio.create_task(one(line)))
+            while running and (len(running) >= AT_ONCE or sum(running.values()) + len(line.body) > MAX_BYTES):
+                await _some(running)
+            running[asyncio.create_task(one(line))] = len(line.body)
         while running:
-            running = await _some(running)
+            await _some(running)
     finally:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _some(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """Those that still run once one has ended. Raises what it raised."""
-    done, left = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+async def _some(running: dict[asyncio.Task[None], int]) -> None:
+    """Until one has ended, and is gone from `running`. Raises what it raised."""
+    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        del running[task]
     for task in done:
         task.result()
-    return left
