@@ -29,7 +29,6 @@ class File(msgspec.Struct):
         return {
             "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_at,
             "expires_at": self.expires_at, "filename": self.filename, "purpose": self.purpose, "status": "processed",
-            "status_details": None,
         }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ class Store:
         self._mutex = threading.RLock()
         try:
             for folder in ("files", "batches"):
-                (root / folder).mkdir(parents=True, exist_ok=True)
+                (root / folder).mkdir(mode=0o700, parents=True, exist_ok=True)  # what clients sent is nobody else's
             held = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._release = weakref.finalize(self, os.close, held)
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
