@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
+from io import StringIO
 from time import perf_counter
 
+import lmkit_cli
 import openai
 import pytest
 from lmkit import LLM, SamplingParams
-from lmkit_cli.chat import Session
+from lmkit_cli.chat import Session, answers_of
 from rich.console import Console
 
 from .conftest import Server, lmkit, serving
@@ -87,7 +90,7 @@ def test_the_terminal_shows_what_a_whole_answer_says(
     llm: LLM, thinks: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The history has its content; both come through the one fold."""
-    session = Session(llm, GREEDY, Console(highlight=False), stats=False, think=thinks)
+    session = Session(answers_of(llm, GREEDY), Console(highlight=False), stats=False, think=thinks)
     session._answer("What is 28 + 35?")
     options = {"enable_thinking": thinks}
     (output,) = llm.chat(ask("What is 28 + 35?"), GREEDY, template_options=options)
@@ -141,6 +144,19 @@ def test_streamed_and_whole_answers_agree(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="demo", messages=ask("What is lmkit?"), temperature=0)
     parts = client.chat.completions.create(model="demo", messages=ask("What is lmkit?"), temperature=0, stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in parts) == whole.choices[0].message.content
+
+
+def test_a_server_is_talked_to_and_watched(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`lmkit chat --url` and `lmkit top` against the real one."""
+    monkeypatch.setattr(sys, "stdin", StringIO("What is 17 + 25?\n"))
+    assert lmkit_cli.run(("chat", "--url", server.url(), "--temperature", "0")) == 0
+    assert "42" in capsys.readouterr().out
+    assert lmkit_cli.run(("top", server.url(), "--looks", "2", "--interval", "0.1")) == 0
+    shown = capsys.readouterr().out
+    assert "demo" in shown
+    assert "KV cache" in shown
 
 
 @pytest.mark.full("lmkit-cli", "lmkit-http")
