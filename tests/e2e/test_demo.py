@@ -146,6 +146,21 @@ def test_streamed_and_whole_answers_agree(client: openai.OpenAI) -> None:
     assert "".join(c.choices[0].delta.content or "" for c in parts) == whole.choices[0].message.content
 
 
+def test_the_anthropic_client_calls_a_tool_and_thinks(server: Server) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the client is not installed")
+    function = WEATHER["function"]
+    tool = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+    with anthropic.Anthropic(base_url=server.url(), api_key="none", max_retries=0) as client:
+        options = {"model": "demo", "max_tokens": 256, "extra_body": {"temperature": 0}}
+        with client.messages.stream(messages=ask("What is the weather in Berlin?"), tools=[tool], **options) as stream:
+            message = stream.get_final_message()
+        assert [(b.type, b.name, b.input) for b in message.content] == [("tool_use", "get_weather", {"city": "Berlin"})]
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        message = client.messages.create(messages=ask("What is 28 + 35?"), thinking=thinking, **options)
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    assert "63" in message.content[1].text
+
+
 def test_a_server_is_talked_to_and_watched(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
