@@ -166,25 +166,7 @@ def error_json(info: ErrorInfo) -> bytes:
 
 
 __all__ = [
-    "Answer",
-    "Ask",
-    "CallChange",
-    "Change",
-    "ChatAsk",
-    "Dialect",
-    "Exchange",
-    "Finish",
-    "Incoming",
-    "Message",
-    "PoolAsk",
-    "ScoreAsk",
-    "Served",
-    "TextAsk",
-    "ToolCall",
-    "Turn",
-    "UnknownModel",
-    "UnsupportedField",
-    "Usage",
-    "error_json",
-    "scores_of",
-]
+    "Answer", "Ask", "CallChange", "Change", "ChatAsk", "Dialect", "Exchange", "Finish", "Incoming", "Message",
+    "PoolAsk", "ScoreAsk", "Served", "TextAsk", "ToolCall", "Turn", "UnknownModel", "UnsupportedField", "Usage",
+    "error_json", "scores_of",
+]  # fmt: skip

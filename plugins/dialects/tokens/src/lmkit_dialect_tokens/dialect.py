@@ -92,7 +92,7 @@ class Generate(Exchange):
 def ask_of(request: GenerateRequest, served: Served) -> TextAsk:
     """Raises RequestError."""
     r = request.sampling_params
-    params = replace(r.params(served.default_params, r.max_tokens, r.logprobs), grammar=r.answer_grammar())
+    params = replace(r.params(served, r.max_tokens, r.logprobs), grammar=r.answer_grammar())
     return TextAsk(
         prompts=[request.token_ids],
         params=params,
@@ -127,8 +127,11 @@ class RenderedCompletions(Completions):
     played = False
 
     def __init__(self, request: CompletionRequest, served: Served) -> None:
+        self._n = request.n or 1
+        if request.num_answers > self._n:
+            raise UnsupportedField("best_of", "token ids cannot say which of several answers are the best", fix="send n")
         super().__init__(request, served)
-        self._rendered, self._n = sampling_params(request), request.n or 1
+        self._rendered = sampling_params(request)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         return _encode([_rendered(self, turn, self._rendered, self._model) for turn in turns[:: self._n]])

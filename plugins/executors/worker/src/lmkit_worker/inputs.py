@@ -125,6 +125,7 @@ class InputBuilder:
         self.state_slots = buffer((max_rows,), torch.int64)
         self.arange = np.arange(max(tokens, max_rows) + 1)
         self.capturable = not state and all(planner.capture != "none" for planner in planners)
+        self.captures_drafts = not state and all(planner.capture == "any" for planner in planners)
         self.batches = [
             AttnBatch(
                 query_start=self.query_start.buffer, seq_len=self.seq_len.buffer, table=table,
@@ -136,7 +137,7 @@ class InputBuilder:
     def build(self, plan: StepPlan, capture: bool = True) -> Step:
         """The step of `plan`, whose diff has been applied to the rows already. Plans attention for each KV group.
 
-        `capture`: whether a graph may run it, if it is a decode step.
+        `capture`: whether a graph may run it, if it is a decode step, with drafts or without.
         """
         rows, slot_of = self.rows, self.rows.slot_of
         work = np.array(
@@ -158,8 +159,9 @@ class InputBuilder:
             layout = Layout(slots, starts, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
         else:
             layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
-        capture = capture and decode_only and self.capturable
-        padding = self.graphs.num_rows(n) - n if capture else 0
+        num_logits = len(layout.last)
+        capture = capture and (self.capturable if decode_only else self.captures_drafts and num_logits == num_tokens)
+        padding = self.graphs.num_rows(n) - n if capture and decode_only else 0
         self.drawn.ids[:num_tokens] = rows.tokens[layout.token_slots, layout.positions]
         self.positions.array[:num_tokens] = layout.positions
         self.query_start.array[: n + 1] = layout.query_start
@@ -172,7 +174,6 @@ class InputBuilder:
             self._pad(n, n + padding)
             num_tokens += padding
 
-        num_logits = len(layout.last)
         self.logits_rows.array[:num_logits] = layout.last
         inputs = StepInputs(
             token_ids=self.drawn.push(num_tokens, layout.token_slots),

@@ -186,8 +186,8 @@ class Runner:
     def _hidden(self, step: Step) -> Tensor:
         if not self.adapters.rows:
             hidden = self.graphs.run(self.model.forward, step.inputs)
-            num_rows = len(step.slots)
-            return hidden[:num_rows] if step.inputs.capture and len(hidden) > num_rows else hidden
+            num_read = len(step.logit_slots)  # in a graph all are, but those of rows that stand for nothing
+            return hidden[:num_read] if step.inputs.capture and len(hidden) > num_read else hidden
         lengths = [work.num_tokens for work in step.plan.rows]
         rows = step.inputs.logits_rows.tolist() if step.inputs.only_logits else None
         with self.adapters.applied(self.model, step.slots.tolist(), lengths, rows):

@@ -35,7 +35,7 @@ def prepared(
     if not exchange.played:
         return dialect, Answer(exchange.whole(turns), media_type=exchange.media_type, headers=exchange.headers)
     for turn in turns:
-        turn.request.cache_salt = caller.salt(ask.salt)
+        turn.request.cache_salt, turn.request.tenant = caller.salt(ask.salt), caller.tenant
     room = at_once(backend.client) if isinstance(ask, VectorAsk) else None
     return dialect, (exchange, Generation(backend.client, turns, backend.metrics, room))
 
