@@ -129,7 +129,7 @@ class RenderedCompletions(Completions):
     def __init__(self, request: CompletionRequest, served: Served) -> None:
         self._n = request.n or 1
         if request.num_answers > self._n:
-            raise UnsupportedField("best_of", "token ids cannot say which of several answers are the best", fix="send n")
+            raise UnsupportedField("best_of", "token ids cannot say which answers are the best", fix="send n")
         super().__init__(request, served)
         self._rendered = sampling_params(request)
 
