@@ -38,10 +38,12 @@ LIBRARIES = [
 OURS = ["core", *LIBRARIES, *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
 KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
 NEEDED = {
-    "plugins/models/demo": "plugins/models/llama",
-    "plugins/dialects/tokens": "plugins/dialects/openai",
-    "plugins/dialects/batches": "plugins/frontends/run-batch",
-}  # dists of this tree that are no libraries
+    "plugins/models/demo": ("plugins/models/llama",),
+    "plugins/dialects/tokens": ("plugins/dialects/openai",),
+    "plugins/dialects/sagemaker": ("plugins/dialects/openai", "plugins/dialects/pooling"),
+    "plugins/dialects/batches": ("plugins/dialects/openai", "plugins/frontends/run-batch"),
+    "plugins/frontends/run-batch": ("plugins/dialects/openai", "plugins/models/llama", "plugins/models/demo"),
+}  # dists of this tree that are no libraries, for a plugin or its tests
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
 TYPES = ["mypy>=1.13", "types-PyYAML"]
@@ -311,7 +313,7 @@ def plugin(session: nox.Session, path: str) -> None:
     """One plugin with core and its declared dependencies only: proves that they are complete."""
     args = ["--no-deps"] if path in GPU_PLUGINS else []
     session.install("-q", *KIT, "pytest-asyncio", "-c", "constraints.txt")
-    local = ["-e", NEEDED[path]] if path in NEEDED else []
+    local = [argument for needed in NEEDED.get(path, ()) for argument in ("-e", needed)]
     session.install("-q", *args, *local, "-e", path, "-c", "constraints.txt")
     session.run("pytest", "-q", f"{path}/tests")
 

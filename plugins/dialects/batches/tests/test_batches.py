@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,6 +23,8 @@ from lmkit_http.dialects import installed_dialects
 from lmkit_http.settings import ServerSettings
 from lmkit_testing import PluginConformance
 from lmkit_testing.serving import ServedLLM, listening, scripted, supervised
+
+openai = pytest.importorskip("openai", reason="the official client is not installed")
 
 CHAT = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
@@ -148,6 +149,7 @@ async def test_one_tenant_does_not_see_the_files_of_another(tmp_path: Path) -> N
         salt = llm.client.requests[0].cache_salt  # type: ignore[attr-defined]
         await one.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "x"}], max_tokens=2)
         assert salt is not None
+        assert llm.client.requests[0].tenant in salt  # type: ignore[attr-defined]
         assert llm.client.requests[-1].cache_salt == salt  # type: ignore[attr-defined]
 
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import ollama
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +18,8 @@ from lmkit_http.strict import parse
 from lmkit_testing import PluginConformance
 from lmkit_testing.pooling import pooling_checkpoint
 from lmkit_testing.serving import ServedLLM, listening, real, scripted
+
+ollama = pytest.importorskip("ollama", reason="the official client is not installed")
 
 ASKED = [{"role": "user", "content": "Hi"}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
