@@ -46,9 +46,12 @@ class _Text(Exchange):
 
     def chunk(self, turn: Turn, change: Change) -> bytes:
         """A line for each change; a call is sent when the whole of it is there."""
-        finish = change.finish
-        done = turn.message.calls if finish is not None else turn.message.calls[:-1] if change.calls else []
-        calls, self._num_shown = done[self._num_shown :], max(self._num_shown, len(done))
+        finish, calls = change.finish, []
+        if finish is not None or any(
+            call.id is not None for call in change.calls
+        ):  # one begins: those before are whole
+            calls = turn.message.calls[self._num_shown : None if finish is not None else -1]
+            self._num_shown += len(calls)
         thinking = "" if self._request.think is False else change.reasoning
         data = b""
         if change.content or thinking or calls or change.logprobs:
