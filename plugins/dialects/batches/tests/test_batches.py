@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -291,6 +292,28 @@ async def test_what_is_uploaded_is_bounded_and_named(tmp_path: Path) -> None:
         assert len((await client.files.list()).data) == 1
         for query in ("limit=0", "limit=x", "order=up", "after=nothing", "limit=99999999999999999999"):
             assert (await raw.get(f"files?{query}")).status_code == 400
+
+
+async def test_a_disk_that_is_full_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path, scripted("hello")) as (client, _):
+        file = await client.files.create(file=("a", lines([ASKED])), purpose="batch")
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "no space")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("lmkit_dialect_batches.store.os.fsync", full)
+            for work in (
+                client.files.create(file=("a", b"x"), purpose="batch"),
+                client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h"),
+            ):
+                with pytest.raises(openai.BadRequestError, match="cannot write files"):
+                    await work
+        assert [f.id async for f in client.files.list()] == [file.id]
+        assert [b.id async for b in client.batches.list()] == []
+        assert sorted(path.suffix for path in (tmp_path / "files").iterdir()) == [".data", ".json"]
+        batch = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        assert (await ended(client, batch.id)).status == "completed"
 
 
 def test_two_servers_do_not_work_in_one_directory(tmp_path: Path) -> None:

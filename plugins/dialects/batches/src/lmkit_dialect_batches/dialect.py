@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from lmkit_dialect_batches.desk import Desk
 from lmkit_dialect_batches.form import Part, read_form
 from lmkit_dialect_batches.records import Batch, File
 from lmkit_dialect_batches.schema import HOUR, MONTH, BatchRequest, limit_of
-from lmkit_dialect_batches.store import KEPT, Store, new_id
+from lmkit_dialect_batches.store import KEPT, Store, StoreFull, new_id
 
+log = logging.getLogger("lmkit.batches")
 _DAY = 86_400  # seconds: the only completion window of the OpenAI API
 _FIELDS = {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}
 
@@ -43,9 +45,15 @@ class Batches(Dialect):
             await self._desk.work(answer)
 
     def parse(self, incoming: Incoming, served: Served) -> Answer:
-        store, desk = self.store, self._desk
-        if store is None or desk is None:
+        if self.store is None or self._desk is None:
             raise Off("this server keeps no files and batches", fix="start it with --dialect.batches.dir DIR")
+        try:
+            return self._answer(self.store, self._desk, incoming, served)
+        except OSError as error:
+            log.error("files cannot be written: %s", error)
+            raise StoreFull("the server cannot write files now", fix="try again in a while") from error
+
+    def _answer(self, store: Store, desk: Desk, incoming: Incoming, served: Served) -> Answer:
         tenant, id = incoming.tenant, incoming.path.get("id", "")
         match incoming.route:
             case "POST /v1/files":

@@ -47,9 +47,7 @@ class _Text(Exchange):
     def chunk(self, turn: Turn, change: Change) -> bytes:
         """A line for each change; a call is sent when the whole of it is there."""
         finish, calls = change.finish, []
-        if finish is not None or any(
-            call.id is not None for call in change.calls
-        ):  # one begins: those before are whole
+        if finish is not None or any(call.id is not None for call in change.calls):  # others are whole
             calls = turn.message.calls[self._num_shown : None if finish is not None else -1]
             self._num_shown += len(calls)
         thinking = "" if self._request.think is False else change.reasoning
