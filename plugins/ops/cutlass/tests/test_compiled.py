@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 if find_spec("triton") is None:
@@ -90,6 +93,17 @@ def test_fragments_are_those_of_the_instruction() -> None:
     for (thread, i), place in found.items():
         row, column = fragment(thread % 128, i % 8)
         assert place == (row + 64 * (thread // 128), column + 16 * (i // 8))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would run them")
+@pytest.mark.parametrize("arch", TILES)
+def test_calls_reach_the_driver(arch: str) -> None:
+    """Operands are those that each kernel was compiled for: what stops a call is that there is no driver."""
+    script, environment = Path(__file__).with_name("called.py"), os.environ | {"CUTE_DSL_ARCH": arch}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=300)
+    said = [line.split() for line in done.stdout.splitlines()]
+    assert len(said) == (8 if arch == "sm_90a" else 4), done.stderr[-2000:]
+    assert {line[1] for line in said} == {"cudaErrorInsufficientDriver"}, done.stdout
 
 
 def test_tiles_of_every_architecture_are_compiled() -> None:

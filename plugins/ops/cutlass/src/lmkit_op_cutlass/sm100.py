@@ -89,8 +89,8 @@ class Linear:
         x: cute.Tensor,
         x_layout: cute.ComposedLayout,
         out: cute.Tensor,
-        bias: cute.Tensor | None,
-        scaled: tuple[cute.Tensor, cute.Tensor] | None,
+        bias: Any,  # a tensor, or None
+        scaled: Any,  # tensors of scales, or None
         tiled: cute.TiledMma,
         band: Int32,
     ):
@@ -184,8 +184,8 @@ class Linear:
     def store(
         self,
         out: cute.Tensor,
-        bias: cute.Tensor | None,
-        scaled: tuple[cute.Tensor, cute.Tensor] | None,
+        bias: Any,  # a tensor, or None
+        scaled: Any,  # tensors of scales, or None
         sums: cute.Tensor,
         origin: tuple[Int32, Int32],
     ):

@@ -78,7 +78,7 @@ class Int4Linear(Linear):
         x: cute.Tensor,
         x_layout: cute.ComposedLayout,
         out: cute.Tensor,
-        bias: cute.Tensor | None,
+        bias: Any,  # a tensor, or None
         tiled: cute.TiledMma,
         band: Int32,
     ):
@@ -136,8 +136,9 @@ class Int4Linear(Linear):
                         tiled.set(warpgroup.Field.ACCUMULATE, False)
                         warpgroup.fence()
                         for part in cutlass.range_constexpr(self.span // 16):
-                            at = (None, None, i * (self.span // 16) + part)
-                            cute.gemm(tiled, ours, weights[at], x_parts[(*at, slot.index)], ours)
+                            k = i * (self.span // 16) + part
+                            x_part = x_parts[None, None, k, slot.index]
+                            cute.gemm(tiled, ours, weights[None, None, k], x_part, ours)
                             tiled.set(warpgroup.Field.ACCUMULATE, True)
                         warpgroup.commit_group()
                         warpgroup.wait_group(0)

@@ -47,7 +47,7 @@ def band_of(rows: int) -> int:
     return next(band for band in range(min(BAND, rows), 0, -1) if rows % band == 0)
 
 
-def place(tile, rows, band):  # type: ignore[no-untyped-def]  # numbers of Python, or of a kernel that is compiled
+def place(tile, rows, band):  # numbers of Python, or of a kernel that is being compiled
     """Number of a tile -> (row of tiles, column of tiles): `band` rows of a column, then those of the next column.
 
     So those that run at the same time share weights and activations in the cache. `band` divides `rows`.
