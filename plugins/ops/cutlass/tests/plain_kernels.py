@@ -1,12 +1,24 @@
-"""The kernels in plain torch: the same tiles, steps, addresses and bits, one block after another."""
+"""The kernels in plain torch: the same tiles, steps, addresses and bits, one block after another.
+
+Operators over them are compared with the numbers of the formats.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
 import torch
+from lmkit.api import LinearSpec, QuantFormat
 from lmkit_op_cutlass.codes import BASE, LOW_BITS, ONE, PIECE, fragment
 from lmkit_op_cutlass.tiles import ALIGNED, LINE, Tile, band_of, place, tile_for
+from lmkit_testing.host import make_device
 from torch import Tensor
 
+H100 = make_device("cuda", cc=(9, 0))
 BLOCKS = 5  # that run at a time
 PLACES = [torch.tensor([fragment(thread, value) for thread in range(128)]).T for value in range(8)]
 
@@ -126,3 +138,54 @@ def widened(words: Tensor, kind: torch.dtype) -> Tensor:
                 found[rows, columns + 16 * part] = halves[:, half]
     assert ((found >= BASE[kind]) & (found < BASE[kind] + 16)).all()
     return found
+
+
+# --------------------------------------------------------------------------------------------------- comparisons
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """The kernels that are launched are those of this file."""
+    module = ModuleType("lmkit_op_cutlass.launch")
+    module.multiply = multiply  # type: ignore[attr-defined]
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        yield
+    finally:
+        del sys.modules[module.__name__]
+        if before is not None:
+            sys.modules[module.__name__] = before
+
+
+def noise(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def stored(fmt: QuantFormat, layer: LinearSpec, dtype: str, seed: int = 0) -> dict[str, Tensor]:
+    """Tensors of a format as a file has them: any codes and zeros, scales of two magnitudes."""
+    found = {}
+    for i, (name, p) in enumerate(fmt.params(layer, dtype).items()):
+        if name in ("g_idx", "input_scale", "activation_scale", "weight_scale_inv") and p.optional:
+            continue
+        values, kind = noise(seed + i, *p.shape), getattr(torch, p.dtype)
+        if kind.is_floating_point:
+            found[name] = (values.abs() / 8 + 0.01 if "scale" in name else values).to(kind)
+        else:
+            found[name] = values.mul(2**30).clamp(-(2**31), 2**31 - 1).to(kind)
+    return found
+
+
+def compare(kernel: Any, fmt: QuantFormat, layer: LinearSpec, params: Mapping[str, Tensor], x: Tensor, given: Tensor,
+            bias: Tensor | None) -> None:  # fmt: skip
+    """Whatever the kernel makes of x is what the format's own numbers make of `given`, rounded once."""
+    assert kernel.can_run(fmt, layer, H100) is None
+    weight = fmt.dequantize(dict(params), torch.float64)
+    packed = kernel.pack(fmt, {name: value.clone() for name, value in params.items()}, layer, x.dtype)
+    assert packed.nbytes > 0
+    found = kernel.apply(x, packed, bias)
+    wanted = torch.nn.functional.linear(given.double(), weight, None if bias is None else bias.double())
+    assert (found.shape, found.dtype) == (wanted.shape, x.dtype)
+    scale = float(wanted.abs().max())
+    limit = 2**-8 if x.dtype is torch.bfloat16 else 2**-11
+    torch.testing.assert_close(found.double(), wanted, rtol=limit, atol=1e-5 * scale)

@@ -22,7 +22,7 @@ if find_spec("triton") is None:
 
 import cutlass
 from cutlass import cute
-from lmkit_op_cutlass import sm90, sm90_int4
+from lmkit_op_cutlass import sm90, sm90_int4, sm100
 from lmkit_op_cutlass.codes import fragment
 from lmkit_op_cutlass.tiles import TILES, Tile
 from lmkit_testing.triton_budget import SHARED, of_cubin
@@ -52,9 +52,9 @@ def test_within_budget(case: Case, tmp_path: Path) -> None:
     assert "local" not in re.findall(r"^\s*(?:ld|st)\.(\w+)", made.__ptx__, re.M)
 
 
-def traced(look: Callable[[], None]) -> None:
+def traced(look: Callable[[], None], arch: str = "sm_90a") -> None:
     """Runs a function while it is compiled, when numbers that are known are numbers of Python."""
-    cute.compile(cute.jit(look), options="--gpu-arch sm_90a")
+    cute.compile(cute.jit(look), options=f"--gpu-arch {arch}")
 
 
 @pytest.mark.parametrize("tile", [Tile(64, 16), Tile(128, 32)], ids=str)
@@ -74,6 +74,27 @@ def test_threads_hold_each_sum_once(tile: Tile) -> None:
 
     traced(look)
     assert found == Counter(product(range(tile.rows), range(tile.tokens)))
+
+
+@pytest.mark.parametrize("tokens", [16, 64])
+def test_storing_threads_read_each_sum_once(tokens: int) -> None:
+    """On Blackwell a thread reads those of one feature."""
+    kernel, found = sm100.Linear(Tile(128, tokens), cutlass.BFloat16, cutlass.BFloat16), Counter()
+
+    def all_of(tiled: Any) -> None:
+        sums = tiled.make_fragment_C(tiled.partition_shape_C(kernel.shape[:2]))
+        for thread in range(128):
+            _, _, places = kernel.reads(sums[(None, None), 0, 0], thread)
+            for i in range(tokens // sm100.STEP):
+                some = places[None, None, None, 0, i]
+                assert {some[j][0] for j in range(sm100.STEP)} == {thread}
+                found.update(some[j] for j in range(sm100.STEP))
+
+    def look() -> None:
+        all_of(cute.make_tiled_mma(kernel.instruction()))
+
+    traced(look, "sm_100a")
+    assert found == Counter(product(range(128), range(tokens)))
 
 
 def test_fragments_are_those_of_the_instruction() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,12 +19,11 @@ from lmkit_layouts import AwqWords, Fp8Format, GptqWords, OffsetRows, Rounding
 from lmkit_op_cutlass.linear import CutlassFp8, CutlassInt4, CutlassLinear
 from lmkit_testing import PluginConformance
 from lmkit_testing.host import codes, make_device
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plain_kernels import multiply
+from plain_kernels import H100, compare, noise, plain, stored
 
-H100, B200 = (make_device("cuda", cc=cc) for cc in ((9, 0), (10, 0)))
+B200 = make_device("cuda", cc=(10, 0))
 NAMES = {"plain": "linear_cutlass", "fp8": "fp8_cutlass", "int4": "int4_cutlass"}
 
 
@@ -42,47 +40,9 @@ class TestInt4(PluginConformance):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def twins() -> Any:
-    """The kernels that are launched are those in plain torch."""
-    patch = pytest.MonkeyPatch()
-    module = ModuleType("lmkit_op_cutlass.launch")
-    module.multiply = multiply  # type: ignore[attr-defined]
-    patch.setitem(sys.modules, module.__name__, module)
-    yield
-    patch.undo()
-
-
-def noise(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def stored(fmt: QuantFormat, layer: LinearSpec, dtype: str, seed: int = 0) -> dict[str, Tensor]:
-    """Tensors of a format as a file has them: any codes and zeros, scales of two magnitudes."""
-    found = {}
-    for i, (name, p) in enumerate(fmt.params(layer, dtype).items()):
-        if name in ("g_idx", "input_scale", "activation_scale", "weight_scale_inv") and p.optional:
-            continue
-        values, kind = noise(seed + i, *p.shape), getattr(torch, p.dtype)
-        if kind.is_floating_point:
-            found[name] = (values.abs() / 8 + 0.01 if "scale" in name else values).to(kind)
-        else:
-            found[name] = values.mul(2**30).clamp(-(2**31), 2**31 - 1).to(kind)
-    return found
-
-
-def compare(kernel: Any, fmt: QuantFormat, layer: LinearSpec, params: Mapping[str, Tensor], x: Tensor, given: Tensor,
-            bias: Tensor | None) -> None:  # fmt: skip
-    """Whatever the kernel makes of x is what the format's own numbers make of `given`, rounded once."""
-    assert kernel.can_run(fmt, layer, H100) is None
-    weight = fmt.dequantize(dict(params), torch.float64)
-    packed = kernel.pack(fmt, {name: value.clone() for name, value in params.items()}, layer, x.dtype)
-    assert packed.nbytes > 0
-    found = kernel.apply(x, packed, bias)
-    wanted = torch.nn.functional.linear(given.double(), weight, None if bias is None else bias.double())
-    assert (found.shape, found.dtype) == (wanted.shape, x.dtype)
-    scale = float(wanted.abs().max())
-    limit = 2**-8 if x.dtype is torch.bfloat16 else 2**-11
-    torch.testing.assert_close(found.double(), wanted, rtol=limit, atol=1e-5 * scale)
+def plainly() -> Iterator[None]:
+    with plain():
+        yield
 
 
 ROWS = st.sampled_from([(1,), (3,), (2, 9), (33,), (130,)])

@@ -37,9 +37,8 @@ def fragments(codes: Tensor) -> Tensor:
     """uint8 [n, k] of 4 bits -> int32 [pieces of rows, pieces of columns, 128, 4], the rows of pairs of pieces."""
     n, k = codes.shape
     codes = torch.nn.functional.pad(codes, (0, -k % PIECE, 0, -n % (2 * PIECE)))
-    pieces = codes.view(len(codes) // PIECE, PIECE, -1, WORDS, 16).permute(
-        0, 2, 3, 1, 4
-    )  # row piece, column piece, part
+    pieces = codes.view(len(codes) // PIECE, PIECE, -1, WORDS, 16)
+    pieces = pieces.permute(0, 2, 3, 1, 4)  # piece of rows, piece of columns, part, row, column
     found = pieces.new_zeros((*pieces.shape[:2], THREADS, WORDS), dtype=torch.int32)
     for value in range(8):
         rows, columns = torch.tensor([fragment(thread, value) for thread in range(THREADS)], device=codes.device).T

@@ -21,6 +21,7 @@ from lmkit_op_cutlass.tiles import LINE, Tile, place
 K_MAJOR = OperandMajorMode.K
 STORERS, MULTIPLIER, LOADER = range(4), 4, 5  # warps
 SUMS = 2  # tiles in tensor memory
+STEP = 16  # tokens that a thread reads from there at a time
 
 
 class Linear:
@@ -180,6 +181,16 @@ class Linear:
         """How many of tensor memory are asked for: powers of two are given out."""
         return max(32, SUMS * self.tile.tokens)
 
+    def reads(self, sums: cute.Tensor, thread: Any) -> tuple[Any, cute.Tensor, cute.Tensor]:
+        """How a thread copies STEP sums from tensor memory, where all of its own are [.., 0, i], and their places."""
+        some = (self.tile.rows, STEP)
+        load = tcgen05.make_tmem_copy(
+            cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x16), Float32),
+            cute.flat_divide(sums, some)[None, None, 0, 0],
+        ).get_slice(thread)
+        there = load.partition_S(cute.flat_divide(sums, some))
+        return load, there, load.partition_D(cute.flat_divide(cute.make_identity_tensor(self.shape[:2]), some))
+
     @cute.jit
     def store(
         self,
@@ -189,15 +200,9 @@ class Linear:
         sums: cute.Tensor,
         origin: tuple[Int32, Int32],
     ):
-        """A thread has one feature of all tokens, 16 of them at a time."""
+        """A thread has one feature of all tokens, STEP of them at a time."""
         n, t = cute.size(out, mode=[0]), cute.size(out, mode=[1])
-        some = (self.tile.rows, 16)
-        load = tcgen05.make_tmem_copy(
-            cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x16), Float32),
-            cute.flat_divide(sums, some)[None, None, 0, 0],
-        ).get_slice(cute.arch.thread_idx()[0])
-        there = load.partition_S(cute.flat_divide(sums, some))
-        places = load.partition_D(cute.flat_divide(cute.make_identity_tensor(self.shape[:2]), some))
+        load, there, places = self.reads(sums, cute.arch.thread_idx()[0])
         feature = origin[0] + places[None, None, None, 0, 0][0][0]
         scale, shift = Float32(1), Float32(0)
         if feature < n:
@@ -206,7 +211,7 @@ class Linear:
             if cutlass.const_expr(bias is not None):
                 shift = bias[feature].to(Float32)
         here = cute.make_rmem_tensor(places[None, None, None, 0, 0].shape, Float32)
-        for i in cutlass.range(self.tile.tokens // 16, unroll=1):
+        for i in cutlass.range(self.tile.tokens // STEP, unroll=1):
             cute.copy(load, there[None, None, None, 0, i], here)
             cute.arch.fence_view_async_tmem_load()  # waits for it
             for j in cutlass.range_constexpr(cute.size(here)):
