@@ -166,7 +166,19 @@ def stored(fmt: QuantFormat, layer: LinearSpec, dtype: str, seed: int = 0) -> di
     """Tensors of a format as a file has them: any codes and zeros, scales of two magnitudes."""
     found = {}
     for i, (name, p) in enumerate(fmt.params(layer, dtype).items()):
-        if name in ("g_idx", "input_scale", "activation_scale", "weight_scale_inv") and p.optional:
+        if (
+            name
+            in (
+                "g_idx",
+                "input_scale",
+                "activation_scale",
+                "weight_scale_inv",
+                "weight_g_idx",
+                "weight_shape",
+                "input_zero_point",
+            )
+            and p.optional
+        ):
             continue
         values, kind = noise(seed + i, *p.shape), getattr(torch, p.dtype)
         if kind.is_floating_point:

@@ -15,7 +15,7 @@ from lmkit.api import DeviceInfo, LinearSpec, OpRequest, QuantFormat
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.select import consider
 from lmkit_layers.linear import PLAIN
-from lmkit_layouts import AwqWords, Fp8Format, GptqWords, OffsetRows, Rounding
+from lmkit_layouts import AwqWords, Fp8Format, GptqWords, OffsetRows, PackedRows, Rounding
 from lmkit_op_cutlass.linear import CutlassFp8, CutlassInt4, CutlassLinear
 from lmkit_testing import PluginConformance
 from lmkit_testing.host import codes, make_device
@@ -101,11 +101,10 @@ def test_int4_columns_that_end_within_a_step(k: int) -> None:
     layer = LinearSpec("up", k, (64,))
     fmt = AwqWords(group=8, parts=(64,), width=k)
     assert "groups of 32" in str(CutlassInt4().can_run(fmt, layer, H100))
-    from lmkit_quantization_int4.scheme import Int4Format
-
-    x, weight = noise(1, 5, k).bfloat16(), noise(2, 64, k).bfloat16()
+    x = noise(1, 5, k).bfloat16()
     for zeros in (False, True):
-        compare(CutlassInt4(), Int4Format(32, zeros, k), layer, {"weight": weight}, x, x, None)
+        rows = PackedRows(stored_bits=4, group=32, parts=(64,), width=k, zeros=zeros)
+        compare(CutlassInt4(), rows, layer, stored(rows, layer, "bfloat16"), x, x, None)
 
 
 def test_no_tokens() -> None:

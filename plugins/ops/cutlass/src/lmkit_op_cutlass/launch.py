@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import cutlass
@@ -14,7 +14,7 @@ from cutlass.cute.runtime import make_ptr
 from torch import Tensor
 
 from lmkit_op_cutlass import sm90, sm90_int4, sm100
-from lmkit_op_cutlass.tiles import ALIGNED, Tile, band_of, tile_for
+from lmkit_op_cutlass.tiles import ALIGNED, Tile, band_of, tile_for, tiles_of
 
 TYPES = {
     torch.bfloat16: cutlass.BFloat16,
@@ -57,7 +57,10 @@ class Variant:
         return cute.compile(self.kernel, *pointers, *map(number, (128, 128, 16, 1, 1)), CUstream(0), options=options)
 
 
-compiled = lru_cache(maxsize=None)(Variant.compile)
+@cache
+def compiled(variant: Variant, tiles: tuple[Tile, ...]) -> dict[Tile, Any]:
+    """Kernels of a variant by tile. All are compiled with the first, so that none is in a later request."""
+    return {tile: replace(variant, tile=tile).compile() for tile in tiles}
 
 
 def pointer(kind: type[cutlass.Numeric], address: int, place: int) -> Any:
@@ -78,15 +81,16 @@ def multiply(
     (t, k), n = x.shape, out.shape[1]
     properties = torch.cuda.get_device_properties(x.device)
     arch = f"sm_{properties.major}{properties.minor}a"
-    tile = tile_for(arch, t, bool(scales) or group is not None)
-    kernel = compiled(Variant(arch, tile, x.dtype, out.dtype, scales, group, bias is not None))
+    twice = bool(scales) or group is not None
+    tile, tiles = tile_for(arch, t, twice), tiles_of(arch, twice)
+    kernels = compiled(Variant(arch, tiles[0], x.dtype, out.dtype, scales, group, bias is not None), tiles)
     assert bias is None or bias.dtype == out.dtype
     tensors = (weight, x, out, bias, *factors)
     operands = [None if each is None else handed(each, i) for i, each in enumerate(tensors)]
     rows, columns = -(-n // tile.rows), -(-t // tile.tokens)
     blocks = min(rows * columns, properties.multi_processor_count)
     stream = CUstream(torch.cuda.current_stream(x.device).cuda_stream)
-    kernel(*operands, n, k, t, band_of(rows), blocks, stream)
+    kernels[tile](*operands, n, k, t, band_of(rows), blocks, stream)
 
 
 def handed(tensor: Tensor, place: int) -> Any:
