@@ -21,6 +21,7 @@ PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*
 GPU_PLUGINS = [
     "plugins/attention/triton",
     "plugins/ops/triton",
+    "plugins/ops/cutlass",
     "plugins/attention/flashinfer",
     "plugins/attention/flex",
     "plugins/attention/flash_attn",
@@ -360,6 +361,15 @@ def flashinfer(session: nox.Session) -> None:
     for release in (["flashinfer-python"], ["--no-deps", "flashinfer-python==0.6.0"]):
         session.install("-q", "-c", "constraints.txt", *release)
         session.run("pytest", "-q", "plugins/attention/flashinfer", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
+def cutlass(session: nox.Session) -> None:
+    """Linears in the CuTe DSL of CUTLASS, compiled for Hopper and Blackwell without a GPU: what they take, and their
+    instructions. 300 MB, and two minutes of compiling."""
+    install(session)
+    session.install("-q", "-c", "constraints.txt", "nvidia-cutlass-dsl")
+    session.run("pytest", "-q", "plugins/ops/cutlass", *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session
