@@ -137,17 +137,16 @@ def plan_kv(
                 f"cache.num_blocks = {asked_for}",
                 fix=f"raise --num-blocks to {needed}, or use a smaller --max-length or --max-step-tokens",
             )
-    else:
-        budget = parse_budget(config.cache.memory, facts.free_kv_bytes, "cache.memory") or facts.free_kv_bytes
-        if budget > facts.free_kv_bytes:
-            raise _too_little(budget, facts.free_kv_bytes, f"cache.memory = {config.cache.memory!r}")
-        rows = config.sched.rows if config.cache.memory == "auto" and longest else None
-        if rows and longest and not causal:  # each row fills its last block in part
-            rows = -(-config.parallel.in_flight * (max_tokens + rows * specs[0].block_size) // longest)
-        if (needed := _alone(specs, floor, max_tokens)) > budget:
-            raise _too_little(needed, budget, f"one request of {floor} tokens")
-        kv = KVConfig(specs, _divide(specs, budget, num_states, (floor, longest or floor), max_tokens, rows))
-    return kv
+        return kv
+    budget = parse_budget(config.cache.memory, facts.free_kv_bytes, "cache.memory") or facts.free_kv_bytes
+    if budget > facts.free_kv_bytes:
+        raise _too_little(budget, facts.free_kv_bytes, f"cache.memory = {config.cache.memory!r}")
+    rows = config.sched.rows if config.cache.memory == "auto" and longest else None
+    if rows and longest and not causal:  # each row fills its last block in part
+        rows = -(-config.parallel.in_flight * (max_tokens + rows * specs[0].block_size) // longest)
+    if (needed := _alone(specs, floor, max_tokens)) > budget:
+        raise _too_little(needed, budget, f"one request of {floor} tokens")
+    return KVConfig(specs, _divide(specs, budget, num_states, (floor, longest or floor), max_tokens, rows))
 
 
 def _divide(

@@ -19,7 +19,7 @@ Example, entry point `[project.entry-points."lmkit.platform"] toy = "toy_platfor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -51,6 +51,10 @@ class Platform(Protocol):
 
     def free_memory(self) -> int:
         """Bytes that can still be allocated on the device."""
+        ...
+
+    def measure(self, work: Callable[[], None]) -> int | None:
+        """Bytes that `work` takes of the device at its most; None: this platform does not measure, nothing was run."""
         ...
 
     def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:

@@ -14,6 +14,7 @@ It rests on torch's experimental Python backends (`_setup_privateuseone_for_pyth
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections import Counter
@@ -31,6 +32,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from lmkit_testing.triton_numbers import right_numbers
 
 DEVICE = "sim"
+CAPACITY = 1 << 30  # bytes of the device, where a test says nothing else
 ROUND = 512  # bytes: sizes of blocks in the pool
 NONSENSE = 0xA5  # byte of memory that nobody has written
 # Operators of torch that are parts of others on the CPU, and one kernel on a GPU
@@ -77,9 +79,13 @@ def site() -> str:
 
 
 class Pool:
-    """Memory of the device. What is freed is given out again for tensors of the same size, as by torch's allocator."""
+    """Memory of the device. What is freed is given out again for tensors of the same size, as by torch's allocator.
+
+    `live` bytes are lent, `peak` of them at most since it was set; more than `capacity` there are not.
+    """
 
     def __init__(self) -> None:
+        self.live, self.peak, self.capacity = 0, 0, CAPACITY
         self.free: dict[int, list[np.ndarray]] = {}
         self.misses: Counter[str] = Counter()  # where the pool had to grow
 
@@ -87,15 +93,23 @@ class Pool:
         """A tensor of the shape, strides and dtype of `like`, full of nonsense."""
         span = sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True)) + 1 if like.numel() else 0
         size = max(1, -(-span * like.itemsize // ROUND)) * ROUND
+        if self.live + size > self.capacity:
+            raise torch.OutOfMemoryError(f"{self.live} bytes of {self.capacity} are taken, {size} are wanted: {site()}")
+        self.live += size
+        self.peak = max(self.peak, self.live)
         held = self.free.setdefault(size, [])
         if not held:
             self.misses[site()] += 1
         block = held.pop() if held else np.empty(size, np.uint8)
         block[:] = NONSENSE
         lent = block[: max(span, 1) * like.itemsize]  # torch holds this object as long as the storage lives
-        weakref.finalize(lent, held.append, block)
+        weakref.finalize(lent, self._take_back, held, block)
         flat = torch.from_numpy(lent).view(like.dtype)
         return flat.as_strided(like.shape, like.stride())
+
+    def _take_back(self, held: list[np.ndarray], block: np.ndarray) -> None:
+        held.append(block)
+        self.live -= len(block)
 
 
 @dataclass
@@ -398,7 +412,6 @@ class SimRuntime:
     """The device as `lmkit_gpu.GpuPlatform` uses it."""
 
     device_type = DEVICE
-    total = 1 << 30
 
     def __init__(self) -> None:
         register()
@@ -419,7 +432,16 @@ class SimRuntime:
         return graph.replay, result
 
     def memory(self) -> tuple[int, int]:
-        return self.total, self.total
+        return gpu.pool.capacity - gpu.pool.live, gpu.pool.capacity
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """Exact."""
+        gc.collect()
+        gpu.pool.peak = before = gpu.pool.live
+        work()
+        most = gpu.pool.peak
+        gc.collect()
+        return most - before
 
 
 _registered: list[Any] = []

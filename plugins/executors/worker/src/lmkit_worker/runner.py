@@ -14,6 +14,7 @@ from lmkit.api import (
     LogitsProcessor,
     NewRow,
     NullEvent,
+    PoolingParams,
     Proposer,
     RowWork,
     SamplingParams,
@@ -113,6 +114,7 @@ class Runner:
         self.platform = platform
         self.unread: Unread | None = None  # of the last step, while it is
         self.adapters = AdapterBank()
+        self.pooling = PoolingParams(pooler.task) if pooler is not None else None  # of steps that nobody asked for
         self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
 
     @torch.inference_mode()
@@ -152,7 +154,7 @@ class Runner:
     def warm(self) -> None:
         """Steps of rows that nobody asked for, where the platform wants them: kernels are compiled before the first
         request, not in it. What they write to the cache belongs to nobody."""
-        if not self.graphs.sizes:
+        if not self.graphs.sizes or self.pooling is not None:
             return
         limits = self.inputs.limits
         for n in self.graphs.sizes:
@@ -160,10 +162,21 @@ class Runner:
         self._try([1], SamplingParams(top_k=10, top_p=0.9, seed=0))
         self._try([min(limits.max_tokens, limits.max_length)], SamplingParams(temperature=0))
 
+    def largest(self) -> None:
+        """The steps that take most memory: as many rows as there may be, with as many tokens, and all that sampling
+        can be asked for; and one prompt as long as a step."""
+        limits = self.inputs.limits
+        rows = min(limits.max_rows, limits.max_tokens)
+        asked = SamplingParams(top_k=10, top_p=0.9, min_p=0.01, seed=0, logprobs=5, frequency_penalty=0.5)
+        for lengths in ([limits.max_tokens // rows] * rows, [limits.max_tokens]):
+            self._try([min(length, limits.max_length) for length in lengths], asked)
+
     def _try(self, lengths: Sequence[int], params: SamplingParams) -> None:
         """One step of rows with prompts of these lengths, in a block that is free."""
         blocks = [[1] * -(-max(lengths) // spec.block_size) for spec in self.kv_config.specs]
-        new = [NewRow(f"warm {i}", 0, [0] * n, n, blocks, 0, params) for i, n in enumerate(lengths)]
+        new = [
+            NewRow(f"warm {i}", 0, [0] * n, n, blocks, 0, params, pooling=self.pooling) for i, n in enumerate(lengths)
+        ]
         self.forward(StepPlan(0, new=new, rows=[RowWork(row.id, 0, 0, len(row.tokens), [], True) for row in new]))
         self.sample(0).read()
         self.reset()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from lmkit import memory
 from lmkit.api import (
+    CapacityError,
     Checkpoint,
     Control,
     DropAdapter,
@@ -16,6 +17,7 @@ from lmkit.api import (
     ForgetRows,
     GrammarMasks,
     KVConfig,
+    KVSpec,
     LmkitError,
     LoadAdapter,
     ModelInfo,
@@ -70,19 +72,44 @@ class Worker:
             packed_cache=self.config.model.packed_cache, adapters=self.config.lora.on,
         )  # fmt: skip
         dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
-        max_tokens = memory.step_tokens(self.config)
-        activations = memory.activation_bytes(self.info, dtype, max_tokens, self.config.sched.rows)
+        specs = tuple(self.info.kv_specs(block_size, self.resolved.value("kv_dtype", dtype)))
+        activations = self._step_bytes(specs, dtype)
         return WorkerFacts(
             free_kv_bytes=max(0, self.platform.free_memory() - activations),
             weight_bytes=self.loaded.weight_bytes,
             activation_bytes=activations,
-            kv_specs=tuple(self.info.kv_specs(block_size, self.resolved.value("kv_dtype", dtype))),
+            kv_specs=specs,
             load_seconds=time.monotonic() - started,
             pack_seconds=self.loaded.pack_seconds,
             warnings=self.loaded.warnings,
         )
 
+    def _step_bytes(self, specs: tuple[KVSpec, ...], dtype: str) -> int:
+        """What the largest steps take beside weights and cache: measured, with what planners keep and buffers hold, or
+        estimated where the platform does not measure."""
+        config, info = self.config, self.info
+        limits = SchedLimits(
+            max_tokens=memory.step_tokens(config), max_rows=config.sched.rows,
+            max_length=config.model.max_length or info.max_length,
+            lookahead=memory.num_drafts(config, self.resolved, info),
+        )  # fmt: skip
+        try:
+            taken = self.platform.measure(lambda: self._runner(KVConfig(specs, (2,) * len(specs)), limits).largest())
+        except torch.OutOfMemoryError as e:
+            raise CapacityError(
+                f"a step of {limits.max_tokens} tokens and {limits.max_rows} rows does not fit beside the weights "
+                f"({self.loaded.weight_bytes if self.loaded else 0} bytes): {str(e).splitlines()[0]}",
+                fix="use a smaller --max-step-tokens, --max-rows or model",
+            ) from None
+        if taken is not None:
+            return taken
+        return memory.activation_bytes(info, dtype, limits.max_tokens, limits.max_rows)
+
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
+        self.runner = self._runner(kv, limits)
+        self.runner.warm()
+
+    def _runner(self, kv: KVConfig, limits: SchedLimits) -> Runner:
         if self.loaded is None:
             raise EngineError("configure_kv before load")
         attention = self.loaded.attention
@@ -94,15 +121,13 @@ class Worker:
             max_blocks_per_row=-(-(limits.max_length + limits.lookahead + 1) // block_size),
             max_length=limits.max_length,
         )
-        self.runner = Runner(
+        return Runner(
             self.loaded, kv, sizes, backends, self.platform, self.device,
             eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead,
             seed=self.config.model.seed, debug_kv=self.debug_kv,
             processors={c.name: make(c) for c in self.resolved.choices if c.kind == "logits_processor"},
             proposer=make(guesses) if (guesses := self.resolved.choice("proposer")) is not None else None,
         )  # fmt: skip
-        if self.info.pooler is None:
-            self.runner.warm()
 
     def forward(self, plan: StepPlan) -> None:
         self._running.forward(plan)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lmkit.api import ConfigError, DeviceInfo, ModelInfo, NullCollectives, StepLimits
 
+from lmkit_gpu.budget import GIB, headroom
 from lmkit_gpu.graphs import GpuGraphs
 from lmkit_gpu.runtime import Runtime, TorchRuntime
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
     from lmkit_gpu.runtime import DeviceEvent
 
-GIB = 1 << 30
 COPIES = 4  # of what is pushed: two steps are in flight, and two planners may push the same
 
 
@@ -84,9 +85,13 @@ class GpuPlatform:
         return self._device
 
     def free_memory(self) -> int:
-        """Without what libraries, graphs and the gaps between tensors take beside: a fiftieth, and half a GiB."""
+        """Without the headroom."""
         free, total = self.runtime.memory()
-        return max(0, free - total // 50 - GIB // 2)
+        return max(0, free - headroom(total))
+
+    def measure(self, work: Callable[[], None]) -> int:
+        """What `work` leaves behind in cycles of objects is gone afterwards."""
+        return self.runtime.peak(work)
 
     def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:
         """Long steps, and many rows, keep a large device busy; the next step is prepared while one runs."""
