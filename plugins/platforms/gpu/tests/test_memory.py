@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lmkit.api import CapacityError, EngineRequest, SamplingParams, SchedLimits
+from lmkit.api import CapacityError, EngineRequest, SamplingParams, SchedLimits, WorkerFacts
 from lmkit.config import from_options
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
@@ -21,6 +21,7 @@ from lmkit_gpu import platform as module
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.one_runner import OneRunner
 from lmkit_testing.simgpu import Gpu, SimRuntime, simulated
+from lmkit_testing.simsteps import adapter
 from lmkit_testing.stepper import ArrivalOrder
 from lmkit_worker.worker import Worker
 
@@ -30,6 +31,7 @@ MIB = 1 << 20
 CAPACITY, HEADROOM, WORKSPACE = 48 * MIB, MIB, 12 * MIB
 CYCLES = 64 << 10  # bytes that Triton's interpreter may hold a while, in cycles of objects
 ROWS, TOKENS, LENGTH = 4, 32, 64
+LIMITS = SchedLimits(max_tokens=TOKENS, max_rows=ROWS, max_length=LENGTH, eos_token_ids=(1,), depth=2)
 
 
 @pytest.fixture
@@ -45,8 +47,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("llama", tmp_path_factory.mktemp("memory") / "llama", num_hidden_layers=1, head_dim=16)
 
 
-def worker(checkpoint: Path) -> Worker:
-    options = {"model": str(checkpoint), "max_length": LENGTH, "device": "cuda:9.0:141GB", "attention": "triton"}
+def worker(checkpoint: Path, **more: object) -> Worker:
+    options = {
+        **more,
+        "model": str(checkpoint),
+        "max_length": LENGTH,
+        "device": "cuda:9.0:141GB",
+        "attention": "triton",
+    }
     config = from_options(
         {**options, "dtype": "float32", "max_rows": ROWS, "max_step_tokens": TOKENS, "kv_memory": "100%"}
     )
@@ -61,7 +69,7 @@ def serve(made: Worker) -> None:
     facts = made.load()
     kv = plan_kv(facts, made.config, max_length=LENGTH)
     assert kv.nbytes > 0.9 * facts.free_kv_bytes
-    limits = SchedLimits(max_tokens=TOKENS, max_rows=ROWS, max_length=LENGTH, eos_token_ids=(1,), depth=2)
+    limits = LIMITS
     made.configure_kv(kv, limits)
     assert made.runner is not None
     core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), OneRunner(made.runner, 2), Intake(512, LENGTH))
@@ -95,6 +103,21 @@ def test_what_planners_keep_is_measured(gpu: Gpu, checkpoint: Path, monkeypatch:
     assert gpu.pool.live < made.loaded.weight_bytes + CYCLES, "nothing of the measured steps stays"
     serve(made)
     assert gpu.pool.peak <= CAPACITY
+
+
+@pytest.mark.slow
+def test_adapters_that_may_come_have_their_room(gpu: Gpu, checkpoint: Path) -> None:
+    """As much as tables take of the largest adapters: columns of a and rows of b of each linear, and the embedding."""
+    plain = worker(checkpoint).load().activation_bytes
+    made = worker(checkpoint, enable_lora=True, max_loras=2, max_lora_rank=8)
+    reserved = made.load().activation_bytes - plain
+    made.configure_kv(plan_kv(WorkerFacts(MIB, 0, 0, made.info.kv_specs(16, "float32")), made.config), LIMITS)
+    bank = made.runner.adapters
+    for name in ("a", "b"):
+        bank.load(adapter(made.loaded.model, name, 8))
+    tables = [table for name, table in bank.tables.tables.items() if name != "lm_head"]
+    taken = sum(table.a.nbytes + sum(span.b.nbytes for span in table.spans) for table in tables)
+    assert 0 < taken <= reserved + CYCLES
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from lmkit.api import (
     GrammarMasks,
@@ -113,7 +114,8 @@ class Runner:
             self.head = TokenHead(sampler, self.rows, self._logits, seed, proposals)
         self.platform = platform
         self.unread: Unread | None = None  # of the last step, while it is
-        self.adapters = AdapterBank()
+        self.adapters = AdapterBank(loaded.model, limits.max_rows, device)
+        self.plain = loaded.model.forward  # one object, of which graphs are captured
         self.pooling = PoolingParams(pooler.task) if pooler is not None else None  # of steps that nobody asked for
         self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
 
@@ -127,7 +129,7 @@ class Runner:
         if not plan.rows:
             self.pending[plan.step] = None
             return
-        step = self.inputs.build(plan, capture=not self.adapters.rows)  # a graph would repeat adapters of one step
+        step = self.inputs.build(plan, self.adapters if self.adapters.used else None)
         self.head.prepare(step)
         self.pending[plan.step] = Pending(step, self._hidden(step))
 
@@ -185,7 +187,7 @@ class Runner:
         """Forgets all rows and steps in flight, after a step that failed somewhere in the middle."""
         self.pending.clear()
         self.unread = None
-        self.adapters.rows.clear()
+        self.adapters.clear()
         self.head.clear()
         self.rows.clear()
 
@@ -197,21 +199,16 @@ class Runner:
     # ------------------------------------------------------------------------------------------- details
 
     def _hidden(self, step: Step) -> Tensor:
-        if not self.adapters.rows:
-            hidden = self.graphs.run(self.model.forward, step.inputs)
-            num_rows = len(step.slots)
-            return hidden[:num_rows] if step.inputs.capture and len(hidden) > num_rows else hidden
-        lengths = [work.num_tokens for work in step.plan.rows]
-        rows = step.inputs.logits_rows.tolist() if step.inputs.only_logits else None
-        with self.adapters.applied(self.model, step.slots.tolist(), lengths, rows):
-            return self.graphs.run(self.model.forward, step.inputs)
+        hidden = self.graphs.run(self.plain if step.inputs.adapters is None else self.adapters.tables, step.inputs)
+        num_rows = len(step.slots)
+        return hidden[:num_rows] if step.inputs.capture and len(hidden) > num_rows else hidden
 
     def _logits(self, hidden: Tensor, slots: Sequence[int]) -> Tensor:
-        """The logits of rows that belong to `slots`."""
-        if not self.adapters.rows:
+        """The head, on hidden states [S, D], one for each of `slots`."""
+        adapters = self.adapters.of(np.array(slots)) if self.adapters.tables.changes_head else None
+        if adapters is None:
             return self.model.logits(hidden)
-        with self.adapters.applied(self.model, slots, [1] * len(slots), head=True):
-            return self.model.logits(hidden)
+        return self.adapters.logits(hidden, self.inputs.push_adapters(adapters))
 
     def _added(self, slot: int, row: NewRow) -> None:
         if row.adapter is not None:
@@ -219,7 +216,7 @@ class Runner:
         self.head.add(slot, row)
 
     def _removed(self, slot: int) -> None:
-        self.adapters.rows.pop(slot, None)
+        self.adapters.remove(slot)
         self.head.remove(slot)
 
     def _poison(self, plan: StepPlan) -> None:

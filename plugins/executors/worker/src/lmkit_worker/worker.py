@@ -29,12 +29,13 @@ from lmkit.api import (
     StepPlan,
     WorkerFacts,
     describe_model,
+    itemsize,
 )
 from lmkit_layers.adapters import Adapter
 
 from lmkit_worker.chosen import choice_of, make
 from lmkit_worker.loaded import LoadedModel
-from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter
+from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter, reserved_bytes
 from lmkit_worker.loading.adapter_files import digest
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.load import load_model
@@ -85,8 +86,8 @@ class Worker:
         )
 
     def _step_bytes(self, specs: tuple[KVSpec, ...], dtype: str) -> int:
-        """What the largest steps take beside weights and cache: measured, with what planners keep and buffers hold, or
-        estimated where the platform does not measure."""
+        """What the largest steps take beside weights and cache: measured, with what planners keep and buffers hold, and
+        adapters that may come; or estimated where the platform does not measure."""
         config, info = self.config, self.info
         limits = SchedLimits(
             max_tokens=memory.step_tokens(config), max_rows=config.sched.rows,
@@ -102,7 +103,7 @@ class Worker:
                 fix="use a smaller --max-step-tokens, --max-rows or model",
             ) from None
         if taken is not None:
-            return taken
+            return taken + reserved_bytes(info, config, itemsize(dtype))
         return memory.activation_bytes(info, dtype, limits.max_tokens, limits.max_rows)
 
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
@@ -144,7 +145,7 @@ class Worker:
             case LoadAdapter(id, path):
                 return self._load_adapter(id, path)
             case DropAdapter(id):
-                self._running.adapters.loaded.pop(id, None)
+                self._running.adapters.drop(id)
                 return Reply(True)
         return Reply(False, f"{type(command).__name__} is not supported by this worker")
 
@@ -160,8 +161,8 @@ class Worker:
         try:
             files = self._open_adapter(path)
             dtype = getattr(torch, self.resolved.value("dtype", self.info.dtype))
-            weights = files.read(dtype, self.device)
-            self._running.adapters.loaded[id] = Adapter(id, weights.deltas, weights.whole)
+            weights = files.read(dtype)
+            self._running.adapters.load(Adapter(id, weights.deltas, weights.whole))
         except LmkitError as e:
             return Reply(False, f"{e.message}; {e.fix}" if e.fix else e.message)
         return Reply(True)

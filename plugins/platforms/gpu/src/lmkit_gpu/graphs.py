@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from lmkit.api import EngineError, StepInputs
 
@@ -43,8 +44,8 @@ class GpuGraphs:
 
     def __init__(self, runtime: Runtime, max_rows: int) -> None:
         self.runtime, self.sizes = runtime, buckets(max_rows)
-        self.graphs: dict[int, Graph] = {}
-        self._seen: set[int] = set()
+        # By what was captured and number of rows; None: run once. A graph lives as long as the function does.
+        self.graphs: WeakKeyDictionary[Callable[[StepInputs], Tensor], dict[int, Graph | None]] = WeakKeyDictionary()
 
     def num_rows(self, n: int) -> int:
         return self.sizes[bisect_left(self.sizes, n)]
@@ -54,14 +55,17 @@ class GpuGraphs:
         if not x.capture or x.embeds is not None:
             return forward(x)
         num_rows = x.token_ids.shape[0]
-        if num_rows not in self._seen:
-            self._seen.add(num_rows)
+        graphs = self.graphs.setdefault(forward, {})
+        if num_rows not in graphs:
+            graphs[num_rows] = None
             return forward(x)
-        addresses = (x.token_ids.data_ptr(), x.positions.data_ptr(), *(plan.slots.data_ptr() for plan in x.attn))
-        graph = self.graphs.get(num_rows)
+        others = [tensor for tensor in (x.adapters,) if tensor is not None]
+        read = [x.token_ids, x.positions, *(plan.slots for plan in x.attn), *others]
+        addresses = tuple(tensor.data_ptr() for tensor in read)
+        graph = graphs[num_rows]
         if graph is None:
             replay, output = self.runtime.capture(lambda: forward(x))
-            graph = self.graphs[num_rows] = Graph(replay, output, addresses)
+            graph = graphs[num_rows] = Graph(replay, output, addresses)
             log.debug("captured a decode step of %d rows", num_rows)
         if graph.addresses != addresses:
             raise EngineError(f"the inputs of a captured step of {num_rows} rows have moved")
