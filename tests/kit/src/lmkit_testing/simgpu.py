@@ -197,6 +197,14 @@ class Graph:
 
     def __init__(self) -> None:
         self.launches: list[tuple[Callable[[], Any], list[Tensor]]] = []
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # memory that is written while it is captured, as it was
+
+    def keep(self, tensors: Any) -> None:
+        """They are about to be written, which a real capture does not do."""
+        for tensor in (t for t in tree_leaves(tensors) if isinstance(t, Tensor)):
+            whole = _bytes(tensor)
+            if whole.data_ptr() not in self._before:
+                self._before[whole.data_ptr()] = whole, whole.clone()
 
     def record(self, work: Callable[[], Any], results: list[Any]) -> None:
         self.launches.append((work, [r for r in results if isinstance(r, Tensor)]))
@@ -211,6 +219,9 @@ class Graph:
             yield
         finally:
             gpu.graph = None
+        for whole, before in self._before.values():
+            whole.copy_(before)
+        self._before.clear()
         for _, results in self.launches:
             for tensor in results:
                 _nonsense(tensor)
@@ -224,10 +235,13 @@ class Graph:
                     target.copy_(value)
 
 
+def _bytes(tensor: Tensor) -> Tensor:
+    """All memory that it lies in."""
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0).view(torch.uint8)
+
+
 def _nonsense(tensor: Tensor) -> None:
-    tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0).view(torch.uint8).fill_(
-        NONSENSE
-    )
+    _bytes(tensor).fill_(NONSENSE)
 
 
 class SimTensor(Tensor):
@@ -277,7 +291,8 @@ class SimTensor(Tensor):
         masks = name in ("index", "index_put_", "index_put", "_index_put_impl_") and any(
             isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
         )
-        if name in WAITS or masks:
+        counts = name == "repeat_interleave" and kwargs.get("output_size") is None  # how many?
+        if name in WAITS or masks or counts:
             gpu.wait(name)
         for operand in tree_leaves((args, kwargs)):
             if isinstance(operand, Tensor) and not isinstance(operand, SimTensor) and operand.dim():
@@ -298,6 +313,10 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     inner = {k: (torch.device("cpu") if isinstance(v, torch.device) else v) for k, v in raw(kwargs).items()}
     operands = raw(args)
     given = _storages((operands, inner))
+    if gpu.graph is not None and func._schema.is_mutable:
+        written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        places = {a.name: i for i, a in enumerate(func._schema.arguments)}
+        gpu.graph.keep([inner[n] if n in inner else operands[places[n]] for n in written])
     result = func(*operands, **inner)
     if func.is_view or func.overloadpacket.__name__ in ("_unsafe_view", "_reshape_alias", "lift_fresh"):
         return tree_map_only(Tensor, SimTensor, result)
@@ -491,6 +510,8 @@ def _interpreter() -> Iterator[None]:
             call(self, *args, **kwargs)
             return
         inner, named = raw(args), raw(kwargs)
+        if gpu.graph is not None:
+            gpu.graph.keep((inner, named))
         call(self, *inner, **named)
         gpu.launch(f"triton {self.fn.__name__}", lambda: call(self, *inner, **named))
 

@@ -96,8 +96,8 @@ def play(
             made.adapters.load(adapter(made.model, name, rank))
     intake = Intake(512, MAX_LENGTH, adapters=dict.fromkeys(named, lambda: None))
     core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), OneRunner(made, depth), intake)
-    for i, name in enumerate(adapters):
-        core.add(EngineRequest(f"r{i}", [5 + i, 6, 7], params, adapter=name))
+    for i, held in enumerate(adapters):
+        core.add(EngineRequest(f"r{i}", [5 + i, 6, 7], params, adapter=held))
     while core.has_work():
         yield core.step()
 

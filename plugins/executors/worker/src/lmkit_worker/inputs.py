@@ -127,7 +127,7 @@ class InputBuilder:
         self.slots = [buffer((tokens,), torch.int64) for _ in planners]
         self.state_slots = buffer((max_rows,), torch.int64)
         self.arange = np.arange(max(tokens, max_rows) + 1)
-        self.capturable = not state and all(planner.capture != "none" for planner in planners)
+        self.capturable = all(planner.capture != "none" for planner in planners)
         self.batches = [
             AttnBatch(
                 query_start=self.query_start.buffer, seq_len=self.seq_len.buffer, table=table,
@@ -183,7 +183,7 @@ class InputBuilder:
             logits_rows=self.logits_rows.push(num_logits),
             only_logits=num_logits < num_tokens - padding,
             capture=capture,
-            state=self._state_batch(slots, layout.query_start, layout.num_decode_rows) if self.state else None,
+            state=self._state_batch(slots, layout, padding) if self.state else None,
         )
         if held is not None and adapters is not None:
             found = adapters.of_slot[layout.token_slots]
@@ -241,15 +241,17 @@ class InputBuilder:
             table.pad(n, end)
             slots.array[n:end] = -1
 
-    def _state_batch(self, slots: np.ndarray, query_start: np.ndarray, decodes: int) -> StateBatch:
-        held, n = self.rows.table[-1][slots, 0], len(slots)
-        self.state_slots.array[:n] = held
-        starts = query_start[decodes:].tolist()
+    def _state_batch(self, slots: np.ndarray, layout: Layout, padding: int) -> StateBatch:
+        """Rows that stand for nothing have the state of the null block, which nobody reads."""
+        held, n, decodes = self.rows.table[-1][slots, 0], len(slots) + padding, layout.num_decode_rows
+        self.state_slots.array[: len(slots)] = held
+        self.state_slots.array[len(slots) : n] = 0
+        starts = layout.query_start[decodes:].tolist()
         return StateBatch(
             tensors=self.state,
             slots=self.state_slots.push(n),
             query_start=self.query_start.push(n + 1),
-            num_decode_rows=decodes,
+            num_decode_rows=decodes + padding,
             prompts=list(zip(held[decodes:].tolist(), starts[:-1], starts[1:], strict=True)),
         )
 

@@ -39,7 +39,8 @@ class GpuGraphs:
 
     Every tensor that a step's inputs hold has the same address in each step of the same number of rows: the buffers of
     the input builder and of the planners, and the KV cache. The first step of a bucket runs directly, before the first
-    request, so that kernels are compiled and chosen outside of a capture; the second is captured.
+    request, so that kernels are compiled and chosen outside of a capture; the second is captured. What is captured is
+    told apart by the function that runs: one and the same object as long as it does the same.
     """
 
     def __init__(self, runtime: Runtime, max_rows: int) -> None:
@@ -59,7 +60,7 @@ class GpuGraphs:
         if num_rows not in graphs:
             graphs[num_rows] = None
             return forward(x)
-        others = [tensor for tensor in (x.adapters,) if tensor is not None]
+        others = [t for t in (x.adapters, x.state.slots if x.state is not None else None) if t is not None]
         read = [x.token_ids, x.positions, *(plan.slots for plan in x.attn), *others]
         addresses = tuple(tensor.data_ptr() for tensor in read)
         graph = graphs[num_rows]
