@@ -254,21 +254,13 @@ def estimate(
     kv = plan_kv(facts, config, max_length=info.max_length, causal=info.causal)
     length = fit_length(info, kv, max_tokens, config.model.max_length)
     per_token = sum(spec.bytes_per_token for spec in specs)
-    tokens = min((n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True))
-    full = [(n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True) if spec.window is None]
-    return Estimate(
-        memory, device.process_bytes, weights, activations, kv.nbytes, per_token, min(full, default=tokens), length
-    )
+    return Estimate(memory, device.process_bytes, weights, activations, kv.nbytes, per_token, kv.num_tokens, length)
 
 
 def planned(config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> Estimate:
     """The estimate of what `resolve(config)` gave."""
     return estimate(
-        info,
-        settled(config, resolved),
-        resolved.device,
-        dtype=resolved.value("dtype"),
-        block_size=resolved.value("block_size", 16),
-        kv_dtype=resolved.value("kv_dtype"),
+        info, settled(config, resolved), resolved.device, dtype=resolved.value("dtype"),
+        block_size=resolved.value("block_size", 16), kv_dtype=resolved.value("kv_dtype"),
         weight_bytes=weight_bytes(info, checkpoint, resolved),
-    )
+    )  # fmt: skip

@@ -66,6 +66,9 @@ class ToyPlatform:
     def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:
         return {}
 
+    def upload(self, source: Tensor) -> Tensor:
+        return source
+
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> ToyBuffer:
         return ToyBuffer(shape, dtype)
 

@@ -110,6 +110,9 @@ class CpuPlatform:
         """Steps short enough that decodes beside a prefill chunk are not held up for long."""
         return {"sched.max_tokens": 512 if device.num_cores <= 8 else 2048}
 
+    def upload(self, source: Tensor) -> Tensor:
+        return source
+
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> HostBuffer:
         return HostBuffer(shape, dtype)
 

@@ -9,6 +9,7 @@ from lmkit.api import ConfigError, DeviceInfo, ModelInfo, NullCollectives, StepL
 
 from lmkit_gpu.budget import GIB, headroom
 from lmkit_gpu.graphs import GpuGraphs
+from lmkit_gpu.ring import PinnedRing
 from lmkit_gpu.runtime import Runtime, TorchRuntime
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class GpuPlatform:
     def __init__(self, runtime: Runtime | None = None) -> None:
         self.runtime = runtime or TorchRuntime()
         self._device: torch.device | None = None
+        self._ring: PinnedRing | None = None  # while weights are loaded
 
     def env(self) -> dict[str, str]:
         return {}
@@ -85,7 +87,10 @@ class GpuPlatform:
         return self._device
 
     def free_memory(self) -> int:
-        """Without the headroom."""
+        """Without the headroom. What was needed for loading alone is given back."""
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
         free, total = self.runtime.memory()
         return max(0, free - headroom(total))
 
@@ -99,6 +104,11 @@ class GpuPlatform:
         return {
             "sched.max_tokens": 8192 if large else 2048, "sched.max_rows": 256 if large else 64, "parallel.depth": 2
         }  # fmt: skip
+
+    def upload(self, source: Tensor) -> Tensor:
+        assert self._device is not None, "bind comes first"
+        self._ring = self._ring or PinnedRing(self.runtime, self._device)
+        return self._ring.upload(source)
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> TwinBuffer:
         assert self._device is not None, "bind comes first"
