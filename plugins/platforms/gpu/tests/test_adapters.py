@@ -65,9 +65,7 @@ def checked(gpu: Gpu, checkpoint: Path) -> dict[str, list[int]]:
 
 def test_a_step_with_adapters_is_a_graph(gpu: Gpu, checkpoint: Path) -> None:
     """Rows with two adapters and with none, in one step: the tokens are the CPU's."""
-    found = checked(gpu, checkpoint)
-    assert found == expected(checkpoint)
-    assert found != expected(checkpoint, (None,) * 3)
+    assert checked(gpu, checkpoint) == expected(checkpoint)
 
 
 @pytest.mark.slow
@@ -79,16 +77,18 @@ def come_and_go(gpu: Gpu, checkpoint: Path) -> None:
     """Graphs of one set of adapters are not those of another, nor of steps without; an old set leaves no memory."""
     platform = GpuPlatform(SimRuntime())
     made, _ = runner(checkpoint, platform, platform.bind(0), STEADY, "triton")
-    taken = []
+    taken, answers = [], []
     for adapters in (MIXED, (None,) * 3, ("another",) * 3, MIXED, (None, "third", None), MIXED):
         if "third" not in adapters:
             made.adapters.drop("third")
         found = played(play(checkpoint, platform, torch.device("sim", 0), PARAMS, adapters=adapters, made=made))
         if "third" not in adapters:
             assert found == expected(checkpoint, adapters)
+        answers.append(found)
         gc.collect()
         taken.append(gpu.pool.live)
         made.check()
+    assert answers[0] == answers[3] != answers[1] != answers[2]
     assert taken[-1] - taken[3] < 64 << 10
     assert len(made.graphs.graphs) == 2, "of steps without adapters, and of those that are loaded"
 

@@ -88,10 +88,12 @@ class Worker:
     def _step_bytes(self, specs: tuple[KVSpec, ...], dtype: str) -> int:
         """What the largest steps take beside weights and cache: measured, with what planners keep and buffers hold, and
         adapters that may come; or estimated where the platform does not measure."""
-        config, info = self.config, self.info
+        config, info, max_tokens = self.config, self.info, memory.step_tokens(self.config)
+        grows = sum(spec.bytes_per_token for spec in specs if spec.kind == "full")
+        most = max(max_tokens, self.platform.free_memory() // grows) if grows else info.max_length
         limits = SchedLimits(
-            max_tokens=memory.step_tokens(config), max_rows=config.sched.rows,
-            max_length=config.model.max_length or info.max_length,
+            max_tokens=max_tokens, max_rows=config.sched.rows,
+            max_length=config.model.max_length or min(info.max_length, most),
             lookahead=memory.num_drafts(config, self.resolved, info),
         )  # fmt: skip
         try:

@@ -56,13 +56,17 @@ class GpuGraphs:
         if not x.capture or x.embeds is not None:
             return forward(x)
         num_rows = x.token_ids.shape[0]
-        graphs = self.graphs.setdefault(forward, {})
+        graphs = self.graphs.get(forward)
+        if graphs is None:
+            graphs = self.graphs[forward] = {}
         if num_rows not in graphs:
             graphs[num_rows] = None
             return forward(x)
-        others = [t for t in (x.adapters, x.state.slots if x.state is not None else None) if t is not None]
-        read = [x.token_ids, x.positions, *(plan.slots for plan in x.attn), *others]
-        addresses = tuple(tensor.data_ptr() for tensor in read)
+        addresses = (x.token_ids.data_ptr(), x.positions.data_ptr(), *(plan.slots.data_ptr() for plan in x.attn))
+        if x.adapters is not None:
+            addresses += (x.adapters.data_ptr(),)
+        if x.state is not None:
+            addresses += (x.state.slots.data_ptr(), x.state.query_start.data_ptr())
         graph = graphs[num_rows]
         if graph is None:
             replay, output = self.runtime.capture(lambda: forward(x))
