@@ -60,15 +60,16 @@ def logits(family: str, folder: Path, adapter: bool) -> torch.Tensor:
     loaded = load_tiny(folder / "base", target, "float32", adapters=True)
     checkpoint = open_checkpoint(str(folder / "base"), CheckpointOptions())
     assert checkpoint is not None
-    loader, bank = SafetensorsLoader(), AdapterBank()
+    loader, bank = SafetensorsLoader(), AdapterBank(loaded.model, 2, torch.device("cpu"))
     base = BaseModel(
         Rules(load_target(target)().weights(loaded.info)), loader, {e.name: e for e in loader.tensors(checkpoint)}
     )
     if adapter:
-        weights = open_adapter(folder / "adapter", loaded.info, 64, base).read(torch.float32, torch.device("cpu"))
-        bank.loaded["a"] = Adapter("a", weights.deltas, weights.whole)
+        weights = open_adapter(folder / "adapter", loaded.info, 64, base).read(torch.float32)
+        bank.load(Adapter("a", weights.deltas, weights.whole))
         bank.put(1, "a")
-    with bank.applied(loaded.model, [0, 1], [2, len(IDS)]):
+    numbers = torch.tensor(bank.of_slot).repeat_interleave(torch.tensor([2, len(IDS)]))
+    with bank.tables.applied({len(IDS) + 2: numbers}):
         hidden = ModelDriver(loaded, "float32").hidden([(0, IDS[:2]), (1, IDS)])
     return loaded.model.logits(hidden)[2:]
 

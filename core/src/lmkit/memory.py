@@ -137,17 +137,16 @@ def plan_kv(
                 f"cache.num_blocks = {asked_for}",
                 fix=f"raise --num-blocks to {needed}, or use a smaller --max-length or --max-step-tokens",
             )
-    else:
-        budget = parse_budget(config.cache.memory, facts.free_kv_bytes, "cache.memory") or facts.free_kv_bytes
-        if budget > facts.free_kv_bytes:
-            raise _too_little(budget, facts.free_kv_bytes, f"cache.memory = {config.cache.memory!r}")
-        rows = config.sched.rows if config.cache.memory == "auto" and longest else None
-        if rows and longest and not causal:  # each row fills its last block in part
-            rows = -(-config.parallel.in_flight * (max_tokens + rows * specs[0].block_size) // longest)
-        if (needed := _alone(specs, floor, max_tokens)) > budget:
-            raise _too_little(needed, budget, f"one request of {floor} tokens")
-        kv = KVConfig(specs, _divide(specs, budget, num_states, (floor, longest or floor), max_tokens, rows))
-    return kv
+        return kv
+    budget = parse_budget(config.cache.memory, facts.free_kv_bytes, "cache.memory") or facts.free_kv_bytes
+    if budget > facts.free_kv_bytes:
+        raise _too_little(budget, facts.free_kv_bytes, f"cache.memory = {config.cache.memory!r}")
+    rows = config.sched.rows if config.cache.memory == "auto" and longest else None
+    if rows and longest and not causal:  # each row fills its last block in part
+        rows = -(-config.parallel.in_flight * (max_tokens + rows * specs[0].block_size) // longest)
+    if (needed := _alone(specs, floor, max_tokens)) > budget:
+        raise _too_little(needed, budget, f"one request of {floor} tokens")
+    return KVConfig(specs, _divide(specs, budget, num_states, (floor, longest or floor), max_tokens, rows))
 
 
 def _divide(
@@ -255,21 +254,13 @@ def estimate(
     kv = plan_kv(facts, config, max_length=info.max_length, causal=info.causal)
     length = fit_length(info, kv, max_tokens, config.model.max_length)
     per_token = sum(spec.bytes_per_token for spec in specs)
-    tokens = min((n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True))
-    full = [(n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True) if spec.window is None]
-    return Estimate(
-        memory, device.process_bytes, weights, activations, kv.nbytes, per_token, min(full, default=tokens), length
-    )
+    return Estimate(memory, device.process_bytes, weights, activations, kv.nbytes, per_token, kv.num_tokens, length)
 
 
 def planned(config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> Estimate:
     """The estimate of what `resolve(config)` gave."""
     return estimate(
-        info,
-        settled(config, resolved),
-        resolved.device,
-        dtype=resolved.value("dtype"),
-        block_size=resolved.value("block_size", 16),
-        kv_dtype=resolved.value("kv_dtype"),
+        info, settled(config, resolved), resolved.device, dtype=resolved.value("dtype"),
+        block_size=resolved.value("block_size", 16), kv_dtype=resolved.value("kv_dtype"),
         weight_bytes=weight_bytes(info, checkpoint, resolved),
-    )
+    )  # fmt: skip

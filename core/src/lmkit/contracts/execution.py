@@ -129,7 +129,7 @@ class StepInputs:
     kv: Sequence[Tensor]  # per layer; empty where it has no attention
     logits_rows: Tensor  # [S] int64 rows of hidden states that need logits, increasing
     capture: bool = False  # all hidden states are read, and every planner allows it: may run as a captured graph
-    adapters: Any = None
+    adapters: Any = None  # tensor [T] int64: the adapter of each token, -1: none; None: no token has one
     embeds: Tensor | None = None
     token_types: Tensor | None = None  # [T] int64: 1 in the second text of a pair; None: 0 everywhere
     state: StateBatch | None = None  # of models with recurrent layers

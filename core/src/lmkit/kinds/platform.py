@@ -19,7 +19,7 @@ Example, entry point `[project.entry-points."lmkit.platform"] toy = "toy_platfor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -53,8 +53,16 @@ class Platform(Protocol):
         """Bytes that can still be allocated on the device."""
         ...
 
+    def measure(self, work: Callable[[], None]) -> int | None:
+        """Bytes that `work` takes of the device at its most; None: this platform does not measure, nothing was run."""
+        ...
+
     def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:
         """Suggested configuration values ("cache.block_size": 16); values of the user win."""
+        ...
+
+    def upload(self, source: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host, on the device; there it may be the same. Else the source may change at once."""
         ...
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Buffer: ...

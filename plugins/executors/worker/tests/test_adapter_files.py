@@ -131,4 +131,4 @@ def test_values_that_overflow_the_model_dtype_are_found(tmp_path: Path) -> None:
     path = adapter(tmp_path / "a")
     save_file({NAME.format(side): torch.full(s, 1e30) for side, s in (("A", (4, 24)), ("B", (16, 4)))}, path / WEIGHTS)
     with pytest.raises(CheckpointError, match="not finite"):
-        open_adapter(path, INFO, 16).read(torch.float16, torch.device("cpu"))
+        open_adapter(path, INFO, 16).read(torch.float16)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, pairwise
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import StateBatch
+from lmkit_decoders import pieces
 from lmkit_decoders.linear_attention import CHUNK, gated_delta_rule, lightning_attention, rg_lru
 from lmkit_decoders.selective import selective_scan, ssd
 from torch import Tensor
@@ -154,11 +156,12 @@ def close(got: Tensor, want: Tensor) -> bool:
     return bool(torch.allclose(got.double(), want.double(), rtol=1e-4, atol=atol))
 
 
+@pytest.mark.parametrize("together", [1, 3])
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 @pytest.mark.one_in(3)
-def test_equals_the_recurrence_however_rows_are_cut(name: str, data: st.DataObject) -> None:
+def test_equals_the_recurrence_however_rows_are_cut(name: str, together: int, data: st.DataObject) -> None:
     op, recurrence, shape = CASES[name]
     sizes = st.sampled_from([1, 1, 2, 5, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
     num_rows = data.draw(st.integers(1, 4))
@@ -170,7 +173,9 @@ def test_equals_the_recurrence_however_rows_are_cut(name: str, data: st.DataObje
     state[2] = 7.0  # of somebody else
     lengths = [sum(num for step in steps for row, num in step if row == each) for each in range(num_rows)]
     rows = [tokens(length, seed) for seed, length in enumerate(lengths)]
-    for row, got in enumerate(run(op, rows, steps, state)):
+    with mock.patch.object(pieces, "HOST_ROWS", together):
+        outputs = run(op, rows, steps, state)
+    for row, got in enumerate(outputs):
         want, last = recurrence({key: x.double() for key, x in rows[row].items()})
         assert close(got, want)
         assert close(state[SLOTS[row]], last)

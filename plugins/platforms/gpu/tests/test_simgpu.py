@@ -140,11 +140,38 @@ def test_a_graph_replays_on_the_same_memory(gpu: Gpu) -> None:
 def test_a_replaced_input_is_found(gpu: Gpu, platform: GpuPlatform) -> None:
     graphs = platform.graphs(StepLimits(8, 8, 1, 8))
     tokens = torch.arange(4, device="sim")
+
+    def double(x: StepInputs) -> torch.Tensor:
+        return x.token_ids * 2
+
     for _ in range(3):
-        assert graphs.run(lambda x: x.token_ids * 2, step(tokens)).cpu().tolist() == [0, 2, 4, 6]
+        assert graphs.run(double, step(tokens)).cpu().tolist() == [0, 2, 4, 6]
     assert gpu.launches["graph"] == 2
     with pytest.raises(EngineError, match="moved"):
-        graphs.run(lambda x: x.token_ids * 2, step(torch.arange(4, device="sim")))
+        graphs.run(double, step(torch.arange(4, device="sim")))
+
+
+def test_graphs_go_with_what_was_captured(gpu: Gpu, platform: GpuPlatform) -> None:
+    graphs, tokens = platform.graphs(StepLimits(8, 8, 1, 8)), torch.arange(4, device="sim")
+    for factor in (2, 3):
+
+        def times(x: StepInputs, factor: int = factor) -> torch.Tensor:
+            return x.token_ids * factor
+
+        for _ in range(3):
+            assert graphs.run(times, step(tokens)).cpu().tolist() == [factor * i for i in range(4)]
+    del times
+    assert not graphs.graphs
+
+
+def test_a_capture_writes_nothing(gpu: Gpu) -> None:
+    """What is not the graph's own is as it was, until the graph is replayed."""
+    total = torch.ones(2, device="sim")
+    replay, _ = SimRuntime().capture(lambda: total.add_(1))
+    assert total.cpu().tolist() == [1, 1]
+    replay()
+    replay()
+    assert total.cpu().tolist() == [3, 3]
 
 
 def test_steps_that_no_graph_may_run_run_directly(gpu: Gpu, platform: GpuPlatform) -> None:

@@ -123,6 +123,26 @@ class PlatformConformance(PluginConformance):
     def test_free_memory_is_plausible(self, bound: tuple[Any, Any], probed: list[DeviceInfo]) -> None:
         assert 0 < bound[0].free_memory() <= max(device.total_memory for device in probed)
 
+    def test_upload(self, bound: tuple[Any, Any]) -> None:
+        """Values arrive, and where they are copied the source may be written at once."""
+        import torch
+
+        platform, device = bound
+        for source in (torch.arange(100_000), torch.tensor(0.5), torch.ones(3, 8, dtype=torch.bfloat16)[:, 2:]):
+            expected, there = source.clone(), platform.upload(source)
+            if there.data_ptr() != source.data_ptr():
+                source.zero_()
+            assert (there.device.type, there.dtype) == (device.type, expected.dtype)
+            assert torch.equal(there.cpu(), expected)
+
+    def test_what_is_measured_is_run(self, bound: tuple[Any, Any]) -> None:
+        import torch
+
+        platform, device = bound
+        runs: list[int] = []
+        taken = platform.measure(lambda: runs.append(torch.empty(1 << 20, device=device).nbytes))
+        assert (taken is None and not runs) or taken >= runs[0] == 1 << 22
+
     def test_graphs_give_what_the_function_gives(self, bound: tuple[Any, Any]) -> None:
         import torch
         from lmkit.api import StepInputs

@@ -14,6 +14,7 @@ It rests on torch's experimental Python backends (`_setup_privateuseone_for_pyth
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections import Counter
@@ -31,6 +32,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from lmkit_testing.triton_numbers import right_numbers
 
 DEVICE = "sim"
+CAPACITY = 1 << 30  # bytes of the device, where a test says nothing else
 ROUND = 512  # bytes: sizes of blocks in the pool
 NONSENSE = 0xA5  # byte of memory that nobody has written
 # Operators of torch that are parts of others on the CPU, and one kernel on a GPU
@@ -77,9 +79,13 @@ def site() -> str:
 
 
 class Pool:
-    """Memory of the device. What is freed is given out again for tensors of the same size, as by torch's allocator."""
+    """Memory of the device. What is freed is given out again for tensors of the same size, as by torch's allocator.
+
+    `live` bytes are lent, `peak` of them at most since it was set; more than `capacity` there are not.
+    """
 
     def __init__(self) -> None:
+        self.live, self.peak, self.capacity = 0, 0, CAPACITY
         self.free: dict[int, list[np.ndarray]] = {}
         self.misses: Counter[str] = Counter()  # where the pool had to grow
 
@@ -87,15 +93,23 @@ class Pool:
         """A tensor of the shape, strides and dtype of `like`, full of nonsense."""
         span = sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True)) + 1 if like.numel() else 0
         size = max(1, -(-span * like.itemsize // ROUND)) * ROUND
+        if self.live + size > self.capacity:
+            raise torch.OutOfMemoryError(f"{self.live} bytes of {self.capacity} are taken, {size} are wanted: {site()}")
+        self.live += size
+        self.peak = max(self.peak, self.live)
         held = self.free.setdefault(size, [])
         if not held:
             self.misses[site()] += 1
         block = held.pop() if held else np.empty(size, np.uint8)
         block[:] = NONSENSE
         lent = block[: max(span, 1) * like.itemsize]  # torch holds this object as long as the storage lives
-        weakref.finalize(lent, held.append, block)
+        weakref.finalize(lent, self._take_back, held, block)
         flat = torch.from_numpy(lent).view(like.dtype)
         return flat.as_strided(like.shape, like.stride())
+
+    def _take_back(self, held: list[np.ndarray], block: np.ndarray) -> None:
+        held.append(block)
+        self.live -= len(block)
 
 
 @dataclass
@@ -183,6 +197,14 @@ class Graph:
 
     def __init__(self) -> None:
         self.launches: list[tuple[Callable[[], Any], list[Tensor]]] = []
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # memory that is written while it is captured, as it was
+
+    def keep(self, tensors: Any) -> None:
+        """They are about to be written, which a real capture does not do."""
+        for tensor in (t for t in tree_leaves(tensors) if isinstance(t, Tensor)):
+            whole = _bytes(tensor)
+            if whole.data_ptr() not in self._before:
+                self._before[whole.data_ptr()] = whole, whole.clone()
 
     def record(self, work: Callable[[], Any], results: list[Any]) -> None:
         self.launches.append((work, [r for r in results if isinstance(r, Tensor)]))
@@ -197,6 +219,9 @@ class Graph:
             yield
         finally:
             gpu.graph = None
+        for whole, before in self._before.values():
+            whole.copy_(before)
+        self._before.clear()
         for _, results in self.launches:
             for tensor in results:
                 _nonsense(tensor)
@@ -210,10 +235,13 @@ class Graph:
                     target.copy_(value)
 
 
+def _bytes(tensor: Tensor) -> Tensor:
+    """All memory that it lies in."""
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0).view(torch.uint8)
+
+
 def _nonsense(tensor: Tensor) -> None:
-    tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0).view(torch.uint8).fill_(
-        NONSENSE
-    )
+    _bytes(tensor).fill_(NONSENSE)
 
 
 class SimTensor(Tensor):
@@ -263,7 +291,8 @@ class SimTensor(Tensor):
         masks = name in ("index", "index_put_", "index_put", "_index_put_impl_") and any(
             isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
         )
-        if name in WAITS or masks:
+        counts = name == "repeat_interleave" and kwargs.get("output_size") is None  # how many?
+        if name in WAITS or masks or counts:
             gpu.wait(name)
         for operand in tree_leaves((args, kwargs)):
             if isinstance(operand, Tensor) and not isinstance(operand, SimTensor) and operand.dim():
@@ -284,6 +313,10 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     inner = {k: (torch.device("cpu") if isinstance(v, torch.device) else v) for k, v in raw(kwargs).items()}
     operands = raw(args)
     given = _storages((operands, inner))
+    if gpu.graph is not None and func._schema.is_mutable:
+        written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        places = {a.name: i for i, a in enumerate(func._schema.arguments)}
+        gpu.graph.keep([inner[n] if n in inner else operands[places[n]] for n in written])
     result = func(*operands, **inner)
     if func.is_view or func.overloadpacket.__name__ in ("_unsafe_view", "_reshape_alias", "lift_fresh"):
         return tree_map_only(Tensor, SimTensor, result)
@@ -398,7 +431,6 @@ class SimRuntime:
     """The device as `lmkit_gpu.GpuPlatform` uses it."""
 
     device_type = DEVICE
-    total = 1 << 30
 
     def __init__(self) -> None:
         register()
@@ -419,7 +451,16 @@ class SimRuntime:
         return graph.replay, result
 
     def memory(self) -> tuple[int, int]:
-        return self.total, self.total
+        return gpu.pool.capacity - gpu.pool.live, gpu.pool.capacity
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """Exact."""
+        gc.collect()
+        gpu.pool.peak = before = gpu.pool.live
+        work()
+        most = gpu.pool.peak
+        gc.collect()
+        return most - before
 
 
 _registered: list[Any] = []
@@ -469,6 +510,8 @@ def _interpreter() -> Iterator[None]:
             call(self, *args, **kwargs)
             return
         inner, named = raw(args), raw(kwargs)
+        if gpu.graph is not None:
+            gpu.graph.keep((inner, named))
         call(self, *inner, **named)
         gpu.launch(f"triton {self.fn.__name__}", lambda: call(self, *inner, **named))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
@@ -12,8 +13,13 @@ from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.plugins.resolve import resolve
 from lmkit.scheduling.scheduler import Scheduler
+from lmkit_layers.adapter_tables import Delta
+from lmkit_layers.adapters import Adapter
+from lmkit_layers.embedding import Embedding
+from lmkit_layers.linear import Linear
 from lmkit_worker.loading.load import load_model
 from lmkit_worker.runner import Runner
+from torch import nn
 
 from lmkit_testing.one_runner import OneRunner
 from lmkit_testing.stepper import ArrivalOrder
@@ -57,13 +63,41 @@ def requests(params: list[SamplingParams]) -> list[EngineRequest]:
     return [EngineRequest(f"r{i}", [5 + i, 6, 7, 8, 9 + i], p) for i, p in enumerate(params)]
 
 
-def play(checkpoint: Path, platform, device: torch.device, params: SamplingParams, depth: int = 2) -> Iterator[list]:
-    """The events of each step of some equal requests."""
+def adapter(model: nn.Module, id: str, rank: int) -> Adapter:
+    """Random, for every linear and for the embedding; of the same id and rank always the same."""
+    generator = torch.Generator().manual_seed(len(id) * 100 + rank)
+
+    def delta(low: int, high: int, width: int) -> Delta:
+        a, b = (torch.randn(shape, generator=generator) * 0.2 for shape in ((width, rank), (rank, high - low)))
+        return Delta(low, high, a, b)
+
+    deltas: dict[str, list[Delta]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Linear):
+            ends = list(accumulate(module.spec.out_features, initial=0))
+            deltas[module.spec.name] = [delta(low, high, module.spec.in_features) for low, high in pairwise(ends)]
+        elif isinstance(module, Embedding):
+            deltas[path] = [delta(0, module.weight.shape[1], module.weight.shape[0])]
+    return Adapter(id, deltas, {})
+
+
+def play(
+    checkpoint: Path, platform, device: torch.device, params: SamplingParams, depth: int = 2,
+    adapters: Sequence[str | None] = (None,) * ROWS, made: Runner | None = None,
+) -> Iterator[list]:  # fmt: skip
+    """The events of each step of some equal requests, each with its adapter, on a runner of their own, or `made`."""
     limits = SchedLimits(**{name: getattr(STEADY, name) for name in STEADY.__dataclass_fields__} | {"depth": depth})
-    made, kv = runner(checkpoint, platform, device, limits, "triton")
-    core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), OneRunner(made, depth), Intake(512, MAX_LENGTH))
-    for i in range(ROWS):
-        core.add(EngineRequest(f"r{i}", [5 + i, 6, 7], params))
+    if made is None:
+        made, kv = runner(checkpoint, platform, device, limits, "triton")
+    kv, named = made.kv_config, {name for name in adapters if name}
+    for rank, name in enumerate(sorted(named), 2):
+        if name not in made.adapters.loaded:
+            assert isinstance(made.model, nn.Module)
+            made.adapters.load(adapter(made.model, name, rank))
+    intake = Intake(512, MAX_LENGTH, adapters=dict.fromkeys(named, lambda: None))
+    core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), OneRunner(made, depth), intake)
+    for i, held in enumerate(adapters):
+        core.add(EngineRequest(f"r{i}", [5 + i, 6, 7], params, adapter=held))
     while core.has_work():
         yield core.step()
 

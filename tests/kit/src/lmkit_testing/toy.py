@@ -5,7 +5,7 @@ Any error in slots, tables, positions or row order changes the checksum, so toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -60,8 +60,14 @@ class ToyPlatform:
     def free_memory(self) -> int:
         return self.memory
 
+    def measure(self, work: Callable[[], None]) -> None:
+        """Steps are estimated."""
+
     def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:
         return {}
+
+    def upload(self, source: Tensor) -> Tensor:
+        return source
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> ToyBuffer:
         return ToyBuffer(shape, dtype)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from lmkit.api import AttnBatch, EngineError, KVSpec, StateBatch, StepInputs, StepLimits, StepPlan
+from lmkit_layers.adapters import NONE
 
 from lmkit_worker.buffers import ArrayBuffer
 from lmkit_worker.rows import UNREAD, RowTable
@@ -16,6 +17,7 @@ from lmkit_worker.tables import StepTable
 
 if TYPE_CHECKING:
     from lmkit.api import AttnPlanner, Graphs, Platform
+    from lmkit_layers.adapters import AdapterBank
 
 
 class DrawnTokens:
@@ -117,6 +119,7 @@ class InputBuilder:
         self.drawn = DrawnTokens(tokens, max_rows, lambda n: buffer((n,), torch.int64))
         self.positions = buffer((tokens,), torch.int64)
         self.logits_rows = buffer((tokens,), torch.int64)
+        self.adapters = buffer((tokens,), torch.int64)
         self.token_types = buffer((tokens,), torch.int64) if pairs else None
         self.query_start = buffer((max_rows + 1,), torch.int32)
         self.seq_len = buffer((max_rows,), torch.int32)
@@ -124,8 +127,8 @@ class InputBuilder:
         self.slots = [buffer((tokens,), torch.int64) for _ in planners]
         self.state_slots = buffer((max_rows,), torch.int64)
         self.arange = np.arange(max(tokens, max_rows) + 1)
-        self.capturable = not state and all(planner.capture != "none" for planner in planners)
-        self.captures_drafts = not state and all(planner.capture == "any" for planner in planners)
+        self.capturable = all(planner.capture != "none" for planner in planners)
+        self.captures_drafts = all(planner.capture == "any" for planner in planners)
         self.batches = [
             AttnBatch(
                 query_start=self.query_start.buffer, seq_len=self.seq_len.buffer, table=table,
@@ -134,11 +137,8 @@ class InputBuilder:
             for table, slots in zip(self.tables, self.slots, strict=True)
         ]  # fmt: skip
 
-    def build(self, plan: StepPlan, capture: bool = True) -> Step:
-        """The step of `plan`, whose diff has been applied to the rows already. Plans attention for each KV group.
-
-        `capture`: whether a graph may run it, if it is a decode step, with drafts or without.
-        """
+    def build(self, plan: StepPlan, adapters: AdapterBank | None = None) -> Step:
+        """The step of `plan`, whose diff has been applied to the rows already. Plans attention for each KV group."""
         rows, slot_of = self.rows, self.rows.slot_of
         work = np.array(
             [(slot_of[w.id], w.epoch, w.start, w.num_tokens, w.sample, len(w.drafts)) for w in plan.rows], np.int64
@@ -160,7 +160,9 @@ class InputBuilder:
         else:
             layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
         num_logits = len(layout.last)
-        capture = capture and (self.capturable if decode_only else self.captures_drafts and num_logits == num_tokens)
+        held = None if adapters is None else adapters.of(slots)
+        capture = self.capturable if decode_only else self.captures_drafts and num_logits == num_tokens
+        capture = capture and (held is None or adapters is None or adapters.tables.capturable)
         padding = self.graphs.num_rows(n) - n if capture and decode_only else 0
         self.drawn.ids[:num_tokens] = rows.tokens[layout.token_slots, layout.positions]
         self.positions.array[:num_tokens] = layout.positions
@@ -183,8 +185,11 @@ class InputBuilder:
             logits_rows=self.logits_rows.push(num_logits),
             only_logits=num_logits < num_tokens - padding,
             capture=capture,
-            state=self._state_batch(slots, layout.query_start, layout.num_decode_rows) if self.state else None,
+            state=self._state_batch(slots, layout, padding) if self.state else None,
         )
+        if held is not None and adapters is not None:
+            found = adapters.of_slot[layout.token_slots]
+            inputs.adapters = self.push_adapters(np.append(found, [NONE] * padding) if padding else found)
         if self.token_types is not None and (second := rows.second[layout.token_slots]).any():
             self.token_types.array[:num_tokens] = (second > 0) & (layout.positions >= second)
             inputs.token_types = self.token_types.push(num_tokens)
@@ -193,6 +198,11 @@ class InputBuilder:
         return Step(
             plan, inputs, slots, layout.sample_rows, layout.logit_slots, layout.next_positions, layout.num_drafts
         )
+
+    def push_adapters(self, adapters: np.ndarray) -> torch.Tensor:
+        """Numbers of adapters [N] on the device, as long as no others are pushed."""
+        self.adapters.array[: len(adapters)] = adapters
+        return self.adapters.push(len(adapters))
 
     def _layout(
         self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, sample_rows: np.ndarray,
@@ -233,15 +243,17 @@ class InputBuilder:
             table.pad(n, end)
             slots.array[n:end] = -1
 
-    def _state_batch(self, slots: np.ndarray, query_start: np.ndarray, decodes: int) -> StateBatch:
-        held, n = self.rows.table[-1][slots, 0], len(slots)
-        self.state_slots.array[:n] = held
-        starts = query_start[decodes:].tolist()
+    def _state_batch(self, slots: np.ndarray, layout: Layout, padding: int) -> StateBatch:
+        """Rows that stand for nothing have the state of the null block, which nobody reads."""
+        held, n, decodes = self.rows.table[-1][slots, 0], len(slots) + padding, layout.num_decode_rows
+        self.state_slots.array[: len(slots)] = held
+        self.state_slots.array[len(slots) : n] = 0
+        starts = layout.query_start[decodes:].tolist()
         return StateBatch(
             tensors=self.state,
             slots=self.state_slots.push(n),
             query_start=self.query_start.push(n + 1),
-            num_decode_rows=decodes,
+            num_decode_rows=decodes + padding,
             prompts=list(zip(held[decodes:].tolist(), starts[:-1], starts[1:], strict=True)),
         )
 

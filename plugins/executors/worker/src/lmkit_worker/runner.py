@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from lmkit.api import (
     GrammarMasks,
@@ -14,6 +15,7 @@ from lmkit.api import (
     LogitsProcessor,
     NewRow,
     NullEvent,
+    PoolingParams,
     Proposer,
     RowWork,
     SamplingParams,
@@ -112,7 +114,9 @@ class Runner:
             self.head = TokenHead(sampler, self.rows, self._logits, seed, proposals)
         self.platform = platform
         self.unread: Unread | None = None  # of the last step, while it is
-        self.adapters = AdapterBank()
+        self.adapters = AdapterBank(loaded.model, limits.max_rows, device)
+        self.plain = loaded.model.forward  # one object, of which graphs are captured
+        self.pooling = PoolingParams(pooler.task) if pooler is not None else None  # of steps that nobody asked for
         self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
 
     @torch.inference_mode()
@@ -125,7 +129,7 @@ class Runner:
         if not plan.rows:
             self.pending[plan.step] = None
             return
-        step = self.inputs.build(plan, capture=not self.adapters.rows)  # a graph would repeat adapters of one step
+        step = self.inputs.build(plan, self.adapters if self.adapters.used else None)
         self.head.prepare(step)
         self.pending[plan.step] = Pending(step, self._hidden(step))
 
@@ -152,7 +156,7 @@ class Runner:
     def warm(self) -> None:
         """Steps of rows that nobody asked for, where the platform wants them: kernels are compiled before the first
         request, not in it. What they write to the cache belongs to nobody."""
-        if not self.graphs.sizes:
+        if not self.graphs.sizes or self.pooling is not None:
             return
         limits = self.inputs.limits
         for n in self.graphs.sizes:
@@ -160,10 +164,21 @@ class Runner:
         self._try([1], SamplingParams(top_k=10, top_p=0.9, seed=0))
         self._try([min(limits.max_tokens, limits.max_length)], SamplingParams(temperature=0))
 
+    def largest(self) -> None:
+        """The steps that take most memory: as many rows as there may be, with as many tokens, and all that sampling
+        can be asked for; and one prompt as long as a step."""
+        limits = self.inputs.limits
+        rows = min(limits.max_rows, limits.max_tokens)
+        asked = SamplingParams(top_k=10, top_p=0.9, min_p=0.01, seed=0, logprobs=5, frequency_penalty=0.5)
+        for lengths in ([limits.max_tokens // rows] * rows, [limits.max_tokens]):
+            self._try([min(length, limits.max_length) for length in lengths], asked)
+
     def _try(self, lengths: Sequence[int], params: SamplingParams) -> None:
         """One step of rows with prompts of these lengths, in a block that is free."""
         blocks = [[1] * -(-max(lengths) // spec.block_size) for spec in self.kv_config.specs]
-        new = [NewRow(f"warm {i}", 0, [0] * n, n, blocks, 0, params) for i, n in enumerate(lengths)]
+        new = [
+            NewRow(f"warm {i}", 0, [0] * n, n, blocks, 0, params, pooling=self.pooling) for i, n in enumerate(lengths)
+        ]
         self.forward(StepPlan(0, new=new, rows=[RowWork(row.id, 0, 0, len(row.tokens), [], True) for row in new]))
         self.sample(0).read()
         self.reset()
@@ -172,7 +187,7 @@ class Runner:
         """Forgets all rows and steps in flight, after a step that failed somewhere in the middle."""
         self.pending.clear()
         self.unread = None
-        self.adapters.rows.clear()
+        self.adapters.clear()
         self.head.clear()
         self.rows.clear()
 
@@ -184,21 +199,16 @@ class Runner:
     # ------------------------------------------------------------------------------------------- details
 
     def _hidden(self, step: Step) -> Tensor:
-        if not self.adapters.rows:
-            hidden = self.graphs.run(self.model.forward, step.inputs)
-            num_read = len(step.logit_slots)  # in a graph all are, but those of rows that stand for nothing
-            return hidden[:num_read] if step.inputs.capture and len(hidden) > num_read else hidden
-        lengths = [work.num_tokens for work in step.plan.rows]
-        rows = step.inputs.logits_rows.tolist() if step.inputs.only_logits else None
-        with self.adapters.applied(self.model, step.slots.tolist(), lengths, rows):
-            return self.graphs.run(self.model.forward, step.inputs)
+        hidden = self.graphs.run(self.plain if step.inputs.adapters is None else self.adapters.tables, step.inputs)
+        num_read = len(step.logit_slots)  # in a graph all are, but those of rows that stand for nothing
+        return hidden[:num_read] if step.inputs.capture and len(hidden) > num_read else hidden
 
     def _logits(self, hidden: Tensor, slots: Sequence[int]) -> Tensor:
-        """The logits of rows that belong to `slots`."""
-        if not self.adapters.rows:
+        """The head, on hidden states [S, D], one for each of `slots`."""
+        adapters = self.adapters.of(np.array(slots)) if self.adapters.tables.changes_head else None
+        if adapters is None:
             return self.model.logits(hidden)
-        with self.adapters.applied(self.model, slots, [1] * len(slots), head=True):
-            return self.model.logits(hidden)
+        return self.adapters.logits(hidden, self.inputs.push_adapters(adapters))
 
     def _added(self, slot: int, row: NewRow) -> None:
         if row.adapter is not None:
@@ -206,7 +216,7 @@ class Runner:
         self.head.add(slot, row)
 
     def _removed(self, slot: int) -> None:
-        self.adapters.rows.pop(slot, None)
+        self.adapters.remove(slot)
         self.head.remove(slot)
 
     def _poison(self, plan: StepPlan) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from lmkit import memory
 from lmkit.api import (
+    CapacityError,
     Checkpoint,
     Control,
     DropAdapter,
@@ -16,6 +17,7 @@ from lmkit.api import (
     ForgetRows,
     GrammarMasks,
     KVConfig,
+    KVSpec,
     LmkitError,
     LoadAdapter,
     ModelInfo,
@@ -27,12 +29,13 @@ from lmkit.api import (
     StepPlan,
     WorkerFacts,
     describe_model,
+    itemsize,
 )
 from lmkit_layers.adapters import Adapter
 
 from lmkit_worker.chosen import choice_of, make
 from lmkit_worker.loaded import LoadedModel
-from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter
+from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter, reserved_bytes
 from lmkit_worker.loading.adapter_files import digest
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.load import load_model
@@ -70,19 +73,46 @@ class Worker:
             packed_cache=self.config.model.packed_cache, adapters=self.config.lora.on,
         )  # fmt: skip
         dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
-        max_tokens = memory.step_tokens(self.config)
-        activations = memory.activation_bytes(self.info, dtype, max_tokens, self.config.sched.rows)
+        specs = tuple(self.info.kv_specs(block_size, self.resolved.value("kv_dtype", dtype)))
+        activations = self._step_bytes(specs, dtype)
         return WorkerFacts(
             free_kv_bytes=max(0, self.platform.free_memory() - activations),
             weight_bytes=self.loaded.weight_bytes,
             activation_bytes=activations,
-            kv_specs=tuple(self.info.kv_specs(block_size, self.resolved.value("kv_dtype", dtype))),
+            kv_specs=specs,
             load_seconds=time.monotonic() - started,
             pack_seconds=self.loaded.pack_seconds,
             warnings=self.loaded.warnings,
         )
 
+    def _step_bytes(self, specs: tuple[KVSpec, ...], dtype: str) -> int:
+        """What the largest steps take beside weights and cache: measured, with what planners keep and buffers hold, and
+        adapters that may come; or estimated where the platform does not measure."""
+        config, info, max_tokens = self.config, self.info, memory.step_tokens(self.config)
+        grows = sum(spec.bytes_per_token for spec in specs if spec.kind == "full")
+        most = max(max_tokens, self.platform.free_memory() // grows) if grows else info.max_length
+        limits = SchedLimits(
+            max_tokens=max_tokens, max_rows=config.sched.rows,
+            max_length=config.model.max_length or min(info.max_length, most),
+            lookahead=memory.num_drafts(config, self.resolved, info),
+        )  # fmt: skip
+        try:
+            taken = self.platform.measure(lambda: self._runner(KVConfig(specs, (2,) * len(specs)), limits).largest())
+        except torch.OutOfMemoryError as e:
+            raise CapacityError(
+                f"a step of {limits.max_tokens} tokens and {limits.max_rows} rows does not fit beside the weights "
+                f"({self.loaded.weight_bytes if self.loaded else 0} bytes): {str(e).splitlines()[0]}",
+                fix="use a smaller --max-step-tokens, --max-rows or model",
+            ) from None
+        if taken is not None:
+            return taken + reserved_bytes(info, config, itemsize(dtype))
+        return memory.activation_bytes(info, dtype, limits.max_tokens, limits.max_rows)
+
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
+        self.runner = self._runner(kv, limits)
+        self.runner.warm()
+
+    def _runner(self, kv: KVConfig, limits: SchedLimits) -> Runner:
         if self.loaded is None:
             raise EngineError("configure_kv before load")
         attention = self.loaded.attention
@@ -94,15 +124,13 @@ class Worker:
             max_blocks_per_row=-(-(limits.max_length + limits.lookahead + 1) // block_size),
             max_length=limits.max_length,
         )
-        self.runner = Runner(
+        return Runner(
             self.loaded, kv, sizes, backends, self.platform, self.device,
             eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead,
             seed=self.config.model.seed, debug_kv=self.debug_kv,
             processors={c.name: make(c) for c in self.resolved.choices if c.kind == "logits_processor"},
             proposer=make(guesses) if (guesses := self.resolved.choice("proposer")) is not None else None,
         )  # fmt: skip
-        if self.info.pooler is None:
-            self.runner.warm()
 
     def forward(self, plan: StepPlan) -> None:
         self._running.forward(plan)
@@ -119,7 +147,7 @@ class Worker:
             case LoadAdapter(id, path):
                 return self._load_adapter(id, path)
             case DropAdapter(id):
-                self._running.adapters.loaded.pop(id, None)
+                self._running.adapters.drop(id)
                 return Reply(True)
         return Reply(False, f"{type(command).__name__} is not supported by this worker")
 
@@ -135,8 +163,8 @@ class Worker:
         try:
             files = self._open_adapter(path)
             dtype = getattr(torch, self.resolved.value("dtype", self.info.dtype))
-            weights = files.read(dtype, self.device)
-            self._running.adapters.loaded[id] = Adapter(id, weights.deltas, weights.whole)
+            weights = files.read(dtype)
+            self._running.adapters.load(Adapter(id, weights.deltas, weights.whole))
         except LmkitError as e:
             return Reply(False, f"{e.message}; {e.fix}" if e.fix else e.message)
         return Reply(True)

@@ -33,6 +33,9 @@ class PlainPlatform:
         self.torch_device = torch.device(device)
         self.device_type = self.torch_device.type
 
+    def upload(self, source: Tensor) -> Tensor:
+        return source.to(self.torch_device)
+
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> PlainBuffer:
         return PlainBuffer(torch.zeros(shape, dtype=dtype), self.torch_device)
 

@@ -1,8 +1,8 @@
 """Linear recurrences of layers that keep a state of fixed size instead of keys and values, in torch.
 
 Each takes the tokens of a step [T, ...], row after row, and a layer's state [slots, ...], which it renews in place for
-the rows of the step. Rows of one token are computed at once, prompts one by one in chunks. Sums are float32: where a
-prompt was cut changes no more than roundings.
+the rows of the step. Rows of one token are computed at once, prompts in chunks, several together. Sums are float32:
+where a prompt was cut changes no more than roundings. The host never waits for the device.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from lmkit.api import StateBatch
 from torch import Tensor
+
+from lmkit_decoders.pieces import pieces
 
 CHUNK = 64  # tokens of a prompt computed at once
 CHANNELS_CHUNK = 16  # where channels decay on their own: memory is this squared, times the size of keys
@@ -84,16 +86,26 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor,
 
     `state` [slots, W - 1, C] holds a row's last tokens.
     """
+    if not rows.prompts:
+        return _conv_step(x, weight, bias, state, rows.slots)
     kept, num = weight.shape[1] - 1, len(rows.slots)
     index = torch.arange(num, device=x.device)
     gaps = (index + 1) * kept  # every row follows its last tokens
-    at = torch.arange(len(x), device=x.device) + gaps.repeat_interleave(rows.query_start.diff())
+    at = torch.arange(len(x), device=x.device) + gaps.repeat_interleave(rows.query_start.diff(), output_size=len(x))
     last = torch.arange(-kept, 0, device=x.device)
     padded = x.new_empty(len(x) + num * kept, x.shape[1], dtype=torch.float32)
     padded[at] = x.float()
     padded[(rows.query_start[:-1] + gaps)[:, None] + last] = state[rows.slots].float()
     state[rows.slots] = padded[(rows.query_start[1:] + gaps)[:, None] + last].to(state.dtype)
     y = torch.stack([padded[at - kept + j] * weight[:, j].float() for j in range(kept + 1)]).sum(0)
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def _conv_step(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, slots: Tensor) -> Tensor:
+    """One token of each row: x [R, C]."""
+    window = torch.cat([state[slots].float(), x.float()[:, None]], 1)  # [R, W, C]
+    state[slots] = window[:, 1:].to(state.dtype)
+    y = (window * weight.float().T).sum(1)
     return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
@@ -106,21 +118,22 @@ def _linear(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, rows: StateBatch
 ) -> Tensor:
     """decay [T, H, 1 or K]. Without `beta` there is no delta rule."""
-    out, n = torch.empty_like(v), rows.num_decode_rows
+    if not rows.prompts:
+        y, state[rows.slots] = _step(q, k, v.float(), decay, beta, state[rows.slots])
+        return y.to(v.dtype)
+    out, n = v.new_empty(len(v) + 1, *v.shape[1:]), rows.num_decode_rows
     size = CHUNK if decay.shape[-1] == 1 else CHANNELS_CHUNK
     if n:
         at, given = rows.slots[:n], None if beta is None else beta[:n]
         out[:n], state[at] = _step(q[:n], k[:n], v[:n].float(), decay[:n], given, state[at])
-    for slot, start, end in rows.prompts:
-        s = state[slot]
-        for first in range(start, end, size):
-            tokens = slice(first, min(first + size, end))
-            heads = [x[tokens].float().transpose(0, 1) for x in (q, k, v, decay)]
-            given = None if beta is None else beta[tokens].T
-            y, s = _chunk(heads[0], heads[1], heads[2], heads[3], given, s)
-            out[tokens] = y.transpose(0, 1)
-        state[slot] = s
-    return out
+    for piece in pieces(rows, size):
+        taken = piece.take(q), piece.take(k), piece.ending(v), piece.ending(decay)
+        heads = [x.float().transpose(1, 2) for x in taken]
+        given = None if beta is None else piece.ending(beta).transpose(1, 2)
+        y, s = _chunk(heads[0], heads[1], heads[2], heads[3], given, piece.state(state))
+        piece.put(out, y.transpose(1, 2))
+        piece.renew(state, s)
+    return out[:-1]
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,7 +146,9 @@ def _step(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, s
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, s: Tensor) -> tuple[Tensor, Tensor]:
-    """Some tokens of one row: q, k [H, C, K], v [H, C, V], decay [H, C, 1 or K], beta [H, C], s [H, K, V].
+    """Tokens of rows: q, k [P, H, C, K], v [P, H, C, V], decay [P, H, C, 1 or K], beta [P, H, C], s [P, H, K, V].
+
+    A token without decay and beta, or without v and decay where there is no beta, changes no state.
 
     With c = cumsum(decay) and u_i what token i writes, S_i = exp(c_i) s + sum_(j <= i) exp(c_i - c_j) k_j u_j^T. By the
     delta rule the u of a chunk solve a triangular system.
@@ -152,7 +167,7 @@ def _chunk(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, 
 
 
 def _products(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Products of x and y [H, C, K], token by token, channels weighted by [H, C, C, 1 or K] -> [H, C, C]."""
+    """Products of x and y [.., C, K], token by token, channels weighted by [.., C, C, 1 or K] -> [.., C, C]."""
     if weight.shape[-1] == 1:
         return (x @ y.mT) * weight[..., 0]
     return (x[..., None, :] * weight * y[..., None, :, :]).sum(-1)

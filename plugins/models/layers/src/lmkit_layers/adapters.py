@@ -1,43 +1,41 @@
 """AdapterBank: the adapters of a loaded model, and to which tokens of a step each applies.
 
 A linear's output gets x @ a @ b added for the tokens of each adapter, after its kernel, so every weight format and
-kernel serves; embedding and head may have a weight of the adapter's own. Steps without adapters run as if there were
-none.
+kernel serves; embedding and head may have a weight of the adapter's own. What linears and the embedding get is made
+for all tokens at once, from tables on the device: a step that has no more than that may be captured. Routers, experts
+and latents are changed for the tokens of one adapter after another, and the host waits to know them. Steps without
+adapters run as if there were none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
-from lmkit.api import EngineError, Model
+from lmkit.api import EngineError, Model, StepInputs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lmkit_layers.adapter_tables import AdapterTable, AdapterTokens, Delta, gained
 from lmkit_layers.embedding import Embedding
 from lmkit_layers.experts import Experts, LinearExperts, Mixture, PackedExperts, Router
 from lmkit_layers.latent import Latent
 from lmkit_layers.linear import Linear
 
 HEAD = "lm_head"  # runs on the rows that are sampled, after the other modules
+NONE = -1  # in place of an adapter's number
 
 
-class Delta(Protocol):
-    """Added to outputs [low, high) of a linear: x @ a @ b; of an embedding: a[ids] @ b. See loading.adapter."""
-
-    low: int
-    high: int
-    a: Tensor  # [in, rank]
-    b: Tensor  # [rank, high - low]
-    gain: Tensor | None  # [high - low]: of the sum without its bias
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """Immutable once loaded: rows that hold it keep it, whatever its name means later."""
+    """Immutable once loaded: rows that hold it keep it, whatever its name means later.
+
+    Its tensors are those of the host, of which tables on the device are made.
+    """
 
     id: str
     deltas: Mapping[str, Sequence[Delta]]  # by module
@@ -49,39 +47,131 @@ class Adapter:
 
 
 class AdapterBank:
-    """Rows are slots of the worker. Modules are hooked for the time of a step that needs it."""
+    """Rows are slots of the worker. An adapter has a number as long as it is loaded, or a row holds it."""
 
-    def __init__(self) -> None:
-        self.loaded: dict[str, Adapter] = {}
-        self.rows: dict[int, Adapter] = {}  # slot -> its adapter
-        self._active: dict[int, list[tuple[Adapter, Tensor]]] = {}  # those that run, with their tokens of so many
-        self._seen: set[str] = set()  # modules that ran in this step
+    def __init__(self, model: Model, num_slots: int, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.of_slot = np.full(num_slots, NONE, np.int64)  # the number of each row's adapter
+        self.loaded: dict[str, int] = {}
+        self._held: dict[int, Adapter] = {}  # by number
         self._modules: dict[str, nn.Module] = {}  # of the model, found when first needed
+        self.tables = Tables(model, {}, {}, device)
+
+    @property
+    def used(self) -> bool:
+        return bool(self._held)
+
+    def load(self, adapter: Adapter) -> None:
+        """Under its id, in place of another of that id. Raises EngineError for a module that the model has not."""
+        assert isinstance(self.model, nn.Module)
+        self._modules = self._modules or _changeable(self.model)
+        if unknown := sorted(adapter.modules - set(self._modules)):
+            raise EngineError(f"the model has no {', '.join(unknown[:3])} that adapter {adapter.id!r} could change")
+        self.loaded.pop(adapter.id, None)
+        number = next(n for n in range(len(self._held) + 1) if n not in self._held)
+        self._settle({**self._held, number: adapter})
+        self.loaded[adapter.id] = number
+
+    def drop(self, id: str) -> None:
+        """Rows that hold it keep it."""
+        if self.loaded.pop(id, None) is not None:
+            self._settle(self._held)
 
     def put(self, slot: int, id: str) -> None:
         """Raises EngineError when the adapter is not loaded."""
         if id not in self.loaded:
             raise EngineError(f"adapter {id!r} is not loaded in this worker")
-        self.rows[slot] = self.loaded[id]
+        self.of_slot[slot] = self.loaded[id]
+
+    def remove(self, slot: int) -> None:
+        number = int(self.of_slot[slot])
+        self.of_slot[slot] = NONE
+        if number != NONE and number not in self.loaded.values() and number not in self.of_slot:
+            self._settle(self._held)
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self.of_slot[:] = NONE
+        if len(self._held) > len(self.loaded):
+            self._settle(self._held)
+
+    def _settle(self, held: Mapping[int, Adapter]) -> None:
+        """Tables of what is loaded, or held by a row."""
+        kept = {*self.loaded.values(), *self.of_slot.tolist(), *(held.keys() - self._held.keys())}
+        self._held = {number: adapter for number, adapter in held.items() if number in kept}
+        self.tables = Tables(self.model, self._held, self._modules, self.device, self.tables)
+
+    # ------------------------------------------------------------------------------------------- steps
+
+    def of(self, slots: np.ndarray) -> np.ndarray | None:
+        """The adapters of rows [R]; None where none has one."""
+        found = self.of_slot[slots]
+        return found if (found != NONE).any() else None
+
+    def logits(self, hidden: Tensor, adapters: Tensor) -> Tensor:
+        """The head's, where it is changed too. `adapters` [S]: of each hidden state [S, D]."""
+        with self.tables.applied({len(hidden): adapters}, head=True):
+            return self.model.logits(hidden)
+
+
+class Tables:
+    """What some adapters change of a model. A function of steps: new adapters make a new one, and what was captured of
+    the old one goes with it."""
+
+    def __init__(
+        self, model: Model, adapters: Mapping[int, Adapter], modules: Mapping[str, nn.Module], device: torch.device,
+        before: Tables | None = None,
+    ) -> None:  # fmt: skip
+        """`modules` by name. Tables of modules for which nothing has changed since `before` are taken over."""
+        self.model, self.modules = model, modules
+        self.tables: dict[str, AdapterTable] = {}
+        self.special: dict[str, dict[int, Adapter]] = {}  # modules that are changed adapter by adapter
+        self._of = {
+            name: {n: adapter for n, adapter in adapters.items() if name in adapter.modules}
+            for name in sorted({name for adapter in adapters.values() for name in adapter.modules})
+        }
+        for name, of in self._of.items():
+            if not isinstance(modules[name], Linear | Embedding):
+                self.special[name] = {n: _moved(adapter, device) for n, adapter in of.items()}
+            elif before is not None and before._of.get(name) == of:
+                self.tables[name] = before.tables[name]
+            else:
+                deltas = {n: adapter.deltas[name] for n, adapter in of.items() if name in adapter.deltas}
+                whole = {n: adapter.whole[name] for n, adapter in of.items() if name in adapter.whole}
+                self.tables[name] = AdapterTable(deltas, whole, device)
+        owners = {table.owners for table in self.tables.values()}
+        self._owners = {owner: torch.tensor(owner, device=device) for owner in owners}
+        self._active: dict[int, AdapterTokens] = {}  # of a run, by its number of tokens
+        self._seen: set[str] = set()  # modules that ran
+
+    @property
+    def capturable(self) -> bool:
+        return not self.special
+
+    @property
+    def changes_head(self) -> bool:
+        return HEAD in self.tables
+
+    def __call__(self, x: StepInputs) -> Tensor:
+        """The model's hidden states, with what the adapters of its tokens add."""
+        assert x.adapters is not None
+        read = {len(x.logits_rows): x.adapters[x.logits_rows]} if x.only_logits else {}
+        with self.applied({**read, len(x.adapters): x.adapters}):
+            return self.model.forward(x)
 
     @contextmanager
-    def applied(
-        self, model: Model, slots: Sequence[int], lengths: Sequence[int], read: Sequence[int] | None = None,
-        head: bool = False,
-    ) -> Iterator[None]:  # fmt: skip
-        """Within, `model` gives the tokens of each row (in batch order) what its adapter adds: all modules but the
-        head, or only the `head`. Modules may run on fewer tokens, those `read`, but not on as many others.
+    def applied(self, tokens: Mapping[int, Tensor], head: bool = False) -> Iterator[None]:
+        """Within, all modules but the head, or only the `head`, do what adapters change in addition. Modules may run on
+        as many tokens as `tokens` says, each time with the adapter of each.
 
         Raises EngineError at the end when the model computed around a module that an adapter changes.
         """
-        assert isinstance(model, nn.Module)
-        found = [self.rows.get(slot) for slot, length in zip(slots, lengths, strict=True) for _ in range(length)]
-        for adapters in [found] if read is None else [found, [found[token] for token in read]]:
-            self._active[len(adapters)] = _tokens_of(adapters, next(model.parameters()).device)
-        names = {name for adapter, _ in self._active[len(found)] for name in adapter.modules if (name == HEAD) == head}
-        self._modules = self._modules or _changeable(model)
-        hooked = {self._modules[name]: name for name in sorted(names)}  # one hook for both linears of experts
-        hooks = [module.register_forward_hook(self._hook(name)) for module, name in hooked.items()]
+        self._active = {n: AdapterTokens(adapters, self._owners) for n, adapters in tokens.items()}
+        names = {name for name in (*self.tables, *self.special) if (name == HEAD) == head}
+        hooked: dict[nn.Module, list[str]] = {}  # one hook for both linears of experts
+        for name in sorted(names):
+            hooked.setdefault(self.modules[name], []).append(name)
+        hooks = [module.register_forward_hook(self._hook(names)) for module, names in hooked.items()]
         self._seen.clear()
         try:
             yield
@@ -92,48 +182,50 @@ class AdapterBank:
         if missed := names - self._seen:
             raise EngineError(f"adapters had no effect on {', '.join(sorted(missed)[:3])}")
 
-    def _hook(self, name: str) -> Any:
-        """What module `name` does in addition."""
+    def _hook(self, names: Sequence[str]) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
+        """What the module of these names does in addition."""
+        table = self.tables.get(names[0])
+        adapters = {n: adapter for name in names for n, adapter in self.special.get(name, {}).items()}
 
         def add(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
-            self._seen.add(name)
-            for adapter, tokens in self._active[len(args[0])]:
-                x = args[0][tokens]
-                if isinstance(module, Router):
-                    for whole, part in zip(out, routed(module, x, adapter.deltas.get(name, ())), strict=True):
-                        whole[tokens] = part
-                    continue
-                if isinstance(module, Latent):
-                    for delta in adapter.deltas.get(name, ()):
-                        out[tokens] = module.changed(x, args[1], delta.a, delta.b, delta.gain)
-                    continue
-                if isinstance(module, Mixture):
-                    out[tokens] += self._regated(module, x, adapter, adapter.deltas.get(name, ()))
-                    continue
-                if isinstance(module, Experts):
-                    up, down = (adapter.deltas.get(linear.spec.name, ()) for linear in (module.up, module.down))
-                    self._seen |= {linear.spec.name for linear in (module.up, module.down)}
-                    if up or down:
-                        out[tokens] = through_experts(module, x, args[1][tokens], args[2][tokens], up, down)
-                    continue
-                embeds = isinstance(module, Embedding)
-                if (weight := adapter.whole.get(name)) is not None:
-                    out[tokens] = weight[x] if embeds else F.linear(x, weight, module.bias)  # type: ignore[arg-type]
-                for delta in adapter.deltas.get(name, ()):
-                    change = (delta.a[x] if embeds else x @ delta.a) @ delta.b
-                    part, bias = slice(delta.low, delta.high), None if embeds else cast("Tensor | None", module.bias)
-                    if delta.gain is not None:
-                        change = gained(out[tokens, part], None if bias is None else bias[part], change, delta.gain)
-                    out[tokens, part] += change
+            self._seen.update(names)
+            tokens = self._active[len(args[0])]
+            if table is not None:
+                return table.add(module, args[0], out, tokens)
+            for number, adapter in adapters.items():
+                self._change(module, names[0], adapter, tokens.adapters, tokens.numbers(number), args, out)
             return out
 
         return add
 
-    def _regated(self, module: Mixture, x: Tensor, adapter: Adapter, deltas: Sequence[Delta]) -> Tensor | float:
-        """What more, or less, the shared expert says of `x` with `deltas` added to its gate."""
+    def _change(
+        self, module: nn.Module, name: str, adapter: Adapter, adapters: Tensor, tokens: Tensor, args: tuple[Any, ...],
+        out: Any,
+    ) -> None:  # fmt: skip
+        """What `adapter` changes of `out`, in place, for its `tokens` [N]. `adapters`: of all tokens of `args`."""
+        if not len(tokens):
+            return
+        x, deltas = args[0][tokens], adapter.deltas.get(name, ())
+        if isinstance(module, Router):
+            for whole, part in zip(out, routed(module, x, deltas), strict=True):
+                whole[tokens] = part
+        elif isinstance(module, Latent):
+            for delta in deltas:
+                out[tokens] = module.changed(x, args[1], delta.a, delta.b, delta.gain)
+        elif isinstance(module, Mixture):
+            out[tokens] += self._regated(module, x, adapters[tokens], deltas)
+        elif isinstance(module, Experts):
+            up, down = (adapter.deltas.get(linear.spec.name, ()) for linear in (module.up, module.down))
+            if up or down:
+                out[tokens] = through_experts(module, x, args[1][tokens], args[2][tokens], up, down)
+
+    def _regated(self, module: Mixture, x: Tensor, adapters: Tensor, deltas: Sequence[Delta]) -> Tensor | float:
+        """What more, or less, the shared expert says of `x`, whose tokens have these adapters, with `deltas` added to
+        its gate."""
         if not deltas or module.shared is None or module.shared_gate is None:
             return 0.0
-        kept, self._active = self._active, {len(x): [(adapter, torch.arange(len(x), device=x.device))]}
+        kept = self._active
+        self._active = {len(x): AdapterTokens(adapters, self._owners)}
         try:
             said = module.shared(x)
         finally:
@@ -143,20 +235,9 @@ class AdapterBank:
         return (F.linear(x, changed).sigmoid() - F.linear(x, gate).sigmoid()) * said
 
 
-def _tokens_of(adapters: Sequence[Adapter | None], device: torch.device) -> list[tuple[Adapter, Tensor]]:
-    """Each of those that tokens have, with its tokens."""
-    tokens: dict[str, list[int]] = {}
-    for token, adapter in enumerate(adapters):
-        if adapter is not None:
-            tokens.setdefault(adapter.id, []).append(token)
-    held = {adapter.id: adapter for adapter in adapters if adapter is not None}
-    return [(held[id], torch.tensor(found, device=device)) for id, found in tokens.items()]
-
-
-def gained(before: Tensor, bias: Tensor | None, change: Tensor, gain: Tensor) -> Tensor:
-    """What is to be added to `before`, a linear's output, so that all of it but the bias has the gain."""
-    plain = before if bias is None else before - bias
-    return (plain + change) * gain - plain
+def _moved(adapter: Adapter, device: torch.device) -> Adapter:
+    """With its deltas on the device."""
+    return replace(adapter, deltas={name: [d.to(device) for d in found] for name, found in adapter.deltas.items()})
 
 
 def routed(module: Router, x: Tensor, deltas: Sequence[Delta]) -> Any:

@@ -111,6 +111,8 @@ class CpuGraphs:
         num_rows = x.token_ids.shape[0]
         if not x.capture or x.embeds is not None or num_rows > self.max_rows or self.refused is not None:
             return forward(x)
+        if x.adapters is not None:  # their products have no native kernel
+            return forward(x)
         key = (x.token_ids.data_ptr(), x.positions.data_ptr(), *(plan.slots.data_ptr() for plan in x.attn), num_rows)
         graph = self.graphs.get(key)
         if graph is None:

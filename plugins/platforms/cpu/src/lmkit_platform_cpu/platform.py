@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lmkit.api import ConfigError, DeviceInfo, Graphs, ModelInfo, NullCollectives, NullEvent, NullGraphs, StepLimits
@@ -102,9 +103,15 @@ class CpuPlatform:
         total, free = memory()
         return max(0, free - reserve(total))
 
+    def measure(self, work: Callable[[], None]) -> None:
+        """What a step takes is estimated: memory of the host is taken as it is used, and shared with others."""
+
     def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:
         """Steps short enough that decodes beside a prefill chunk are not held up for long."""
         return {"sched.max_tokens": 512 if device.num_cores <= 8 else 2048}
+
+    def upload(self, source: Tensor) -> Tensor:
+        return source
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> HostBuffer:
         return HostBuffer(shape, dtype)

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from lmkit.api import EngineError, StepInputs
 
@@ -38,13 +39,14 @@ class GpuGraphs:
 
     Every tensor that a step's inputs hold has the same address in each step of the same number of rows: the buffers of
     the input builder and of the planners, and the KV cache. The first step of a bucket runs directly, before the first
-    request, so that kernels are compiled and chosen outside of a capture; the second is captured.
+    request, so that kernels are compiled and chosen outside of a capture; the second is captured. What is captured is
+    told apart by the function that runs: one and the same object as long as it does the same.
     """
 
     def __init__(self, runtime: Runtime, max_rows: int) -> None:
         self.runtime, self.sizes = runtime, buckets(max_rows)
-        self.graphs: dict[int, Graph] = {}
-        self._seen: set[int] = set()
+        # By what was captured and number of rows; None: run once. A graph lives as long as the function does.
+        self.graphs: WeakKeyDictionary[Callable[[StepInputs], Tensor], dict[int, Graph | None]] = WeakKeyDictionary()
 
     def num_rows(self, n: int) -> int:
         return self.sizes[bisect_left(self.sizes, n)]
@@ -54,14 +56,21 @@ class GpuGraphs:
         if not x.capture or x.embeds is not None:
             return forward(x)
         num_rows = x.token_ids.shape[0]
-        if num_rows not in self._seen:
-            self._seen.add(num_rows)
+        graphs = self.graphs.get(forward)
+        if graphs is None:
+            graphs = self.graphs[forward] = {}
+        if num_rows not in graphs:
+            graphs[num_rows] = None
             return forward(x)
         addresses = (x.token_ids.data_ptr(), x.positions.data_ptr(), *(plan.slots.data_ptr() for plan in x.attn))
-        graph = self.graphs.get(num_rows)
+        if x.adapters is not None:
+            addresses += (x.adapters.data_ptr(),)
+        if x.state is not None:
+            addresses += (x.state.slots.data_ptr(), x.state.query_start.data_ptr())
+        graph = graphs[num_rows]
         if graph is None:
             replay, output = self.runtime.capture(lambda: forward(x))
-            graph = self.graphs[num_rows] = Graph(replay, output, addresses)
+            graph = graphs[num_rows] = Graph(replay, output, addresses)
             log.debug("captured a decode step of %d rows", num_rows)
         if graph.addresses != addresses:
             raise EngineError(f"the inputs of a captured step of {num_rows} rows have moved")

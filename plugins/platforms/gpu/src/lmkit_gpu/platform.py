@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lmkit.api import ConfigError, DeviceInfo, ModelInfo, NullCollectives, StepLimits
 
+from lmkit_gpu.budget import GIB, headroom
 from lmkit_gpu.graphs import GpuGraphs
+from lmkit_gpu.ring import PinnedRing
 from lmkit_gpu.runtime import Runtime, TorchRuntime
 
 if TYPE_CHECKING:
@@ -16,7 +19,6 @@ if TYPE_CHECKING:
 
     from lmkit_gpu.runtime import DeviceEvent
 
-GIB = 1 << 30
 COPIES = 4  # of what is pushed: two steps are in flight, and two planners may push the same
 
 
@@ -70,6 +72,7 @@ class GpuPlatform:
     def __init__(self, runtime: Runtime | None = None) -> None:
         self.runtime = runtime or TorchRuntime()
         self._device: torch.device | None = None
+        self._ring: PinnedRing | None = None  # while weights are loaded
 
     def env(self) -> dict[str, str]:
         return {}
@@ -84,9 +87,16 @@ class GpuPlatform:
         return self._device
 
     def free_memory(self) -> int:
-        """Without what libraries, graphs and the gaps between tensors take beside: a fiftieth, and half a GiB."""
+        """Without the headroom. What was needed for loading alone is given back."""
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
         free, total = self.runtime.memory()
-        return max(0, free - total // 50 - GIB // 2)
+        return max(0, free - headroom(total))
+
+    def measure(self, work: Callable[[], None]) -> int:
+        """What `work` leaves behind in cycles of objects is gone afterwards."""
+        return self.runtime.peak(work)
 
     def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:
         """Long steps, and many rows, keep a large device busy; the next step is prepared while one runs."""
@@ -94,6 +104,11 @@ class GpuPlatform:
         return {
             "sched.max_tokens": 8192 if large else 2048, "sched.max_rows": 256 if large else 64, "parallel.depth": 2
         }  # fmt: skip
+
+    def upload(self, source: Tensor) -> Tensor:
+        assert self._device is not None, "bind comes first"
+        self._ring = self._ring or PinnedRing(self.runtime, self._device)
+        return self._ring.upload(source)
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> TwinBuffer:
         assert self._device is not None, "bind comes first"

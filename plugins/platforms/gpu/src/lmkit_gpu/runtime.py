@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +40,10 @@ class Runtime(Protocol):
 
     def memory(self) -> tuple[int, int]:
         """Bytes of the selected device: what can still be allocated, and all there are."""
+        ...
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """Runs `work`: bytes that were allocated at most, beyond what was before. All of it is free again then."""
         ...
 
 
@@ -84,3 +89,18 @@ class TorchRuntime:
 
         free, total = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated(), total
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """What the allocator reserved counts, gaps included. What libraries took for themselves is no longer free, so
+        `memory` knows it."""
+        import torch
+
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        torch.cuda.synchronize()
+        most = torch.cuda.max_memory_reserved()
+        gc.collect()
+        torch.cuda.empty_cache()
+        return most - before

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmkit.api import CheckpointError, LinearSpec, ModelInfo, UnsupportedModel, WeightMismatch, nearest
 from lmkit.checkpoint import read_json
+from lmkit_layers.adapter_tables import Delta
 
 from lmkit_worker.loading.adapter_files import CONFIG, WEIGHTS, check_files
 from lmkit_worker.loading.patterns import Patterns
@@ -26,7 +27,7 @@ from lmkit_worker.loading.safetensors import SafetensorsLoader
 
 if TYPE_CHECKING:
     import torch
-    from lmkit.api import Loader, TensorEntry
+    from lmkit.api import EngineConfig, Loader, TensorEntry
     from torch import Tensor
 
 MAX_ALPHA = 1e6
@@ -119,20 +120,6 @@ class BaseModel:
         return weight
 
 
-@dataclass(slots=True)
-class Delta:
-    """What one adapter adds to one part of a linear: x @ a @ b, the scale already in b. Embeddings take rows of a.
-
-    With a `gain` the sum, but not the bias, is multiplied by it.
-    """
-
-    low: int
-    high: int
-    a: Tensor  # [in, rank]
-    b: Tensor  # [rank, high - low]
-    gain: Tensor | None = None  # [high - low]
-
-
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
     """Both by module of the model; `whole` replaces a weight before deltas are added to what it gives."""
@@ -167,19 +154,19 @@ class AdapterFiles:
     def nbytes(self) -> int:
         return sum(pair.a.nbytes + pair.b.nbytes for pair in self.entries) + sum(e.nbytes for _, e in self.whole)
 
-    def read(self, dtype: torch.dtype, device: torch.device) -> AdapterWeights:
-        """The weights, ready to multiply. Raises CheckpointError for values that are not finite."""
+    def read(self, dtype: torch.dtype) -> AdapterWeights:
+        """The weights on the host, ready to multiply. Raises CheckpointError for values that are not finite."""
         deltas: dict[str, list[Delta]] = {}
         for pair in self.entries:
             for low, a, b, gain in self._parts(pair):
-                ready = [t.to(device, dtype).contiguous() for t in (a.T, b.T)]
+                ready = [t.to(dtype).contiguous() for t in (a.T, b.T)]
                 if not all(t.isfinite().all() for t in ready):
                     raise CheckpointError(f"{pair.a.name} or its lora_B has values that are not finite in {dtype}")
-                delta = Delta(low, low + len(b), ready[0], ready[1], gain if gain is None else gain.to(device, dtype))
+                delta = Delta(low, low + len(b), ready[0], ready[1], gain if gain is None else gain.to(dtype))
                 deltas.setdefault(pair.place.linear, []).append(delta)
         whole = {}
         for place, entry in self.whole:
-            weight = whole[place.linear] = self.loader.read(entry).to(device, dtype).contiguous()
+            weight = whole[place.linear] = self.loader.read(entry).to(dtype).contiguous()
             if not weight.isfinite().all():
                 raise CheckpointError(f"{entry.name} has values that are not finite in {dtype}")
         return AdapterWeights(deltas, whole)
@@ -336,6 +323,15 @@ def _names(module: str, place: Place) -> tuple[str, ...]:
     if not place.experts:
         return (module, f"{module}.weight")
     return (f"{module}.{'gate_up_proj' if place.linear.endswith('.up') else 'down_proj'}", module)
+
+
+def reserved_bytes(info: ModelInfo, config: EngineConfig, itemsize: int) -> int:
+    """What the adapters that an engine lets in take on a device at most, but for those of experts, routers and latents,
+    and weights of their own."""
+    lora, sizes = config.lora, sum(place.in_features + place.high - place.low for place in places_of(info).values())
+    if not lora.on:
+        return 0
+    return (lora.max_adapters if lora.enabled else lora.modules.count("=")) * lora.max_rank * sizes * itemsize
 
 
 def _most_bytes(info: ModelInfo, max_rank: int) -> int:

@@ -25,6 +25,7 @@ from lmkit.api import (
     ParamSpec,
     Platform,
     PluginError,
+    PoolerInfo,
     Progress,
     QuantScheme,
     ResolvedPlan,
@@ -85,9 +86,13 @@ def load_model(
     if packed_cache is not None:
         cache = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
     rules, scheme = Rules(architecture.weights(info)), builder.scheme
-    warnings = fill_model(model, rules, loader, checkpoint, device, progress, cache, scheme)
-    dense = _load_dense(info, builder.dtype, loader, checkpoint, device) if info.pooler and info.pooler.dense else None
-    model.to(device)  # buffers
+    warnings = fill_model(model, rules, loader, checkpoint, platform, device, progress, cache, scheme)
+    dense = None
+    if info.pooler is not None and info.pooler.dense:
+        dense = _load_dense(info.pooler, builder.dtype, loader, checkpoint, platform, device)
+    for module in model.modules():
+        for name, values in module.named_buffers(recurse=False):
+            setattr(module, name, platform.upload(values))
     model.eval()
     return LoadedModel(
         model=model,
@@ -102,16 +107,17 @@ def load_model(
 
 
 def _load_dense(
-    info: ModelInfo, dtype: torch.dtype, loader: Loader, checkpoint: Checkpoint, device: torch.device
-) -> nn.Module:
+    pooler: PoolerInfo, dtype: torch.dtype, loader: Loader, checkpoint: Checkpoint, platform: Platform,
+    device: torch.device,
+) -> nn.Module:  # fmt: skip
     """The dense modules that follow the head, each from its own folder."""
     modules = []
-    for dense in info.pooler.dense if info.pooler else ():
+    for dense in pooler.dense:
         with torch.device("meta"):
             module = Dense(dense, dtype)
         folder = checkpoint.path / dense.path
         there = replace(checkpoint, path=folder, files=tuple(weight_files(folder)) if checkpoint.files else ())
-        fill_model(module, Rules([WeightRule("linear.{p}", "linear.{p}")]), loader, there, device)
+        fill_model(module, Rules([WeightRule("linear.{p}", "linear.{p}")]), loader, there, platform, device)
         modules.append(module)
     return nn.Sequential(*modules)
 
@@ -399,6 +405,7 @@ def fill_model(
     rules: Rules,
     loader: Loader,
     checkpoint: Checkpoint,
+    platform: Platform,
     device: torch.device,
     progress: Progress | None = None,
     cache: PackedCache | None = None,
@@ -428,7 +435,8 @@ def fill_model(
     total, done = sum(f.entry.nbytes for f in fills), 0
     checks: list[tuple[str, Tensor]] = []  # read at the end, so that the host does not wait for each
     for fill in fills:
-        value = loader.read(fill.entry).to(device)
+        value = loader.read(fill.entry)
+        value = platform.upload(value) if value.device.type != device.type else value
         if fill.match.rule.transform is not None:
             value = fill.match.rule.transform(value)
         if can_be_nan(value):
