@@ -11,6 +11,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -471,7 +472,31 @@ def sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[simgpu.Gpu]:
         for module in (flashinfer_prefill, flashinfer_decode):
             monkeypatch.setattr(module, "torch", Torch(gpu.pin))
             monkeypatch.setattr(module, "get_batch_prefill_module", SimKernel)
+        for module in latent_modules():
+            for name, value in {"torch": Torch(gpu.pin), "get_batch_mla_module": SimLatentKernel}.items():
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, value)
+            if mechanics := getattr(module, "_BatchMLAGeneratedFaMechanics", None):
+                # A tensor of the simulated device does not say where it lies.
+                where = partial(lambda interval, x: interval(simgpu.raw(x)), mechanics._storage_interval)
+                monkeypatch.setattr(mechanics, "_storage_interval", staticmethod(where))
         yield gpu
+
+
+class SimLatentKernel(LatentKernel):
+    def run(self, *arguments: Any) -> None:
+        operands = simgpu.raw(arguments)
+        super().run(*operands)
+        simgpu.gpu.launch("flashinfer", lambda: LatentKernel.run(self, *operands))
+
+
+@pytest.fixture(scope="module")
+def latent_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {
+        "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 512, "q_lora_rank": None,
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    }  # fmt: skip
+    return tiny_checkpoint("YoutuForCausalLM", tmp_path_factory.mktemp("sim") / "youtu", dtype="bfloat16", **sizes)
 
 
 def engine(folder: Path, platform: Any, device: torch.device) -> EngineCore:
@@ -528,6 +553,15 @@ def test_a_decode_step_waits_for_nothing_but_an_event(sim: simgpu.Gpu, checkpoin
     assert set(sim.waits) <= {"event"}, sim.waits
     assert not sim.pageable
     assert not sim.pool.misses
+
+
+def test_steps_of_latents_give_the_tokens_of_the_cpu(sim: simgpu.Gpu, latent_checkpoint: Path) -> None:
+    """Without graphs."""
+    lengths = [5, 12, 8]
+    expected = tokens(engine(latent_checkpoint, ToyPlatform(), torch.device("cpu")), requests(lengths))
+    platform = GpuPlatform(simgpu.SimRuntime())
+    assert tokens(engine(latent_checkpoint, platform, platform.bind(0)), requests(lengths)) == expected
+    assert not sim.launches["graph"]
 
 
 def test_a_plan_that_does_not_wait_is_found(

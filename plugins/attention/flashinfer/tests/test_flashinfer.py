@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -246,6 +247,33 @@ def test_kernels_that_cannot_run(kernels: str, capability: tuple[int, int], kv_d
     backend = FlashInferAttention(kernels=kernels)
     found = backend.can_run(AttnNeed(128, 32, 8, "bfloat16", kv_dtype, 16), make_device("cuda", cc=capability))
     assert reason in found if reason and found else found is None and not reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"num_q_heads": 128}, ""),
+        ({"num_q_heads": 96}, "a divisor of 128"),
+        ({"head_dim": 320, "v_head_dim": 256}, "576 with 512"),
+        ({"kv_dtype": "float8_e4m3fn"}, "kept in bfloat16"),
+        ({"window": 5}, "without window"),
+        ({"mla": False}, "differs"),
+        ({"mla": False, "v_head_dim": None}, "latents (mla) alone"),
+    ],
+)
+def test_latents_that_cannot_be_read(change: dict[str, Any], reason: str) -> None:
+    need = replace(AttnNeed(576, 16, 1, "bfloat16", "bfloat16", 16, v_head_dim=512, mla=True), **change)
+    for capability in ((8, 0), (9, 0)):
+        found = FlashInferAttention().can_run(need, make_device("cuda", cc=capability))
+        assert reason in found if reason and found else found is None and not reason
+
+
+def test_latents_of_nobody_are_written_to_the_null_block() -> None:
+    kv = torch.zeros(3, 4, 8)
+    k = torch.arange(1.0, 4)[:, None, None].expand(3, 1, 8)
+    FlashInferAttention().write_kv(k, k[..., :6], kv, torch.tensor([5, -1, 11]))
+    assert kv.view(12, 8)[:, 7].tolist() == [2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 3]
 
 
 def test_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
