@@ -155,7 +155,7 @@ def quantization_page(page: str) -> str:
 DEVICES = "## Plugins of GPUs\n\n"  # the same in docs/gpu.md
 PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named here with its date and device
     "attention triton": "laboratory, compiled ahead, simulated device",
-    "attention flashinfer": "contract",
+    "attention flashinfer": "contract, simulated device",
     "op fp8_scaled_mm": "the same operator of torch on a CPU",
     "attention flash_attn": "contract",
     "attention flash_attn_3": "contract",

@@ -7,9 +7,14 @@ planted to see that they are found.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,8 +37,12 @@ from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.plugins.resolve import resolve
 from lmkit.scheduling.scheduler import Scheduler
+from lmkit_attention_flashinfer import latents as latents_module
+from lmkit_attention_flashinfer import pages as pages_module
 from lmkit_attention_flashinfer import planner as planner_module
 from lmkit_attention_flashinfer.backend import FlashInferAttention
+from lmkit_attention_flashinfer.latents import LatentPlan, LatentPlanner
+from lmkit_attention_flashinfer.pages import StepIntegers
 from lmkit_attention_flashinfer.planner import FlashInferPlanner
 from lmkit_gpu import GpuPlatform
 from lmkit_testing import AttentionConformance, simgpu
@@ -50,7 +59,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     flashinfer = pytest.importorskip("flashinfer", reason="flashinfer-python is not installed (nox -s flashinfer)")
     from flashinfer import decode as flashinfer_decode
+    from flashinfer import mla as flashinfer_mla
     from flashinfer import prefill as flashinfer_prefill
+    from flashinfer import utils as flashinfer_utils
 
 CAUSAL = 1  # flashinfer.utils.MaskMode
 
@@ -152,6 +163,74 @@ class Kernel:
             out[first:end] = result.reshape(out[first:end].shape).to(out.dtype)
 
 
+class LatentKernel:
+    """The same for latent attention, of which all is planned but the pages."""
+
+    runs: ClassVar[list[tuple[Any, ...]]] = []
+
+    def __init__(
+        self, name: str, dtype_q: torch.dtype, dtype_kv: torch.dtype, dtype_o: torch.dtype, dtype_index: torch.dtype,
+        latent: int, rotary: int, profiled: bool,
+    ) -> None:  # fmt: skip
+        assert name in ("fa2", "fa3")
+        assert (dtype_index, dtype_o, dtype_kv, profiled) == (torch.int32, dtype_q, dtype_q, False)
+        self.dtype, self.sizes = dtype_q, (latent, rotary)
+
+    def plan(
+        self, workspace: Tensor, tables: Tensor, pinned: Tensor, query_start: Tensor, indptr: Tensor, lengths: Tensor,
+        heads: int, size: int, causal: bool,
+    ) -> list[int]:  # fmt: skip
+        for tensor in (query_start, indptr, lengths):
+            assert (tensor.device.type, tensor.dtype) == ("cpu", torch.int32)
+        batch = len(lengths)
+        assert len(query_start) == len(indptr) == batch + 1
+        assert (lengths > 0).all()
+        assert size == self.sizes[0]
+        assert workspace.nbytes >= 16 << 20
+        planned = torch.cat((query_start, indptr, lengths))
+        pinned.view(torch.int32)[: len(planned)] = planned
+        tables.view(torch.int32)[: len(planned)].copy_(pinned.view(torch.int32)[: len(planned)], non_blocking=True)
+        return [batch, heads, int(causal)]
+
+    def run(
+        self, workspace: Tensor, tables: Tensor, info: list[int], q: Tensor, q_rotary: Tensor, latents: Tensor,
+        rotary: Tensor, pages: Tensor, out: Tensor, lse: Tensor | None, mask: int, heads: int, page: int, scale: float,
+        base_e: bool, *scales: Any,
+    ) -> None:  # fmt: skip
+        self.runs.append(
+            (self, workspace, tables, info, q, q_rotary, latents, rotary, pages, out, lse, mask, heads, page, scale,
+             base_e, *scales)
+        )  # fmt: skip
+        batch, planned_heads, causal = info
+        query_start, indptr, lengths = tables.view(torch.int32)[: 3 * batch + 2].split([batch + 1, batch + 1, batch])
+        assert (heads, mask == CAUSAL) == (planned_heads, bool(causal))
+        assert {t.dtype for t in (q, q_rotary, latents, rotary, out)} == {self.dtype}
+        assert (q.shape[-1], q_rotary.shape[-1]) == (latents.shape[-1], rotary.shape[-1]) == self.sizes
+        assert {t.stride(-1) for t in (q, q_rotary, latents, rotary, out)} == {1}
+        assert pages.dtype == torch.int32
+        assert latents.shape[1] == rotary.shape[1] == page
+        assert set(scales) <= {1.0, None}
+        assert torch.equal(indptr.diff(), -(-lengths // page))
+        assert len(q) == len(out) == int(query_start[-1])
+        for i in range(batch):
+            first, end, length = int(query_start[i]), int(query_start[i + 1]), int(lengths[i])
+            ids = pages[int(indptr[i]) : int(indptr[i + 1])].long()
+            keys = torch.cat((latents[ids], rotary[ids]), -1).flatten(0, 1)[:length].float()
+            queries = torch.cat((q[first:end], q_rotary[first:end]), -1).float()
+            scores = torch.einsum("qhd,ld->hql", queries, keys) * scale
+            hidden = torch.arange(length) > torch.arange(length - (end - first), length)[:, None]
+            weights = scores.masked_fill(hidden & bool(causal), -torch.inf).softmax(-1)
+            out[first:end] = torch.einsum("hql,ld->qhd", weights, keys[:, : self.sizes[0]]).to(out.dtype)
+
+
+def latent_modules() -> list[Any]:
+    """Modules of flashinfer that name what its wrapper of latent attention calls: in 0.6 it is one."""
+    if not hasattr(flashinfer_mla, "MLAPlanMetadata"):
+        return [flashinfer_mla]
+    names = ("_backends._fa_common", "_backends.fa2_backend", "_backends.fa3_backend", "_wrapper")
+    return [import_module(f"flashinfer.mla._batch_mla.{name}") for name in names]
+
+
 class Torch:
     """torch as flashinfer finds it, where memory can be pinned by `pin`."""
 
@@ -160,6 +239,10 @@ class Torch:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
+
+    @property
+    def cuda(self) -> Any:
+        return SimpleNamespace(device=lambda device: contextlib.nullcontext())
 
     def empty(self, *shape: Any, pin_memory: bool = False, **how: Any) -> Tensor:
         made = torch.empty(*shape, **how)
@@ -171,9 +254,6 @@ def on_no_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """flashinfer, which believes to be on a GPU whose best kernels are these."""
     best = request.param
 
-    def choose(device: Any, positions: int, fp16_qk: bool, custom: bool, q: Any, kv: Any, **sizes: Any) -> str:
-        return best
-
     def other(*arguments: Any) -> None:
         raise AssertionError("flashinfer wants to compile something else")
 
@@ -181,12 +261,26 @@ def on_no_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(module, "torch", Torch())
         monkeypatch.setattr(module, "get_batch_prefill_module", Kernel)
         monkeypatch.setattr(module, "get_compute_capability", lambda device: (9, 0), raising=False)
-        monkeypatch.setattr(module, "determine_attention_backend", choose, raising=False)
+        monkeypatch.setattr(module, "determine_attention_backend", other, raising=False)
         monkeypatch.setattr(module, "check_trtllm_gen_sm107_only_feature", lambda *a: None, raising=False)
+    monkeypatch.setattr(flashinfer_utils, "is_sm90a_supported", lambda device: best == "fa3")
+    for module in latent_modules():
+        for name, value in {
+            "torch": Torch(),
+            "get_batch_mla_module": LatentKernel,
+            "is_sm90a_supported": lambda device: best == "fa3",
+            "get_compute_capability": lambda device: (9, 0),
+            "_get_compute_capability": lambda device: (9, 0),
+            "get_device_sm_count": lambda device: 132,
+            "_get_fa_shared_memory_limits": lambda device: (228 << 10, 227 << 10),
+        }.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
     for name in ("get_batch_decode_module", "get_trtllm_gen_decode_module"):
         monkeypatch.setattr(flashinfer_decode, name, other, raising=False)
     yield best
     Kernel.runs.clear()
+    LatentKernel.runs.clear()
 
 
 class TestFlashInfer(AttentionConformance):
@@ -212,7 +306,8 @@ def rows_of(need: AttnNeed = NEED, seed: int = 0) -> Rows:
 
 def close(got: list[Tensor], expected: list[Tensor]) -> None:
     for g, e in zip(got, expected, strict=True):
-        assert (g.double() - e).abs().max() <= 3e-2 * max(1.0, float(e.abs().max()))
+        if e.numel():
+            assert (g.double() - e).abs().max() <= 3e-2 * max(1.0, float(e.abs().max()))
 
 
 def test_a_replayed_step_reads_what_was_planned_for_it() -> None:
@@ -294,6 +389,44 @@ def test_eight_bits_are_never_read_by_fa3() -> None:
         assert (g.double() - e).abs().max() <= 0.2 * max(1.0, float(e.abs().max()))
 
 
+# ---------------------------------------------------------------------------------------------------- latent attention
+
+LATENT = AttnNeed(576, 16, 1, "bfloat16", "bfloat16", 16, v_head_dim=512, mla=True)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("size", [1, 64])
+def test_latents(dtype: str, size: int) -> None:
+    """Prompts, chunks, mixed steps, decode steps, drafts and rows that rest."""
+    rows = rows_of(replace(LATENT, dtype=dtype, kv_dtype=dtype, block_size=size))
+    for work in (
+        [(0, 1), (1, 33), (2, 5)],
+        [(0, 1), (2, 1), (1, 9), (3, 17)],
+        [(3, 1), (0, 1), (1, 1), (2, 1)],
+        [(1, 1), (0, 3), (4, 2)],
+        [(1, 0), (0, 1)],
+        [(1, 0)],
+    ):
+        close(*rows.step(work))
+
+
+def test_a_replayed_step_of_latents_reads_what_was_planned_for_it() -> None:
+    rows = rows_of(LATENT)
+    rows.step([(0, 16), (1, 5), (2, 30)])
+    rows.step([(0, 1), (1, 1), (2, 1)])
+    captured = LatentKernel.runs[-1]
+    for work in ([(0, 1), (3, 9)], [(0, 1), (1, 1)], *[[(0, 1), (1, 1), (2, 1)]] * 20):
+        close(*rows.step(work))
+        LatentKernel.runs[:] = LatentKernel.runs[-1:]
+    _, expected = rows.step([(0, 1), (1, 1), (2, 1)])
+    kernel, *arguments = captured
+    arguments[3:5] = LatentKernel.runs[-1][4:6]  # the queries of this step
+    arguments[8] = torch.full_like(arguments[8], torch.nan)
+    kernel.run(*arguments)
+    close(list(arguments[8].split(1)), expected)
+    assert captured[3] == LatentKernel.runs[-2][3], "the numbers that a launch carries stay"
+
+
 # ------------------------------------------------------------------------------------------------ the simulated device
 
 MAX_LENGTH = 64
@@ -339,7 +472,31 @@ def sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[simgpu.Gpu]:
         for module in (flashinfer_prefill, flashinfer_decode):
             monkeypatch.setattr(module, "torch", Torch(gpu.pin))
             monkeypatch.setattr(module, "get_batch_prefill_module", SimKernel)
+        for module in latent_modules():
+            for name, value in {"torch": Torch(gpu.pin), "get_batch_mla_module": SimLatentKernel}.items():
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, value)
+            if mechanics := getattr(module, "_BatchMLAGeneratedFaMechanics", None):
+                # A tensor of the simulated device does not say where it lies.
+                where = partial(lambda interval, x: interval(simgpu.raw(x)), mechanics._storage_interval)
+                monkeypatch.setattr(mechanics, "_storage_interval", staticmethod(where))
         yield gpu
+
+
+class SimLatentKernel(LatentKernel):
+    def run(self, *arguments: Any) -> None:
+        operands = simgpu.raw(arguments)
+        super().run(*operands)
+        simgpu.gpu.launch("flashinfer", lambda: LatentKernel.run(self, *operands))
+
+
+@pytest.fixture(scope="module")
+def latent_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {
+        "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 512, "q_lora_rank": None,
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    }  # fmt: skip
+    return tiny_checkpoint("YoutuForCausalLM", tmp_path_factory.mktemp("sim") / "youtu", dtype="bfloat16", **sizes)
 
 
 def engine(folder: Path, platform: Any, device: torch.device) -> EngineCore:
@@ -396,6 +553,15 @@ def test_a_decode_step_waits_for_nothing_but_an_event(sim: simgpu.Gpu, checkpoin
     assert set(sim.waits) <= {"event"}, sim.waits
     assert not sim.pageable
     assert not sim.pool.misses
+
+
+def test_steps_of_latents_give_the_tokens_of_the_cpu(sim: simgpu.Gpu, latent_checkpoint: Path) -> None:
+    """Without graphs."""
+    lengths = [5, 12, 8]
+    expected = tokens(engine(latent_checkpoint, ToyPlatform(), torch.device("cpu")), requests(lengths))
+    platform = GpuPlatform(simgpu.SimRuntime())
+    assert tokens(engine(latent_checkpoint, platform, platform.bind(0)), requests(lengths)) == expected
+    assert not sim.launches["graph"]
 
 
 def test_a_plan_that_does_not_wait_is_found(
@@ -460,17 +626,28 @@ def wrong_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def pages(change: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    arrays = planner_module.page_arrays
+    arrays = pages_module.page_arrays
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(planner_module, "page_arrays", lambda *a: change(*arrays(*a)))
+        patch.setattr(pages_module, "page_arrays", lambda *a: change(*arrays(*a)))
 
     return plant
 
 
-def next_pages(patch: pytest.MonkeyPatch) -> None:
-    put = planner_module.put_pages
-    patch.setattr(planner_module, "put_pages", lambda table, *rest: put(np.roll(table, 1), *rest))
+def numbers(change: Callable[[StepIntegers], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    """`change` is made to what is to be sent, behind all that is put there."""
+    put = StepIntegers.put
+
+    def plant(self: Any, *arguments: Any) -> Any:
+        starts = put(self, *arguments)
+        change(self)
+        return starts
+
+    return lambda patch: patch.setattr(StepIntegers, "put", plant)
+
+
+def next_row(integers: StepIntegers) -> None:
+    integers._cells.array += 1
 
 
 def wrong_run(**change: Any) -> Callable[[pytest.MonkeyPatch], None]:
@@ -518,16 +695,32 @@ def shared_tables(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FlashInferPlanner, "__init__", plant)
 
 
-def stale_pages(patch: pytest.MonkeyPatch) -> None:
-    """The page list is pushed in the first step only."""
-    init = FlashInferPlanner.__init__
+def stale(patch: pytest.MonkeyPatch) -> None:
+    """What flashinfer's quicker planning does not copy is sent in the first steps only."""
+    push, seen = StepIntegers.push, []
 
-    def plant(self: Any, *arguments: Any) -> None:
-        init(self, *arguments)
-        push, seen = self.pages.push, []
-        self.pages.push = lambda n: (push(n), seen.append(n))[0] if len(seen) < 3 else self.pages.device[:n]
+    def plant(self: Any, batch: Any, count: int, num_pages: int) -> Any:
+        seen.append(count)
+        host, later = self._host, len(seen) > 3
+        if later:
+            self._host = self._device.clone()
+        found = push(self, batch, count, min(num_pages, int(self._host.abs().sum())) if later else num_pages)
+        self._host = host
+        return found
 
-    patch.setattr(FlashInferPlanner, "__init__", plant)
+    patch.setattr(StepIntegers, "push", plant)
+
+
+def stale_table(patch: pytest.MonkeyPatch) -> None:
+    """Pages are listed from the block table of the step before."""
+    push = Twin.push
+
+    def plant(self: Twin, n: int) -> Tensor:
+        before = self.device.clone()
+        now = push(self, n)
+        return before[:n] if self.device.dim() == 2 else now
+
+    patch.setattr(Twin, "push", plant)
 
 
 def null_rows_dropped(patch: pytest.MonkeyPatch) -> None:
@@ -543,7 +736,7 @@ def null_rows_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def all_decode(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(planner_module, "split_rows", lambda queries, n: (np.flatnonzero(queries), int((queries == 1).sum())))
+    patch.setattr(planner_module, "decode_rows", lambda rows, queries, n: int((queries == 1).sum()))
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -555,7 +748,7 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "another dtype of keys": changed(kv_data_type=torch.float16),
     "the last page modulo": pages(lambda starts, last: (starts, last % 16)),
     "one page less": pages(lambda starts, last: (starts - (np.arange(len(starts)) == len(starts) - 1), last)),
-    "pages of the next row": next_pages,
+    "pages further on": numbers(next_row),
     "lengths one too long": pages(lambda starts, last: (starts, np.minimum(last + 1, 16))),
     "no scale": wrong_run(q_scale=None),
     "a scale by another name": wrong_run(q_scale=None, sm_scale=0.125),
@@ -564,14 +757,65 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "new buffers in each plan": new_buffers,
     "one wrapper for all numbers of rows": one_wrapper_for_all,
     "tables shared within a step": shared_tables,
-    "pages of an earlier step": stale_pages,
+    "integers of an earlier step": stale,
+    "a block table of an earlier step": stale_table,
     "rows that stand for nothing left out": null_rows_dropped,
     "chunks of one token as decode rows": all_decode,
 }
 
 
+def latent_scenario() -> None:
+    rows = rows_of(LATENT)
+    for work in ([(0, 1), (1, 33), (2, 5)], [(0, 1), (2, 1), (1, 9)], [(0, 1), (1, 1), (2, 1)], [(1, 1), (0, 3)]):
+        close(*rows.step(work))
+    test_a_replayed_step_of_latents_reads_what_was_planned_for_it()
+
+
+def latent_run(change: Callable[[Tensor], Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Other queries."""
+    run = LatentPlan.run
+    return lambda patch: patch.setattr(LatentPlan, "run", lambda self, q, *rest: run(self, change(q), *rest))
+
+
+def without_mask(patch: pytest.MonkeyPatch) -> None:
+    init = LatentPlanner.__init__
+
+    def plant(self: Any, need: AttnNeed, *arguments: Any) -> None:
+        init(self, need, *arguments)
+        self.need = replace(need, causal=False)
+
+    patch.setattr(LatentPlanner, "__init__", plant)
+
+
+def too_long(integers: StepIntegers) -> None:
+    integers.lengths.array[integers.lengths.array > 0] += 1
+
+
+LATENT_FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "the scale of the warm-up": lambda patch: patch.setattr(LatentPlanner, "rescale", lambda self, plan, scale: None),
+    "lengths one too long": numbers(too_long),
+    "pages further on": numbers(next_row),
+    "no mask": without_mask,
+    "new buffers in each plan": lambda patch: patch.setattr(LatentPlanner, "_decoder", lambda self, n: self.mixed),
+    "the rotary part first": latent_run(lambda q: q.roll(64, -1)),
+    "no rotary part": latent_run(lambda q: torch.cat((q[..., :512], 0 * q[..., 512:]), -1)),
+    "slots off by one": next_slot,
+    "the last row left out": lambda patch: patch.setattr(
+        latents_module, "working_rows", lambda batch: tuple(x[:-1] for x in pages_module.working_rows(batch))
+    ),
+}
+
+
 def test_nothing_is_wrong() -> None:
     scenario()
+    latent_scenario()
+
+
+@pytest.mark.parametrize("fault", LATENT_FAULTS)
+def test_planted_faults_of_latents_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    LATENT_FAULTS[fault](monkeypatch)
+    with pytest.raises((AssertionError, ValueError, TypeError, RuntimeError, IndexError)):
+        latent_scenario()
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,18 +12,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import AttentionRequest, AttnNeed, DeviceInfo
+from lmkit.api import (
+    AttentionRequest,
+    AttnBatch,
+    AttnNeed,
+    DeviceInfo,
+    NewRow,
+    SamplingParams,
+    StepLimits,
+    StepPlan,
+)
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.select import consider
 from lmkit.plugins.switches import Switches
 from lmkit_attention_flashinfer import check
 from lmkit_attention_flashinfer.backend import MIB, FlashInferAttention, scratch
 from lmkit_attention_flashinfer.hooks import Options
-from lmkit_attention_flashinfer.planner import page_arrays, put_pages, split_rows
+from lmkit_attention_flashinfer.pages import StepIntegers, page_arrays, working_rows
+from lmkit_attention_flashinfer.planner import decode_rows
 from lmkit_testing import PluginConformance
 from lmkit_testing.host import codes, make_device
+from lmkit_testing.toy import ToyPlatform
+from lmkit_worker.rows import RowTable
+from lmkit_worker.tables import StepTable
+from torch.utils._python_dispatch import TorchDispatchMode
 
 H100 = make_device("cuda", cc=(9, 0))
 
@@ -32,7 +48,8 @@ class TestFlashInfer(PluginConformance):
 
 def test_rows_are_split_by_wrapper() -> None:
     def split(queries: list[int], num_decode: int) -> tuple[list[int], list[int]]:
-        rows, n = split_rows(np.array(queries, np.int32), num_decode)
+        rows = np.flatnonzero(queries)
+        n = decode_rows(rows, np.array(queries, np.int32)[rows], num_decode)
         return rows[:n].tolist(), rows[n:].tolist()
 
     assert split([1, 1, 5], 2) == ([0, 1], [2])
@@ -42,31 +59,119 @@ def test_rows_are_split_by_wrapper() -> None:
     assert split([], 0) == ([], [])
 
 
-def pages_of(table: np.ndarray, lengths: list[int], rows: list[int], size: int) -> list[tuple[list[int], int]]:
-    """The pages of each row, and the tokens in its last."""
-    starts, last = page_arrays(np.array(lengths, np.int32)[rows], size)
-    out = np.full(starts[-1] + 1, -1, np.int32)
-    put_pages(table, np.array(rows, np.int64), starts, out)
-    assert out[-1] == -1
-    return [(out[a:b].tolist(), tokens) for a, b, tokens in zip(starts, starts[1:], last.tolist(), strict=False)]
-
-
 def test_pages() -> None:
-    table = np.array([[7, 3, 0], [2, 0, 0], [5, 6, 4]], np.int32)
-    assert pages_of(table, [17, 16, 33], [0, 2], 16) == [([7, 3], 1), ([5, 6, 4], 1)]
-    assert pages_of(table, [17, 16, 33], [1], 16) == [([2], 16)]
-    assert pages_of(table, [17, 16, 33], [], 16) == []
+    starts, last = page_arrays(np.array([17, 33, 16], np.int32), 16)
+    assert (starts.tolist(), last.tolist()) == ([0, 2, 5, 6], [1, 1, 16])
 
 
-@given(st.lists(st.integers(1, 400), min_size=1, max_size=8), st.sampled_from([1, 2, 8, 16]), st.data())
-def test_pages_are_those_of_each_row(lengths: list[int], size: int, data: st.DataObject) -> None:
-    """Short rows and long ones, which are written in different ways."""
-    table = np.arange(len(lengths) * 401, dtype=np.int32).reshape(len(lengths), 401)
-    rows = sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1))))
-    for row, (pages, tokens) in zip(rows, pages_of(table, lengths, rows, size), strict=True):
-        assert pages == table[row, : len(pages)].tolist()
-        assert 1 <= tokens <= size
-        assert (len(pages) - 1) * size + tokens == lengths[row]
+class Twin:
+    """A buffer of two tensors."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.host, self.device = (torch.full(shape, 77, dtype=dtype) for _ in range(2))
+
+    def push(self, n: int) -> torch.Tensor:
+        self.device[:n].copy_(self.host[:n])
+        return self.device[:n]
+
+
+class Twins(ToyPlatform):
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Twin:
+        return Twin(shape, dtype)
+
+
+ROWS, BLOCKS, SIZE = 5, 9, 4
+
+
+def step_of(table: StepTable, held: list[np.ndarray], queries: list[int], lengths: list[int]) -> AttnBatch:
+    """Rows whose tokens fill the blocks that they hold, so many of them computed in this step."""
+    n, platform = len(held), Twins()
+    query_start, seq_len = platform.buffer((n + 1,), torch.int32), platform.buffer((n,), torch.int32)
+    query_start.host.copy_(torch.tensor(np.cumsum([0, *queries])))
+    seq_len.host.copy_(torch.tensor(lengths))
+    slots = platform.buffer((sum(queries),), torch.int64)
+    return AttnBatch(query_start, seq_len, table, slots, n, sum(queries), max(queries), max(lengths), n)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_pages_are_those_of_a_list_made_from_scratch(data: st.DataObject) -> None:
+    """Rows come, grow, rest, leave and change places; of the table on the device only changes are sent."""
+    rows = RowTable(ROWS, SIZE * BLOCKS, [BLOCKS])
+    table, fresh = StepTable(rows, 0, Twins()), iter(range(1, 10_000))
+    integers = StepIntegers(StepLimits(ROWS, 64, BLOCKS, SIZE * BLOCKS), torch.device("cpu"))
+    for step in range(data.draw(st.integers(1, 10))):
+        living = sorted(rows.slot_of)
+        gone = data.draw(st.lists(st.sampled_from(living), unique=True)) if living else []
+        left = [id for id in living if id not in gone]
+        room = {id: BLOCKS - int(rows.num_blocks[0, rows.slot_of[id]]) for id in left}
+        grown = [(id, [[next(fresh) for _ in range(data.draw(st.integers(0, min(3, room[id]))))]]) for id in left]
+        new = [
+            NewRow(f"{step}.{i}", 0, [0], 1, [[next(fresh) for _ in range(n)]], 0, SamplingParams())
+            for i, n in enumerate(data.draw(st.lists(st.integers(1, BLOCKS), max_size=ROWS - len(left))))
+        ]
+        rows.apply(StepPlan(step, gone=gone, new=new, grown=grown))
+        if not rows.slot_of:
+            continue
+        order = data.draw(st.permutations(sorted(rows.slot_of)))
+        slots = np.array([rows.slot_of[id] for id in order[: data.draw(st.integers(1, len(order)))]])
+        table.fill(slots)
+        held = [rows.row_blocks(0, slot) for slot in slots.tolist()]
+        queries = [data.draw(st.integers(0, 2)) for _ in held]
+        lengths = [len(blocks) * SIZE - data.draw(st.integers(0, SIZE - 1)) for blocks in held]
+        batch = step_of(table, held, queries, lengths)
+        working, _, long = working_rows(batch)
+        split = data.draw(st.integers(0, len(working)))
+        starts = integers.put(batch, working, long, split, SIZE)
+        pages = integers.push(batch, len(working), int(starts[-1]))
+        listed = [held[row].tolist() for row in working]
+        assert pages.tolist() == list(itertools.chain(*listed))
+        ends = np.cumsum([0, *map(len, listed)])
+        assert integers.indptr.device[: split + 1].tolist() == ends[: split + 1].tolist()
+        assert integers.indptr.device[split + 1 : len(working) + 2].tolist() == (ends[split:] - ends[split]).tolist()
+        last = integers.last_page.device[: len(working)].tolist()
+        assert [lengths[row] for row in working] == [
+            (len(blocks) - 1) * SIZE + rest for blocks, rest in zip(listed, last, strict=True)
+        ]
+        assert integers.lengths.device[: len(working)].tolist() == [lengths[row] for row in working]
+
+
+def test_what_a_step_costs_does_not_depend_on_the_length_of_rows() -> None:
+    """256 rows of up to 128k tokens: bytes that are sent, in one copy, and the operations of the host."""
+
+    class Counted(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.copied: list[int] = []
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(func.overloadpacket.__name__)
+            if "copy" in self.names[-1]:
+                self.copied.append(args[1].nbytes)
+            return func(*args, **kwargs or {})
+
+    counts = []
+    for tokens in (100, 131_072):
+        num_rows, width = 256, 8192
+        rows = RowTable(num_rows, 1, [width])
+        blocks = -(-tokens // 16)
+        rows.num_blocks[0] = blocks
+        table = StepTable(rows, 0, Twins())
+        integers = StepIntegers(StepLimits(num_rows, 256, width, 131_072), torch.device("cpu"))
+        slots = np.arange(num_rows)
+        table.fill(slots)
+        table.push(num_rows)
+        batch = step_of(table, [np.zeros(blocks)] * num_rows, [1] * num_rows, [tokens] * num_rows)
+        table.fill(slots)
+        with Counted() as counted:
+            working, _, long = working_rows(batch)
+            starts = integers.put(batch, working, long, num_rows, 16)
+            integers.push(batch, num_rows, int(starts[-1]))
+        assert len(counted.copied) == 1
+        counts.append((counted.copied, sorted(counted.names)))
+    assert counts[0] == counts[1]
+    assert counts[0][0][0] < 8192
 
 
 def test_scratch_memory_is_enough() -> None:
@@ -142,6 +247,33 @@ def test_kernels_that_cannot_run(kernels: str, capability: tuple[int, int], kv_d
     backend = FlashInferAttention(kernels=kernels)
     found = backend.can_run(AttnNeed(128, 32, 8, "bfloat16", kv_dtype, 16), make_device("cuda", cc=capability))
     assert reason in found if reason and found else found is None and not reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"num_q_heads": 128}, ""),
+        ({"num_q_heads": 96}, "a divisor of 128"),
+        ({"head_dim": 320, "v_head_dim": 256}, "576 with 512"),
+        ({"kv_dtype": "float8_e4m3fn"}, "kept in bfloat16"),
+        ({"window": 5}, "without window"),
+        ({"mla": False}, "differs"),
+        ({"mla": False, "v_head_dim": None}, "latents (mla) alone"),
+    ],
+)
+def test_latents_that_cannot_be_read(change: dict[str, Any], reason: str) -> None:
+    need = replace(AttnNeed(576, 16, 1, "bfloat16", "bfloat16", 16, v_head_dim=512, mla=True), **change)
+    for capability in ((8, 0), (9, 0)):
+        found = FlashInferAttention().can_run(need, make_device("cuda", cc=capability))
+        assert reason in found if reason and found else found is None and not reason
+
+
+def test_latents_of_nobody_are_written_to_the_null_block() -> None:
+    kv = torch.zeros(3, 4, 8)
+    k = torch.arange(1.0, 4)[:, None, None].expand(3, 1, 8)
+    FlashInferAttention().write_kv(k, k[..., :6], kv, torch.tensor([5, -1, 11]))
+    assert kv.view(12, 8)[:, 7].tolist() == [2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 3]
 
 
 def test_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

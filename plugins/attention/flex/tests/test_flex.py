@@ -10,7 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import AttnNeed, DeviceInfo
+from lmkit.api import AttentionRequest, AttnNeed, DeviceInfo
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.select import consider
+from lmkit.plugins.switches import Switches
 from lmkit_attention_flex.backend import FlexAttention
 from lmkit_attention_flex.plan import TILE, FlexPlanner
 from lmkit_testing import AttentionConformance
@@ -100,6 +103,15 @@ def test_reasons_for_refusal() -> None:
     assert "mla" in (backend.can_run(replace(NEED, mla=True), device) or "")
     assert "multiple" in (backend.can_run(replace(NEED, num_q_heads=5), device) or "")
     assert "causal" in (backend.can_run(replace(NEED, causal=False, alibi=True), device) or "")
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn"])
+def test_caches_of_eight_bits_are_refused_by_name(kv_dtype: str) -> None:
+    """On a GPU its kernel reads the cache where it lies, and knows of no scales there."""
+    request = AttentionRequest(need=replace(NEED, kv_dtype=kv_dtype), dtype="float32")
+    found = consider(PluginHost(switches=Switches()), request, "flex")
+    assert found.chosen is None
+    assert ("kv-dtype", kv_dtype) in {(r.code, r.offered) for c in found.candidates for r in c.reasons}
 
 
 # ------------------------------------------------------------------------------------------------------------ compiled

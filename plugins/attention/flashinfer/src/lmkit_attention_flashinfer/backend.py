@@ -1,4 +1,8 @@
-"""Paged attention by flashinfer. KV of a layer: [2, num_blocks, block_size, num_kv_heads, head_dim], K, then V."""
+"""Paged attention by flashinfer.
+
+KV of a layer: [2, num_blocks, block_size, num_kv_heads, head_dim], K, then V. Latents: [num_blocks, block_size,
+head_dim].
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import torch
 from lmkit.api import AttnBatch, AttnNeed, DeviceInfo, Platform, PluginError, StepLimits
 from torch import Tensor
 
+from lmkit_attention_flashinfer.latents import LatentPlan, LatentPlanner
 from lmkit_attention_flashinfer.planner import FlashInferPlan, FlashInferPlanner
 
 log = logging.getLogger("lmkit.attention.flashinfer")
@@ -17,6 +22,8 @@ log = logging.getLogger("lmkit.attention.flashinfer")
 MIB = 1 << 20
 MULTIPROCESSORS = 192  # of the largest GPUs, and some
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+LATENT = (576, 512)  # entries of a latent with its rotary part, and of those that are values
+TILE = 64  # queries times heads that a program of latent attention takes, or two such programs together
 
 
 class FlashInferAttention:
@@ -29,38 +36,51 @@ class FlashInferAttention:
         self._workspace: dict[torch.device, Tensor] = {}  # shared by all planners: only used while a kernel runs
 
     def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
-        if need.mla or need.sinks or need.alibi:
-            return "mla, sinks and alibi are not supported"
-        if need.v_head_dim not in (None, need.head_dim):
-            return f"v_head_dim {need.v_head_dim} differs from head_dim {need.head_dim}"
-        if need.num_q_heads % need.num_kv_heads:
-            return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
+        if need.sinks or need.alibi:
+            return "sinks and alibi are not supported"
         if self._kernels == "fa3":
             if device.platform == "cuda" and (device.capability or (0, 0))[0] != 9:
                 return "the kernels fa3 are made for compute capability 9.0"
             if need.kv_dtype not in ("auto", need.dtype):
                 return f"the kernels fa3 read keys and values in {need.dtype} alone, not in {need.kv_dtype}"
+        if need.mla:
+            return _no_latents(need)
+        if need.v_head_dim not in (None, need.head_dim):
+            return f"v_head_dim {need.v_head_dim} differs from head_dim {need.head_dim}"
+        if need.head_dim == LATENT[0]:
+            return f"heads of {need.head_dim} are supported as latents (mla) alone"
+        if need.num_q_heads % need.num_kv_heads:
+            return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
         return None
 
     def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
         return (16, 32, 64, 8, 1)
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
+        if need.mla:
+            return (num_blocks, need.block_size, need.head_dim)
         return (2, num_blocks, need.block_size, need.num_kv_heads, need.head_dim)
 
-    def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> FlashInferPlanner:
+    def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> FlashInferPlanner | LatentPlanner:
         """Compiles the kernels where no earlier start on this machine has, which takes minutes. Raises PluginError."""
         device = platform.buffer((1,), torch.int32).device.device
         size, have = max(self._workspace_mb * MIB, scratch(need, limits.max_rows)), self._workspace.get(device)
         if have is None or have.nbytes < size:
             self._workspace[device] = torch.zeros(size, dtype=torch.uint8, device=device)
-        # fa3 does not read keys and values of 8 bits: auto would, in some releases, choose it all the same.
-        kernels = "fa2" if self._kernels == "auto" and need.kv_dtype != need.dtype else self._kernels
-        planner = FlashInferPlanner(need, limits, platform, self._workspace[device], kernels)
+        kind = LatentPlanner if need.mla else FlashInferPlanner
+        planner = kind(need, limits, platform, self._workspace[device], self._family(need, device))
         self._warm_up(planner, platform, device)
         return planner
 
-    def _warm_up(self, planner: FlashInferPlanner, platform: Platform, device: torch.device) -> None:
+    def _family(self, need: AttnNeed, device: torch.device) -> str:
+        """Named, as `auto` lets newer releases choose kernels that no graph may hold, or that read no such cache."""
+        from flashinfer.utils import is_sm90a_supported
+
+        if self._kernels != "auto":
+            return self._kernels
+        return "fa3" if need.kv_dtype == need.dtype and is_sm90a_supported(device) else "fa2"
+
+    def _warm_up(self, planner: FlashInferPlanner | LatentPlanner, platform: Platform, device: torch.device) -> None:
         """A decode row and a prompt of two tokens, so that no request waits for compilers."""
         need, began = planner.need, perf_counter()
         dtype, heads = getattr(torch, need.dtype), (need.num_q_heads, need.head_dim)
@@ -70,7 +90,7 @@ class FlashInferAttention:
             for tokens in (1, 2):
                 plan = planner.plan(_batch(platform, tokens))
                 q = torch.zeros(tokens, *heads, dtype=dtype, device=device)
-                out = torch.empty_like(q)
+                out = q.new_empty(tokens, need.num_q_heads, need.v_head_dim or need.head_dim)
                 self.forward(q, kv, plan, 1.0, out)
                 out.cpu()  # what goes wrong in a kernel shows here
         except (RuntimeError, OSError, SubprocessError) as e:
@@ -84,6 +104,9 @@ class FlashInferAttention:
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
         """A slot of -1 is one of the null block, which belongs to no row: nothing is read, and nobody waits."""
         slots = slots.clamp(min=0)
+        if kv.dim() == 3:  # latents, of which values are a part
+            kv.view(-1, kv.shape[2]).index_copy_(0, slots, k[:, 0])
+            return
         for part, value in zip(kv, (k, v), strict=True):
             places = part.view(-1, *part.shape[2:])
             if kv.dtype in FLOAT8:  # which torch cannot index
@@ -92,9 +115,12 @@ class FlashInferAttention:
                 places = places.view(torch.uint8)
             places.index_copy_(0, slots, value)
 
-    def forward(self, q: Tensor, kv: Tensor, plan: FlashInferPlan, scale: float, out: Tensor) -> None:
+    def forward(self, q: Tensor, kv: Tensor, plan: FlashInferPlan | LatentPlan, scale: float, out: Tensor) -> None:
         if q.stride(-1) != 1:
             q = q.contiguous()
+        if isinstance(plan, LatentPlan):
+            plan.run(q, kv, scale, out)
+            return
         pages = (kv[0], kv[1])
         n, m = plan.num_decode, plan.num_prefill
         if plan.decode is not None:
@@ -103,11 +129,28 @@ class FlashInferAttention:
             plan.prefill.run(q[n : n + m], pages, q_scale=scale, out=out[n : n + m])
 
 
+def _no_latents(need: AttnNeed) -> str | None:
+    """A reason against latent attention, or None."""
+    sizes = (need.head_dim, need.v_head_dim)
+    if sizes != LATENT:
+        return f"latents of {sizes[0]} entries with {sizes[1]} values: {LATENT[0]} with {LATENT[1]} are supported"
+    if need.num_kv_heads != 1 or need.window is not None or need.softcap is not None or not need.causal:
+        return "latents are supported for one KV head and causal attention, without window or softcap"
+    if (2 * TILE) % need.num_q_heads:  # its kernels leave a key out where a tile ends within the heads of a query
+        return f"{need.num_q_heads} query heads of latents: a divisor of {2 * TILE} is supported"
+    if need.kv_dtype not in ("auto", need.dtype):
+        return f"latents are kept in {need.dtype}, not in {need.kv_dtype}"
+    return None
+
+
 def scratch(need: AttnNeed, rows: int) -> int:
     """Bytes that a captured decode step of so many rows takes for parts of rows: an output for each tile, in float32.
 
-    A tile has 16 queries, or 64 where more heads share keys; each row begins one, and each multiprocessor has two.
+    A tile has 16 queries, or 64 where more heads share keys; each row begins one, and each multiprocessor has two. Of
+    latents a tile is two for each multiprocessor, whatever the rows.
     """
+    if need.mla:
+        return 2 * MULTIPROCESSORS * TILE * ((need.v_head_dim or need.head_dim) + 1) * 4 + MIB
     group = need.num_q_heads // need.num_kv_heads
     tile = 16 if group <= 16 else 64
     tiles = max(-(-rows * group // tile) + rows - 1, 2 * MULTIPROCESSORS // need.num_kv_heads)

@@ -11,7 +11,7 @@ class Options:
     """Options of attention.flashinfer."""
 
     workspace_mb: int = 128  # scratch memory on the device for splitting long rows, MiB
-    kernels: str = "auto"  # "auto", "fa2" or "fa3": flashinfer's own choice, or one of its kernel families
+    kernels: str = "auto"  # "auto", "fa2" or "fa3": the fastest that can run, or one of flashinfer's kernel families
 
     def __post_init__(self) -> None:
         if self.workspace_mb < 16:
@@ -35,7 +35,8 @@ def lmkit_attention_backends() -> Iterable[AttentionSpec]:
         capability=Range((8, 0), None),
         dtypes=frozenset({"float16", "bfloat16"}),
         kv_dtypes=frozenset({"auto", "float8_e4m3fn", "float8_e5m2"}),
-        head_dims=one_of(64, 128, 256),
+        head_dims=one_of(64, 128, 256, 576),
+        v_head_dims=one_of(512),
         block_sizes=one_of(1, 8, 16, 32, 64),
-        features=frozenset({"causal", "sliding_window", "softcap"}),
+        features=frozenset({"causal", "mla", "sliding_window", "softcap"}),
     )

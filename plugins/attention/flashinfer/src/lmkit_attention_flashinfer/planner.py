@@ -14,10 +14,11 @@ import torch
 from lmkit.api import AttnBatch, AttnNeed, Platform, StepLimits
 from torch import Tensor
 
+from lmkit_attention_flashinfer.pages import StepIntegers, working_rows
+
 if TYPE_CHECKING:
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
-WIDE = 128  # pages: rows with more are copied one by one
 INT_WORKSPACE = 1 << 20  # bytes of a decode wrapper's own tables: some ten for each row and multiprocessor
 
 
@@ -28,24 +29,6 @@ class FlashInferPlan:
     num_prefill: int
     decode: BatchDecodeWithPagedKVCacheWrapper | None
     prefill: BatchPrefillWithPagedKVCacheWrapper
-
-
-class Staged:
-    """Integers on the host, pinned where there is a device to copy them to, and their place on that device.
-
-    flashinfer copies some of them itself, from the host side. It must not be written again before they have arrived.
-    """
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        host = torch.zeros(size, dtype=torch.int32)
-        self.host = host if device.type == "cpu" else host.pin_memory()
-        self.array = self.host.numpy()
-        self.device = torch.zeros(size, dtype=torch.int32, device=device)
-
-    def push(self, n: int) -> Tensor:
-        """The first `n` on the device."""
-        self.device[:n].copy_(self.host[:n], non_blocking=True)
-        return self.device[:n]
 
 
 class FlashInferPlanner:
@@ -61,11 +44,7 @@ class FlashInferPlanner:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
         self.need, self.workspace, self.kernels = need, workspace, kernels
-        rows, device = limits.max_rows, workspace.device
-        self.indptr = Staged(rows + 2, device)  # of decode rows, then of the others
-        self.last_page = Staged(rows, device)
-        self.query_start = Staged(rows + 1, device)  # of the others
-        self.pages = Staged(rows * limits.max_blocks_per_row, device)
+        self.integers = StepIntegers(limits, workspace.device)
         self.uploaded = platform.event()  # behind the copies of the last plan: also of those that flashinfer makes
         self.tables = torch.empty(INT_WORKSPACE, dtype=torch.uint8, device=workspace.device)
         self.decoders: dict[int, BatchDecodeWithPagedKVCacheWrapper] = {}  # by number of rows
@@ -74,36 +53,34 @@ class FlashInferPlanner:
         self.prefill = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=kernels)
 
     def plan(self, batch: AttnBatch) -> FlashInferPlan:
-        queries = np.diff(batch.query_start.host[: batch.num_rows + 1].numpy())
-        # A row that fills a captured step up has no tokens: it reads the one that it has written to the null block.
-        lengths = np.maximum(batch.seq_len.host[: batch.num_rows].numpy(), 1)
-        rows, n = split_rows(queries, batch.num_decode_rows)
-        starts, last = page_arrays(lengths[rows], self.need.block_size)
-        m, middle = len(rows) - n, int(starts[n])
+        rows, queries, lengths = working_rows(batch)
+        n = decode_rows(rows, queries, batch.num_decode_rows)
+        m, sent = len(rows) - n, self.integers
         self.uploaded.wait()
-        put_pages(batch.table.host.numpy(), rows, starts, self.pages.array)
-        self.indptr.array[: n + 1] = starts[: n + 1]
-        self.indptr.array[n + 1 : n + m + 2] = starts[n:] - middle
-        self.last_page.array[: n + m] = last
-        pages = self.pages.push(int(starts[-1]))
-        decode = None
-        if n:
-            decode = self.mixed if m else self._decoder(n)
-            decode.plan(
-                self.indptr.host[: n + 1],
-                pages[:middle],
-                self.last_page.host[:n],
-                *self._heads(),
-                **self._common(),
-            )
+        starts = sent.put(batch, rows, lengths, n, self.need.block_size)
+        sent.query_start.array[1 : m + 1] = np.cumsum(queries[n:])
+        pages, middle = sent.push(batch, n + m, int(starts[-1])), int(starts[n])
+        decode = self._plan_decode(n, pages[:middle], alone=not m) if n else None
         if m:
-            self.query_start.array[1 : m + 1] = np.cumsum(queries[rows[n:]])
             self.prefill.plan(
-                self.query_start.host[: m + 1], self.indptr.host[n + 1 : n + m + 2], pages[middle:],
-                self.last_page.host[n : n + m], *self._heads(), causal=self.need.causal, **self._common(),
+                sent.query_start.host[: m + 1], sent.indptr.host[n + 1 : n + m + 2], pages[middle:],
+                sent.last_page.host[n : n + m], *self._heads(), causal=self.need.causal, **self._common(),
             )  # fmt: skip
         self.uploaded.record()
         return FlashInferPlan(batch.slots.push(batch.num_tokens), n, batch.num_tokens - n, decode, self.prefill)
+
+    def _plan_decode(self, n: int, pages: Tensor, alone: bool) -> BatchDecodeWithPagedKVCacheWrapper:
+        """`alone`: the step may be captured."""
+        from flashinfer import fast_decode_plan
+
+        sent, seen = self.integers, n in self.decoders
+        wrapper = self._decoder(n) if alone else self.mixed
+        told = (sent.indptr.host[: n + 1], pages, sent.last_page.host[:n], *self._heads())
+        if alone and seen:  # its tensors are parts of what has been sent: nothing more is copied
+            fast_decode_plan(wrapper, *told, **self._common(), global_override_indptr_cpu=told[0])
+        else:
+            wrapper.plan(*told, **self._common())
+        return wrapper
 
     def _decoder(self, num_rows: int) -> BatchDecodeWithPagedKVCacheWrapper:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper
@@ -114,9 +91,9 @@ class FlashInferPlanner:
                 "NHD",
                 use_cuda_graph=True,
                 use_tensor_cores=True,
-                paged_kv_indptr_buffer=self.indptr.device[: num_rows + 1],
-                paged_kv_indices_buffer=self.pages.device,
-                paged_kv_last_page_len_buffer=self.last_page.device[:num_rows],
+                paged_kv_indptr_buffer=self.integers.indptr.device[: num_rows + 1],
+                paged_kv_indices_buffer=self.integers.pages,
+                paged_kv_last_page_len_buffer=self.integers.last_page.device[:num_rows],
                 backend=self.kernels,
             )
             wrapper.reset_workspace_buffer(self.workspace, self.tables)  # one step is planned at a time
@@ -138,33 +115,10 @@ class FlashInferPlanner:
         }
 
 
-def split_rows(queries: np.ndarray, num_decode_rows: int) -> tuple[np.ndarray, int]:
-    """Numbers of the rows that have queries, and how many of them, from the first, the decode wrapper takes.
+def decode_rows(rows: np.ndarray, queries: np.ndarray, num_decode_rows: int) -> int:
+    """How many of `rows`, from the first, the decode wrapper takes.
 
     It takes one query per row: with drafts among the decode rows, all are prefill rows.
     """
-    rows = np.flatnonzero(queries)
     n = int(np.searchsorted(rows, num_decode_rows))
-    return rows, n if (queries[rows[:n]] == 1).all() else 0
-
-
-def page_arrays(lengths: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the pages of each row begin in the list of all [R + 1], and how many tokens its last one has [R]."""
-    counts = (lengths + (block_size - 1)) // block_size
-    starts = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts, lengths - (counts - 1) * block_size
-
-
-def put_pages(table: np.ndarray, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> None:
-    """Writes the pages of `rows` of the block table one after the other; those of row i begin at starts[i].
-
-    Short rows are written at once. Where one is long, that would look at as many places for each of them.
-    """
-    counts = np.diff(starts)
-    width = int(counts.max(initial=0))
-    if width <= WIDE:
-        out[: starts[-1]] = table[rows, :width][np.arange(width) < counts[:, None]]
-        return
-    for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=False):
-        out[start : start + count] = table[row, :count]
+    return n if (queries[:n] == 1).all() else 0
