@@ -27,7 +27,7 @@ import msgspec
 
 from lmkit.api import ErrorInfo, PoolerInfo, RequestError, Tokenizer
 from lmkit.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
-from lmkit.front.message import CallChange, Change, Message, ToolCall
+from lmkit.front.message import CallChange, Change, Message, Part
 from lmkit.front.prepare import Turn
 from lmkit.front.vectors import scores_of
 from lmkit.text.stream import Finish, Usage
@@ -167,11 +167,11 @@ __all__ = [
     "Finish",
     "Incoming",
     "Message",
+    "Part",
     "PoolAsk",
     "ScoreAsk",
     "Served",
     "TextAsk",
-    "ToolCall",
     "Turn",
     "UnknownModel",
     "UnsupportedField",
