@@ -37,8 +37,7 @@ def outputs(draw: st.DrawFn) -> list[OutputEvent]:
 
 def state(message: Message) -> tuple[object, ...]:
     calls = [(c.id, c.name, c.arguments) for c in message.calls]
-    return (message.content, message.reasoning, calls, message.logprobs, message.offsets, message.warnings,
-            message.finish)  # fmt: skip
+    return (message.content, message.reasoning, calls, message.logprobs, message.offsets, message.finish)  # fmt: skip
 
 
 @given(outputs(), st.data())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from lmkit.api import ParseWarning, Pooled, Reasoning, Text, TokenLogprob, ToolArgs, ToolStart
+from lmkit.api import Pooled, Reasoning, Text, TokenLogprob, ToolArgs, ToolStart
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
 
 
@@ -40,7 +40,6 @@ class Change(msgspec.Struct):
     calls: list[CallChange] = []
     logprobs: list[TokenLogprob] = []
     offsets: list[int] = []
-    warnings: list[ParseWarning] = []
     pooled: Pooled | None = None
     finish: Finish | None = None
 
@@ -63,8 +62,6 @@ def change_of(events: Sequence[OutputEvent]) -> Change:
             case Logprobs(entries, offsets):
                 change.logprobs += entries
                 change.offsets += offsets
-            case ParseWarning():
-                change.warnings.append(event)
             case Pooled():
                 change.pooled = event
             case Finish():
@@ -80,6 +77,7 @@ class Part:
     id: str = ""  # of a call
     name: str = ""
     pieces: list[str] = field(default_factory=list)  # of the text, or of the arguments
+    first: int = 0  # of its log-probabilities, among those of the message
 
     @property
     def text(self) -> str:
@@ -93,7 +91,6 @@ class Message:
     parts: list[Part] = field(default_factory=list)  # in the order in which they began
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens of the content
     offsets: list[int] = field(default_factory=list)
-    warnings: list[ParseWarning] = field(default_factory=list)
     pooled: Pooled | None = None  # the vectors, which are all there is of an answer that has some
     finish: Finish | None = None
 
@@ -115,13 +112,12 @@ class Message:
             self._of("call")[call.index].pieces.append(call.arguments)
         self.logprobs += change.logprobs
         self.offsets += change.offsets
-        self.warnings += change.warnings
         self.pooled = change.pooled or self.pooled
         self.finish = change.finish or self.finish
 
     def _grow(self, kind: str, text: str) -> None:
         if text and (not self.parts or self.parts[-1].kind != kind):
-            self.parts.append(Part(kind))
+            self.parts.append(Part(kind, first=len(self.logprobs)))
         if text:
             self.parts[-1].pieces.append(text)
 

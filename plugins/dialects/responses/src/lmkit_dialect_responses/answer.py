@@ -93,8 +93,7 @@ class Respond(Exchange):
         if part.kind == "call":
             item["arguments"] = part.text
         else:
-            logprobs = content_logprobs(self._of(message, index), self._tokenizer, self._request.logprobs or 0)
-            item["content"] = [_content(part, part.text, logprobs)]
+            item["content"] = [_content(part, part.text, self._logprobs(message, index))]
         if part.kind == "reasoning" and self._request.sealed:
             item["encrypted_content"] = sealed(part.text)
         return item
@@ -108,14 +107,13 @@ class Respond(Exchange):
             return {**item, "type": "reasoning", "summary": [], "content": []}
         return {**item, "type": "message", "role": "assistant", "content": []}
 
-    def _of(self, message: Message, index: int) -> list[Any]:
-        """The log-probabilities of the tokens that begin in a part of the content."""
+    def _logprobs(self, message: Message, index: int) -> list[ContentLogprob]:
+        """Those of the tokens of a part of the content."""
         parts = _parts(message)
         if self._request.logprobs is None or parts[index].kind != "content":
             return []
-        begin = sum(len(part.text) for part in parts[:index] if part.kind == "content")
-        end = begin + len(parts[index].text) + (index == len(parts) - 1)
-        return [entry for entry, at in zip(message.logprobs, message.offsets, strict=True) if begin <= at < end]
+        end = next((part.first for part in parts[index + 1 :] if part.kind == "content"), None)
+        return content_logprobs(message.logprobs[parts[index].first : end], self._tokenizer, self._request.logprobs)
 
     # -- streamed
 
