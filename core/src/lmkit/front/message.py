@@ -93,6 +93,7 @@ class Message:
     offsets: list[int] = field(default_factory=list)
     pooled: Pooled | None = None  # the vectors, which are all there is of an answer that has some
     finish: Finish | None = None
+    _calls: list[Part] = field(default_factory=list)
 
     def feed(self, events: Sequence[OutputEvent]) -> Change:
         """Takes the events of one feed; what they add."""
@@ -108,8 +109,9 @@ class Message:
         self._grow("content", change.content)
         for call in change.calls:
             if call.id is not None:
-                self.parts.append(Part("call", call.id, call.name or ""))
-            self._of("call")[call.index].pieces.append(call.arguments)
+                self._calls.append(Part("call", call.id, call.name or ""))
+                self.parts.append(self._calls[-1])
+            self._calls[call.index].pieces.append(call.arguments)
         self.logprobs += change.logprobs
         self.offsets += change.offsets
         self.pooled = change.pooled or self.pooled
@@ -121,17 +123,17 @@ class Message:
         if text:
             self.parts[-1].pieces.append(text)
 
-    def _of(self, kind: str) -> list[Part]:
-        return [part for part in self.parts if part.kind == kind]
+    def _text(self, kind: str) -> str:
+        return "".join(part.text for part in self.parts if part.kind == kind)
 
     @property
     def content(self) -> str:
-        return "".join(part.text for part in self._of("content"))
+        return self._text("content")
 
     @property
     def reasoning(self) -> str:
-        return "".join(part.text for part in self._of("reasoning"))
+        return self._text("reasoning")
 
     @property
     def calls(self) -> list[ToolCall]:
-        return [ToolCall(part.id, part.name, part.text) for part in self._of("call")]
+        return [ToolCall(part.id, part.name, part.text) for part in self._calls]
