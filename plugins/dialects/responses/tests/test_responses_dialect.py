@@ -305,7 +305,7 @@ async def test_parts_keep_their_order() -> None:
     assert [(item["type"], item["status"]) for item in thought["output"]] == [("reasoning", "incomplete")]
 
 
-async def test_an_engine_that_fails_ends_the_stream() -> None:
+async def test_the_client_hears_of_an_engine_that_fails() -> None:
     llm = scripted("a long answer", delay=0.05)
     async with listening(llm) as url, connect(url) as client:
         stream = await client.responses.create(model="scripted", input="x", stream=True)

@@ -81,7 +81,7 @@ class Respond(Exchange):
             "temperature": ask.params.temperature, "top_p": ask.params.top_p, "top_logprobs": r.top_logprobs or 0,
             "text": {"format": form.model_dump(exclude_none=True, by_alias=True) if form else {"type": "text"}},
             "tool_choice": choice or "auto", "tools": [_shown_tool(tool) for tool in r.tools or ()],
-            "truncation": r.truncation or "disabled", "usage": _usage(usage) if usage is not None else None,
+            "truncation": r.truncation or "disabled", **({"usage": _usage(usage)} if usage is not None else {}),
         }  # fmt: skip
 
     def _item(self, message: Message, index: int) -> dict[str, Any]:

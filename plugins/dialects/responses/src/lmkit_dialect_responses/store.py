@@ -59,11 +59,10 @@ class Store:
     def get(self, tenant: str, id: str) -> Kept:
         """Raises NotKept."""
         with self._lock:
-            those = self._kept.get(tenant, {})
-            if id not in those:
+            if id not in self._kept.get(tenant, {}):
                 raise NotKept(id)
             self._kept[tenant].move_to_end(id)
-            return those[id]
+            return self._kept[tenant][id]
 
     def delete(self, tenant: str, id: str) -> None:
         """Raises NotKept."""
