@@ -271,7 +271,7 @@ def page(session: nox.Session) -> None:
 def clients(session: nox.Session) -> None:
     """Official clients over real sockets; writes docs/clients.md, which says what of each passed. A minute."""
     install(session)
-    env = ONE_THREAD | {"LMKIT_RESPONSES": "500"}
+    env = ONE_THREAD | {"RESPONSE_PROMPTS": "500"}
     session.run("python", "tools/clients.py", *session.posargs, env=env)
 
 

@@ -1,6 +1,7 @@
 """Writes docs/clients.md: python tools/clients.py [CLIENT...]
 
-Each client of CLIENTS runs its tests against servers on real sockets; the page says which passed. Fails when one does not.
+Each client of CLIENTS runs its tests against servers on real sockets; the page says which passed. Fails when one does
+not.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ PAGE = ROOT / "docs" / "clients.md"
 # what is said -> the client's dist, the file of its tests, and which of them are its
 CLIENTS: dict[str, tuple[str, str, str]] = {
     "OpenAI SDK, chat and completions": ("openai", "tests/wire/test_openai_sdk.py", ""),
-    "OpenAI SDK, responses": ("openai", "plugins/dialects/responses/tests/test_responses_dialect.py", "the_client or many_prompts"),
+    "OpenAI SDK, responses": (
+        "openai", "plugins/dialects/responses/tests/test_responses_dialect.py", "the_client or many_prompts",
+    ),
     "Anthropic SDK, messages": (
         "anthropic", "plugins/dialects/anthropic/tests/test_anthropic_dialect.py",
         "whole_and_streamed or call_and_its_result or why_it_ended or counted or test_models or errors or many_prompts",
@@ -26,8 +29,8 @@ CLIENTS: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 _HEAD = """# Clients
 
-Made by `nox -s clients`: each client's own library against a server on a socket, streamed and not. What the model says is
-scripted here; the demo model speaks with them in `tests/e2e/test_demo.py`.
+Made by `nox -s clients`: each client's own library against a server on a socket, streamed and not. What the model says
+is scripted here; the demo model speaks with them in `tests/e2e/test_demo.py`.
 
 | client | version | passed | failed |
 |---|---|---|---|

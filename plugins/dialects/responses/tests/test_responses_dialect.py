@@ -24,10 +24,11 @@ from lmkit_http.app import build_app
 from lmkit_http.settings import ServerSettings
 from lmkit_http.strict import parse
 from lmkit_testing import PluginConformance
-from lmkit_testing.serving import ServedLLM, hashed, listening, scripted
+from lmkit_testing.serving import ServedLLM, byte_tokenizer, hashed, listening, scripted
 from pydantic import BaseModel
 
-PROMPTS = int(os.environ.get("LMKIT_RESPONSES", "20"))
+PROMPTS = int(os.environ.get("RESPONSE_PROMPTS", "20"))
+SERVED = Served(("scripted",), (), byte_tokenizer(), {}, 4096, 8, 1 << 17)
 HELLO: dict[str, Any] = {"model": "scripted", "input": "Hello"}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "name": "get_weather", "description": "the weather", "parameters": PARAMETERS}
@@ -516,7 +517,7 @@ async def test_the_client_knows_errors() -> None:
 
 
 async def test_streamed_is_whole_on_many_prompts() -> None:
-    """A model that says something else to each prompt, and nothing in particular; LMKIT_RESPONSES prompts."""
+    """A model that says something else to each prompt, and nothing in particular; RESPONSE_PROMPTS prompts."""
     async with hashed() as llm:
         client = Client(llm)
         for seed in range(PROMPTS):
@@ -618,10 +619,9 @@ items = st.lists(st.fixed_dictionaries({}, optional={
 def test_any_body_is_read_or_refused(body: dict[str, Any], said: Any, route: str) -> None:
     """By a RequestError; nothing else is raised, whatever clients send."""
     given_body = body if said is None else {**body, "input": said}
-    served = Served(("scripted",), (), scripted("x").text.tokenizer, {}, 4096, 8, 1 << 17)
     dialect = Responses()
     with suppress(RequestError):
-        dialect.parse(Incoming(route, json.dumps(given_body).encode()), served)
+        dialect.parse(Incoming(route, json.dumps(given_body).encode()), SERVED)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"null", b'{"input": 1e999}', b'"' + b"[" * 9999])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -10,7 +11,7 @@ from pydantic import TypeAdapter
 
 from lmkit_dialect_responses.conversation import Placed
 from lmkit_dialect_responses.schema import CountRequest, Item, Items, Part
-from lmkit_dialect_responses.store import Kept, NotKept, Store
+from lmkit_dialect_responses.store import Kept, NotFound, NotKept, PreviousNotFound, Store
 
 _items: TypeAdapter[list[Item]] = TypeAdapter(Items)
 # of the types of items that are read: the first part of an id, and which fields are kept
@@ -23,15 +24,14 @@ _KEPT = {
 
 
 def items_of(request: CountRequest, store: Store, tenant: str) -> tuple[list[Placed], list[Item]]:
-    """All items, those of kept answers first, and the request's own. Raises NotKept."""
+    """All items, those of kept answers first, and the request's own. Raises NotFound."""
     items: list[Placed] = []
     try:
         for kept in store.chain(tenant, request.previous_response_id):
             before = _items.validate_python(listed(kept) + answered(kept))
             items += [("previous_response_id", item) for item in before]
-    except NotKept as error:
-        error.status, error.code, error.field = 400, "previous_response_not_found", "previous_response_id"
-        raise
+    except NotKept:
+        raise PreviousNotFound(request.previous_response_id or "", "previous_response_id") from None
     own = []
     for i, item in enumerate(request.items()):
         own.append(_referred(store, tenant, item, f"input.{i}") if item.kind == "item_reference" else item)
@@ -52,18 +52,14 @@ def answered(kept: Kept) -> list[dict[str, Any]]:
 
 
 def _referred(store: Store, tenant: str, item: Item, where: str) -> Item:
-    """The item of a kept answer; its id says which answer that is. Raises NotKept."""
+    """The item of a kept answer; its id says which answer that is. Raises NotFound."""
     id = item.id or ""
-    try:
+    with suppress(NotKept):
         kept = store.get(tenant, f"resp_{id.partition('_')[2].rpartition('_')[0]}")
-        found = [one for one in answered(kept) if one["id"] == id]
-        if not found:
-            raise NotKept(id)
-    except NotKept:
-        error = NotKept(id)
-        error.status, error.field = 400, f"{where}.id"
-        raise error from None
-    return _items.validate_python(found)[0]
+        for found in answered(kept):
+            if found["id"] == id:
+                return _items.validate_python([found])[0]
+    raise NotFound(id, f"{where}.id")
 
 
 def kept_item(item: Item) -> dict[str, Any]:

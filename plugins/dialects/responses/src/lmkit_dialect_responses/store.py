@@ -23,6 +23,20 @@ class NotKept(RequestError):
         super().__init__(f"no answer {id[:100]!r} is kept here", fix=fix)
 
 
+class NotFound(NotKept):
+    """A body names it."""
+
+    status = 400
+
+    def __init__(self, id: str, field: str) -> None:
+        super().__init__(id)
+        self.field = field
+
+
+class PreviousNotFound(NotFound):
+    code = "previous_response_not_found"
+
+
 @dataclass(frozen=True)
 class Kept:
     """One answer, and what was asked beside the items of those before it."""
