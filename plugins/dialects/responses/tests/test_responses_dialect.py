@@ -631,16 +631,32 @@ async def test_what_is_no_request(body: bytes) -> None:
     assert answer.json()["error"]["message"]
 
 
-@settings(max_examples=30, deadline=None)
-@given(said=texts | items)
-async def test_any_conversation_is_answered_or_refused(said: Any) -> None:
-    """By the server, too: with 200 or a typed 4xx, twice over what is kept."""
-    client = Client(scripted("x"))
+FUNCTION = {"type": "function", "name": "f"}
+ALLOWED = {"type": "allowed_tools", "tools": [FUNCTION]}
+tools = st.lists(st.fixed_dictionaries({"type": st.sampled_from(["function", "mcp"])}, optional={
+    "name": texts | st.just("f"), "strict": st.booleans(),
+    "parameters": st.dictionaries(texts, json_values, max_size=3) | st.just(PARAMETERS)}), max_size=2)  # fmt: skip
+formats = st.fixed_dictionaries({"type": st.sampled_from(["text", "json_object", "json_schema"])},
+                                optional={"schema": st.dictionaries(texts, json_values, max_size=3)})  # fmt: skip
+options = st.fixed_dictionaries({}, optional={
+    "tools": tools, "text": st.fixed_dictionaries({"format": formats}), "instructions": texts, "stream": st.booleans(),
+    "tool_choice": st.sampled_from(["auto", "none", "required", FUNCTION, ALLOWED]),
+    "max_output_tokens": st.integers(1, 50), "truncation": st.sampled_from(["auto", "disabled"]),
+    "include": st.lists(st.sampled_from(["reasoning.encrypted_content", "message.output_text.logprobs"])),
+    "top_logprobs": st.integers(0, 5), "chat_template_kwargs": st.dictionaries(texts, json_values, max_size=2),
+    "cache_salt": texts, "reasoning": st.fixed_dictionaries({"effort": texts})})  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(said=texts | items, more=options, script=st.sampled_from([*SCRIPTS.values()]))
+async def test_any_conversation_is_answered_or_refused(said: Any, more: dict[str, Any], script: str) -> None:
+    """By the server, too: with 200 or a typed 4xx, and again over what is kept."""
+    client = Client(scripted(script))
     body: dict[str, Any] = {"input": said}
-    for _ in range(2):
-        answer = await client.post(body)
+    for extra in ({}, more):
+        answer = await client.post(body | extra)
         assert answer.status_code == 200 or (400 <= answer.status_code < 500 and answer.json()["error"]["message"])
-        if answer.status_code == 200:
+        if not extra and answer.status_code == 200:
             id = answer.json()["id"]
             assert (await client.http.get(f"/v1/responses/{id}/input_items")).status_code == 200
             body = {"input": "y", "previous_response_id": id}
