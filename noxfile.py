@@ -276,6 +276,14 @@ def page(session: nox.Session) -> None:
 
 
 @nox.session
+def clients(session: nox.Session) -> None:
+    """Official clients over real sockets; writes docs/clients.md, which says what of each passed. A minute."""
+    install(session)
+    env = ONE_THREAD | {"RESPONSE_PROMPTS": "500"}
+    session.run("python", "tools/clients.py", *session.posargs, env=env)
+
+
+@nox.session
 def structured(session: nox.Session) -> None:
     """Structured output: 2,000 sampled answers over the matrix, the JSON Schema test suite, round trips of formats."""
     install(session)

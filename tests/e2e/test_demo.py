@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from io import StringIO
 from time import perf_counter
+from typing import Any
 
 import lmkit_cli
 import openai
@@ -192,3 +193,26 @@ def test_chat_through_a_pipe() -> None:
     done = lmkit("chat", "--temperature", "0", stdin="Hello!\nWhat is lmkit?\n")
     assert done.returncode == 0, done.stderr
     assert "language models" in done.stdout
+
+
+def test_responses_are_spoken(client: openai.OpenAI) -> None:
+    """Calls, reasoning and schemas by way of /v1/responses."""
+    tool: Any = {"type": "function", **WEATHER["function"], "strict": True}  # type: ignore[dict-item]
+    asked: Any = {"model": "demo", "temperature": 0, "tools": [tool]}
+    first = client.responses.create(**asked, input="What is the weather in Paris?")
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": 21}'}
+    assert "21" in client.responses.create(**asked, input=[result], previous_response_id=first.id).output_text
+    with client.responses.stream(model="demo", input="What is 17 + 25?", temperature=0,
+                                 reasoning={"effort": "high"}) as stream:  # fmt: skip
+        thought = "".join(event.delta for event in stream if event.type == "response.reasoning_text.delta")
+        final = stream.get_final_response()
+    assert thought
+    assert "42" in final.output_text
+    assert final.usage is not None
+    assert 0 < final.usage.output_tokens_details.reasoning_tokens < final.usage.output_tokens
+    schema: Any = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    form: Any = {"format": {"type": "json_schema", "name": "sum", "schema": schema}}
+    kept = client.responses.create(model="demo", input="What is 3 + 4? As JSON.", text=form, temperature=0)
+    assert isinstance(json.loads(kept.output_text)["sum"], int)

@@ -36,6 +36,29 @@ CHATS: dict[str, dict[str, Any]] = {
     "usage": {"stream_options": {"include_usage": True}},
     "everything": {"tools": TOOLS, "n": 2, "logprobs": True, "top_logprobs": 2, "return_token_ids": True},
 }
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+RESPONSES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tools": {"tools": [FUNCTION], "tool_choice": "auto", "metadata": {"a": "b"}},
+    "logprobs": {"top_logprobs": 2},
+    "length": {"max_output_tokens": 20},
+    "schema": {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}},
+    "sealed": {"include": ["reasoning.encrypted_content"], "instructions": "Be brief.", "store": False},
+}
+EVENTS = {
+    "response.created": "ResponseCreatedEvent", "response.in_progress": "ResponseInProgressEvent",
+    "response.completed": "ResponseCompletedEvent", "response.incomplete": "ResponseIncompleteEvent",
+    "response.output_item.added": "ResponseOutputItemAddedEvent",
+    "response.output_item.done": "ResponseOutputItemDoneEvent",
+    "response.content_part.added": "ResponseContentPartAddedEvent",
+    "response.content_part.done": "ResponseContentPartDoneEvent",
+    "response.output_text.delta": "ResponseTextDeltaEvent", "response.output_text.done": "ResponseTextDoneEvent",
+    "response.reasoning_text.delta": "ResponseReasoningTextDeltaEvent",
+    "response.reasoning_text.done": "ResponseReasoningTextDoneEvent",
+    "response.function_call_arguments.delta": "ResponseFunctionCallArgumentsDeltaEvent",
+    "response.function_call_arguments.done": "ResponseFunctionCallArgumentsDoneEvent",
+}  # fmt: skip
+RESPONSE_EXTRA = frozenset({"store"})
 COMPLETIONS: dict[str, dict[str, Any]] = {
     "plain": {"prompt": "x"},
     "ids": {"prompt": [[1, 2], [3]], "n": 2},
@@ -96,6 +119,32 @@ async def test_completion_chunks(extra: dict[str, Any]) -> None:
     assert response.status_code == 200, response.text
     async for chunk in chunks(response):
         openapi.check("CreateCompletionResponse", chunk, EXTENSIONS)
+
+
+@pytest.mark.parametrize("per_event", [1, 4])
+@pytest.mark.parametrize("extra", RESPONSES.values(), ids=RESPONSES.keys())
+async def test_responses(extra: dict[str, Any], per_event: int) -> None:
+    llm = scripted(CALL, per_event=per_event)
+    response = await ask(llm, "/v1/responses", {"input": "Hello"} | extra)
+    assert response.status_code == 200, response.text
+    openapi.check("Response", response.json(), frozenset({"store"}))
+    stream = await ask(llm, "/v1/responses", {"input": "Hello", "stream": True} | extra)
+    for block in stream.text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        openapi.check(EVENTS[name.removeprefix("event: ")], json.loads(data.removeprefix("data: ")), RESPONSE_EXTRA)
+
+
+async def test_counts_and_lists_of_responses() -> None:
+    transport = httpx.ASGITransport(build_app(scripted(CALL)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        counted = await client.post("/v1/responses/input_tokens", json={"input": "Hello"})
+        openapi.check("TokenCountsResource", counted.json(), frozenset())
+        first = (await client.post("/v1/responses", json={"input": "Hello"} | RESPONSES["tools"])).json()
+        result = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "x"}
+        more = {"input": [result], "previous_response_id": first["id"]}
+        second = (await client.post("/v1/responses", json=more)).json()
+        listed = await client.get(f"/v1/responses/{second['id']}/input_items")
+        openapi.check("ResponseItemList", listed.json(), frozenset({"status"}))
 
 
 async def test_models() -> None:

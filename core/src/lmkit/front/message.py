@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from lmkit.api import ParseWarning, Pooled, Reasoning, Text, TokenLogprob, ToolArgs, ToolStart
+from lmkit.api import Pooled, Reasoning, Text, TokenLogprob, ToolArgs, ToolStart
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
 
 
@@ -40,14 +40,8 @@ class Change(msgspec.Struct):
     calls: list[CallChange] = []
     logprobs: list[TokenLogprob] = []
     offsets: list[int] = []
-    warnings: list[ParseWarning] = []
     pooled: Pooled | None = None
     finish: Finish | None = None
-
-    @property
-    def adds(self) -> bool:
-        """Whether it adds anything to see, beside the end."""
-        return bool(self.content or self.reasoning or self.calls or self.logprobs)
 
 
 def change_of(events: Sequence[OutputEvent]) -> Change:
@@ -68,8 +62,6 @@ def change_of(events: Sequence[OutputEvent]) -> Change:
             case Logprobs(entries, offsets):
                 change.logprobs += entries
                 change.offsets += offsets
-            case ParseWarning():
-                change.warnings.append(event)
             case Pooled():
                 change.pooled = event
             case Finish():
@@ -78,58 +70,70 @@ def change_of(events: Sequence[OutputEvent]) -> Change:
 
 
 @dataclass(slots=True)
+class Part:
+    """A run of content or of reasoning, or a call."""
+
+    kind: str  # "content", "reasoning", "call"
+    id: str = ""  # of a call
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)  # of the text, or of the arguments
+    first: int = 0  # of its log-probabilities, among those of the message
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
 class Message:
     """What the events of one choice amount to. Pieces are joined when they are asked for."""
 
+    parts: list[Part] = field(default_factory=list)  # in the order in which they began
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the tokens of the content
     offsets: list[int] = field(default_factory=list)
-    warnings: list[ParseWarning] = field(default_factory=list)
     pooled: Pooled | None = None  # the vectors, which are all there is of an answer that has some
     finish: Finish | None = None
-    _content: list[str] = field(default_factory=list)
-    _reasoning: list[str] = field(default_factory=list)
-    _calls: list[tuple[str, str, list[str]]] = field(default_factory=list)  # id, name, pieces of the arguments
+    _calls: list[Part] = field(default_factory=list)
 
     def feed(self, events: Sequence[OutputEvent]) -> Change:
         """Takes the events of one feed; what they add."""
         if len(events) == 1 and type(event := events[0]) is Text:  # nearly all of them: this is done for each token
-            self._content.append(event.text)
+            self._grow("content", event.text)
             return Change(event.text)
         change = change_of(events)
         self.add(change)
         return change
 
     def add(self, change: Change) -> None:
-        if change.content:
-            self._content.append(change.content)
-        if change.reasoning:
-            self._reasoning.append(change.reasoning)
+        self._grow("reasoning", change.reasoning)
+        self._grow("content", change.content)
         for call in change.calls:
             if call.id is not None:
-                self._calls.append((call.id, call.name or "", []))
-            self._calls[call.index][2].append(call.arguments)
-        if change.logprobs:
-            self.logprobs += change.logprobs
-            self.offsets += change.offsets
-        if change.warnings:
-            self.warnings += change.warnings
-        if change.pooled is not None:
-            self.pooled = change.pooled
-        if change.finish is not None:
-            self.finish = change.finish
+                self._calls.append(Part("call", call.id, call.name or ""))
+                self.parts.append(self._calls[-1])
+            self._calls[call.index].pieces.append(call.arguments)
+        self.logprobs += change.logprobs
+        self.offsets += change.offsets
+        self.pooled = change.pooled or self.pooled
+        self.finish = change.finish or self.finish
+
+    def _grow(self, kind: str, text: str) -> None:
+        if text and (not self.parts or self.parts[-1].kind != kind):
+            self.parts.append(Part(kind, first=len(self.logprobs)))
+        if text:
+            self.parts[-1].pieces.append(text)
+
+    def _text(self, kind: str) -> str:
+        return "".join(part.text for part in self.parts if part.kind == kind)
 
     @property
     def content(self) -> str:
-        return "".join(self._content)
+        return self._text("content")
 
     @property
     def reasoning(self) -> str:
-        return "".join(self._reasoning)
-
-    @property
-    def has_calls(self) -> bool:
-        return bool(self._calls)
+        return self._text("reasoning")
 
     @property
     def calls(self) -> list[ToolCall]:
-        return [ToolCall(id, name, "".join(pieces)) for id, name, pieces in self._calls]
+        return [ToolCall(part.id, part.name, part.text) for part in self._calls]

@@ -62,7 +62,8 @@ def parse(
     ended: set[int] = set()
     ids: set[str] = set()
     events = [e for piece in pieces for e in parser.feed(piece)] + parser.flush()
-    for e in [*events, *parser.flush()]:
+    events += parser.flush()
+    for e in events:
         fold.feed([e])
         match e:
             case Text(text):
@@ -89,7 +90,8 @@ def parse(
             f"the arguments of {call.name} are no JSON object: {call.arguments!r}"
         )
     calls = [(call.name, call.arguments) for call in fold.calls]
-    return Message(fold.content, fold.reasoning, calls, [call.id for call in fold.calls], fold.warnings)
+    warnings = [e for e in events if isinstance(e, ParseWarning)]
+    return Message(fold.content, fold.reasoning, calls, [call.id for call in fold.calls], warnings)
 
 
 def _loads(text: str) -> Any:

@@ -81,7 +81,7 @@ class Messages(Exchange):
             self._call(call, out)
         if change.finish is not None and change.finish.reason != "error":
             self._close(out)
-            ended = _reason(change.finish, turn.message.has_calls)
+            ended = _reason(change.finish, bool(turn.message.calls))
             out += [
                 _event("message_delta", delta=ended, usage=_usage(turn.stream.usage)),
                 _event("message_stop"),

@@ -10,15 +10,14 @@ from typing import Any, Literal
 import msgspec
 from lmkit.api import TokenLogprob
 from lmkit.front.dialect import CallChange, Change, ChatAsk, Exchange, Finish, Served, Turn
+from lmkit_http.logprobs import ContentLogprob, content_logprobs
 from lmkit_http.messages import conversation, declared
 
 from lmkit_dialect_openai.schema import ChatRequest
 from lmkit_dialect_openai.wire import (
-    ContentLogprob,
     UsageBody,
     answer_headers,
     chunk_frame,
-    content_logprobs,
     prompt_logprobs,
     usage_of,
 )
@@ -176,7 +175,7 @@ class Chat(Exchange):
             data += head + _encode(ChunkChoice(index, delta, None, logprobs)) + tail
         finish = change.finish
         if finish is not None and finish.reason != "error":
-            reason = _reason(finish, turn.message.has_calls)
+            reason = _reason(finish, bool(turn.message.calls))
             data += head + _encode(FinalChunkChoice(index, Delta(), reason, stop_reason=finish.stop)) + tail
         return data
 

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 from lmkit.api import TokenLogprob
 from lmkit.front.dialect import Change, Exchange, Served, TextAsk, Turn, UnsupportedField
+from lmkit_http.logprobs import finite, label
 
 from lmkit_dialect_openai.schema import CompletionRequest
-from lmkit_dialect_openai.wire import UsageBody, answer_headers, chunk_frame, finite, label, prompt_logprobs, usage_of
+from lmkit_dialect_openai.wire import UsageBody, answer_headers, chunk_frame, prompt_logprobs, usage_of
 
 _encode = msgspec.json.Encoder().encode
 _DEFAULT_TOKENS = 16  # of the OpenAI API

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from lmkit.api import Tokenizer, TokenLogprob
+from lmkit_http.logprobs import finite
 from lmkit_http.strict import warnings_header
 
 if TYPE_CHECKING:
@@ -41,44 +42,6 @@ def usage_of(usages: list[Usage], num_per_prompt: int = 1) -> UsageBody:
         PromptDetails(min(prompt, sum(u.cached_tokens for u in usages[::num_per_prompt]))),
         CompletionDetails(sum(u.reasoning_tokens for u in usages)),
     )
-
-
-class TopLogprob(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ContentLogprob(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-    top_logprobs: list[TopLogprob]
-
-
-def label(tokenizer: Tokenizer, token: int, by_id: bool) -> str:
-    """What a token is called beside its log-probability."""
-    return f"token_id:{token}" if by_id else tokenizer.piece(token).decode(errors="replace")
-
-
-def content_logprobs(
-    entries: list[TokenLogprob], tokenizer: Tokenizer, num_top: int, by_id: bool = False
-) -> list[ContentLogprob]:
-    """As chat answers show them."""
-    shown = []
-    for e in entries:
-        piece = tokenizer.piece(e.token)
-        top = []
-        for token, logprob in e.top[:num_top]:
-            b = tokenizer.piece(token)
-            top.append(TopLogprob(label(tokenizer, token, by_id), finite(logprob), list(b)))
-        shown.append(ContentLogprob(label(tokenizer, e.token, by_id), finite(e.logprob), list(piece), top))
-    return shown
-
-
-def finite(logprob: float) -> float:
-    """JSON has no infinities."""
-    return logprob if logprob > -9999.0 else -9999.0
 
 
 class PromptLogprob(msgspec.Struct):

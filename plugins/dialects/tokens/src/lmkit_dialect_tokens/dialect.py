@@ -11,7 +11,8 @@ from lmkit.front.dialect import Change, Dialect, Exchange, Incoming, Served, Tex
 from lmkit_dialect_openai.chat import Chat
 from lmkit_dialect_openai.completions import Completions
 from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest, Sampling
-from lmkit_dialect_openai.wire import ContentLogprob, UsageBody, content_logprobs, prompt_logprobs, usage_of
+from lmkit_dialect_openai.wire import UsageBody, prompt_logprobs, usage_of
+from lmkit_http.logprobs import ContentLogprob, content_logprobs
 from lmkit_http.strict import parse, warnings_header
 
 from lmkit_dialect_tokens.schema import GenerateRequest, sampling_params

@@ -21,6 +21,7 @@ from lmkit.api import (
     ConfigError,
     InvalidParam,
     LmkitError,
+    ParseWarning,
     ToolDef,
     UnknownKey,
     UnknownName,
@@ -130,11 +131,11 @@ class Parsers:
 def parse(stages: Sequence[AnyFormat], case: Case) -> dict[str, Any]:
     """Feeds the text; what the message amounts to."""
     parser = Chain(*(start_parser(fmt, None, case.tools, case.template_kwargs) for fmt in in_order(*stages)))
+    events = [event for piece in split(case.text, case.chunks) for event in parser.feed(piece)] + parser.flush()
     message = Message()
-    for piece in split(case.text, case.chunks):
-        message.feed(parser.feed(piece))
-    message.feed(parser.flush())
-    warnings = [f"{w.message}: {w.text}" if w.text else w.message for w in message.warnings]
+    message.feed(events)
+    found = [event for event in events if isinstance(event, ParseWarning)]
+    warnings = [f"{w.message}: {w.text}" if w.text else w.message for w in found]
     return {
         "content": message.content or None,
         "reasoning": message.reasoning or None,

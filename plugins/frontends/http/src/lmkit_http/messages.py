@@ -15,7 +15,8 @@ from lmkit_http.strict import Echoed, InvalidBody, Message, Part, Tool
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _TEXT = ("text", "input_text", "output_text")
-_MEDIA = {"image": "images", "input_image": "images", "audio": "audio", "input_audio": "audio", "video": "videos"}
+_MEDIA = {"image": "images", "input_image": "images", "audio": "audio", "input_audio": "audio", "video": "videos",
+          "file": "files", "input_file": "files"}  # fmt: skip
 
 
 def conversation(messages: Sequence[Message], read: Collection[str], dropped: set[str]) -> list[dict[str, Any]]:
@@ -63,13 +64,13 @@ def _content(message: Message, field: str, dropped: set[str]) -> tuple[Any, str]
         if part.type == "thinking":
             thoughts.append(part.thinking or part.text or "")
         else:
-            parts.append({"type": "text", "text": _text(part, f"{field}.content.{i}")})
+            parts.append({"type": "text", "text": part_text(part, f"{field}.content.{i}")})
         dropped |= {f"messages.content.{name}" for name, value in (part.model_extra or {}).items()
                     if value not in (None, [], {})}  # fmt: skip
     return parts or None, "\n".join(thoughts)
 
 
-def _text(part: Part, field: str) -> str:
+def part_text(part: Part, field: str) -> str:
     """Raises RequestError for a part that is no text."""
     kind = part.type.removesuffix("_url").removesuffix("_embeds")
     if part.type not in (*_TEXT, "refusal"):

@@ -260,10 +260,10 @@ def check_calls(messages: Sequence[Message]) -> None:
     """Raises RequestError."""
     for i, message in enumerate(messages):
         for j, call in enumerate(message.tool_calls or ()):
-            _check_arguments(call.function.arguments, f"messages.{i}.tool_calls.{j}.function.arguments")
+            check_arguments(call.function.arguments, f"messages.{i}.tool_calls.{j}.function.arguments")
 
 
-def _check_arguments(text: str, field: str) -> None:
+def check_arguments(text: str, field: str) -> None:
     """A template gets the value that the text stands for, so it is bounded like the body around it.
 
     A text that is not JSON is shown as it is. Raises RequestError.

@@ -1,0 +1,89 @@
+"""The dialect `responses`: its routes, and the answers that it keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from lmkit.api import ErrorInfo, InvalidParam
+from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served, UnsupportedField
+from lmkit_http.strict import parse
+
+from lmkit_dialect_responses.answer import Count, Respond
+from lmkit_dialect_responses.history import answered, listed
+from lmkit_dialect_responses.schema import CountRequest, ResponsesRequest
+from lmkit_dialect_responses.store import Store
+
+CREATE, COUNT = "POST /v1/responses", "POST /v1/responses/input_tokens"
+ONE, DELETE = "GET /v1/responses/{id}", "DELETE /v1/responses/{id}"
+ITEMS, CANCEL = "GET /v1/responses/{id}/input_items", "POST /v1/responses/{id}/cancel"
+_PAGE, _MOST = 20, 100  # items of a list
+_LAST = (1 << 31) - 1  # the number of an event after which there is none
+_encode = msgspec.json.encode
+
+
+class Responses(Dialect):
+    routes = (CREATE, COUNT)
+    light_routes = (ONE, DELETE, ITEMS, CANCEL)
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store or Store()
+
+    def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer:
+        if incoming.route not in self.routes:
+            return Answer(self._kept(incoming))
+        kind = ResponsesRequest if incoming.route == CREATE else CountRequest
+        request = parse(kind, incoming.body, served.max_values, served.lenient)
+        request.model = request.model or None
+        served.check_model(request.model)
+        request.check()
+        if isinstance(request, ResponsesRequest):
+            return Respond(request, served, self._store, incoming.tenant)
+        return Count(request, served, self._store, incoming.tenant)
+
+    def _kept(self, incoming: Incoming) -> bytes:
+        """Raises RequestError."""
+        id, tenant = incoming.path["id"], incoming.tenant
+        if incoming.route == DELETE:
+            self._store.delete(tenant, id)
+            return _encode({"id": id, "object": "response", "deleted": True})
+        kept = self._store.get(tenant, id)
+        if incoming.route == ITEMS:
+            chain = self._store.chain(tenant, id)
+            before = [item for one in chain[:-1] for item in listed(one) + answered(one)]
+            return _page(before + listed(kept), incoming)
+        if incoming.route == CANCEL:
+            raise UnsupportedField(
+                "id", "only answers in the background can be cancelled, and there are none",
+                fix="close the connection of a request to end it",
+            )  # fmt: skip
+        if incoming.query.get("stream", "false").lower() not in ("false", "0", ""):
+            raise UnsupportedField("stream", "an answer that is kept is whole", fix="leave stream out")
+        return kept.body
+
+    def error_chunk(self, info: ErrorInfo) -> bytes:
+        """As the API describes it, and with `error`, by which its official client knows errors."""
+        error = msgspec.json.decode(self.error(info))["error"]
+        flat = {name: error[name] for name in ("code", "message", "param")}
+        return b"event: error\ndata: %b\n\n" % _encode(
+            {"type": "error", **flat, "error": error, "sequence_number": _LAST}
+        )
+
+
+def _page(items: list[dict[str, Any]], incoming: Incoming) -> bytes:
+    """Part of a list, the latest items first unless the query says otherwise. Raises RequestError."""
+    query = incoming.query
+    limit, order, after = query.get("limit") or str(_PAGE), query.get("order") or "desc", query.get("after")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST):
+        raise InvalidParam("limit", limit[:100], f"a number from 1 to {_MOST}")
+    if order not in ("asc", "desc"):
+        raise InvalidParam("order", order[:100], "'asc' or 'desc'")
+    found = items if order == "asc" else items[::-1]
+    if after:
+        ids = [item["id"] for item in found]
+        if after not in ids:
+            raise InvalidParam("after", after[:100], "the id of one of the items")
+        found = found[ids.index(after) + 1 :]
+    page = found[: int(limit)]
+    ends = {"first_id": page[0]["id"] if page else "", "last_id": page[-1]["id"] if page else ""}
+    return _encode({"object": "list", "data": page, "has_more": len(page) < len(found), **ends})

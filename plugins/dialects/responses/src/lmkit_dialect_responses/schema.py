@@ -1,0 +1,232 @@
+"""Requests of the Responses API: bounded; what is accepted is honoured, the rest refused or named as dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from lmkit.api import MAX_LOGPROBS, MAX_TOKENS, Grammar
+from lmkit.front.dialect import UnsupportedField
+from lmkit_formats import closed
+from lmkit_http import strict
+from lmkit_http.strict import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    NUMBER,
+    Content,
+    Echoed,
+    Hint,
+    InvalidBody,
+    Json,
+    Label,
+    Open,
+    Strict,
+    says_nothing,
+)
+from pydantic import Field, JsonValue
+
+MAX_PARTS = 4096
+
+# fields that change nothing here, with the values that do so elsewhere, too
+LABELS: Mapping[str, tuple[str, ...]] = {
+    "user": (), "safety_identifier": (), "prompt_cache_key": (), "service_tier": ("auto", "default"),
+    "prompt_cache_retention": ("in_memory",), "prompt_cache_options": (), "max_tool_calls": (),
+}  # fmt: skip
+
+HINTS: Mapping[str, Hint] = {
+    "background": Hint('send "stream": true, and read the answer as it comes'),
+    "background_options": Hint('send "stream": true, and read the answer as it comes'),
+    "conversation": Hint("send previous_response_id, or the items themselves"),
+    "prompt": Hint("write the prompt into instructions and input"),
+    "context_management": Hint('send "truncation": "auto", or fewer items'),
+    "moderation": Hint("leave it out: nothing is moderated here"),
+    "image": Hint("leave it out: models here read text alone"),
+    "access_programs": Hint("leave it out"),
+    "messages": Hint("send input, or use /v1/chat/completions"),
+    "max_tokens": Hint("send max_output_tokens"),
+    "max_completion_tokens": Hint("send max_output_tokens"),
+    "response_format": Hint("send text.format"),
+    "reasoning_effort": Hint("send reasoning.effort"),
+    "n": Hint("send the request several times", (1,)),
+    "stop": Hint("use /v1/chat/completions: this API knows no stop texts"),
+}
+
+
+class Part(strict.Part):
+    """A part of a message, of reasoning, or of what a tool answered."""
+
+    # what clients send back from an answer; nothing to honour in it
+    annotations: Annotated[list[JsonValue], Field(fail_fast=True, max_length=1024)] | None = None
+    logprobs: Annotated[list[JsonValue], Field(fail_fast=True)] | None = None
+
+
+Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)]
+
+
+class Item(Echoed):
+    """One step of a conversation; `type` says which of the other fields it has."""
+
+    type: Annotated[str, Field(max_length=64)] | None = None  # None: a message, or a reference where there is no role
+    id: Label | None = None
+    status: Label | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Content | Parts | None = None
+    phase: Label | None = None
+    summary: Parts | None = None
+    encrypted_content: Content | None = None
+    call_id: Label | None = None
+    name: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    arguments: Content | None = None
+    output: Content | Parts | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.type or ("message" if self.role is not None else "item_reference")
+
+
+Items = Annotated[list[Item], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+
+
+class Tool(Echoed):
+    type: Annotated[str, Field(max_length=64)]
+    name: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    description: Content | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class NamedTool(Echoed):
+    """A tool that is to be called, or those that may be."""
+
+    type: Annotated[str, Field(max_length=64)]
+    name: Annotated[str, Field(max_length=128)] | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+
+
+class Reasoning(Strict):
+    effort: Annotated[str, Field(max_length=32)] | None = None
+    summary: Label | None = None
+    generate_summary: Label | None = None
+    context: Label | None = None
+    mode: Label | None = None
+
+
+class Format(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Label | None = None
+    description: Content | None = None
+    schema_: Json | None = Field(None, alias="schema")
+    strict: bool | None = None  # it is always kept to the letter
+
+
+class Text(Strict):
+    format: Format | None = None
+    verbosity: Label | None = None
+
+
+class StreamOptions(Strict):
+    include_obfuscation: bool | None = None  # not done: answers are as long as what they say
+
+
+class CountRequest(Open):
+    """What both routes read: a conversation."""
+
+    hints: ClassVar[Mapping[str, Hint]] = HINTS
+    model: Annotated[str, Field(max_length=512)] | None = None
+    input: Content | Items | None = None
+    instructions: Content | None = None
+    previous_response_id: Label | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: Text | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    # an extension
+    chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
+
+    def check(self) -> None:
+        """What the types cannot say, and the names of what changes nothing. Raises RequestError."""
+        thought = self.reasoning or Reasoning()
+        for name in ("summary", "generate_summary", "context", "mode"):
+            if getattr(thought, name) not in (None, "auto", "standard") or (name == "summary" and thought.summary):
+                self.dropped.add(f"reasoning.{name}")
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            raise UnsupportedField(
+                "text.verbosity", "nothing here makes answers longer or shorter", fix="say it in the instructions"
+            )
+
+    def items(self) -> list[Item]:
+        """The input, of which a text is one message."""
+        if isinstance(self.input, str):
+            return [Item(type="message", role="user", content=self.input)]
+        return self.input or []
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """The constraint on the text of the answer. Raises RequestError."""
+        form = self.text.format if self.text is not None else None
+        if form is None or form.type == "text":
+            return None
+        if form.type == "json_object":
+            return Grammar("json_object", "")
+        if form.schema_ is None:
+            raise InvalidBody("text.format.schema is required", "text.format.schema")
+        return Grammar("json_schema", json.dumps(closed(form.schema_), ensure_ascii=False))
+
+
+class ResponsesRequest(CountRequest):
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
+    include: Annotated[
+        list[Literal[
+            "reasoning.encrypted_content", "message.output_text.logprobs", "message.input_image.image_url",
+            "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+            "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+        ]],
+        Field(max_length=64),
+    ] | None = None  # fmt: skip
+    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # labels that change nothing in the answer
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+    prompt_cache_options: Json | None = None
+    service_tier: Label | None = None
+    max_tool_calls: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None  # of tools that run here: none do
+    # extensions, named as in /v1/chat/completions
+    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1), NUMBER] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31), NUMBER] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+
+    def check(self) -> None:
+        """Names what is accepted and changes nothing."""
+        super().check()
+        for name, nothing in LABELS.items():
+            if not says_nothing(value := getattr(self, name)) and value not in nothing:
+                self.dropped.add(name)
+        options = self.stream_options
+        if options is not None and options.include_obfuscation:
+            self.dropped.add("stream_options.include_obfuscation")
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many likely tokens are shown beside each of the answer; None: not even those of the answer."""
+        if self.top_logprobs is None and "message.output_text.logprobs" not in (self.include or ()):
+            return None
+        return self.top_logprobs or 0
+
+    @property
+    def sealed(self) -> bool:
+        """Whether reasoning comes in one field that clients send back unread, too."""
+        return "reasoning.encrypted_content" in (self.include or ())
