@@ -28,7 +28,7 @@ import msgspec
 
 from lmkit.api import ErrorInfo, PoolerInfo, RequestError, Tokenizer
 from lmkit.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
-from lmkit.front.message import CallChange, Change, Message, Part
+from lmkit.front.message import CallChange, Change, Message, Part, ToolCall
 from lmkit.front.prepare import Turn
 from lmkit.front.vectors import scores_of
 from lmkit.text.stream import Finish, Usage
@@ -167,6 +167,6 @@ def error_json(info: ErrorInfo) -> bytes:
 
 __all__ = [
     "Answer", "Ask", "CallChange", "Change", "ChatAsk", "Dialect", "Exchange", "Finish", "Incoming", "Message",
-    "Part", "PoolAsk", "ScoreAsk", "Served", "TextAsk", "Turn", "UnknownModel", "UnsupportedField", "Usage",
+    "Part", "PoolAsk", "ScoreAsk", "Served", "TextAsk", "ToolCall", "Turn", "UnknownModel", "UnsupportedField", "Usage",
     "error_json", "scores_of",
 ]  # fmt: skip
