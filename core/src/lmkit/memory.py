@@ -19,6 +19,7 @@ from lmkit.api import (
     QuantScheme,
     ResolvedPlan,
     WorkerFacts,
+    describe_model,
     itemsize,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig, format_size, parse_budget
@@ -264,6 +265,9 @@ def estimate(
 
 def planned(config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> Estimate:
     """The estimate of what `resolve(config)` gave."""
+    weights = weight_bytes(info, checkpoint, resolved)
+    if (draft := resolved.draft) is not None:
+        weights += weight_bytes(describe_model(draft.plan, draft.checkpoint), draft.checkpoint, draft.plan)
     return estimate(
         info,
         settled(config, resolved),
@@ -271,5 +275,5 @@ def planned(config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint
         dtype=resolved.value("dtype"),
         block_size=resolved.value("block_size", 16),
         kv_dtype=resolved.value("kv_dtype"),
-        weight_bytes=weight_bytes(info, checkpoint, resolved),
+        weight_bytes=weights,
     )

@@ -100,7 +100,7 @@ from lmkit.contracts.params import (
 from lmkit.contracts.pooling import class_pooler, decoder_name, head_linears
 from lmkit.contracts.refs import load_target
 from lmkit.contracts.refusal import Refusal, Refused
-from lmkit.contracts.resolved import Choice, Derived, ResolvedPlan
+from lmkit.contracts.resolved import Choice, Derived, Draft, ResolvedPlan
 from lmkit.contracts.scheduling import (
     Admitted,
     CompiledGrammar,
@@ -166,7 +166,7 @@ from lmkit.kinds.model import ModelRequest, ModelSpec
 from lmkit.kinds.op import ExpertKernel, LinearKernel, OpRequest, OpSpec, PackedWeight
 from lmkit.kinds.parsers import ParserRequest, ParserSpec
 from lmkit.kinds.platform import Platform, PlatformSpec
-from lmkit.kinds.proposer import Proposer, ProposerSpec
+from lmkit.kinds.proposer import DraftProposer, Proposer, ProposerSpec
 from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec, QuantScheme
 from lmkit.kinds.reasoning_parser import ReasoningParserSpec
 from lmkit.kinds.renderer import ChatRenderer, RendererSpec

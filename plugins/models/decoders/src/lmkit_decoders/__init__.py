@@ -60,6 +60,7 @@ _HOME = {
     "lightning_attention": "linear_attention",
     "rg_lru": "linear_attention",
     "SelfAttention": "decoder",
+    "Chain": "drafts",
 }
 
 __all__ = sorted(_HOME)
