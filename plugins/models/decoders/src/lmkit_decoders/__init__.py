@@ -61,6 +61,9 @@ _HOME = {
     "rg_lru": "linear_attention",
     "SelfAttention": "decoder",
     "Chain": "drafts",
+    "HiddenChain": "drafts",
+    "HeadDecoder": "drafts",
+    "Sum": "drafts",
 }
 
 __all__ = sorted(_HOME)
