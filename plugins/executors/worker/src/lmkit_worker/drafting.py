@@ -67,8 +67,9 @@ class Drafting:
         """Contract: Source."""
         slots = step.slots[list(asked)]
         known = self._rows.num_tokens[slots]
-        starts = np.array([step.layout.query_start[row] - step.plan.rows[row].start for row in asked], np.int64)
-        state = self._follow(step, hidden, starts + known - 2)
+        starts = np.array([work.start for work in step.plan.rows], np.int64)
+        firsts = np.cumsum([0, *(work.num_tokens for work in step.plan.rows)])[:-1]
+        state = self._follow(step, hidden, (firsts - starts)[list(asked)] + known - 2)
         if not asked:
             return []
         room = np.array([self._rows.room(slot, self._sizes) for slot in slots.tolist()]) - known + 1
@@ -101,20 +102,26 @@ class Drafting:
             ids = torch.from_numpy(following).to(ids.device)
         rows = torch.from_numpy(last if self.reads_hidden else last[:0]).to(ids.device)
         entering = self.proposer.enter(ids, hidden if self.reads_hidden else None)
+        if x.capture:
+            return self._graphs.run(self.proposer.state, replace(x, embeds=self._keep(entering, x)))[rows]
         only = {"logits_rows": rows, "only_logits": len(rows) < len(ids)}
-        state = self.proposer.state(replace(x, token_ids=ids, embeds=entering, capture=False, **only))
+        state = self.proposer.state(replace(x, token_ids=ids, embeds=entering, **only))
         return state if len(state) == len(rows) else state[rows]
+
+    def _keep(self, entering: Tensor | None, x: StepInputs) -> Tensor | None:
+        """`entering` where graphs expect it."""
+        if entering is None:
+            return None
+        if self._entering is None:
+            self._entering = entering.new_zeros(self._rows.max_rows, entering.shape[1])
+        self._entering[: len(entering)].copy_(entering)
+        return self._entering[: len(x.token_ids)]
 
     def _next(self, slots: np.ndarray, positions: np.ndarray, ids: Tensor, state: Tensor | None) -> Tensor:
         """The state [R, D] after one more token `ids` [R] of each row, at `positions`."""
         n, x = len(slots), self._inputs.one_each(slots, positions, self._graphs)
         x.token_ids[:n].copy_(ids)
-        entering = self.proposer.enter(ids, state)
-        if entering is not None:
-            if self._entering is None:
-                self._entering = entering.new_zeros(self._rows.max_rows, entering.shape[1])
-            self._entering[:n].copy_(entering)
-            x.embeds = self._entering[: len(x.token_ids)]
+        x.embeds = self._keep(self.proposer.enter(ids, state), x)
         return self._graphs.run(self.proposer.state, x)[:n]
 
 

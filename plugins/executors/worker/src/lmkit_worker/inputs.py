@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from lmkit.api import AttnPlanner, Graphs, Platform
 
 
+APART = 4096  # tokens of a row up to which it is cheaper to read its keys for each draft than to run without a graph
+
+
 class DrawnTokens:
     """The token drawn last of each slot, where the device has it: a step begins before the host has read them.
 
@@ -152,15 +155,20 @@ class InputBuilder:
                     rows.put_drafts(slot_of[w.id], w.drafts)
 
         n, ends, num_tokens = len(slots), starts + lengths, int(lengths.sum())
-        decode_only = num_tokens == n and bool(samples.all())
-        if decode_only:
+        decode_only = num_tokens - int(drafts.sum()) == n and bool(samples.all())
+        capture = capture and decode_only and self.capturable
+        if decode_only and num_drafts is None:
             each = self.arange[:n]
             layout = Layout(slots, starts, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
         else:
             layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
-        capture = capture and decode_only and self.capturable
+            if capture := capture and num_tokens <= self.limits.max_rows and int(ends.max()) <= APART:
+                layout = self._apart(layout)
         self.drawn.ids[:num_tokens] = rows.tokens[layout.token_slots, layout.positions]
-        inputs = self._inputs(slots, layout, ends, self.graphs if capture else None)
+        if capture and num_drafts is not None:
+            inputs = self._inputs(layout.token_slots, layout, layout.positions + 1, self.graphs)
+        else:
+            inputs = self._inputs(slots, layout, ends, self.graphs if capture else None)
         if self.token_types is not None and (second := rows.second[layout.token_slots]).any():
             self.token_types.array[:num_tokens] = (second > 0) & (layout.positions >= second)
             inputs.token_types = self.token_types.push(num_tokens)
@@ -170,6 +178,12 @@ class InputBuilder:
             plan, inputs, slots, layout.sample_rows, layout.logit_slots, layout.next_positions, layout.num_drafts,
             layout,
         )  # fmt: skip
+
+    def _apart(self, layout: Layout) -> Layout:
+        """Each token as a row of its own, as graphs want them. It sees those before it: in each layer all of a step is
+        written before anything is read."""
+        n = len(layout.positions)
+        return layout._replace(query_start=self.arange[: n + 1], num_decode_rows=n, max_query=1)
 
     def one_each(self, slots: np.ndarray, positions: np.ndarray, graphs: Graphs) -> StepInputs:
         """One token for each of `slots` [R] at `positions` [R], of which only the device knows: `token_ids` are the

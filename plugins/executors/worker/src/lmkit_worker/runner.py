@@ -194,8 +194,8 @@ class Runner:
     def _hidden(self, step: Step) -> Tensor:
         if not self.adapters.rows:
             hidden = self.graphs.run(self.model.forward, step.inputs)
-            num_rows = len(step.slots)
-            return hidden[:num_rows] if step.inputs.capture and len(hidden) > num_rows else hidden
+            num_tokens = len(step.layout.positions)
+            return hidden[:num_tokens] if step.inputs.capture and len(hidden) > num_tokens else hidden
         lengths = [work.num_tokens for work in step.plan.rows]
         rows = step.inputs.logits_rows.tolist() if step.inputs.only_logits else None
         with self.adapters.applied(self.model, step.slots.tolist(), lengths, rows):
