@@ -61,6 +61,7 @@ _HOME = {
     "rg_lru": "linear_attention",
     "SelfAttention": "decoder",
     "Chain": "drafts",
+    "FurtherLayer": "further",
     "HiddenChain": "drafts",
     "HeadDecoder": "drafts",
     "Sum": "drafts",

@@ -101,3 +101,16 @@ class HeadDecoder(Decoder):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)
+
+
+class FurtherDecoder(HeadDecoder):
+    """The layer of a checkpoint that predicts the token after the next: see `lmkit_decoders.further`."""
+
+    def __init__(self, info: ModelInfo, ctx: BuildContext) -> None:
+        super().__init__(info, ctx)
+        self.enorm, self.hnorm = (ctx.norm(info.hidden_size, self.cfg.norm_eps, self.cfg.norm) for _ in range(2))
+
+    @torch.inference_mode()
+    def enter(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
+        embedded = self.enorm(self.model.embed(token_ids))
+        return cast("Tensor", self.fc(torch.cat((embedded, self.hnorm(hidden)), -1)))
