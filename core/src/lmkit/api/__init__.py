@@ -166,7 +166,7 @@ from lmkit.kinds.model import ModelRequest, ModelSpec
 from lmkit.kinds.op import ExpertKernel, LinearKernel, OpRequest, OpSpec, PackedWeight
 from lmkit.kinds.parsers import ParserRequest, ParserSpec
 from lmkit.kinds.platform import Platform, PlatformSpec
-from lmkit.kinds.proposer import DraftProposer, Proposer, ProposerSpec
+from lmkit.kinds.proposer import Proposer, ProposerSpec
 from lmkit.kinds.quantization import QuantizationRequest, QuantizationSpec, QuantScheme
 from lmkit.kinds.reasoning_parser import ReasoningParserSpec
 from lmkit.kinds.renderer import ChatRenderer, RendererSpec

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
-    from torch import Tensor
 
-    from lmkit.contracts.execution import StepInputs
     from lmkit.contracts.model import ModelInfo
+
+OTHER = "name another draft, or leave --proposer out"
 
 
 class Proposer(Protocol):
@@ -38,41 +38,13 @@ class Proposer(Protocol):
         ...
 
 
-class DraftProposer(Protocol):
-    """A proposer that runs a model of its own, the draft. Constructed as target(draft, model, **options).
-
-    The draft's layers stand behind the model's: they have blocks of the row, and run over the tokens of each step with
-    its plans, then over guesses, one token of each row at a time. Where a guess has no place left the row gets none.
-    What they hold may be wrong, where the prefix cache gave blocks or a guess was: that costs guesses only.
-    """
-
-    reads_hidden: bool  # it reads at each place the model's hidden state there, and the token that follows
-
-    def enter(self, token_ids: Tensor, hidden: Tensor | None) -> Tensor | None:
-        """What enters the layers in place of embeddings: [T, D], or None.
-
-        `hidden` [T, H]: the model's hidden states in a step (`Model.forward`), then those that `state` gave.
-        """
-        ...
-
-    def state(self, x: StepInputs) -> Tensor:
-        """The draft's hidden states of `x.logits_rows` [S, D], or of all tokens [T, D]; a pure function, as a model's."""
-        ...
-
-    def guess(self, state: Tensor) -> Tensor:
-        """The tokens that follow, likeliest first: [S, D] -> [S, K]. A draft without layers guesses no others."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposerSpec(Spec):
-    """target: a Proposer class, or a DraftProposer class where there is `draft`.
+    """target: a Proposer class; with `draft`, a `lmkit_layers.DraftProposer` class, which runs a model of its own."""
 
-    draft: (Checkpoint and ModelInfo of the model, the options) -> where the draft's checkpoint is, and what is laid over
-    its config.json. Torch-free.
-    """
-
-    draft: Ref | None = None
+    draft: Ref | None = (
+        None  # (Checkpoint, ModelInfo, options) -> the draft's checkpoint, and changes to its config.json
+    )
 
 
 def ask(known: Known) -> list[SelectRequest]:
@@ -85,11 +57,12 @@ def ask(known: Known) -> list[SelectRequest]:
 
 def check_draft(draft: ModelInfo, info: ModelInfo, length: int) -> None:
     """Raises ConfigError where `draft` cannot guess for the model `info` in rows of `length` tokens."""
-    fix = "name another draft, or leave --proposer out"
     if draft.vocab_size != info.vocab_size:
-        raise ConfigError(f"the draft has {draft.vocab_size} tokens, the model {info.vocab_size}", fix=fix)
+        raise ConfigError(f"the draft has {draft.vocab_size} tokens, the model {info.vocab_size}", fix=OTHER)
     if draft.recurrent or not draft.causal:
-        raise ConfigError(f"the draft {draft.architecture} keeps what a wrong guess cannot be taken out of", fix=fix)
+        raise ConfigError(
+            f"a wrong guess cannot be taken out of the state of the draft {draft.architecture}", fix=OTHER
+        )
     if draft.max_length < length:
         what = f"the draft was made for {draft.max_length} tokens, rows may have {length}"
         raise ConfigError(what, fix=f"--max-length {draft.max_length}")

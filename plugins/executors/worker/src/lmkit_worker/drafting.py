@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from lmkit.api import DraftProposer, Graphs, Proposer, StepInputs, StepResult
+    from lmkit.api import Graphs, Proposer, StepInputs, StepResult
+    from lmkit_layers.drafts import DraftProposer
     from torch import Tensor
 
     from lmkit_worker.inputs import InputBuilder, Step

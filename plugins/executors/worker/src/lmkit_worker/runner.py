@@ -14,7 +14,6 @@ from lmkit.api import (
     LogitsProcessor,
     NewRow,
     NullEvent,
-    DraftProposer,
     Proposer,
     RowWork,
     SamplingParams,
@@ -23,6 +22,7 @@ from lmkit.api import (
     StepResult,
 )
 from lmkit_layers.adapters import AdapterBank
+from lmkit_layers.drafts import DraftProposer
 
 from lmkit_worker.blocks import Blocks
 from lmkit_worker.drafting import Drafting, Source, Texts

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from lmkit.api import BuildContext, DraftProposer, LinearSpec, Model, ModelInfo, PluginError, StepInputs
+from lmkit.api import BuildContext, LinearSpec, Model, ModelInfo, PluginError, StepInputs
+from lmkit_layers.drafts import DraftProposer
 from lmkit_layers.norm import RMSNorm
 from torch import Tensor
 
@@ -21,15 +22,15 @@ class Chain(DraftProposer):
         self.draft = draft
 
     def enter(self, token_ids: Tensor, hidden: Tensor | None) -> Tensor | None:
-        """Contract: lmkit.api.DraftProposer."""
+        """Contract: lmkit_layers.DraftProposer."""
         return None
 
     def state(self, x: StepInputs) -> Tensor:
-        """Contract: lmkit.api.DraftProposer."""
+        """Contract: lmkit_layers.DraftProposer."""
         return self.draft.forward(x)
 
     def guess(self, state: Tensor) -> Tensor:
-        """Contract: lmkit.api.DraftProposer."""
+        """Contract: lmkit_layers.DraftProposer."""
         return self.draft.logits(state).argmax(-1, keepdim=True)
 
 
@@ -49,7 +50,7 @@ class HiddenChain(Chain):
         draft.share(model)
 
     def enter(self, token_ids: Tensor, hidden: Tensor | None) -> Tensor:
-        """Contract: lmkit.api.DraftProposer."""
+        """Contract: lmkit_layers.DraftProposer."""
         assert hidden is not None
         return self.draft.enter(token_ids, hidden)
 
@@ -70,7 +71,9 @@ class Sum(RMSNorm):
 
 
 class HeadDecoder(Decoder):
-    """Layers over a projection of a token's embedding and the hidden state before it. Embedding and head are the model's.
+    """Layers over a projection of a token's embedding and the hidden state before it.
+
+    Embedding and head are the model's.
 
     `fc` in `specs`: the projection, [embedding, hidden state] -> hidden size.
     """

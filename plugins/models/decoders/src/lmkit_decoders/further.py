@@ -1,7 +1,7 @@
 """Layers that a checkpoint has behind its last, which predict further tokens (multi-token prediction). Torch-free.
 
-Gloeckle et al. 2024, arXiv:2404.19737; as files have them, DeepSeek-V3 (arXiv:2412.19437, 2.2): norms of the embedding of
-the next token and of the hidden state, a projection of both, a decoder layer, a norm, and the model's own head.
+Gloeckle et al. 2024, arXiv:2404.19737; as files have them, DeepSeek-V3 (arXiv:2412.19437, 2.2): norms of the embedding
+of the next token and of the hidden state, a projection of both, a decoder layer, a norm, and the model's own head.
 """
 
 from __future__ import annotations

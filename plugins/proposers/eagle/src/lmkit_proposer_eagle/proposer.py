@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lmkit.api import Model
 from lmkit_decoders import HeadDecoder, HiddenChain
+from torch import Tensor
 
 
 class Eagle(HiddenChain):
@@ -11,3 +12,9 @@ class Eagle(HiddenChain):
 
     def __init__(self, draft: HeadDecoder, target: Model, /, model: str) -> None:
         super().__init__(draft, target)
+        self._known = getattr(draft, "known", None)
+
+    def guess(self, state: Tensor) -> Tensor:
+        """Contract: lmkit_layers.DraftProposer."""
+        ids = super().guess(state)
+        return ids if self._known is None else self._known(ids)
