@@ -259,6 +259,15 @@ def expected(session: nox.Session) -> None:
 
 
 @nox.session
+def page(session: nox.Session) -> None:
+    """The page at / in headless Chromium (Debian: apt install chromium), wide and on a phone. SCREENSHOTS=FOLDER keeps
+    pictures. A minute."""
+    install(session)
+    session.install("-q", "playwright")
+    session.run("pytest", "-q", "tests/e2e/test_page.py", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
 def structured(session: nox.Session) -> None:
     """Structured output: 2,000 sampled answers over the matrix, the JSON Schema test suite, round trips of formats."""
     install(session)

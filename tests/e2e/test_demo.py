@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
+from io import StringIO
 from time import perf_counter
 
+import lmkit_cli
 import openai
 import pytest
 from lmkit import LLM, SamplingParams
-from lmkit_cli.chat import Session
+from lmkit_cli.chat import Session, answers_of
 from rich.console import Console
 
 from .conftest import Server, lmkit, serving
@@ -87,7 +90,7 @@ def test_the_terminal_shows_what_a_whole_answer_says(
     llm: LLM, thinks: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The history has its content; both come through the one fold."""
-    session = Session(llm, GREEDY, Console(highlight=False), stats=False, think=thinks)
+    session = Session(answers_of(llm, GREEDY), Console(highlight=False), stats=False, think=thinks)
     session._answer("What is 28 + 35?")
     options = {"enable_thinking": thinks}
     (output,) = llm.chat(ask("What is 28 + 35?"), GREEDY, template_options=options)
@@ -141,6 +144,34 @@ def test_streamed_and_whole_answers_agree(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="demo", messages=ask("What is lmkit?"), temperature=0)
     parts = client.chat.completions.create(model="demo", messages=ask("What is lmkit?"), temperature=0, stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in parts) == whole.choices[0].message.content
+
+
+def test_the_anthropic_client_calls_a_tool_and_thinks(server: Server) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the client is not installed")
+    function = WEATHER["function"]
+    tool = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+    with anthropic.Anthropic(base_url=server.url(), api_key="none", max_retries=0) as client:
+        options = {"model": "demo", "max_tokens": 256, "extra_body": {"temperature": 0}}
+        with client.messages.stream(messages=ask("What is the weather in Berlin?"), tools=[tool], **options) as stream:
+            message = stream.get_final_message()
+        assert [(b.type, b.name, b.input) for b in message.content] == [("tool_use", "get_weather", {"city": "Berlin"})]
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        message = client.messages.create(messages=ask("What is 28 + 35?"), thinking=thinking, **options)
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    assert "63" in message.content[1].text
+
+
+def test_a_server_is_talked_to_and_watched(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`lmkit chat --url` and `lmkit top` against the real one."""
+    monkeypatch.setattr(sys, "stdin", StringIO("What is 17 + 25?\n"))
+    assert lmkit_cli.run(("chat", "--url", server.url(), "--temperature", "0")) == 0
+    assert "42" in capsys.readouterr().out
+    assert lmkit_cli.run(("top", server.url(), "--looks", "2", "--interval", "0.1")) == 0
+    shown = capsys.readouterr().out
+    assert "demo" in shown
+    assert "KV cache" in shown
 
 
 @pytest.mark.full("lmkit-cli", "lmkit-http")

@@ -85,6 +85,18 @@ def test_fewer_steps_where_a_text_repeats_itself() -> None:
     assert steps["ngram"] < 0.8 * steps["none"]
 
 
+def test_steps_with_guesses_are_recorded_as_others_are() -> None:
+    """Else a step with guesses would cost more than they save: by the number of tokens, whatever rows they are of."""
+    pytest.importorskip("lmkit_platform_cpu", reason="tapes are of the platform of CPUs")
+    llm = LLM("demo", proposer="ngram")
+    llm.generate("one two three one two three one two", SamplingParams(max_tokens=60, temperature=0, ignore_eos=True))
+    graphs = llm._engine.core.executor.worker.runner.graphs
+    if not hasattr(graphs, "refused"):
+        pytest.skip("there are no native kernels here")
+    assert graphs.refused is None
+    assert max(key[-1] for key in graphs.graphs) > 1
+
+
 def test_suffix_takes_fewer_steps_for_what_was_answered_before() -> None:
     pytest.importorskip("lmkit_proposer_suffix", reason="the proposer is not installed")
     params = SamplingParams(max_tokens=150, temperature=1, seed=1, ignore_eos=True)

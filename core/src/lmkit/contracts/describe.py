@@ -37,7 +37,7 @@ def joined(info: ModelInfo, draft: ModelInfo) -> ModelInfo:
 
 
 def describe_model(resolved: ResolvedPlan, checkpoint: Checkpoint) -> ModelInfo:
-    """The model as data, with what the resolver decided: attention needs, the pooler, a draft's layers behind its own."""
+    """The model as data, with what the resolver decided: attention needs, the pooler, layers of a draft behind it."""
     choice = resolved.choice("model")
     if choice is None:
         raise PluginError("the resolved plan chooses no model")

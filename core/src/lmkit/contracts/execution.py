@@ -128,7 +128,7 @@ class StepInputs:
     attn: Sequence[AttnPlan]  # per KV group of attention layers
     kv: Sequence[Tensor]  # per layer; empty where it has no attention
     logits_rows: Tensor  # [S] int64 rows of hidden states that need logits, increasing
-    capture: bool = False  # one token per row, and every planner allows it: may run as a captured graph
+    capture: bool = False  # all hidden states are read, and every planner allows it: may run as a captured graph
     adapters: Any = None
     embeds: Tensor | None = None
     token_types: Tensor | None = None  # [T] int64: 1 in the second text of a pair; None: 0 everywhere

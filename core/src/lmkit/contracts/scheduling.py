@@ -39,6 +39,7 @@ class Admitted:
     tokens: list[int]  # prompt + accepted output
     priority: int = 0
     arrival: float = 0.0
+    tenant: str = ""
     adapter: str | None = None
     pooling: PoolingParams | None = None  # then the prompt is all there is
     every_position: bool = False  # its vectors need all hidden states: no prefix is taken from the cache

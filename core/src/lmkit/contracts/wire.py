@@ -35,6 +35,7 @@ class EngineRequest(msgspec.Struct):
     arrival: float = 0.0  # seconds, monotonic clock of the front end
     adapter: str | None = None
     cache_salt: str | None = None
+    tenant: str = ""  # on whose account it is
     media: list[MediaItem] = []
     transfer: dict | None = None  # opaque to the core, read by the KV connector
     pooling: PoolingParams | None = None  # then nothing is sampled: the answer is `TokenEvent.pooled`

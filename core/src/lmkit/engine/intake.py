@@ -105,6 +105,7 @@ class Intake:
             tokens=list(request.token_ids),
             priority=request.priority,
             arrival=request.arrival,
+            tenant=request.tenant,
             adapter=request.adapter,
             pooling=request.pooling,
             every_position=request.pooling is not None and not self._last_only(request.pooling),

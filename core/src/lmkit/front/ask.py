@@ -53,6 +53,7 @@ class GenerateAsk(Ask):
     include_stop: bool = False  # the text that ended the answer is part of it
     skip_special: bool = True  # special tokens are not shown
     grammar_field: str = "grammar"  # what the client calls the grammar, for errors
+    default_tokens: int | None = None  # without `params.max_tokens` so many if they fit; None: as many as fit
     last: int | None = None  # of longer prompts only so many tokens at their end are read
 
     def __post_init__(self) -> None:
@@ -68,7 +69,6 @@ class TextAsk(GenerateAsk):
     add_special: bool = True  # the tokenizer's special tokens around texts
     shows_prompts: bool = False  # the text of token ids is wanted, too
     scores_each: bool = False  # prompt log-probabilities come with each answer, not with the first alone
-    default_tokens: int | None = None  # how many without `params.max_tokens`; None: as many as fit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,7 +103,8 @@ def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Tur
     prompt = rendered(text, ask)
     check_texts(text.tokenizer, [prompt], facts, TEMPLATE_SLACK if ask.last else 1)
     token_ids = text.encode_prompt(prompt, add_special=False)[-(ask.last or 0) :]
-    params = replace(ask.params, max_tokens=check_prompt(token_ids, facts, ask.params.max_tokens))
+    room = check_prompt(token_ids, facts, ask.params.max_tokens, ask.default_tokens)
+    params = replace(ask.params, max_tokens=room)
     tail = text.prompt_tail(prompt, ask.final_text)
     if ask.thinking_budget is not None and text.reasoning_format is None:
         raise UnsupportedField("thinking_token_budget", "no reasoning parser is chosen for this model")

@@ -42,9 +42,7 @@ class Proposer(Protocol):
 class ProposerSpec(Spec):
     """target: a Proposer class; with `draft`, a `lmkit_layers.DraftProposer` class, which runs a model of its own."""
 
-    draft: Ref | None = (
-        None  # (Checkpoint, ModelInfo, options) -> the draft's checkpoint, and changes to its config.json
-    )
+    draft: Ref | None = None  # (Checkpoint, ModelInfo, options) -> where it is, and changes to its config.json
 
 
 def ask(known: Known) -> list[SelectRequest]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from lmkit.contracts.errors import ErrorInfo
     from lmkit.contracts.scheduling import Admitted
-    from lmkit.contracts.wire import SchedStats, StepPlan, StepResult, TokenEvent
+    from lmkit.contracts.wire import FinishReason, SchedStats, StepPlan, StepResult, TokenEvent
 
 
 class RequestView(Protocol):
@@ -45,6 +45,11 @@ class RequestView(Protocol):
         ...
 
     @property
+    def tenant(self) -> str:
+        """On whose account it is: those of a server with several keys; "" elsewhere."""
+        ...
+
+    @property
     def order(self) -> int:
         """Counts requests as they enter the engine."""
         ...
@@ -53,6 +58,10 @@ class RequestView(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def num_output(self) -> int: ...
+    @property
+    def finish(self) -> FinishReason | None:
+        """None until it has ended."""
+        ...
 
 
 class OrderPolicy(Protocol):

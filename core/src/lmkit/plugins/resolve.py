@@ -149,8 +149,8 @@ class Resolver:
     def plan(self) -> ResolvedPlan:
         """What has been chosen. Needs a device."""
         warnings = dict.fromkeys((*self.host.warnings, *self._warnings))
-        found = tuple(map(tuple, (self._choices, self._derived, warnings)))
-        return ResolvedPlan(self._device(), *found, self._draft)
+        choices, derived = tuple(self._choices), tuple(self._derived)
+        return ResolvedPlan(self._device(), choices, derived, tuple(warnings), self._draft)
 
     def _device(self) -> DeviceInfo:
         assert self.known.device is not None

@@ -86,6 +86,9 @@ async def test_each_key_has_a_prefix_cache_of_its_own(connect: Any) -> None:
     assert salts[0:2] == salts[4:6]  # the same key, the same cache
     assert len(set(salts)) == 6
     assert salts[6:] == [None, "s"]
+    tenants = [r.tenant for r in llm.client.requests]  # who is on whose account, for policies of schedulers
+    assert len(set(tenants[:6])) == 2
+    assert tenants[4:] == [*tenants[:2], "", ""]
     assert not any("alice" in (salt or "") for salt in salts)
 
 

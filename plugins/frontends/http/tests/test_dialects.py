@@ -131,7 +131,8 @@ def test_one_that_is_broken_is_left_out(
     monkeypatch.syspath_prepend(str(tmp_path))
     with caplog.at_level(logging.WARNING, "lmkit"):
         spoken = [type(dialect).__name__ for dialect in load_dialects(PluginHost())]
-    assert spoken == ["OpenAI", "PoolingDialect"]
+    assert {"OpenAI", "PoolingDialect"} <= set(spoken)
+    assert "Echo" not in spoken
     assert "dialect 'echo'" in caplog.text
 
 

@@ -20,6 +20,7 @@ PATHS = [
     "/version", "/metrics", "/debug/plan", "/nope", "/docs", "/openapi.json", "//v1/models", "/live/",
     "/v1/embeddings", "/debug/startup", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank",
     "/v2/rerank", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load", "/tokenizer_info",
+    "/v1/messages", "/v1/messages/count_tokens",
     "/live/x", "/ready/../metrics", "/LIVE", "/%2e/live", "/live%2f..%2fmetrics", "/live;x", "/v1/models/",
 ]  # fmt: skip
 

@@ -14,6 +14,7 @@ from lmkit_testing.strategies import engine_requests
 from lmkit_testing.trials import Trial
 
 NUM_TRIALS = 100
+AS_KIT = [HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]  # several classes inherit a test
 SCHEDULER = ("add", "abort", "schedule", "update", "fail_running", "has_work", "stats", "check")  # the protocol
 
 
@@ -52,7 +53,7 @@ class SchedulerConformance(PluginConformance):
             plans = {self.trial(spec, target, seed).executor.digest.hexdigest() for _ in range(2)}
             assert len(plans) == 1, f"trial {seed} gives different plans"
 
-    @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=50, deadline=None, suppress_health_check=AS_KIT)
     @given(a=engine_requests("a"), b=engine_requests("b"))
     def test_keys_are_stable_and_comparable(self, policy: OrderPolicy, a: EngineRequest, b: EngineRequest) -> None:
         first, second = _as_request(a, 1), _as_request(b, 2)

@@ -49,8 +49,8 @@ class Texts:
 class Drafting:
     """A proposer that runs a model: first over what the step computed, then over one guess of each row at a time.
 
-    The first pass writes the draft's keys and values of the step's tokens, whoever is asked: what the prefix cache finds
-    later has them. Those of guesses are written behind, as far as the row has blocks, and again when they are known.
+    The first pass writes the draft's keys and values of the step's tokens, whoever is asked: what the prefix cache
+    finds later has them. Those of guesses are written behind, as far as the row has blocks, and again when they are known.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Drafting:
         self.proposer, self.name, self.reads_hidden = proposer, type(proposer).__name__, proposer.reads_hidden
         self._rows, self._inputs, self._graphs, self._num_layers = rows, inputs, graphs, num_layers
         self._sizes = [spec.block_size for spec in inputs.specs]
-        self._entering: Tensor | None = None  # [rows, D], where graphs expect it
+        self._entering: dict[int, Tensor] = {}  # by number of tokens, where graphs expect it
 
     def guess(
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
@@ -113,10 +113,12 @@ class Drafting:
         """`entering` where graphs expect it."""
         if entering is None:
             return None
-        if self._entering is None:
-            self._entering = entering.new_zeros(self._rows.max_rows, entering.shape[1])
-        self._entering[: len(entering)].copy_(entering)
-        return self._entering[: len(x.token_ids)]
+        n = len(x.token_ids)
+        kept = self._entering.get(n)
+        if kept is None:
+            kept = self._entering[n] = entering.new_zeros(n, entering.shape[1])
+        kept[: len(entering)].copy_(entering)
+        return kept
 
     def _next(self, slots: np.ndarray, positions: np.ndarray, ids: Tensor, state: Tensor | None) -> Tensor:
         """The state [R, D] after one more token `ids` [R] of each row, at `positions`."""

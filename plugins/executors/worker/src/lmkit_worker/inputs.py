@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from lmkit.api import AttnPlanner, Graphs, Platform
 
 
-APART = 4096  # tokens of a row up to which it is cheaper to read its keys for each draft than to run without a graph
-
-
 class DrawnTokens:
     """The token drawn last of each slot, where the device has it: a step begins before the host has read them.
 
@@ -129,6 +126,7 @@ class InputBuilder:
         self.state_slots = buffer((max_rows,), torch.int64)
         self.arange = np.arange(max(tokens, max_rows) + 1)
         self.capturable = not state and all(planner.capture != "none" for planner in planners)
+        self.captures_drafts = not state and all(planner.capture == "any" for planner in planners)
         self.batches = [
             AttnBatch(
                 query_start=self.query_start.buffer, seq_len=self.seq_len.buffer, table=table,
@@ -140,7 +138,7 @@ class InputBuilder:
     def build(self, plan: StepPlan, capture: bool = True) -> Step:
         """The step of `plan`, whose diff has been applied to the rows already. Plans attention for each KV group.
 
-        `capture`: whether a graph may run it, if it is a decode step.
+        `capture`: whether a graph may run it, if it is a decode step, with drafts or without.
         """
         rows, slot_of = self.rows, self.rows.slot_of
         work = np.array(
@@ -155,20 +153,16 @@ class InputBuilder:
                     rows.put_drafts(slot_of[w.id], w.drafts)
 
         n, ends, num_tokens = len(slots), starts + lengths, int(lengths.sum())
-        decode_only = num_tokens - int(drafts.sum()) == n and bool(samples.all())
-        capture = capture and decode_only and self.capturable
-        if decode_only and num_drafts is None:
+        decode_only = num_tokens == n and bool(samples.all())
+        if decode_only:
             each = self.arange[:n]
             layout = Layout(slots, starts, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
         else:
             layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
-            if capture := capture and num_tokens <= self.limits.max_rows and int(ends.max()) <= APART:
-                layout = self._apart(layout)
+        all_read = len(layout.last) == num_tokens
+        capture = capture and (self.capturable if decode_only else self.captures_drafts and all_read)
         self.drawn.ids[:num_tokens] = rows.tokens[layout.token_slots, layout.positions]
-        if capture and num_drafts is not None:
-            inputs = self._inputs(layout.token_slots, layout, layout.positions + 1, self.graphs)
-        else:
-            inputs = self._inputs(slots, layout, ends, self.graphs if capture else None)
+        inputs = self._inputs(slots, layout, ends, self.graphs if capture else None)
         if self.token_types is not None and (second := rows.second[layout.token_slots]).any():
             self.token_types.array[:num_tokens] = (second > 0) & (layout.positions >= second)
             inputs.token_types = self.token_types.push(num_tokens)
@@ -178,12 +172,6 @@ class InputBuilder:
             plan, inputs, slots, layout.sample_rows, layout.logit_slots, layout.next_positions, layout.num_drafts,
             layout,
         )  # fmt: skip
-
-    def _apart(self, layout: Layout) -> Layout:
-        """Each token as a row of its own, as graphs want them. It sees those before it: in each layer all of a step is
-        written before anything is read."""
-        n = len(layout.positions)
-        return layout._replace(query_start=self.arange[: n + 1], num_decode_rows=n, max_query=1)
 
     def one_each(self, slots: np.ndarray, positions: np.ndarray, graphs: Graphs) -> StepInputs:
         """One token for each of `slots` [R] at `positions` [R], of which only the device knows: `token_ids` are the
@@ -196,10 +184,10 @@ class InputBuilder:
     def _inputs(self, slots: np.ndarray, layout: Layout, ends: np.ndarray, graphs: Graphs | None) -> StepInputs:
         """What a model reads, of token ids that stand in their buffer. Plans attention for each KV group.
 
-        With `graphs` one of them may run it, with as many rows as it wants.
+        With `graphs` one of them may run it; a step of one token a row gets as many rows as it wants.
         """
         n, num_tokens, max_seq = len(slots), len(layout.positions), int(ends.max())
-        padding = graphs.num_rows(n) - n if graphs is not None else 0
+        padding = graphs.num_rows(n) - n if graphs is not None and num_tokens == n else 0
         self.positions.array[:num_tokens] = layout.positions
         self.query_start.array[: n + 1] = layout.query_start
         self.seq_len.array[:n] = ends

@@ -85,8 +85,8 @@ class Runner:
     def __init__(
         self, loaded: LoadedModel, kv: KVConfig, limits: StepLimits, backends: Sequence[AttentionBackend],
         platform: Platform, device: torch.device, *, eos_token_ids: Sequence[int] = (), max_drafts: int = 0,
-        seed: int = 0, processors: Mapping[str, LogitsProcessor] | None = None, proposer: Proposer | DraftProposer | None = None,
-        debug_kv: bool = False,
+        seed: int = 0, processors: Mapping[str, LogitsProcessor] | None = None,
+        proposer: Proposer | DraftProposer | None = None, debug_kv: bool = False,
     ) -> None:  # fmt: skip
         """`backends`: one per KV group of attention layers.
 
@@ -194,8 +194,8 @@ class Runner:
     def _hidden(self, step: Step) -> Tensor:
         if not self.adapters.rows:
             hidden = self.graphs.run(self.model.forward, step.inputs)
-            num_tokens = len(step.layout.positions)
-            return hidden[:num_tokens] if step.inputs.capture and len(hidden) > num_tokens else hidden
+            num_read = len(step.logit_slots)  # in a graph all are, but those of rows that stand for nothing
+            return hidden[:num_read] if step.inputs.capture and len(hidden) > num_read else hidden
         lengths = [work.num_tokens for work in step.plan.rows]
         rows = step.inputs.logits_rows.tolist() if step.inputs.only_logits else None
         with self.adapters.applied(self.model, step.slots.tolist(), lengths, rows):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from lmkit.api import RequestError, SamplingParams
+from lmkit.api import ConfigError, RequestError
 from rich.console import Console
 from rich.markup import escape
 
@@ -19,7 +19,12 @@ from lmkit_cli.sampling import merge, with_sampling
 from lmkit_cli.settings import Sourced
 
 if TYPE_CHECKING:
+    from lmkit.api import SamplingParams
+    from lmkit.front.message import Change
     from lmkit.llm import LLM
+
+    Messages = list[dict[str, Any]]
+    Answers = Callable[[Messages, bool | None], Iterator[Change]]  # the conversation, and whether to think
 
 HELP = """[bold]/help[/]           this
 [bold]/reset[/]          forget the conversation
@@ -39,20 +44,17 @@ def command(
         bool | None, typer.Option("--think/--no-think", help="ask for reasoning, if the chat template offers it")
     ] = None,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="figures after each answer")] = True,
+    url: Annotated[
+        str | None, typer.Option(help="talk to a server (OpenAI API) instead: http://HOST:PORT; no model is loaded")
+    ] = None,
+    api_key: Annotated[str, typer.Option(help="of that server", envvar="LMKIT_API_KEY")] = "",
 ) -> None:
     """Chat with a model in the terminal. Type /help there. Input from a pipe is taken line by line."""
-    from lmkit.llm import LLM
-
-    from lmkit_cli.progress import StartBar
-
     console = Console(highlight=False)
-    with StartBar() as bar:
-        llm = LLM(config=settings.config, host=plugin_host(settings), own_process=True, progress=bar)
-    with llm:
-        params = merge(dict(llm.text.default_params or {}), sampling)
-        session = Session(llm, params, console, system, stats and console.is_terminal, think)
+    with _remote(url, api_key, settings, sampling) if url else _local(settings, sampling) as (answers, title):
+        session = Session(answers, console, system, stats and console.is_terminal, think)
         if sys.stdin.isatty():
-            console.print(f"[dim]{escape(llm.facts.model)} on {escape(llm.facts.device)}; /help for commands[/]")
+            console.print(f"[dim]{escape(title)}; /help for commands[/]")
         session.run()
 
 
@@ -63,15 +65,57 @@ lmkit chat
 lmkit chat ./my-model --system "Answer in French." --temperature 0.7
 
 echo "What is 2 + 3?" | lmkit chat
+
+lmkit chat --url http://127.0.0.1:8000       talk to a server that is running
 """
+
+
+@contextmanager
+def _local(settings: Sourced, sampling: dict[str, Any]) -> Iterator[tuple[Answers, str]]:
+    """A model of this machine."""
+    from lmkit.llm import LLM
+
+    from lmkit_cli.progress import StartBar
+
+    with StartBar() as bar:
+        llm = LLM(config=settings.config, host=plugin_host(settings), own_process=True, progress=bar)
+    with llm:
+        params = merge(dict(llm.text.default_params or {}), sampling)
+        yield answers_of(llm, params), f"{llm.facts.model} on {llm.facts.device}"
+
+
+def answers_of(llm: LLM, params: SamplingParams) -> Answers:
+    """What a model of this process says to a conversation."""
+    from lmkit.front.ask import ChatAsk
+    from lmkit.front.run import check_finish
+
+    def answers(messages: Messages, think: bool | None) -> Iterator[Change]:
+        options = {} if think is None else {"enable_thinking": think}
+        for turn, change in llm.changes(ChatAsk(messages=messages, params=params, template_options=options)):
+            yield change
+            check_finish(turn)
+
+    return answers
+
+
+@contextmanager
+def _remote(url: str, api_key: str, settings: Sourced, sampling: dict[str, Any]) -> Iterator[tuple[Answers, str]]:
+    """The model of a server. What would load one here is refused: nothing that is said is ignored."""
+    from lmkit_cli.remote import Remote
+
+    given = {key for key, source in settings.sources.items() if source.startswith("command line")}
+    if own := sorted(given - {"model.model"}):
+        fix = "give them to `lmkit serve`, or leave out --url"
+        raise ConfigError(f"--url talks to a server, whose settings are its own: {', '.join(own)}", fix=fix)
+    with Remote(url, api_key, sampling, settings.config.model.model if given else "") as remote:
+        yield remote.answers, f"{remote.model} at {remote.url}"
 
 
 @dataclass(slots=True)
 class Session:
     """One conversation."""
 
-    llm: LLM
-    params: SamplingParams
+    answers: Answers
     console: Console
     system: str | None = None
     stats: bool = True
@@ -143,16 +187,10 @@ class Session:
 
     def _stream(self, began: float) -> tuple[str, Any, float]:
         """(text, usage, seconds to the first token). Ctrl-C ends the answer, not the session."""
-        from lmkit.front.ask import ChatAsk
-        from lmkit.front.message import Message
-        from lmkit.front.run import check_finish
-
-        message, first, thinking = Message(), 0.0, False
-        options = {} if self.think is None else {"enable_thinking": self.think}
-        ask = ChatAsk(messages=self.messages, params=self.params, template_options=options)
+        text, usage, first, thinking = "", None, 0.0, False
         with _stoppable():
-            for turn, change in self.llm.changes(ask):
-                message, first = turn.message, first or perf_counter() - began
+            for change in self.answers(self.messages, self.think):
+                first = first or perf_counter() - began
                 if change.reasoning:
                     thinking = True
                     self.console.print(change.reasoning, end="", style="dim italic", markup=False)
@@ -160,10 +198,11 @@ class Session:
                     if thinking:
                         self.console.print()
                         thinking = False
+                    text += change.content
                     self.console.print(change.content, end="", markup=False, soft_wrap=True)
-                check_finish(turn)
+                usage = change.finish.usage if change.finish is not None else usage
         self.console.print()
-        return message.content, message.finish and message.finish.usage, first
+        return text, usage, first
 
 
 def _read_line() -> str:

@@ -170,7 +170,7 @@ def _prepare(
     if not exchange.played:
         return Answer(exchange.whole(turns), media_type=exchange.media_type, headers=exchange.headers)
     for turn in turns:
-        turn.request.cache_salt = caller.salt(ask.salt)
+        turn.request.cache_salt, turn.request.tenant = caller.salt(ask.salt), caller.tenant
     room = at_once(backend.client) if isinstance(ask, VectorAsk) else None
     return exchange, Generation(backend.client, turns, backend.metrics, room)
 

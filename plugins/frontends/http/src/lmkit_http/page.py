@@ -1,26 +1,38 @@
-"""The small page at /: it talks to the server that sent it, and asks for the key where one is needed."""
+"""The page at /: it talks to the server that sent it, and asks for the key where one is needed.
+
+One answer with everything in it: a browser that has no key yet may load nothing else.
+"""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from functools import cache
+from hashlib import sha256
 from importlib import resources
 
 from starlette.responses import Response
 from starlette.types import Scope
 
-_CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+SCRIPTS = ("common", "talk", "engine", "plugins", "start")  # in the order in which they run
 
 
 @cache
-def _content() -> bytes:
-    return resources.files("lmkit_http").joinpath("page.html").read_bytes()
+def _content() -> tuple[bytes, str]:
+    """The page, and the policy that lets a browser run this script and no other."""
+    files = resources.files("lmkit_http").joinpath("page")
+    style, html = (files.joinpath(name).read_text("utf-8") for name in ("style.css", "index.html"))
+    script = "\n".join(files.joinpath(f"{name}.js").read_text("utf-8") for name in SCRIPTS)
+    allowed = "'sha256-" + b64encode(sha256(script.encode()).digest()).decode() + "'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; connect-src 'self'"
+    return html.replace("{style}", style).replace("{script}", script).encode(), policy
 
 
 def page(status: int = 200) -> Response:
-    headers = {"Content-Security-Policy": _CSP}
+    content, policy = _content()
+    headers = {"Content-Security-Policy": policy}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(_content(), status, headers, media_type="text/html")
+    return Response(content, status, headers, media_type="text/html")
 
 
 def wants_page(scope: Scope) -> bool:

@@ -26,7 +26,8 @@ class DraftProposer(Protocol):
         ...
 
     def state(self, x: StepInputs) -> Tensor:
-        """The draft's hidden states of `x.logits_rows` [S, D], or of all tokens [T, D]; a pure function, as a model's."""
+        """The draft's hidden states of `x.logits_rows` [S, D], or of all tokens [T, D]: a pure function, as a model's
+        is."""
         ...
 
     def guess(self, state: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class Eagle3Head(HeadDecoder):
         return torch.cat((self.model.embed(token_ids), hidden), -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of the tokens that the head knows: `known` says which these are."""
+        """Logits of the tokens that the head knows: `known` says which these are."""
         return self.lm_head(self.last_norm(hidden))
 
     def known(self, ids: Tensor) -> Tensor:

@@ -72,7 +72,8 @@ def load_model(
 
     With `adapters`, experts run one linear after the other: adapters add to what is between them.
     A model and its draft have one KV cache and one `attention`: `cache` says whose layers are in it, and where those of
-    `info` begin among them. `packed_cache` is a folder for packed weights: they are taken from there, or kept there for the next time.
+    `info` begin among them. `packed_cache` is a folder for packed weights: they are taken from there, or kept there for
+    the next time.
 
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
     CheckpointError when a file turns out to be damaged later.

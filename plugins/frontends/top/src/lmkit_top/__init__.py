@@ -1,0 +1,1 @@
+"""`lmkit top`: a running server, watched from a terminal by its /metrics."""

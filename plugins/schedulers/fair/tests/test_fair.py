@@ -1,0 +1,129 @@
+"""Who is light does not wait for who is heavy; over time all get the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lmkit_scheduler_fair import policy as module
+from lmkit_scheduler_fair.hooks import Options
+from lmkit_scheduler_fair.policy import Fair
+from lmkit_scheduler_fcfs.policy import FirstComeFirstServed
+from lmkit_testing.scheduler import SchedulerConformance
+from lmkit_testing.stepper import Stepper, make_request
+
+VOCAB = 50
+WAITING = 8  # requests of a tenant that is never without any
+
+
+class TestFair(SchedulerConformance):
+    plugin = "scheduler:fair"
+
+
+def request(stepper: Stepper, tenant: str, name: str, prompt: int, output: int) -> None:
+    r = make_request(name, [len(stepper.scheduler.requests) % VOCAB] * prompt, output, ignore_eos=True)
+    r.tenant = tenant
+    stepper.scheduler.add(r)
+
+
+def slowest(policy: object, load: list[tuple[int, str, int, int]], tenant: str) -> int:
+    """`load`: step, tenant, prompt tokens, output tokens of each request. Most steps to a first token of `tenant`."""
+    stepper = Stepper(policy=policy, max_rows=4, max_tokens=32)
+    steps: dict[str, int] = {}
+    waiting, step = sorted(enumerate(load), key=lambda item: item[1][0]), 0
+    while waiting or stepper.scheduler.has_work():
+        while waiting and waiting[0][1][0] <= step:
+            place, (_, of, prompt, output) = waiting.pop(0)
+            request(stepper, of, f"{of} {place}", prompt, output)
+        stepper.step()
+        for name in stepper.events:
+            steps.setdefault(name, step - load[int(name.split()[1])][0])
+        step += 1
+    return max(taken for name, taken in steps.items() if name.startswith(tenant))
+
+
+def test_a_light_key_is_not_behind_a_heavy_one() -> None:
+    """A hundred requests of one key are there before those of another come, now and then."""
+    heavy = [(0, "heavy", 20, 12)] * 100
+    light = [(step, "light", 20, 4) for step in range(40, 240, 20)]
+    alone = slowest(Fair(), light, "light")
+    assert slowest(Fair(), heavy + light, "light") <= 2 * alone + 12  # a row ends: an answer of the heavy key at most
+    assert slowest(FirstComeFirstServed(), heavy + light, "light") > 100
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.tuples(st.integers(8, 24), st.integers(1, 8)), min_size=2, max_size=4))
+def test_tokens_are_shared(sizes: list[tuple[int, int]]) -> None:
+    """Who always has requests waiting gets as many tokens as whoever else does, however these are cut: what one
+    is ahead does not grow with time."""
+    stepper = Stepper(policy=Fair(output=1.0), max_rows=4, max_tokens=32, prefix_cache=False)
+    tenant_of: dict[str, int] = {}
+    got = [0] * len(sizes)
+    for _ in range(150):
+        for tenant, (prompt, output) in enumerate(sizes):
+            while sum(tenant_of[r.id] == tenant for r in stepper.scheduler.waiting) < WAITING:
+                name = f"r{len(tenant_of)}"
+                tenant_of[name] = tenant
+                request(stepper, str(tenant), name, prompt, output)
+        for work in stepper.step().rows:
+            tenant = tenant_of[work.id]
+            got[tenant] += work.num_tokens * (work.start < sizes[tenant][0]) + work.sample
+    largest = max(prompt + output for prompt, output in sizes)
+    # those that wait, and the four that run, were placed before what they take was known
+    assert max(got) - min(got) <= (WAITING + 4) * largest
+
+
+def test_answers_are_paid_for() -> None:
+    policy = Fair(output=4.0)
+    talker, other = make_request("talker", [1] * 10), make_request("other", [1] * 10)
+    talker.tenant, other.tenant = "t", "o"
+    for r in (talker, other):
+        policy.admit_key(r)
+        policy.victim_key(r)
+    talker.tokens += [1] * 100
+    talker.finish = "stop"
+    later = [make_request(f"{name}{i}", [1]) for i in range(2) for name in "to"]
+    for r in later:
+        r.tenant = r.id[0]
+    ranked = sorted(later, key=policy.admit_key)
+    assert [r.id for r in ranked] == ["o0", "o1", "t0", "t1"]
+    assert policy.admit_key(later[0])[1] == 10 + 4 * 100
+    assert "talker" not in policy._running
+
+
+def test_a_pause_is_not_saved_up() -> None:
+    policy = Fair()
+    for i in range(20):
+        r = make_request(f"busy{i}", [1] * 50)
+        r.tenant = "busy"
+        policy.admit_key(r)
+        policy.victim_key(r)
+        r.finish = "stop"
+    back = [make_request(f"back{i}", [1] * 50) for i in range(3)]
+    for r in back:
+        r.tenant = "back"
+    assert [policy.admit_key(r)[1] for r in back] == [950.0, 1000.0, 1050.0]
+
+
+def test_a_priority_comes_first() -> None:
+    policy = Fair()
+    urgent, first = make_request("urgent", [1], priority=-1), make_request("first", [1])
+    assert sorted([first, urgent], key=policy.admit_key) == [urgent, first]
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 8)
+    policy = Fair()
+    for i in range(100):
+        r = make_request(f"r{i}", [1])
+        policy.admit_key(r)
+        policy.victim_key(r)
+        r.finish = "abort"
+    assert len(policy._places) <= 8
+    assert len(policy._running) <= 1
+
+
+@pytest.mark.parametrize("output", [-1.0, 1e9, float("nan")])
+def test_bad_options_are_refused(output: float) -> None:
+    with pytest.raises(ValueError, match="output is"):
+        Options(output)
