@@ -50,7 +50,8 @@ class Drafting:
     """A proposer that runs a model: first over what the step computed, then over one guess of each row at a time.
 
     The first pass writes the draft's keys and values of the step's tokens, whoever is asked: what the prefix cache
-    finds later has them. Those of guesses are written behind, as far as the row has blocks, and again when they are known.
+    finds later has them. Those of guesses are written behind, as far as the row has blocks, and again when they are
+    known.
     """
 
     def __init__(
