@@ -169,6 +169,7 @@ def accepted(proposer: str, *, again: bool = False, temperature: float = 0, **op
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"prefix_cache": False}], ids=str)
+@pytest.mark.one_in(3)
 def test_a_model_that_guesses_for_itself_is_always_right(options: dict[str, Any]) -> None:
     """At temperature 0, also behind cached blocks and prompts in chunks: its keys are where they belong."""
     for again in (False, True):
@@ -224,6 +225,7 @@ def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "proposer"), [(stale, "draft_model"), (misplaced, "draft_model"), (stale, "eagle"), (shifted, "eagle")]
 )
+@pytest.mark.one_in(2)
 def test_faults_of_drafts_show_in_what_is_accepted(fault: Any, proposer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right, drafts, _ = accepted(proposer)
     fault(monkeypatch)

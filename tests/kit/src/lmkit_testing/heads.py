@@ -69,7 +69,7 @@ def medusa(model: Path, folder: Path, **config: Any) -> Path:
     """Three Medusa heads of two blocks."""
     given, generator = json.loads((model / "config.json").read_text()), torch.Generator().manual_seed(4)
     size, vocab = given["hidden_size"], given["vocab_size"]
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for head in range(3):
         tensors |= {f"{head}.{i}.linear.weight": values(generator, size, size) for i in range(2)}
         tensors |= {f"{head}.{i}.linear.bias": values(generator, size) for i in range(2)}

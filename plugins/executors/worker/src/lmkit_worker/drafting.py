@@ -106,8 +106,8 @@ class Drafting:
         entering = self.proposer.enter(ids, hidden if self.reads_hidden else None)
         if x.capture:
             return self._graphs.run(self.proposer.state, replace(x, embeds=self._keep(entering, x)))[rows]
-        only = {"logits_rows": rows, "only_logits": len(rows) < len(ids)}
-        state = self.proposer.state(replace(x, token_ids=ids, embeds=entering, **only))
+        x = replace(x, token_ids=ids, embeds=entering, logits_rows=rows, only_logits=len(rows) < len(ids))
+        state = self.proposer.state(x)
         return state if len(state) == len(rows) else state[rows]
 
     def _keep(self, entering: Tensor | None, x: StepInputs) -> Tensor | None:

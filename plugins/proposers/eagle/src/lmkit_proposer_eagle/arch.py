@@ -36,10 +36,9 @@ def eagle(r: ConfigReader) -> EagleConfig:
     target = ConfigReader(cast("Mapping[str, object]", r.config.get("lmkit_target", {})))
     version = 3 if r.config.get("draft_vocab_size") is not None else 1
     size, wanted = r.integer("hidden_size"), target.integer("hidden_size")
-    if r.integer("target_hidden_size", size) != wanted or (version == 1 and size != wanted):
-        raise UnsupportedModel("hidden_size of the head", size, f"{wanted}, that of the model")
     if size != wanted:
-        raise UnsupportedModel("hidden_size of the head", size, f"{wanted}: its tokens are embedded by the model")
+        raise UnsupportedModel("hidden_size of the head", size, f"{wanted}, that of the model")
+    r.one_of("target_hidden_size", (size,), size)
     layers = target.integer("num_layers")
     bias = r.flag("attention_bias", False)
     roles = {"embed": "embed_tokens", "fc": "fc", "norm": "norm"}
@@ -81,11 +80,11 @@ class EagleArchitecture(DecoderArchitecture):
     targets = {"fc": "fc", "norm": "last_norm", "embed_norm": "layers.{i}.embed_norm", "d2t": OneTensor("d2t")}
     ignored = ("embed_tokens.{any}", "t2d")  # the model's; the inverse of d2t
 
-    def extra_linears(self, cfg: EagleConfig, options: Any) -> list[LinearSpec]:  # type: ignore[override]
+    def extra_linears(self, cfg: EagleConfig, options: Any) -> list[LinearSpec]:
         parts = TAPS if cfg.version == 3 else 2
         return [LinearSpec("fc", parts * cfg.hidden_size, (cfg.hidden_size,), cfg.fc_bias, "none", (), ("fc",))]
 
-    def extra_parameters(self, name: str, cfg: EagleConfig) -> int:  # type: ignore[override]
+    def extra_parameters(self, name: str, cfg: EagleConfig) -> int:
         """The projection and, of EAGLE-3, a norm and tokens; the embedding is not here."""
         more = (1 + TAPS * cfg.hidden_size) * cfg.hidden_size + cfg.num_tokens if cfg.version == 3 else 0
         return more + ((2 if cfg.version == 1 else 0) * cfg.hidden_size - cfg.vocab_size) * cfg.hidden_size

@@ -33,13 +33,14 @@ class MedusaArchitecture(Architecture):
         linears = tuple(linear for head in range(heads) for linear in head_linears(head, layers, **sizes))
         return ModelInfo(
             architecture=self.names[0],
+            vocab_size=sizes["vocab_size"],
+            hidden_size=sizes["hidden_size"],
             layers=(),
             max_length=target.integer("max_length"),
             dtype=r.dtype() if "torch_dtype" in config or "dtype" in config else str(target.config["dtype"]),
             num_parameters=sum(linear.total_out * (linear.in_features + linear.bias) for linear in linears),
             linears=linears,
             config={"heads": heads, "layers": layers},
-            **sizes,
         )
 
     def build(self, info: ModelInfo, ctx: BuildContext) -> Model:

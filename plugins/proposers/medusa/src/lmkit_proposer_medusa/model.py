@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import cast
+
 import torch
 from lmkit.api import BuildContext, ModelInfo, StepInputs
 from torch import Tensor, nn
@@ -28,7 +31,7 @@ class MedusaHeads(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         found = []
         for head in self.heads:
-            *blocks, last = head  # type: ignore[misc]
+            *blocks, last = cast("Iterable[nn.Module]", head)
             h = hidden
             for block in blocks:
                 h = h + F.silu(block(h))
