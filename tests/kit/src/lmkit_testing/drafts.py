@@ -56,8 +56,8 @@ class DraftConformance(PluginConformance):
         return self.write_draft(folder, folder / "draft")
 
     def write_draft(self, model: Path, folder: Path) -> dict[str, Any]:
-        """Writes what guesses for the Llama `model` into `folder`. Returns the options of the proposer."""
-        raise NotImplementedError
+        """Writes what guesses for the Llama `model` into `folder`, if anything. Returns the proposer's options."""
+        return {}
 
     @pytest.fixture
     def answers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
