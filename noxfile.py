@@ -21,6 +21,7 @@ PLUGINS = sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/*
 GPU_PLUGINS = [
     "plugins/attention/triton",
     "plugins/ops/triton",
+    "plugins/ops/cutlass",
     "plugins/attention/flashinfer",
     "plugins/attention/flex",
     "plugins/attention/flash_attn",
@@ -37,6 +38,13 @@ LIBRARIES = [
 ]
 OURS = ["core", *LIBRARIES, *(f"plugins/frontends/{name}" for name in ("cli", "http", "bench"))]
 KIT = [argument for path in (*OURS, "tests/kit") for argument in ("-e", f"./{path}")]
+NEEDED = {
+    "plugins/models/demo": ("plugins/models/llama",),
+    "plugins/dialects/tokens": ("plugins/dialects/openai",),
+    "plugins/dialects/sagemaker": ("plugins/dialects/openai", "plugins/dialects/pooling"),
+    "plugins/dialects/batches": ("plugins/dialects/openai", "plugins/frontends/run-batch"),
+    "plugins/frontends/run-batch": ("plugins/dialects/openai", "plugins/models/llama", "plugins/models/demo"),
+}  # dists of this tree that are no libraries, for a plugin or its tests
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling
 BUILD = ["flit_core>=3.11,<4", "setuptools>=77"]  # installed once, not once for each of our dists
 TYPES = ["mypy>=1.13", "types-PyYAML"]
@@ -292,10 +300,12 @@ def mix(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Engines killed, stopped and attacked, and random requests in company: five minutes each."""
+    """Engines killed, stopped and attacked, random requests in company: five minutes each; a batch 25 times."""
     install(session)
     env = ONE_THREAD | {"CHAOS_SECONDS": "300"}
     session.run("pytest", "-q", "-s", "tests/chaos", "tests/audit", *session.posargs, env=env)
+    killed = "plugins/dialects/batches/tests/test_store.py"
+    session.run("pytest", "-q", killed, "-k", "kill_9", env=ONE_THREAD | {"BATCH_KILLS": "25"})
 
 
 @nox.session
@@ -304,7 +314,7 @@ def plugin(session: nox.Session, path: str) -> None:
     """One plugin with core and its declared dependencies only: proves that they are complete."""
     args = ["--no-deps"] if path in GPU_PLUGINS else []
     session.install("-q", *KIT, "pytest-asyncio", "-c", "constraints.txt")
-    local = ["-e", "plugins/models/llama"] if path == "plugins/models/demo" else []  # it needs a dist of this tree
+    local = [argument for needed in NEEDED.get(path, ()) for argument in ("-e", needed)]
     session.install("-q", *args, *local, "-e", path, "-c", "constraints.txt")
     session.run("pytest", "-q", f"{path}/tests")
 
@@ -351,6 +361,15 @@ def flashinfer(session: nox.Session) -> None:
     for release in (["flashinfer-python"], ["--no-deps", "flashinfer-python==0.6.0"]):
         session.install("-q", "-c", "constraints.txt", *release)
         session.run("pytest", "-q", "plugins/attention/flashinfer", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
+def cutlass(session: nox.Session) -> None:
+    """Linears in the CuTe DSL of CUTLASS, compiled for Hopper and Blackwell without a GPU: what they take, and their
+    instructions. 300 MB, and two minutes of compiling."""
+    install(session)
+    session.install("-q", "-c", "constraints.txt", "nvidia-cutlass-dsl")
+    session.run("pytest", "-q", "plugins/ops/cutlass", *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

@@ -20,6 +20,7 @@ from torch import Tensor
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}
+TOKENS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 FORMATS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {  # name -> options, keys of the checkpoint
     "plain": ({}, {}),
     "int4": ({"quantization": "int4"}, {}),
@@ -27,6 +28,11 @@ FORMATS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {  # name -
     "awq": ({}, {"quantization_config": AWQ}),
     "fp8": ({"quantization": "fp8"}, {}),
     "fp8 blocks": ({}, {"quantization_config": FP8}),
+    # What runs only when it is named
+    "plain, cutlass": ({"op": "linear_cutlass"}, {}),
+    "awq, cutlass": ({"op": "int4_cutlass"}, {"quantization_config": AWQ}),
+    "fp8 tokens, cutlass": ({"op": "fp8_cutlass"}, {"quantization_config": TOKENS}),
+    "fp8 blocks, cutlass": ({"op": "fp8_cutlass"}, {"quantization_config": FP8}),
 }
 SHAPES = ((512, 384), (1024, 256))  # in, out: where values are compared
 EIGHT_BITS = 6e-2  # of the largest result, where a kernel may round activations to 8 bits
@@ -70,5 +76,5 @@ def kernels(machine: Machine, form: str, size: int, out: int) -> list[Made]:
     spec = replace(layer, in_features=size, out_features=(out,), bias=False)
     fmt = (builder.scheme.for_layer(spec) if builder.scheme else None) or PLAIN
     found = [k for k in builder.kernels.get(f"linear:{fmt.name}", ()) if k.can_run(fmt, spec, builder.device) is None]
-    tolerance = TOLERANCE if form in ("plain", "int4", "awq") else EIGHT_BITS
+    tolerance = TOLERANCE if form.startswith(("plain", "int4", "awq")) else EIGHT_BITS
     return [Made(k, fmt, spec, machine.device, tolerance) for k in found]

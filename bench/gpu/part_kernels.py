@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from linears import FORMATS, kernels
-from lmkit.api import AttnNeed, StepLimits
+from lmkit.api import AttnNeed, SelectionError, StepLimits
 from lmkit.plugins import load_target
 from lmkit.plugins.host import PluginHost
 from lmkit_bench.pages import PagedRows
@@ -79,7 +79,13 @@ def attention(
 
 def linears(machine: Machine, report: Report, form: str, size: int, out: int) -> None:
     """The preferred kernel of a format, by rows: bytes of the packed weight and of what goes in and out."""
-    made = kernels(machine, form, size, out)
+    try:
+        made = kernels(machine, form, size, out)
+    except SelectionError as e:
+        if "op" not in FORMATS[form][0]:
+            raise
+        report.add(f"linear {form} {size}->{out}", e.message)  # a named one that this machine refuses
+        return
     if not made:
         report.add(f"linear {form}", "no kernel")
         return

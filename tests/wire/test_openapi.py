@@ -10,8 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+from lmkit_dialect_batches.dialect import Batches
 from lmkit_dialect_openai.extensions import RESPONSE
 from lmkit_http.app import build_app
+from lmkit_run_batch.lines import Fault
 from lmkit_testing.serving import ServedLLM, scripted
 
 _spec = importlib.util.spec_from_file_location("wire_openapi", Path(__file__).with_name("openapi.py"))
@@ -99,6 +101,26 @@ async def test_completion_chunks(extra: dict[str, Any]) -> None:
 async def test_models() -> None:
     openapi.check("ListModelsResponse", (await ask(scripted("a"), "/v1/models")).json(), EXTENSIONS)
     openapi.check("Model", (await ask(scripted("a"), "/v1/models/scripted")).json(), EXTENSIONS)
+
+
+async def test_files_and_batches(tmp_path: Path) -> None:
+    """A batch says null of what it has not, as the API itself does; the description knows no nulls there."""
+    batches = Batches(str(tmp_path))
+    assert batches.store is not None
+    transport = httpx.ASGITransport(build_app(scripted("a"), dialects=[batches]))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost/v1") as client:
+        form: dict[str, Any] = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+        file = (await client.post("/files", **form)).json()
+        asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = (await client.post("/batches", json=asked | {"metadata": {"a": "b"}})).json()
+        openapi.check("OpenAIFile", file, frozenset())
+        openapi.check("ListFilesResponse", (await client.get("/files")).json(), frozenset())
+        openapi.check("Batch", {k: v for k, v in batch.items() if v is not None}, frozenset())
+        batches.store.fail(batches.store.batch("", batch["id"]), [Fault("code", "message", 1, "body")])
+        failed = (await client.get("/batches")).json()["data"][0]
+        openapi.check("Batch", {k: v for k, v in failed.items() if v is not None}, frozenset())
+        openapi.check("DeleteFileResponse", (await client.delete(f"/files/{file['id']}")).json(), frozenset())
+    batches.store.close()
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,13 @@ async def test_shapes_and_refusals_of_the_other_routes() -> None:
         assert status == 200
         (best,) = ranked["results"]
         assert (best["index"], best["document"]) == (1, {"text": TEXTS[1]})
+        more = {"text": TEXTS[1], "id": 7, "title": "t"}  # what is kept beside a text comes back with it
+        cohere = {"documents": [TEXTS[2], more], "rank_fields": ["text"], "max_chunks_per_doc": None}
+        _, kept = await post(url, "/v2/rerank", query=TEXTS[0], return_documents=True, **cohere)
+        assert [result["document"] for result in kept["results"]] == [more, {"text": TEXTS[2]}]
+        assert (kept["object"], kept["results"][0]["relevance_score"]) == ("list", best["relevance_score"])
+        _, bare = await post(url, "/v1/rerank", query=TEXTS[0], return_documents=False, **cohere)
+        assert not [result for result in bare["results"] if "document" in result]
         _, scored = await post(url, "/score", queries=TEXTS[0], documents=TEXTS[1:])
         assert scored["data"][0]["score"] == pytest.approx(best["relevance_score"], abs=1e-6)
         _, same = await post(url, "/score", text_1=[TEXTS[0]] * 2, text_2=TEXTS[1:])
@@ -99,6 +106,8 @@ async def test_shapes_and_refusals_of_the_other_routes() -> None:
             ("/score", {"queries": "a"}, "documents"),
             ("/score", {"queries": ["a", "b"], "documents": ["a", "b", "c"]}, "as many"),
             ("/rerank", {"query": "a", "documents": []}, "documents"),
+            ("/rerank", {"query": "a", "documents": ["b"], "rank_fields": ["title"]}, "into text"),
+            ("/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 5}, "truncate_prompt_tokens"),
             ("/v1/completions", {"prompt": "x"}, "cannot generate"),
         ):
             status, answer = await post(url, path, **body)

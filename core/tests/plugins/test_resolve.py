@@ -432,7 +432,9 @@ def test_options_of_plugins_that_take_none_or_were_not_chosen(optional: World) -
         resolve(replace(TOY, plugins={"scheduler.order": {"x": 1}}), optional.host())
     with pytest.raises(UnknownKey, match=r"unknown key 'attention\.reff'"):
         resolve(replace(TOY, plugins={"attention.reff": {}}), optional.host())
-    plan, _, _ = resolve(replace(TOY, plugins={"attention.other": {}}), optional.host())
+    optional.add("toy-speech", {"dialect": {"speech": "toy_speech"}}, {"toy_speech": ""})
+    plugins = {"attention.other": {}, "dialect.speech": {"x": 1}}  # dialects are looked up when a server speaks
+    plan, _, _ = resolve(replace(TOY, plugins=plugins), optional.host())
     assert plan.warnings == ("options of attention.other are not used: it was not chosen",)
 
 

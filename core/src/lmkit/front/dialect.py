@@ -18,8 +18,9 @@ asked of the engine, it makes an answer at once. This module is all that a diale
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -58,7 +59,7 @@ class Incoming:
 class Answer:
     """A whole answer for which the engine is not needed."""
 
-    body: bytes
+    body: bytes | Path  # a file is sent piece by piece
     status: int = 200
     media_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +126,7 @@ class UnsupportedAnswer(RequestError):
 
 
 class Dialect(ABC):
-    """Made once per server. `parse` may run in several threads at once.
+    """Made once per server, as target(**options). `parse` may run in several threads at once.
 
     Routes are a method and a path, whose parameters are in braces: "GET /items/{id}"; {id:path} may have slashes.
     """
@@ -137,8 +138,16 @@ class Dialect(ABC):
     stream_end: ClassVar[bytes] = b""  # the last bytes of a stream, after an error, too
 
     @abstractmethod
-    def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer:
-        """CPU work only. Raises RequestError, which names the field."""
+    def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer | Incoming:
+        """CPU work only. What it makes of a request for another dialect is answered as if that had come.
+
+        Raises RequestError, which names the field.
+        """
+
+    async def work(self, answer: Callable[[Incoming], Awaitable[Answer]]) -> None:
+        """What is done beside answering, while the server runs; then it is cancelled. `answer` says what whoever speaks
+        the route would, errors too, when there is room: behind all that clients wait for."""
+        return
 
     def error(self, info: ErrorInfo) -> bytes:
         """The JSON body of an error."""
@@ -157,25 +166,7 @@ def error_json(info: ErrorInfo) -> bytes:
 
 
 __all__ = [
-    "Answer",
-    "Ask",
-    "CallChange",
-    "Change",
-    "ChatAsk",
-    "Dialect",
-    "Exchange",
-    "Finish",
-    "Incoming",
-    "Message",
-    "PoolAsk",
-    "ScoreAsk",
-    "Served",
-    "TextAsk",
-    "ToolCall",
-    "Turn",
-    "UnknownModel",
-    "UnsupportedField",
-    "Usage",
-    "error_json",
-    "scores_of",
-]
+    "Answer", "Ask", "CallChange", "Change", "ChatAsk", "Dialect", "Exchange", "Finish", "Incoming", "Message",
+    "PoolAsk", "ScoreAsk", "Served", "TextAsk", "ToolCall", "Turn", "UnknownModel", "UnsupportedField", "Usage",
+    "error_json", "scores_of",
+]  # fmt: skip

@@ -33,7 +33,8 @@ class Turn:
     constrained_by: str  # the client's name of what the grammar came from
     message: Message = field(default_factory=Message)
     submitted: float = 0.0  # monotonic seconds
-    last: float = 0.0  # when the latest token came; 0: none did
+    first: float = 0.0  # when the first token came; 0: none did
+    last: float = 0.0  # when the latest token came
     number: int | None = None  # of its ask, among those of one call; None: there is but one
 
 

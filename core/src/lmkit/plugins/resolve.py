@@ -359,13 +359,16 @@ class Resolver:
         self._derive("eos_token_ids", [end.id for end in self.ends], "; ".join(map(str, self.ends)) or "none is named")
 
     def _check_options(self) -> None:
-        """Options of chosen plugins go into their choices; those of others are checked for existence only."""
+        """Options of chosen plugins go into their choices; those of others are checked for existence, or when used."""
         chosen = {f"{c.kind}.{c.name}" for c in self._choices}
         known = {f"{e.kind}.{e.name}" for e in self.host.entries()} | chosen
+        later = {kind.name for kind in KINDS if kind.ask is None} - {
+            c.kind for c in self._choices
+        }  # looked up when used
         for key in self.config.plugins:
             if key not in known:
                 raise UnknownKey(key, known, "options of plugins")
-            if key not in chosen:
+            if key not in chosen and key.partition(".")[0] not in later:
                 self._warnings.append(f"options of {key} are not used: it was not chosen")
 
     def _settle_values(self) -> None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from lmkit.api import ErrorInfo, PluginError, SamplingParams
+from lmkit.api import EngineDead, ErrorInfo, PluginError, SamplingParams, UnknownKey
 from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served, TextAsk, Turn
 from lmkit.plugins.host import PluginHost
 from lmkit_http.app import build_app
+from lmkit_http.background import LAST
 from lmkit_http.dialects import installed_dialects, load_dialects
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.dists import write_dist
-from lmkit_testing.serving import scripted
+from lmkit_testing.serving import listening, scripted
 
 HOOKS = """
 from lmkit.api import DialectSpec, hookimpl
@@ -236,3 +242,123 @@ async def test_light_routes_are_answered_when_the_engine_is_busy() -> None:
         assert (await client.delete("/notes/a/parts/b")).text == "no: engine-busy"
         assert (await client.get("/notes/x")).status_code == 202
         assert (await client.post("/notes/count", content="four")).text == "4"
+
+
+class Errands(Dialect):
+    """Hands one route on, and keeps what it had done in the background."""
+
+    routes = ("POST /errands",)
+    light_routes = ("GET /errands",)
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[Incoming] = asyncio.Queue()
+        self.told: list[Answer] = []
+        self.stopped = False
+
+    def parse(self, incoming: Incoming, served: Served) -> Answer | Incoming:
+        if incoming.route == "GET /errands":
+            return Answer(Path(__file__), media_type="text/plain")
+        return replace(incoming, route="POST /v1/completions")
+
+    async def work(self, answer: Callable[[Incoming], Awaitable[Answer]]) -> None:
+        try:
+            while True:
+                self.told.append(await answer(await self.asked.get()))
+        finally:
+            self.stopped = True
+
+
+async def errand(errands: Errands, route: str = "POST /v1/completions", **body: object) -> Answer:
+    num = len(errands.told)
+    errands.asked.put_nowait(Incoming(route, msgspec.json.encode({"prompt": "a", "max_tokens": 5, **body})))
+    while len(errands.told) == num:
+        await asyncio.sleep(0.005)
+    return errands.told[-1]
+
+
+async def test_a_request_for_another_dialect_is_answered_as_its_own() -> None:
+    async with (
+        listening(scripted("hello"), dialects=[*installed_dialects(), Errands()]) as url,
+        httpx.AsyncClient() as client,
+    ):
+        body = {"prompt": "a", "max_tokens": 5}
+        assert (await client.post(f"{url}/errands", json=body)).json()["choices"][0]["text"] == "hello"
+        streamed = await client.post(f"{url}/errands", json=body | {"stream": True})
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        assert (await client.post(f"{url}/errands", json={})).json()["error"]["param"] == "prompt"
+        part = await client.get(f"{url}/errands", headers={"Range": "bytes=3-9"})
+        assert (part.status_code, part.text) == (206, Path(__file__).read_text()[3:10])
+
+
+async def test_work_in_the_background_is_answered_behind_all_others() -> None:
+    errands, llm = Errands(), scripted("hello")
+    dialects = [*installed_dialects(), errands]
+    apps: list[Any] = []
+    async with listening(llm, on_app=apps.append, dialects=dialects):
+        done = await errand(errands)
+        assert (done.status, json.loads(done.body)["choices"][0]["text"]) == (200, "hello")
+        assert llm.client.requests[-1].priority == LAST  # type: ignore[attr-defined]
+        assert llm.client.requests[-1].cache_salt is None  # type: ignore[attr-defined]
+        for route, body, status, code in (
+            ("POST /v1/completions", {"prompt": 1}, 400, "invalid-param"),
+            ("POST /v1/completions", {"stream": True}, 400, "unsupported"),
+            ("POST /v1/completions", {"priority": -1}, 403, "priority"),
+            ("POST /v1/nowhere", {}, 404, "not-found"),
+        ):
+            refused = await errand(errands, route, **body)
+            assert (refused.status, json.loads(refused.body)["error"]["code"]) == (status, code)
+        backend = apps[0].state.backend
+        backend.running.update(range(1000))  # nobody is refused for want of room, but waits
+        waiting = asyncio.ensure_future(errand(errands))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        backend.running.clear()
+        assert (await waiting).status == 200
+    assert errands.stopped
+
+
+async def test_what_an_engine_died_with_is_tried_again() -> None:
+    errands, llm = Errands(), scripted("a long answer " * 20, delay=0.005)
+    async with listening(llm, dialects=[*installed_dialects(), errands]):
+        for deaths, status in ((2, 200), (3, 503)):
+            waiting = asyncio.ensure_future(errand(errands, max_tokens=50))
+            for _ in range(deaths):
+                num = len(llm.client.requests)  # type: ignore[attr-defined]
+                while not llm.client.num_streams or len(llm.client.requests) == num - 1:  # type: ignore[attr-defined]
+                    await asyncio.sleep(0.001)
+                llm.client.fail_next(EngineDead("it died").info())  # type: ignore[attr-defined]
+            assert (await waiting).status == status
+
+
+WITH_OPTIONS = """
+from dataclasses import dataclass
+
+from lmkit.front.dialect import Dialect
+
+
+@dataclass
+class Options:
+    size: int = 1
+
+
+class Sized(Dialect):
+    routes = ("POST /sized",)
+
+    def __init__(self, size):
+        self.size = size
+
+    def parse(self, incoming, served): ...
+"""
+
+
+def test_options_of_a_dialect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = HOOKS.replace(
+        'target="echo_dialect.dialect:Echo"', 'target="sized.made:Sized", options="sized.made:Options"'
+    )
+    files = {"sized.hooks": hooks, "sized.made": WITH_OPTIONS}
+    write_dist(tmp_path, "sized-dialect", {"dialect": {"echo": "sized.hooks"}}, files)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = load_dialects(PluginHost(), {"dialect.echo": {"size": "3"}})
+    assert [dialect.size for dialect in found if type(dialect).__name__ == "Sized"] == [3]  # type: ignore[attr-defined]
+    with pytest.raises(UnknownKey, match="siz"):
+        load_dialects(PluginHost(), {"dialect.echo": {"siz": "3"}})

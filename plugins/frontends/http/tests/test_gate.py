@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
@@ -15,12 +16,8 @@ from lmkit_testing.serving import listening, scripted
 
 KEYS = ServerSettings(port=0, api_keys=("secret", "other"))
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
-PATHS = [
-    "/", "/v1/models", "/v1/models/x", "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/health",
-    "/version", "/metrics", "/debug/plan", "/nope", "/docs", "/openapi.json", "//v1/models", "/live/",
-    "/v1/embeddings", "/debug/startup", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank",
-    "/v2/rerank", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load", "/tokenizer_info",
-    "/v1/messages", "/v1/messages/count_tokens",
+ODD = [  # beside the routes
+    "/nope", "/docs", "/openapi.json", "//v1/models", "/live/", "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
     "/live/x", "/ready/../metrics", "/LIVE", "/%2e/live", "/live%2f..%2fmetrics", "/live;x", "/v1/models/",
 ]  # fmt: skip
 
@@ -28,15 +25,17 @@ PATHS = [
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])
 async def test_everything_needs_the_key(connect: Any, method: str) -> None:
     client = connect(scripted("a"), KEYS)
-    for path in PATHS:
+    for path in [*ODD, *routes()]:
         response = await client.request(method, httpx.URL("http://localhost", raw_path=path.encode()))
         assert response.status_code == 401, (path, response.text)
         assert response.headers["www-authenticate"] == "Bearer", path
 
 
-def test_the_paths_above_cover_the_routes() -> None:
-    routes = {getattr(r, "path", "").replace("{name:path}", "x") for r in build_app(scripted("a"), KEYS).routes}
-    assert routes - {"/live", "/ready"} <= set(PATHS)
+def routes() -> set[str]:
+    """The paths of all routes, those of the installed dialects among them, but those that are open."""
+    paths = {re.sub(r"{[^}]*}", "x", getattr(route, "path", "")) for route in build_app(scripted("a"), KEYS).routes}
+    assert {"/v1/chat/completions", "/v1/models/x", "/metrics", "/live", "/ready"} <= paths
+    return paths - {"/live", "/ready"}
 
 
 @pytest.mark.parametrize(

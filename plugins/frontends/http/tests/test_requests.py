@@ -22,6 +22,7 @@ from lmkit_http.strict import Echoed, Open, Strict, parse
 from lmkit_testing.serving import byte_tokenizer, scripted
 from pydantic import BaseModel
 
+SERVED = Served(("scripted",), (), scripted("x").text.tokenizer, {}, 4096, 8, 1 << 17)
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 SERVED = Served(("m",), (), byte_tokenizer(), {}, 100, 10, 1000)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -103,7 +104,7 @@ def refusal(kind: type[BaseModel], body: dict[str, Any]) -> RequestError:
 def test_refusals_name_the_field(extra: dict[str, Any], field: str | None, text: str) -> None:
     if extra.get("logit_bias") == {"a": 1}:
         with pytest.raises(RequestError) as caught:
-            parse(ChatRequest, json.dumps(HELLO | extra).encode()).params({}, None, None)
+            parse(ChatRequest, json.dumps(HELLO | extra).encode()).params(SERVED, None, None)
         error = caught.value
     else:
         error = refusal(ChatRequest, HELLO | extra)
@@ -173,7 +174,7 @@ def test_extensions_are_listed_in_one_place() -> None:
     assert set(ChatRequest.model_fields) == openai_chat | extensions.CHAT_REQUEST
     openai_completion = {
         "prompt", "model", "temperature", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "n", "seed",
-        "stop", "stream", "stream_options", "logit_bias", "user", "echo", "logprobs",
+        "stop", "stream", "stream_options", "logit_bias", "user", "echo", "logprobs", "best_of",
     }  # fmt: skip
     assert set(CompletionRequest.model_fields) == openai_completion | extensions.COMPLETION_REQUEST
 

@@ -31,6 +31,7 @@ from lmkit.config import EngineConfig, from_options
 from lmkit.engine.client import BaseClient, EngineClient, ProcessClient
 from lmkit.engine.messages import Abort, AskStats, Command, EngineFacts, EngineStats, Events, Stats, Submit
 from lmkit.engine.supervisor import Supervised
+from lmkit.front.dialect import Dialect
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.text.side import TextSide
@@ -221,15 +222,18 @@ async def real(model: str, **options: object) -> AsyncIterator[ServedLLM]:
 
 @asynccontextmanager
 async def listening(
-    llm: ServedLLM, settings: ServerSettings | None = None, on_app: Callable[[Any], None] | None = None
+    llm: ServedLLM,
+    settings: ServerSettings | None = None,
+    on_app: Callable[[Any], None] | None = None,
+    dialects: Sequence[Dialect] | None = None,
 ) -> AsyncIterator[str]:
-    """The server on a free port of 127.0.0.1; yields its address."""
+    """The server on a free port of 127.0.0.1; yields its address. `dialects`: None = those that are installed."""
     import uvicorn
     from lmkit_http.app import build_app
     from lmkit_http.run import bind, transport
 
     settings = settings or ServerSettings(port=0)
-    app = build_app(llm, settings)
+    app = build_app(llm, settings, dialects)
     if on_app is not None:
         on_app(app)
     sock = bind(settings)
@@ -238,7 +242,8 @@ async def listening(
     try:
         while not server.started:
             await asyncio.sleep(0.005)
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        async with app.state.backend.background:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
     finally:
         server.should_exit = server.force_exit = True
         await serving

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,15 @@ def compiled(case: Case, arch: str) -> Usage:
         text = made.asm["amdgcn"]
         found = {key: int(value) for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):?\s+(\d+)", text)}
         return Usage(found["vgpr_count"], found["vgpr_spill_count"], shared, 1, frozenset())
-    return _of_cubin(made.asm["cubin"], arch, shared, made.metadata.num_warps)
+    return of_cubin(made.asm["cubin"], arch, shared, made.metadata.num_warps)
 
 
-def _of_cubin(cubin: bytes, arch: str, shared: int, warps: int) -> Usage:
+def of_cubin(cubin: bytes, arch: str, shared: int, warps: int) -> Usage:
     """Read by the tools in Triton's wheel: a kernel says nothing of itself where there is no driver."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    found = find_spec("triton")
+    assert found is not None
+    assert found.origin is not None
+    tool = Path(found.origin).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from lmkit.api import Grammar, SamplingParams, ToolChoice
@@ -17,6 +17,9 @@ from lmkit_dialect_anthropic.conversation import Reader
 from lmkit_dialect_anthropic.schema import LABELS, CountRequest, MessagesRequest
 
 _encode = msgspec.json.encode
+_MODES: dict[str, Literal["auto", "none", "required", "named"]] = {
+    "auto": "auto", "any": "required", "tool": "named", "none": "none",
+}  # fmt: skip
 SIGNATURE = "unsigned"  # clients want one beside reasoning, and send it back; nothing here checks it
 
 
@@ -149,7 +152,7 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
     choice = r.tool_choice
     if choice is not None and choice.type == "tool" and choice.name is None:
         raise UnsupportedField("tool_choice.name", "tool_choice of type 'tool' names the tool")
-    mode = {"any": "required", "tool": "named"}.get(choice.type, choice.type) if choice is not None else "auto"
+    mode = "auto" if choice is None else _MODES[choice.type]
     options, budget = _thinking(r, can, reader.dropped)
     effort = r.output_config.effort if r.output_config is not None else None
     if effort is not None and "reasoning_effort" not in can.get("template_options", ()):
@@ -160,7 +163,7 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
     return ChatAsk(
         messages=messages,
         tools=tools,
-        tool_choice=ToolChoice(mode if tools or mode != "auto" else "auto", choice.name if choice else None),
+        tool_choice=ToolChoice(mode, choice.name if choice else None),
         parallel_calls=not (choice and choice.disable_parallel_tool_use),
         template_options=options,
         effort=effort,

@@ -203,7 +203,7 @@ def ask_of(request: ChatRequest, served: Served) -> ChatAsk:
     """Raises RequestError."""
     r = request
     max_tokens = r.max_completion_tokens or r.max_tokens
-    params = r.params(served.default_params, max_tokens, (r.top_logprobs or 0) if r.logprobs else None)
+    params = r.params(served, max_tokens, (r.top_logprobs or 0) if r.logprobs else None)
     messages = conversation(r.messages, served.words, r.dropped)
     # as other servers let the last message say by itself that it is the beginning of the answer
     goes_on = bool(r.continue_final_message or (r.messages[-1].model_extra or {}).get("prefix") is True)

@@ -68,8 +68,10 @@ class Completions(Exchange):
     # -- whole
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
-        bodies = [self._choice(turn) for turn in turns]
         usage = self._usage(turns)
+        bodies = [self._choice(turn) for turn in self._best(turns)]
+        for index, body in enumerate(bodies):
+            body.index = index
         return _encode(CompletionBody(self.id, "text_completion", self._created, self._model, bodies, usage))
 
     def _usage(self, turns: Sequence[Turn]) -> UsageBody:
@@ -77,7 +79,15 @@ class Completions(Exchange):
         if self._request.max_tokens == 0:
             for usage in usages:
                 usage.completion_tokens = 0
-        return usage_of(usages, self._request.n or 1)
+        return usage_of(usages, self._request.num_answers)
+
+    def _best(self, turns: Sequence[Turn]) -> list[Turn]:
+        """The n answers to each prompt whose tokens were likeliest, on average; all where no more were made."""
+        shown, made = self._request.n or 1, self._request.num_answers
+        if shown == made:
+            return list(turns)
+        groups = [turns[i : i + made] for i in range(0, len(turns), made)]
+        return [turn for group in groups for turn in sorted(group, key=_surprise)[:shown]]
 
     def _choice(self, turn: Turn) -> ChoiceBody:
         r, message, finish = self._request, turn.message, turn.message.finish
@@ -174,13 +184,14 @@ class Completions(Exchange):
 
 def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
     """Raises RequestError."""
-    r, prompts, n = request, request.prompts(), request.n or 1
+    r, prompts, n = request, request.prompts(), request.num_answers
     if len(prompts) * n > served.max_choices:
         raise UnsupportedField("n", f"{len(prompts)} prompts x n={n} are more than {served.max_choices} choices")
     if r.max_tokens == 0 and not r.echo:
         raise UnsupportedField("max_tokens", "max_tokens=0 is only allowed with echo=true")
     max_tokens = 1 if r.max_tokens == 0 else r.max_tokens
-    params = r.params(served.default_params, max_tokens, r.logprobs)
+    ranked = n > (r.n or 1)  # by what only log-probabilities tell
+    params = r.params(served, max_tokens, r.logprobs if not ranked else r.logprobs or 0)
     params = replace(params, grammar=r.answer_grammar())
     if r.echo and r.logprobs is not None and params.prompt_logprobs is None:
         params = replace(params, prompt_logprobs=r.logprobs)
@@ -201,6 +212,12 @@ def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
         grammar_field=r.answer_field,
         last=r.last(served.max_length, max_tokens or _DEFAULT_TOKENS),
     )
+
+
+def _surprise(turn: Turn) -> float:
+    """The mean of the negative log-probabilities of an answer's tokens, its end included."""
+    entries = turn.stream.logprobs
+    return -sum(entry.logprob for entry in entries) / max(1, len(entries))
 
 
 def _char_offsets(data: bytes, offsets: list[int]) -> list[int]:

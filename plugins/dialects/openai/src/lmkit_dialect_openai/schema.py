@@ -16,9 +16,10 @@ from lmkit.api import (
     Grammar,
     InvalidParam,
     SamplingParams,
+    Tokenizer,
     ToolChoice,
 )
-from lmkit.front.dialect import UnsupportedField
+from lmkit.front.dialect import Served, UnsupportedField
 from lmkit_formats import closed
 from lmkit_http.strict import (
     MAX_IDS,
@@ -47,7 +48,9 @@ from lmkit_dialect_openai.fields import HINTS, LABELS
 MAX_N = 64
 MAX_PROMPTS = 256
 MAX_PROCESSORS = 16
+MAX_WORDS = 256
 
+Word = Annotated[str, Field(min_length=1, max_length=256)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
@@ -180,6 +183,8 @@ class Sampling(Open):
     return_token_ids: bool | None = None
     resume: bool | None = None
     vllm_xargs: Annotated[dict[Label, Json], Field(max_length=MAX_PROCESSORS)] | None = None  # of logits processors
+    bad_words: Annotated[list[Word], Field(fail_fast=True, max_length=MAX_WORDS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 17)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS), NUMBER] | None = None
     truncation_side: Literal["left"] | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -229,9 +234,9 @@ class Sampling(Open):
         if self.prompt_logprobs is not None and self.stream:
             raise UnsupportedField("prompt_logprobs", "prompt_logprobs is not available with stream=true")
 
-    def params(self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """`defaults`: what the checkpoint recommends. Raises InvalidParam."""
-        given: dict[str, Any] = dict(defaults)
+    def params(self, served: Served, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """Raises RequestError."""
+        given: dict[str, Any] = dict(served.default_params)
         names = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "seed", "stop",
                  "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "prompt_logprobs")  # fmt: skip
         given |= {k: v for k in names if (v := getattr(self, k)) is not None}
@@ -241,9 +246,24 @@ class Sampling(Open):
             max_tokens=max_tokens,
             logprobs=logprobs,
             logit_bias=_bias(self.logit_bias or {}),
-            extra=self.vllm_xargs or {},
+            extra=self._extra(served.tokenizer),
             **given,
         )
+
+    def _extra(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """What logits processors are told; two of them have fields of their own. Raises UnsupportedField."""
+        found: dict[str, Any] = dict(self.vllm_xargs or {})
+        fields: dict[str, list[Any]] = {"allowed_token_ids": self.allowed_token_ids or []}
+        # as it is written where a text begins, and after a blank
+        forms = [tuple(tokenizer.encode(f"{blank}{word.strip()}", add_special=False))
+                 for word in self.bad_words or () for blank in ("", " ")]  # fmt: skip
+        fields["bad_words"] = [list(form) for form in dict.fromkeys(forms) if form]
+        for name, ids in fields.items():
+            if ids and name in found:
+                raise UnsupportedField(name, f"{name} and vllm_xargs.{name} exclude each other")
+            if ids:
+                found[name] = {"ids": ids}
+        return found
 
 
 class ChatRequest(Sampling):
@@ -312,8 +332,21 @@ class CompletionRequest(Sampling):
     ]  # fmt: skip
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N), NUMBER] | None = None
     # extensions
     add_special_tokens: bool | None = None
+
+    @property
+    def num_answers(self) -> int:
+        """To each prompt; n of them are shown."""
+        return self.best_of or self.n or 1
+
+    def check(self) -> None:
+        super().check()
+        if self.num_answers < (self.n or 1):
+            raise UnsupportedField("best_of", f"best_of={self.best_of} answers are fewer than n={self.n}")
+        if self.num_answers > (self.n or 1) and self.stream:
+            raise UnsupportedField("best_of", "which answers are the best is known when all have ended: not streamed")
 
     def prompts(self) -> list[str | list[int]]:
         prompt: Any = self.prompt

@@ -149,13 +149,13 @@ class Rerank(_Scores[RerankRequest]):
 
     def body(self, answer: list[float]) -> dict[str, Any]:
         """Best first; documents of equal score keep their order."""
-        r, texts = self.request, self.request.texts()
+        r = self.request
         order = sorted(range(len(answer)), key=lambda i: -answer[i])[: r.top_n]
         results: list[dict[str, Any]] = [{"index": i, "relevance_score": answer[i]} for i in order]
         if r.return_documents is not False:
             for result in results:
-                result["document"] = {"text": texts[result["index"]]}
-        return {"results": results}
+                result["document"] = r.shown(result["index"])
+        return {"object": "list", "results": results}
 
 
 # path -> request, how it is answered

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
 from lmkit.front.dialect import UnsupportedField
-from lmkit_http.strict import MAX_IDS, Content, Ids, Label, Open, Strict
+from lmkit_http.strict import MAX_IDS, Content, Echoed, Hint, Ids, Label, Open
 from pydantic import Field
 
 MAX_INPUTS = 2048  # as in the OpenAI API
@@ -84,16 +85,28 @@ class ScoreRequest(PoolingBase):
                 raise UnsupportedField(new, f"give either {new} or {old}")
 
 
-class Document(Strict):
+class Document(Echoed):
+    """A text with whatever a client keeps beside it, which comes back where documents do."""
+
     text: Content
 
 
 class RerankRequest(PoolingBase):
+    hints: ClassVar[Mapping[str, Hint]] = {
+        "rank_fields": Hint("write all that is to be read into text", (["text"],)),
+        "max_tokens_per_doc": Hint("send truncate_prompt_tokens"),
+        "max_chunks_per_doc": Hint("send truncate_prompt_tokens", (1,)),
+    }
     query: Content
     documents: Annotated[list[Content | Document], Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS)]
     top_n: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = None
     return_documents: bool | None = None
     activation: bool | None = None
+
+    def shown(self, index: int) -> dict[str, Any]:
+        """A document as it is given back."""
+        document = self.documents[index]
+        return {"text": document} if isinstance(document, str) else document.model_dump()
 
     def texts(self) -> list[str]:
         return [d if isinstance(d, str) else d.text for d in self.documents]

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
+from pathlib import Path
 from typing import Any
 
 import lmkit
 from fastapi import FastAPI
 from lmkit.api import EngineBusy, EngineDead, LmkitError
-from lmkit.front.ask import VectorAsk
 from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming
-from lmkit.front.prepare import Turn, prepare
-from lmkit.front.run import Generation, at_once, check_finish
+from lmkit.front.run import Generation, check_finish
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from lmkit_http import info_routes
-from lmkit_http.access import KEY_HEADERS, Caller, caller_of
+from lmkit_http.access import KEY_HEADERS, caller_of
 from lmkit_http.access_log import AccessLog
+from lmkit_http.answering import prepared, whole
 from lmkit_http.backend import Backend, ServedModel
+from lmkit_http.background import Background
 from lmkit_http.dialects import error_writer, installed_dialects, spoken_routes
 from lmkit_http.errors import ErrorWriter, HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate
@@ -36,7 +35,6 @@ from lmkit_http.settings import ServerSettings
 from lmkit_http.sse import ClientGone, EventResponse, while_connected
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
-_AT_ONCE = 4000  # tokens or numbers that an answer may show to be made on the event loop
 
 log = logging.getLogger("lmkit.server")
 
@@ -44,7 +42,10 @@ log = logging.getLogger("lmkit.server")
 def build_app(
     llm: ServedModel, settings: ServerSettings | None = None, dialects: Sequence[Dialect] | None = None
 ) -> FastAPI:
-    """The application. `app.state.backend` is the Backend; draining is its business and `server.run`'s."""
+    """The application. `app.state.backend` is the Backend; draining is its business and `server.run`'s.
+
+    What dialects do beside answering is done in an `async with app.state.backend.background`.
+    """
     settings = settings or ServerSettings()
     settings = replace(settings, max_body=body_limit(llm.facts, settings))
     model = next(iter(settings.served_names), llm.facts.model)
@@ -55,12 +56,13 @@ def build_app(
         Route(path, _guarded(backend, path, handler), methods=methods)
         for path, methods, handler in info_routes.routes(backend)
     ]
-    routes: list[BaseRoute] = list(spoken_routes(dialects, own, partial(_answering, backend)))
+    routes: list[BaseRoute] = list(spoken_routes(dialects, own, partial(_answering, backend, dialects)))
     app = FastAPI(
         title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None, routes=routes
     )
     app.router.redirect_slashes = False
     app.state.backend = backend
+    backend.background = Background(backend, dialects)
     writer = partial(error_writer, dialects, routes)
     app.add_middleware(Gate, settings=settings, writer=writer)
     if settings.cors_origins:  # outside of the gate: a browser asks beforehand, without the key
@@ -108,9 +110,11 @@ def _log(error: BaseException) -> None:
         log.info("refused: %s%s", info.code, f" ({info.field})" if info.field else "")
 
 
-def _answering(backend: Backend, dialect: Dialect, route: str) -> Callable[..., Awaitable[Any]]:
+def _answering(
+    backend: Backend, dialects: Sequence[Dialect], asked: Dialect, route: str
+) -> Callable[..., Awaitable[Any]]:
     """The handler of a route of a dialect."""
-    path, light = route.split(" ")[1], route in dialect.light_routes
+    path, light = route.split(" ")[1], route in asked.light_routes
 
     async def handle(request: Request) -> Any:
         if not light:
@@ -120,11 +124,14 @@ def _answering(backend: Backend, dialect: Dialect, route: str) -> Callable[..., 
             async with backend.bodies.read(request) as body:
                 incoming = _incoming(route, body, request)
                 # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
-                work = backend.workers.run(len(body), _prepare, backend, dialect, incoming, caller_of(request.scope))
-                prepared = await while_connected(request.receive, work)
-            if isinstance(prepared, Answer):
-                return Response(prepared.body, prepared.status, prepared.headers, prepared.media_type)
-            exchange, generation = prepared
+                caller = caller_of(request.scope)
+                work = backend.workers.run(len(body), prepared, backend, dialects, asked, incoming, caller)
+                dialect, found = await while_connected(request.receive, work)
+            if isinstance(found, Answer):
+                if isinstance(found.body, Path):
+                    return FileResponse(found.body, found.status, found.headers, found.media_type)
+                return Response(found.body, found.status, found.headers, found.media_type)
+            exchange, generation = found
             backend.running.add(generation)
             backend.backlogs.watch()
         finally:
@@ -132,7 +139,7 @@ def _answering(backend: Backend, dialect: Dialect, route: str) -> Callable[..., 
         if exchange.streamed:
             return _event_response(backend, path, dialect, exchange, generation)
         try:
-            content = await while_connected(request.receive, _whole(exchange, generation))
+            content = await while_connected(request.receive, whole(exchange, generation))
         finally:
             backend.running.discard(generation)
         return Response(content, headers=exchange.headers, media_type=exchange.media_type)
@@ -144,7 +151,7 @@ def _answering(backend: Backend, dialect: Dialect, route: str) -> Callable[..., 
             response = Response(status_code=499)
         except Exception as error:
             _log(error)
-            response = error_response(info_of(error), dialect.error)
+            response = error_response(info_of(error), asked.error)
         if not isinstance(response, EventResponse):
             backend.metrics.http(path, response.status_code)
         return response
@@ -156,45 +163,6 @@ def _incoming(route: str, body: bytearray, request: Request) -> Incoming:
     headers = {name: value for name, value in request.headers.items() if name not in KEY_HEADERS}
     tenant = caller_of(request.scope).tenant
     return Incoming(route, body, request.path_params, dict(request.query_params), headers, tenant)
-
-
-def _prepare(
-    backend: Backend, dialect: Dialect, incoming: Incoming, caller: Caller
-) -> Answer | tuple[Exchange, Generation]:
-    exchange = dialect.parse(incoming, backend.served)
-    if isinstance(exchange, Answer):
-        return exchange
-    ask = exchange.ask
-    caller.check_priority(ask.priority)
-    turns = prepare(backend.text, backend.facts, ask, exchange.id)
-    if not exchange.played:
-        return Answer(exchange.whole(turns), media_type=exchange.media_type, headers=exchange.headers)
-    for turn in turns:
-        turn.request.cache_salt, turn.request.tenant = caller.salt(ask.salt), caller.tenant
-    room = at_once(backend.client) if isinstance(ask, VectorAsk) else None
-    return exchange, Generation(backend.client, turns, backend.metrics, room)
-
-
-async def _whole(exchange: Exchange, generation: Generation) -> bytes:
-    """The whole answer: what the changes of its messages add up to. A long one is written in a thread."""
-    async with generation:
-        async for turn, events in generation.events():
-            turn.message.feed(events)
-            check_finish(turn)
-    if _num_shown(generation.turns) <= _AT_ONCE:
-        return exchange.whole(generation.turns)
-    return await asyncio.to_thread(exchange.whole, generation.turns)
-
-
-def _num_shown(turns: Sequence[Turn]) -> int:
-    """Tokens of the answer, with all those whose log-probabilities it shows; of vectors, their numbers."""
-    num = 0
-    for turn in turns:
-        params, stream = turn.request.params, turn.stream
-        num += stream.usage.completion_tokens * (1 + (params.logprobs or 0))
-        num += len(stream.prompt_logprobs) * (1 + (params.prompt_logprobs or 0))
-        num += prod(pooled.shape) if (pooled := turn.message.pooled) is not None else 0
-    return num
 
 
 async def _chunks(exchange: Exchange, generation: Generation) -> AsyncIterator[bytes]:

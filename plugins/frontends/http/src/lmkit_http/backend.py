@@ -54,6 +54,7 @@ class Backend:
     backlogs: Backlogs = field(init=False)
     workers: Workers = field(default_factory=Workers)
     served: Served = field(init=False)  # what dialects know of it
+    background: Any = None  # Background, which knows this class; set by build_app
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(body_limit(self.facts, self.settings), self.settings.max_bodies)

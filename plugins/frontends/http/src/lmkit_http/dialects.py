@@ -6,26 +6,29 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
-from lmkit.api import ErrorInfo, PluginError
-from lmkit.front.dialect import Dialect, error_json
+from lmkit.api import ConfigError, ErrorInfo, PluginError
+from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served, error_json
 from lmkit.plugins.host import PluginHost
+from lmkit.plugins.options import parse_options
 from lmkit.plugins.refs import call, load_ref
 from starlette.routing import Match, Route
 from starlette.types import Scope
+
+from lmkit_http.errors import HttpError
 
 KIND = "dialect"
 _ROUTE = re.compile(r"(GET|POST|PUT|PATCH|DELETE) (/\S*)")
 log = logging.getLogger("lmkit.server")
 
 
-def load_dialects(host: PluginHost) -> list[Dialect]:
+def load_dialects(host: PluginHost, options: Mapping[str, Mapping[str, object]] | None = None) -> list[Dialect]:
     """Made of the installed plugins, in order of their names. One that cannot be loaded is logged and not spoken.
 
-    Raises PluginError when two want the same route.
+    `options`: of plugins, by "kind.name". Raises PluginError when two want the same route, ConfigError for options.
     """
     spoken: dict[tuple[str, str | None], str] = {}  # route, mark -> who
     dialects = []
@@ -35,12 +38,15 @@ def load_dialects(host: PluginHost) -> list[Dialect]:
         owner = f"{KIND} {entry.name!r} ({entry.dist} {entry.version})"
         try:
             spec = host.load(KIND, entry.name, entry.dist)
-            dialect: Dialect = call(owner, load_ref(spec.target, owner))
+            own = parse_options(KIND, spec, (options or {}).get(f"{KIND}.{entry.name}", {}))
+            dialect: Dialect = call(owner, partial(load_ref(spec.target, owner), **own))
             if not isinstance(dialect, Dialect) or not (routes := dialect.routes + dialect.light_routes):
                 raise PluginError(f"{owner}: {spec.target} is no Dialect with routes")
             for route in routes:
                 if not _ROUTE.fullmatch(route):
                     raise PluginError(f"{owner}: {route!r} is no route", fix="write it like 'POST /path/{name}'")
+        except ConfigError:
+            raise
         except Exception as error:
             log.warning("%s is not spoken: %s", owner, error)
             continue
@@ -86,6 +92,29 @@ def spoken_routes(
     yield from (SpokenRoute(route, run, dialect, False) for dialect, route, run in made if not dialect.mark)
     yield from others
     yield from (SpokenRoute(route, run, dialect, False) for dialect, route, run in made if dialect.mark)
+
+
+def parsed(
+    dialects: Sequence[Dialect], dialect: Dialect, incoming: Incoming, served: Served
+) -> tuple[Dialect, Exchange | Answer]:
+    """What a request means, and whose it is: what a dialect makes of it for another one is that one's.
+
+    Raises RequestError.
+    """
+    found = dialect.parse(incoming, served)
+    if isinstance(found, Incoming):
+        dialect = speaker(dialects, found.route)
+        found = dialect.parse(found, served)
+        assert not isinstance(found, Incoming), "handed on twice"
+    return dialect, found
+
+
+def speaker(dialects: Sequence[Dialect], route: str) -> Dialect:
+    """Who speaks a route. Raises HttpError."""
+    for dialect in dialects:
+        if route in dialect.routes + dialect.light_routes:
+            return dialect
+    raise HttpError(404, "not-found", f"there is no route {route}")
 
 
 def error_writer(dialects: Sequence[Dialect], routes: Sequence[Any], scope: Scope) -> Callable[[ErrorInfo], bytes]:

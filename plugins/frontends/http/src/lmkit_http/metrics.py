@@ -112,6 +112,7 @@ class Metrics:
                 self._itl.observe((now - turn.last) / num)
             else:
                 self._ttft.observe(now - turn.submitted)
+                turn.first = now
             turn.last = now
         if events and isinstance(last := events[-1], Finish):
             self._e2e.observe(now - turn.submitted)

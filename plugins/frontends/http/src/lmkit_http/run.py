@@ -112,7 +112,9 @@ async def _serve(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)  # until the server is ready
     starting = asyncio.ensure_future(AsyncLLM.start(config, **start))
     try:
-        dialects = await asyncio.to_thread(_dialects, start.get("host"))  # here it would delay the engine's process
+        dialects = await asyncio.to_thread(
+            _dialects, start.get("host"), config.plugins
+        )  # here it would delay the engine's process
         llm = await starting
     except BaseException:
         starting.cancel()
@@ -124,7 +126,7 @@ async def _serve(
         await llm.close()
 
 
-def _dialects(host: PluginHost | None) -> Sequence[Dialect]:
+def _dialects(host: PluginHost | None, options: Mapping[str, Mapping[str, object]]) -> Sequence[Dialect]:
     """Those of this environment, by the switches of `host`; the application's modules are imported on the way.
 
     In a thread, so with a host of its own: the other one is in use meanwhile.
@@ -132,9 +134,9 @@ def _dialects(host: PluginHost | None) -> Sequence[Dialect]:
     import_module("lmkit_http.app")
     from lmkit.plugins.host import PluginHost
 
-    from lmkit_http.dialects import installed_dialects, load_dialects
+    from lmkit_http.dialects import load_dialects
 
-    return load_dialects(PluginHost(switches=host.switches)) if host is not None else installed_dialects()
+    return load_dialects(PluginHost(switches=host.switches if host is not None else None), options)
 
 
 async def run_app(
@@ -159,7 +161,8 @@ async def run_app(
         if on_ready is not None:
             app.state.backend.startup = tuple(on_ready(llm, url) or ())
 
-    await server.run_until_signal(sock, ready)
+    async with app.state.backend.background:
+        await server.run_until_signal(sock, ready)
 
 
 def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Config:
@@ -232,6 +235,7 @@ class _Server(uvicorn.Server):
         """Not ready and 503 at once; accepted requests get their time; then they end with a typed abort."""
         backend = self._backend
         backend.draining = True
+        await backend.background.stop()
         log.warning("draining: %d requests are running", backend.num_active)
         if not await backend.idle(backend.settings.drain_timeout):
             log.warning("draining took too long: %d requests are aborted", backend.num_active)

@@ -57,7 +57,7 @@ def read(text: str, at: float) -> Snapshot:
                 counts[bound] = counts.get(bound, 0.0) + sample.value
             else:
                 found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    values = {name: found[known] for name, known in _known(GAUGES | COUNTERS, found)}
+    values = {name: found[known] for name, known in _known({**GAUGES, **COUNTERS}, found)}
     if "running" not in values and "output" not in values:
         raise ValueError("there are no figures of an engine in it")
     return Snapshot(at, values, {name: buckets[known] for name, known in _known(HISTOGRAMS, buckets)}, model)

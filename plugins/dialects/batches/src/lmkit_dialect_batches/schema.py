@@ -1,0 +1,43 @@
+"""Bodies and queries of files and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from lmkit.api import InvalidParam
+from lmkit_http.strict import NUMBER, Hint, Label, Open, Strict
+from pydantic import Field
+
+ENDPOINTS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank",
+    "/v1/score", "/rerank", "/score", "/classify", "/pooling",
+)  # fmt: skip
+HOUR, MONTH = 3600, 30 * 86_400  # seconds; how long files may be kept
+
+
+class ExpiresAfter(Strict):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=HOUR, le=MONTH), NUMBER]
+
+
+class BatchRequest(Open):
+    hints: ClassVar[Mapping[str, Hint]] = {"model": Hint("each request of the file names its model")}
+    input_file_id: Annotated[str, Field(min_length=1, max_length=128)]
+    endpoint: Annotated[str, Field(max_length=128)]
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+    def check(self) -> None:
+        """Raises InvalidParam."""
+        if self.endpoint not in ENDPOINTS:
+            raise InvalidParam("endpoint", self.endpoint, f"one of {', '.join(ENDPOINTS)}")
+
+
+def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
+    """How many entries of a list are wanted. Raises InvalidParam."""
+    text = query.get("limit") or str(default)
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= most:
+        raise InvalidParam("limit", text[:20], f"a number from 1 to {most}")
+    return int(text)

@@ -1,0 +1,62 @@
+"""From what came in to a whole answer, whoever asked: a client that waits for it, or a dialect's own work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from lmkit.front.ask import VectorAsk
+from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming
+from lmkit.front.prepare import Turn, prepare
+from lmkit.front.run import Generation, at_once, check_finish
+
+from lmkit_http.dialects import parsed
+
+if TYPE_CHECKING:
+    from lmkit_http.access import Caller
+    from lmkit_http.backend import Backend
+
+_AT_ONCE = 4000  # tokens or numbers that an answer may show to be made on the event loop
+Prepared = tuple[Dialect, Answer | tuple[Exchange, Generation]]  # whose answer it is, and what it takes
+
+
+def prepared(
+    backend: Backend, dialects: Sequence[Dialect], dialect: Dialect, incoming: Incoming, caller: Caller
+) -> Prepared:
+    """CPU work, for a thread. Raises RequestError, HttpError."""
+    dialect, exchange = parsed(dialects, dialect, incoming, backend.served)
+    if isinstance(exchange, Answer):
+        return dialect, exchange
+    ask = exchange.ask
+    caller.check_priority(ask.priority)
+    turns = prepare(backend.text, backend.facts, ask, exchange.id)
+    if not exchange.played:
+        return dialect, Answer(exchange.whole(turns), media_type=exchange.media_type, headers=exchange.headers)
+    for turn in turns:
+        turn.request.cache_salt, turn.request.tenant = caller.salt(ask.salt), caller.tenant
+    room = at_once(backend.client) if isinstance(ask, VectorAsk) else None
+    return dialect, (exchange, Generation(backend.client, turns, backend.metrics, room))
+
+
+async def whole(exchange: Exchange, generation: Generation) -> bytes:
+    """The whole answer: what the changes of its messages add up to. A long one is written in a thread."""
+    async with generation:
+        async for turn, events in generation.events():
+            turn.message.feed(events)
+            check_finish(turn)
+    if _num_shown(generation.turns) <= _AT_ONCE:
+        return exchange.whole(generation.turns)
+    return await asyncio.to_thread(exchange.whole, generation.turns)
+
+
+def _num_shown(turns: Sequence[Turn]) -> int:
+    """Tokens of the answer, with all those whose log-probabilities it shows; of vectors, their numbers."""
+    num = 0
+    for turn in turns:
+        params, stream = turn.request.params, turn.stream
+        num += stream.usage.completion_tokens * (1 + (params.logprobs or 0))
+        num += len(stream.prompt_logprobs) * (1 + (params.prompt_logprobs or 0))
+        num += prod(pooled.shape) if (pooled := turn.message.pooled) is not None else 0
+    return num
