@@ -17,7 +17,7 @@ from lmkit import LLM, SamplingParams
 from lmkit.api import ConfigError, UnsupportedModel
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
-from lmkit_testing.heads import KNOWN, TAPS, eagle1, eagle3, further, medusa
+from lmkit_testing.draft_heads import KNOWN, TAPS, eagle1, eagle3, further, medusa
 from lmkit_testing.model import installed, prompt, reference
 from lmkit_worker.drafting import Drafting
 from safetensors.torch import load_file

@@ -9,7 +9,7 @@ import torch
 from lmkit import LLM, SamplingParams
 from lmkit.api import CapacityError, CheckpointError, ConfigError, InvalidParam, LmkitError
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
-from lmkit_testing.heads import eagle1
+from lmkit_testing.draft_heads import eagle1
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of peft beside this transformers

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lmkit_testing import DraftConformance
-from lmkit_testing.heads import eagle1, eagle3
+from lmkit_testing.draft_heads import eagle1, eagle3
 
 
 class TestEagle1(DraftConformance):

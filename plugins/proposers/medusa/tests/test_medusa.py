@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lmkit_testing import DraftConformance
-from lmkit_testing.heads import medusa
+from lmkit_testing.draft_heads import medusa
 
 
 class TestMedusa(DraftConformance):

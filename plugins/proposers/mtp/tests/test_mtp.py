@@ -5,8 +5,8 @@ from typing import Any
 
 from lmkit_testing import DraftConformance
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.draft_heads import further
 from lmkit_testing.drafts import VOCAB
-from lmkit_testing.heads import further
 
 
 class TestMtp(DraftConformance):
