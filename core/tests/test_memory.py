@@ -20,7 +20,8 @@ from lmkit.api import (
     WorkerFacts,
 )
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
-from lmkit.memory import activation_bytes, blocks_needed, estimate, fit_length, plan_kv, step_tokens
+from lmkit.memory import activation_bytes, blocks_needed, fit_length, plan_kv, step_tokens
+from lmkit_cli.estimate import estimate
 
 GIB = 1 << 30
 NEED = AttnNeed(head_dim=64, num_q_heads=14, num_kv_heads=2)

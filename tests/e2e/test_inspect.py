@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from lmkit import LLM, memory
+from lmkit import LLM
 from lmkit.api import ConfigError, LmkitError, SelectionError, UnsupportedModel, WeightMismatch
 from lmkit.config import from_options
 from lmkit.plugins.resolve import resolve
+from lmkit_cli.estimate import planned
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 
 
@@ -68,7 +69,7 @@ def test_overrides(model: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_plan_is_within_five_percent_of_what_an_engine_takes(model: Path, dtype: str) -> None:
     config = from_options({"model": str(model), "dtype": dtype, "kv_memory": "8MiB"})
-    said = memory.planned(config, *resolve(config))
+    said = planned(config, *resolve(config))
     with LLM(config=config) as llm:
         runner = llm._engine.core.executor.worker.runner
         kv = sum(tensor.nbytes for tensor in runner.blocks.kv)

@@ -9,6 +9,7 @@ import torch
 from lmkit import LLM, SamplingParams
 from lmkit.api import CapacityError, CheckpointError, ConfigError, InvalidParam, LmkitError
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_testing.draft_heads import eagle1
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of peft beside this transformers
@@ -223,3 +224,22 @@ def refused(llm: LLM, path: Path, words: str) -> None:
     assert isinstance(failure.value, CheckpointError)
     assert not llm._engine.core.adapters.loaded
     assert llm.generate([PROMPT], SamplingParams(max_tokens=1))[0].token_ids
+
+
+@pytest.mark.parametrize("proposer", ["eagle", "draft_model"])
+def test_drafts_change_no_token_of_adapters(
+    base: Path, adapters: list[tuple[Path, Path]], tmp_path: Path, proposer: str
+) -> None:
+    """A draft runs without adapters: what it guesses for rows that have one is less often right, and no more."""
+    pytest.importorskip(f"lmkit_proposer_{proposer}", reason="the proposer is not installed")
+    model = str(eagle1(base, tmp_path)) if proposer == "eagle" else str(base)
+    plugins, given = {f"proposer.{proposer}": {"model": model}}, [None, *(f"a{i}" for i in range(4))]
+    modules = ",".join(f"a{i}={adapters[i][0]}" for i in range(4))
+    found = []
+    for options in ({}, {"proposer": proposer, "plugins": plugins}):
+        with start(base, lora_modules=modules, **options) as llm:
+            outputs = llm.generate([PROMPT] * len(given), PARAMS, adapter=given, progress=False)
+            found.append([output.token_ids for output in outputs])
+            stats = llm._engine.core.scheduler.stats()
+    assert found[0] == found[1]
+    assert stats.num_drafts > 0

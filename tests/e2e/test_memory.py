@@ -6,16 +6,18 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from lmkit import LLM, AsyncLLM, memory
+from lmkit import LLM, AsyncLLM
 from lmkit.api import EngineRequest, SamplingParams
 from lmkit.config import EngineConfig, from_options
 from lmkit.plugins.resolve import resolve
+from lmkit_cli.estimate import Estimate
+from lmkit_cli.estimate import planned as estimated
 
 MIB = 1 << 20
 
 
-def planned(config: EngineConfig) -> memory.Estimate:
-    return memory.planned(config, *resolve(config))
+def planned(config: EngineConfig) -> Estimate:
+    return estimated(config, *resolve(config))
 
 
 async def held_when_full(config: EngineConfig) -> int:

@@ -66,11 +66,14 @@ def plain() -> list[Any]:
     return answers()[0]
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "suffix"])
+DRAFTS = {"eagle": {}, "draft_model": {"proposer.draft_model": {"model": "demo"}}}  # what runs a model, and its options
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "suffix", *DRAFTS])
 @pytest.mark.parametrize("options", [{}, {"max_rows": 1}, {"prefix_cache": False, "max_step_tokens": 16}], ids=str)
-def test_look_up_changes_no_token(plain: list[Any], proposer: str, options: dict[str, Any]) -> None:
+def test_guesses_change_no_token(plain: list[Any], proposer: str, options: dict[str, Any]) -> None:
     pytest.importorskip(f"lmkit_proposer_{proposer}", reason="the proposer is not installed")
-    found, stats = answers(proposer=proposer, **options)
+    found, stats = answers(proposer=proposer, plugins=DRAFTS.get(proposer, {}), **options)
     assert found == plain
     assert 0 < stats.num_accepted <= stats.num_drafts
 
@@ -142,3 +145,89 @@ def test_what_a_proposer_cannot_serve_is_refused() -> None:
         LLM("demo", proposer="ngram", depth=2)
     with pytest.raises(SelectionError, match="ngrams"):
         LLM("demo", proposer="ngrams")
+
+
+CHATS = [
+    [{"role": "user", "content": text}]
+    for text in ("What is 17 + 25?", "Sort these words: pear, apple, fig, plum", "Reverse this list: one, two, three")
+]
+
+
+def accepted(proposer: str, *, again: bool = False, temperature: float = 0, **options: Any) -> tuple[int, int, int]:
+    """Guesses that were right, all guesses, and steps, for the demo's own chats; with `again`, when asked once more."""
+    pytest.importorskip(f"lmkit_proposer_{proposer}", reason="the proposer is not installed")
+    llm = LLM("demo", proposer=proposer, plugins=DRAFTS[proposer], **options)
+    params, before = SamplingParams(max_tokens=40, temperature=temperature, seed=1), (0, 0, 0)
+    for i in range(1 + again):
+        llm.chat(CHATS, params, progress=False)
+        stats = llm._engine.core.scheduler.stats()
+        found = stats.num_accepted, stats.num_drafts, stats.num_steps
+        if i == 0 and again:
+            before = found
+    right, drafts, steps = (now - then for now, then in zip(found, before, strict=True))
+    return right, drafts, steps
+
+
+@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"prefix_cache": False}], ids=str)
+@pytest.mark.one_in(3)
+def test_a_model_that_guesses_for_itself_is_always_right(options: dict[str, Any]) -> None:
+    """At temperature 0, also behind cached blocks and prompts in chunks: its keys are where they belong."""
+    for again in (False, True):
+        right, drafts, _ = accepted("draft_model", again=again, **options)
+        assert 0 < right == drafts
+
+
+def test_the_head_of_the_demo_is_mostly_right() -> None:
+    right, drafts, steps = accepted("eagle")
+    assert right > 0.6 * drafts
+    plain = LLM("demo")
+    plain.chat(CHATS, SamplingParams(max_tokens=40, temperature=0), progress=False)
+    assert steps < 0.6 * plain._engine.core.scheduler.stats().num_steps
+    right, drafts, _ = accepted("eagle", temperature=1)
+    assert right > 0.5 * drafts
+
+
+def stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft's layers do not keep what the step computed."""
+    from lmkit_worker.drafting import Drafting
+
+    follow = Drafting._follow
+
+    def forget(self: Drafting, *args: Any) -> Any:
+        state = follow(self, *args)
+        for kv in self._inputs.kv[-self._num_layers :]:
+            kv.zero_()
+        return state
+
+    monkeypatch.setattr(Drafting, "_follow", forget)
+
+
+def misplaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses stand one place behind where they belong."""
+    from lmkit_worker.inputs import InputBuilder
+
+    one_each = InputBuilder.one_each
+    monkeypatch.setattr(
+        InputBuilder, "one_each", lambda self, slots, positions, graphs: one_each(self, slots, positions - 1, graphs)
+    )
+
+
+def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hidden states are those of the place before."""
+    from lmkit_worker.drafting import Drafting
+
+    follow = Drafting._follow
+    monkeypatch.setattr(
+        Drafting, "_follow", lambda self, step, hidden, last: follow(self, step, hidden.roll(1, 0), last)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "proposer"), [(stale, "draft_model"), (misplaced, "draft_model"), (stale, "eagle"), (shifted, "eagle")]
+)
+@pytest.mark.one_in(2)
+def test_faults_of_drafts_show_in_what_is_accepted(fault: Any, proposer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, drafts, _ = accepted(proposer)
+    fault(monkeypatch)
+    right_then, drafts_then, _ = accepted(proposer)
+    assert right_then / drafts_then < 0.8 * right / drafts

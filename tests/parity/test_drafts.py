@@ -85,7 +85,7 @@ def test_drafts_change_no_token(architecture: str, plugin: str, tmp_path: Path) 
         return
     with engine(tmp_path, "ngram") as llm:
         for params, wanted in zip(PARAMS, plain, strict=True):
-            proposals(llm)._proposer = Recalls([[*p, *more] for p, more in zip(PROMPTS, wanted, strict=True)])
+            proposals(llm).source.proposer = Recalls([[*p, *more] for p, more in zip(PROMPTS, wanted, strict=True)])
             assert answers(llm, params) == wanted
         stats = llm._engine.core.scheduler.stats()
         assert 0 < stats.num_accepted < stats.num_drafts

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from lmkit.api import (
     CapacityError,
     Checkpoint,
-    DeviceInfo,
     IntegerFormat,
     KVConfig,
     KVSpec,
@@ -23,7 +21,6 @@ from lmkit.api import (
 )
 from lmkit.config import STEP_TOKENS, EngineConfig, format_size, parse_budget
 from lmkit.plugins import load_target
-from lmkit.plugins.proposals import settled
 
 DRAFTS = 16  # tokens of one row that a proposer may guess, or a grammar force, in one step
 MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, unless the user asks for fewer
@@ -206,61 +203,3 @@ def fit_length(info: ModelInfo, kv: KVConfig, max_tokens: int, asked: int | None
         if num - 1 < blocks_needed(spec, info.max_length, max_tokens)
     ]
     return min([info.max_length, *held])
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """The budget that `lmkit plan` prints. Sizes in bytes."""
-
-    device_bytes: int
-    process_bytes: int  # what an engine's process takes before it holds anything of a model
-    weight_bytes: int
-    activation_bytes: int
-    kv_bytes: int
-    kv_bytes_per_token: int
-    num_kv_tokens: int  # tokens the cache holds, all rows together
-    max_length: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.process_bytes + self.weight_bytes + self.activation_bytes + self.kv_bytes
-
-    @property
-    def concurrency(self) -> float:
-        """Requests of max_length that fit at once."""
-        return self.num_kv_tokens / self.max_length if self.max_length else 0.0
-
-
-def estimate(
-    info: ModelInfo, config: EngineConfig, device: DeviceInfo, *, dtype: str | None = None, block_size: int = 16,
-    kv_dtype: str | None = None, weight_bytes: int | None = None,
-) -> Estimate:  # fmt: skip
-    """What would fit, from facts alone: nothing is loaded. Raises CapacityError as the engine would."""
-    dtype = dtype or (device.dtypes[0] if info.dtype not in device.dtypes else info.dtype)
-    specs = tuple(info.kv_specs(block_size, kv_dtype or dtype))
-    weights = info.num_parameters * itemsize(dtype) if weight_bytes is None else weight_bytes
-    max_tokens = step_tokens(config)
-    activations = activation_bytes(info, dtype, max_tokens, config.sched.rows)
-    memory = device.free_memory or device.total_memory
-    usable = max(0, memory - device.process_bytes)
-    free = usable - weights - activations
-    if free <= 0:
-        raise CapacityError(
-            f"weights ({format_size(weights)}) and activations ({format_size(activations)}) need "
-            f"{format_size(weights + activations)}, the device has {format_size(usable)}",
-            fix="use a smaller model or dtype, or another device",
-        )
-    facts = WorkerFacts(free, weights, activations, specs)
-    kv = plan_kv(facts, config, max_length=info.max_length, causal=info.causal)
-    length = fit_length(info, kv, max_tokens, config.model.max_length)
-    per_token = sum(spec.bytes_per_token for spec in specs)
-    return Estimate(memory, device.process_bytes, weights, activations, kv.nbytes, per_token, kv.num_tokens, length)
-
-
-def planned(config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> Estimate:
-    """The estimate of what `resolve(config)` gave."""
-    return estimate(
-        info, settled(config, resolved), resolved.device, dtype=resolved.value("dtype"),
-        block_size=resolved.value("block_size", 16), kv_dtype=resolved.value("kv_dtype"),
-        weight_bytes=weight_bytes(info, checkpoint, resolved),
-    )  # fmt: skip

@@ -100,7 +100,7 @@ from lmkit.contracts.params import (
 from lmkit.contracts.pooling import class_pooler, decoder_name, head_linears
 from lmkit.contracts.refs import load_target
 from lmkit.contracts.refusal import Refusal, Refused
-from lmkit.contracts.resolved import Choice, Derived, ResolvedPlan
+from lmkit.contracts.resolved import Choice, Derived, Draft, ResolvedPlan
 from lmkit.contracts.scheduling import (
     Admitted,
     CompiledGrammar,

@@ -29,12 +29,21 @@ def described(architecture: Architecture, config: Mapping[str, object], head: Po
     return with_head(architecture.describe({**config, "architectures": [decoder_name(name)]}), config, name, head)
 
 
+def joined(info: ModelInfo, draft: ModelInfo) -> ModelInfo:
+    """`info` with the layers of its draft behind its own: the cache is that of both."""
+    n = len(info.layers)
+    behind = (replace(x, index=n + x.index, kv_of=x.kv_of if x.kv_of is None else n + x.kv_of) for x in draft.layers)
+    return replace(info, layers=(*info.layers, *behind))
+
+
 def describe_model(resolved: ResolvedPlan, checkpoint: Checkpoint) -> ModelInfo:
-    """The model as data, with what the resolver decided: each layer's attention need, and the pooler."""
+    """The model as data, with what the resolver decided: attention needs, the pooler, layers of a draft behind it."""
     choice = resolved.choice("model")
     if choice is None:
         raise PluginError("the resolved plan chooses no model")
     info = described(load_target(choice)(**choice.options), checkpoint.config, resolved.value("head"))
+    if resolved.draft is not None:
+        info = joined(info, describe_model(resolved.draft.plan, resolved.draft.checkpoint))
     dtype = resolved.value("dtype", info.dtype)
     known = {"dtype": dtype, "kv_dtype": resolved.value("kv_dtype", dtype), "block_size": resolved.value("block_size")}
     layers = tuple(replace(layer, attn=layer.attn and replace(layer.attn, **known)) for layer in info.layers)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from lmkit.contracts.checkpoint import Checkpoint
 from lmkit.contracts.device import DeviceInfo
 from lmkit.contracts.refusal import Refused
 
@@ -34,6 +35,13 @@ class Derived(msgspec.Struct, frozen=True):
     source: str
 
 
+class Draft(msgspec.Struct, frozen=True):
+    """The model that a proposer runs. Set by the resolver; read by whoever loads or counts it."""
+
+    plan: ResolvedPlan  # of what is its own: the model, formats and kernels of its weights, its loader
+    checkpoint: Checkpoint
+
+
 class ResolvedPlan(msgspec.Struct, frozen=True):
     """Everything that can be chosen, chosen. Workers import only these targets, and verify dist versions."""
 
@@ -41,6 +49,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...]
     derived: tuple[Derived, ...] = ()
     warnings: tuple[str, ...] = ()  # for the first screen: slow choices, failed candidates, ignored options
+    draft: Draft | None = None
 
     def choice(self, kind: str, component: str | None = None) -> Choice | None:
         """The choice of `kind` (and `component`), or None."""
@@ -53,7 +62,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True):
         return next((d.value for d in self.derived if d.key == key), default)
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode(self)
+        return msgspec.json.encode(self, enc_hook=str)  # of paths
 
     @property
     def hash(self) -> str:

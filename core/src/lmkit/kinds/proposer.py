@@ -15,13 +15,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from lmkit.contracts.specs import SelectRequest, Spec
+from lmkit.contracts.errors import ConfigError
+from lmkit.contracts.specs import Ref, SelectRequest, Spec
 from lmkit.kinds.base import Kind, Known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
+
+    from lmkit.contracts.model import ModelInfo
+
+OTHER = "name another draft, or leave --proposer out"
 
 
 class Proposer(Protocol):
@@ -35,7 +40,9 @@ class Proposer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposerSpec(Spec):
-    """target: a Proposer class."""
+    """target: a Proposer class; with `draft`, a `lmkit_layers.DraftProposer` class, which runs a model of its own."""
+
+    draft: Ref | None = None  # (Checkpoint, ModelInfo, options) -> where it is, and changes to its config.json
 
 
 def ask(known: Known) -> list[SelectRequest]:
@@ -46,13 +53,26 @@ def ask(known: Known) -> list[SelectRequest]:
     return [SelectRequest(kind="proposer", features=frozenset(name for name, holds in found.items() if holds))]
 
 
+def check_draft(draft: ModelInfo, info: ModelInfo, length: int) -> None:
+    """Raises ConfigError where `draft` cannot guess for the model `info` in rows of `length` tokens."""
+    if draft.vocab_size != info.vocab_size:
+        raise ConfigError(f"the draft has {draft.vocab_size} tokens, the model {info.vocab_size}", fix=OTHER)
+    if draft.recurrent or not draft.causal:
+        raise ConfigError(
+            f"a wrong guess cannot be taken out of the state of the draft {draft.architecture}", fix=OTHER
+        )
+    if draft.max_length < length:
+        what = f"the draft was made for {draft.max_length} tokens, rows may have {length}"
+        raise ConfigError(what, fix=f"--max-length {draft.max_length}")
+
+
 KIND = Kind(
     "proposer",
     spec=ProposerSpec,
     hook="lmkit_proposers",
     used_by="lmkit_worker.worker",
     ask=ask,
-    needs=("model",),
+    needs=("dtype",),
     setting="sched.proposer",
     words="guesses tokens that the model verifies, several a step: none (the default), ngram, ...",
     doc=__doc__,

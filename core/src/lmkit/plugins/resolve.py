@@ -6,8 +6,9 @@ the values that follow. `Resolver` keeps the story of every selection for `expla
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -27,6 +28,7 @@ from lmkit.api import (
     Derived,
     DeviceInfo,
     Dims,
+    Draft,
     LmkitError,
     ModelInfo,
     ModelRequest,
@@ -53,10 +55,10 @@ from lmkit.api import (
     nearest,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
-from lmkit.contracts.describe import described
+from lmkit.contracts.describe import described, joined
 from lmkit.contracts.specs import NAME
 from lmkit.files import chat_templates
-from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order, op, template
+from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order, op, proposer, template
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.chat_templates import chosen_template
 from lmkit.plugins.host import PluginHost
@@ -77,6 +79,7 @@ PARSERS = ("tool_parser", "reasoning_parser")
 FACTS = {"checkpoint": (), "files": ("checkpoint",), "dtype": ("model", "platform")}  # steps that choose no plugin
 NEEDS: Mapping[str, Sequence[str]] = {kind.name: kind.needs for kind in KINDS} | FACTS
 STEPS = in_order(NEEDS)
+DRAFT_STEPS = ("checkpoint", "platform", "model", "dtype", "quantization", "loader", "op")
 
 
 def resolve(
@@ -114,9 +117,10 @@ class Resolver:
         self._parsers: ParserChooser | None = None
         self._derived: list[Derived] = []
         self._warnings: list[str] = []
+        self._draft: Draft | None = None
 
-    def run(self) -> None:
-        """All steps, in order."""
+    def run(self, only: Container[str] = STEPS) -> None:
+        """All steps, or those of a draft, in order."""
         own: dict[str, Callable[[], None]] = {
             "checkpoint": self._find_checkpoint,
             "files": self._list_files,
@@ -125,13 +129,16 @@ class Resolver:
             "model": self._choose_model,
             "op": self._choose_ops,
             "template": self._choose_template,
+            "proposer": self._choose_proposer,
         }
-        for name in STEPS:
+        for name in (name for name in STEPS if name in only):
             kind = BY_NAME.get(name)
             if name in own:
                 self._step(name, own[name], NEEDS[name])
             elif kind is not None and kind.ask is not None:
                 self._step(name, partial(self._choose, kind), NEEDS[name])
+        if only is not STEPS:
+            return
         self._step("ends", self._find_ends, needs=("model", "platform", "tokenizer", *PARSERS))
         self._step("options", self._check_options)
         self._step("values", self._settle_values, needs=("model", "platform", "attention"))
@@ -142,7 +149,8 @@ class Resolver:
     def plan(self) -> ResolvedPlan:
         """What has been chosen. Needs a device."""
         warnings = dict.fromkeys((*self.host.warnings, *self._warnings))
-        return ResolvedPlan(self._device(), tuple(self._choices), tuple(self._derived), tuple(warnings))
+        choices, derived = tuple(self._choices), tuple(self._derived)
+        return ResolvedPlan(self._device(), choices, derived, tuple(warnings), self._draft)
 
     def _device(self) -> DeviceInfo:
         assert self.known.device is not None
@@ -317,6 +325,21 @@ class Resolver:
         folder = load_ref(TOKENIZER_FOLDER)(self.known.checkpoint, self.config.model)
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else [folder.suffix.lower()]
         self.known.files = frozenset(names)
+
+    def _choose_proposer(self) -> None:
+        """Where it runs a draft, that is resolved like the model, for the same device and in the same dtype."""
+        self._choose(proposer.KIND)
+        spec, known = self._specs[-1], self.known
+        if not isinstance(spec, proposer.ProposerSpec) or spec.draft is None:
+            return
+        ref, changes = call(spec.draft, load_ref(spec.draft), known.checkpoint, known.info, self._choices[-1].options)
+        model = replace(self.config.model, model=ref, overrides=json.dumps(changes), dtype=known.dtype, impl="auto")
+        wanted = {"platform": self.config.wants("platform")}
+        draft = Resolver(replace(self.config, model=model, wanted=wanted), self.host, imports=self.imports)
+        draft.run(DRAFT_STEPS)
+        proposer.check_draft(draft.known.info, known.info, self.config.model.max_length or known.info.max_length)
+        self._draft = Draft(draft.plan(), draft.known.checkpoint)
+        known.info = joined(known.info, draft.known.info)
 
     def _choose_template(self) -> None:
         """A plugin's, for the file that the user names or for the checkpoint; without one, files are read as text."""

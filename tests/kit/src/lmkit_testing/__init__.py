@@ -28,6 +28,7 @@ _LAZY = {
     "ReasoningParserConformance": "lmkit_testing.parsers",
     "GrammarConformance": "lmkit_testing.grammars",
     "SchedulerConformance": "lmkit_testing.scheduler",
+    "DraftConformance": "lmkit_testing.drafts",
     "ProposerConformance": "lmkit_testing.proposers",
     "LogitsProcessorConformance": "lmkit_testing.logits_processors",
 }

@@ -67,6 +67,7 @@ class TokenHead:
         """`seed` is for rows that have none of their own."""
         self.sampler, self.rows, self.logits, self.seed = sampler, rows, logits, seed
         self.proposals = proposals
+        self.reads_hidden = proposals is not None and proposals.source.reads_hidden
         self._prompt_slots: set[int] = set()  # slots whose rows want prompt log-probabilities
 
     @property
@@ -92,7 +93,7 @@ class TokenHead:
     def prepare(self, step: Step) -> None:
         if self._prompt_slots:
             step.prompt_jobs = self._jobs(step)
-        if step.prompt_jobs:  # these read other hidden states
+        if step.prompt_jobs or self.reads_hidden:  # these read other hidden states
             step.inputs.only_logits = False
 
     @property
@@ -111,8 +112,8 @@ class TokenHead:
             if drawn is not None:
                 sampled = drawn.read()
                 self._accept(step, sampled, self._unsound(step, chosen, sampled), live, result)
-                if self.proposals is not None:
-                    self.proposals.fill(step, result)
+            if self.proposals is not None:
+                self.proposals.fill(step, hidden, result)
             for job in step.prompt_jobs:
                 if live[job.row]:
                     self._prompt_logprobs(job, step, hidden, result)

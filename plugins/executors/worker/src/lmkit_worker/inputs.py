@@ -62,20 +62,6 @@ class PromptJob:
     targets: np.ndarray  # [N] int64, the prompt tokens predicted
 
 
-@dataclass(slots=True)
-class Step:
-    """One step on its way through the worker: set by InputBuilder.build, read by Worker.sample."""
-
-    plan: StepPlan
-    inputs: StepInputs
-    slots: np.ndarray  # [R] slot of each row of the plan
-    sample_rows: np.ndarray  # [R'] rows of the plan that sample, in order
-    logit_slots: np.ndarray  # [S] slot of each logits row; a row with k drafts has k + 1, consecutive
-    positions: np.ndarray  # [S] position of the token to be drawn
-    num_drafts: np.ndarray | None  # [R'] drafts of each sampling row; None: no row has drafts
-    prompt_jobs: list[PromptJob] = field(default_factory=list)
-
-
 class Layout(NamedTuple):
     """Where the tokens of a step stand. A decode step, of rows that compute one token each and sample, has the
     simplest: a token for each row."""
@@ -90,6 +76,21 @@ class Layout(NamedTuple):
     logit_slots: np.ndarray  # [S]
     next_positions: np.ndarray  # [S]
     num_drafts: np.ndarray | None  # [R']
+
+
+@dataclass(slots=True)
+class Step:
+    """One step on its way through the worker: set by InputBuilder.build, read by Worker.sample."""
+
+    plan: StepPlan
+    inputs: StepInputs
+    slots: np.ndarray  # [R] slot of each row of the plan
+    sample_rows: np.ndarray  # [R'] rows of the plan that sample, in order
+    logit_slots: np.ndarray  # [S] slot of each logits row; a row with k drafts has k + 1, consecutive
+    positions: np.ndarray  # [S] position of the token to be drawn
+    num_drafts: np.ndarray | None  # [R'] drafts of each sampling row; None: no row has drafts
+    layout: Layout
+    prompt_jobs: list[PromptJob] = field(default_factory=list)
 
 
 class InputBuilder:
@@ -151,20 +152,47 @@ class InputBuilder:
                 if w.drafts:
                     rows.put_drafts(slot_of[w.id], w.drafts)
 
-        n, ends = len(slots), starts + lengths
-        num_tokens, max_seq = int(lengths.sum()), int(ends.max())
+        n, ends, num_tokens = len(slots), starts + lengths, int(lengths.sum())
         decode_only = num_tokens == n and bool(samples.all())
         if decode_only:
             each = self.arange[:n]
             layout = Layout(slots, starts, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
         else:
             layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
-        num_logits = len(layout.last)
         held = None if adapters is None else adapters.of(slots)
-        capture = self.capturable if decode_only else self.captures_drafts and num_logits == num_tokens
+        capture = self.capturable if decode_only else self.captures_drafts and len(layout.last) == num_tokens
         capture = capture and (held is None or adapters is None or adapters.tables.capturable)
-        padding = self.graphs.num_rows(n) - n if capture and decode_only else 0
         self.drawn.ids[:num_tokens] = rows.tokens[layout.token_slots, layout.positions]
+        inputs = self._inputs(slots, layout, ends, self.graphs if capture else None)
+        if held is not None and adapters is not None:
+            found = adapters.of_slot[layout.token_slots]
+            padding = len(inputs.token_ids) - num_tokens
+            inputs.adapters = self.push_adapters(np.append(found, [NONE] * padding) if padding else found)
+        if self.token_types is not None and (second := rows.second[layout.token_slots]).any():
+            self.token_types.array[:num_tokens] = (second > 0) & (layout.positions >= second)
+            inputs.token_types = self.token_types.push(num_tokens)
+        if num_drafts is None:
+            self.drawn.expect(layout.logit_slots)
+        return Step(
+            plan, inputs, slots, layout.sample_rows, layout.logit_slots, layout.next_positions, layout.num_drafts,
+            layout,
+        )  # fmt: skip
+
+    def one_each(self, slots: np.ndarray, positions: np.ndarray, graphs: Graphs) -> StepInputs:
+        """One token for each of `slots` [R] at `positions` [R], of which only the device knows: `token_ids` are the
+        caller's to fill. The step before is over."""
+        n, each = len(slots), self.arange[: len(slots)]
+        ends = positions + 1
+        layout = Layout(slots, positions, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
+        return self._inputs(slots, layout, ends, graphs if self.capturable else None)
+
+    def _inputs(self, slots: np.ndarray, layout: Layout, ends: np.ndarray, graphs: Graphs | None) -> StepInputs:
+        """What a model reads, of token ids that stand in their buffer. Plans attention for each KV group.
+
+        With `graphs` one of them may run it; a step of one token a row gets as many rows as it wants.
+        """
+        n, num_tokens, max_seq = len(slots), len(layout.positions), int(ends.max())
+        padding = graphs.num_rows(n) - n if graphs is not None and num_tokens == n else 0
         self.positions.array[:num_tokens] = layout.positions
         self.query_start.array[: n + 1] = layout.query_start
         self.seq_len.array[:n] = ends
@@ -176,27 +204,17 @@ class InputBuilder:
             self._pad(n, n + padding)
             num_tokens += padding
 
+        num_logits = len(layout.last)
         self.logits_rows.array[:num_logits] = layout.last
-        inputs = StepInputs(
+        return StepInputs(
             token_ids=self.drawn.push(num_tokens, layout.token_slots),
             positions=self.positions.push(num_tokens),
             attn=[planner.plan(batch) for planner, batch in zip(self.planners, self.batches, strict=True)],
             kv=self.kv,
             logits_rows=self.logits_rows.push(num_logits),
             only_logits=num_logits < num_tokens - padding,
-            capture=capture,
+            capture=graphs is not None,
             state=self._state_batch(slots, layout, padding) if self.state else None,
-        )
-        if held is not None and adapters is not None:
-            found = adapters.of_slot[layout.token_slots]
-            inputs.adapters = self.push_adapters(np.append(found, [NONE] * padding) if padding else found)
-        if self.token_types is not None and (second := rows.second[layout.token_slots]).any():
-            self.token_types.array[:num_tokens] = (second > 0) & (layout.positions >= second)
-            inputs.token_types = self.token_types.push(num_tokens)
-        if num_drafts is None:
-            self.drawn.expect(layout.logit_slots)
-        return Step(
-            plan, inputs, slots, layout.sample_rows, layout.logit_slots, layout.next_positions, layout.num_drafts
         )
 
     def push_adapters(self, adapters: np.ndarray) -> torch.Tensor:

@@ -22,3 +22,4 @@ class LoadedModel:
     dense: nn.Module | None = None  # what follows the head of a pooling model
     attention: AttentionBackend | None = None  # the object the model's layers call: makes planners and KV tensors
     rows: RowOps | None = None  # that of the model's layers; None: plain torch
+    draft: LoadedModel | None = None  # what its proposer runs

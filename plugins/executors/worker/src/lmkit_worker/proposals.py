@@ -8,8 +8,10 @@ import numpy as np
 from lmkit.api import PluginError
 
 if TYPE_CHECKING:
-    from lmkit.api import Proposer, StepResult
+    from lmkit.api import StepResult
+    from torch import Tensor
 
+    from lmkit_worker.drafting import Source
     from lmkit_worker.inputs import Step
     from lmkit_worker.rows import RowTable
 
@@ -26,9 +28,9 @@ class Proposals:
     step with many rows no token is guessed.
     """
 
-    def __init__(self, proposer: Proposer, rows: RowTable, most: int, vocab_size: int) -> None:
+    def __init__(self, source: Source, rows: RowTable, most: int, vocab_size: int) -> None:
         """`most`: guesses per row and step."""
-        self._proposer, self._rows, self._most, self._vocab_size = proposer, rows, most, vocab_size
+        self.source, self._most, self._vocab_size = source, most, vocab_size
         self._reach = np.full(rows.max_rows, FIRST, np.int64)
         self._pause = np.zeros(rows.max_rows, np.int64)  # steps until the row is asked again
         self._missed = np.zeros(rows.max_rows, np.int64)  # times in a row that all guesses were wrong
@@ -36,7 +38,7 @@ class Proposals:
     def add(self, slot: int) -> None:
         self._reach[slot], self._pause[slot], self._missed[slot] = FIRST, 0, 0
 
-    def fill(self, step: Step, result: StepResult) -> None:
+    def fill(self, step: Step, hidden: Tensor, result: StepResult) -> None:
         """Puts the guesses for the next step into `result.drafts`, after the tokens of this one."""
         rows = [row for row in step.sample_rows.tolist() if result.tokens[row]]
         slots = [int(step.slots[row]) for row in rows]
@@ -45,15 +47,15 @@ class Proposals:
         share = TOKENS // len(rows) - 1 if rows else 0
         asked = [i for i, slot in enumerate(slots) if not self._pause[slot]] if share > 0 else []
         self._pause[slots] = np.maximum(self._pause[slots] - 1, 0)
+        most = [min(share, self._most, int(self._reach[slots[i]])) for i in asked]
+        guesses = self.source.guess(step, hidden, result, [rows[i] for i in asked], most)
         if not asked:
             return
-        most = [min(share, self._most, int(self._reach[slots[i]])) for i in asked]
-        guesses = self._proposer.propose([self._rows.row_tokens(slots[i]) for i in asked], most)
         result.drafts = [[] for _ in step.plan.rows]
         for i, limit, guess in zip(asked, most, guesses, strict=True):
             result.drafts[rows[i]] = drafts = guess[:limit]
             if not all(0 <= token < self._vocab_size for token in drafts):
-                raise PluginError(f"{type(self._proposer).__name__} guessed {drafts}: one is no token")
+                raise PluginError(f"{self.source.name} guessed {drafts}: one is no token")
 
     def _learn(self, slot: int, num_drafts: int, num_right: int) -> None:
         if not num_drafts:

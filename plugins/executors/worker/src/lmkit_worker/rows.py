@@ -127,6 +127,11 @@ class RowTable:
         """All tokens known of a row: a view."""
         return self.tokens[slot, : self.num_tokens[slot]]
 
+    def room(self, slot: int, block_sizes: Sequence[int]) -> int:
+        """Places that a row has blocks for in each KV group, whose block sizes are given."""
+        sizes = np.array(block_sizes, np.int64)
+        return int((self.num_blocks[: len(sizes), slot] * sizes).min())
+
     def row_blocks(self, group: int, slot: int) -> np.ndarray:
         """Block ids of a row in a KV group: a view."""
         return self.table[group][slot, : self.num_blocks[group, slot]]

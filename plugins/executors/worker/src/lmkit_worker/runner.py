@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ from lmkit.api import (
     StepResult,
 )
 from lmkit_layers.adapters import AdapterBank
+from lmkit_layers.drafts import DraftProposer
 
 from lmkit_worker.blocks import Blocks
+from lmkit_worker.drafting import Drafting, Source, Texts
 from lmkit_worker.heads import RowHead, TokenHead
 from lmkit_worker.inputs import InputBuilder, Step
 from lmkit_worker.loaded import LoadedModel
@@ -35,7 +37,7 @@ from lmkit_worker.rows import RowTable
 from lmkit_worker.sampling import Sampler
 
 if TYPE_CHECKING:
-    from lmkit.api import AttentionBackend, Event, Platform
+    from lmkit.api import AttentionBackend, Event, Graphs, Platform
     from torch import Tensor
 
 
@@ -85,8 +87,8 @@ class Runner:
     def __init__(
         self, loaded: LoadedModel, kv: KVConfig, limits: StepLimits, backends: Sequence[AttentionBackend],
         platform: Platform, device: torch.device, *, eos_token_ids: Sequence[int] = (), max_drafts: int = 0,
-        seed: int = 0, processors: Mapping[str, LogitsProcessor] | None = None, proposer: Proposer | None = None,
-        debug_kv: bool = False,
+        seed: int = 0, processors: Mapping[str, LogitsProcessor] | None = None,
+        proposer: Proposer | DraftProposer | None = None, debug_kv: bool = False,
     ) -> None:  # fmt: skip
         """`backends`: one per KV group of attention layers.
 
@@ -110,7 +112,8 @@ class Runner:
         else:
             vocab_size = loaded.info.vocab_size
             sampler = Sampler(limits.max_rows, vocab_size, eos_token_ids, processors, loaded.rows)
-            proposals = Proposals(proposer, self.rows, max_drafts, vocab_size) if proposer is not None else None
+            source = self._source(loaded, proposer, platform.graphs(limits)) if proposer is not None else None
+            proposals = Proposals(source, self.rows, max_drafts, vocab_size) if source is not None else None
             self.head = TokenHead(sampler, self.rows, self._logits, seed, proposals)
         self.platform = platform
         self.unread: Unread | None = None  # of the last step, while it is
@@ -197,6 +200,11 @@ class Runner:
         assert self.head.slots == sorted(self.rows.slot_of.values()), "state of the head belongs to exactly the rows"
 
     # ------------------------------------------------------------------------------------------- details
+
+    def _source(self, loaded: LoadedModel, proposer: Any, graphs: Graphs) -> Source:
+        if loaded.draft is None:
+            return Texts(proposer, self.rows)
+        return Drafting(proposer, self.rows, self.inputs, graphs, len(loaded.draft.info.layers))
 
     def _hidden(self, step: Step) -> Tensor:
         hidden = self.graphs.run(self.plain if step.inputs.adapters is None else self.adapters.tables, step.inputs)

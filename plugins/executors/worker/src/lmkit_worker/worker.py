@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lmkit import memory
@@ -30,6 +31,7 @@ from lmkit.api import (
     WorkerFacts,
     describe_model,
     itemsize,
+    load_target,
 )
 from lmkit_layers.adapters import Adapter
 
@@ -67,22 +69,19 @@ class Worker:
         self.device = self.platform.bind(self.rank, threads)
         if threads:
             torch.set_num_threads(threads)
-        self.loaded = load_model(
-            self.resolved, self.checkpoint, self.info, self.platform, self.device,
-            self.platform.collectives(self.rank, 1), progress=self.progress,
-            packed_cache=self.config.model.packed_cache, adapters=self.config.lora.on,
-        )  # fmt: skip
+        self.loaded = self._load()
         dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
         specs = tuple(self.info.kv_specs(block_size, self.resolved.value("kv_dtype", dtype)))
         activations = self._step_bytes(specs, dtype)
+        models = [self.loaded] + ([self.loaded.draft] if self.loaded.draft is not None else [])
         return WorkerFacts(
             free_kv_bytes=max(0, self.platform.free_memory() - activations),
-            weight_bytes=self.loaded.weight_bytes,
+            weight_bytes=sum(loaded.weight_bytes for loaded in models),
             activation_bytes=activations,
             kv_specs=specs,
             load_seconds=time.monotonic() - started,
-            pack_seconds=self.loaded.pack_seconds,
-            warnings=self.loaded.warnings,
+            pack_seconds=sum(loaded.pack_seconds for loaded in models),
+            warnings=tuple(warning for loaded in models for warning in loaded.warnings),
         )
 
     def _step_bytes(self, specs: tuple[KVSpec, ...], dtype: str) -> int:
@@ -108,6 +107,31 @@ class Worker:
             return taken + reserved_bytes(info, config, itemsize(dtype))
         return memory.activation_bytes(info, dtype, limits.max_tokens, limits.max_rows)
 
+    def _load(self) -> LoadedModel:
+        """The model, and the draft that its proposer runs: layers of one cache."""
+
+        def load(plan: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, first: int, **more: Any) -> LoadedModel:
+            return load_model(
+                plan, checkpoint, info, self.platform, self.device, self.platform.collectives(self.rank, 1),
+                progress=self.progress, packed_cache=self.config.model.packed_cache, cache=(self.info, first), **more,
+            )  # fmt: skip
+
+        draft, info = self.resolved.draft, self.info
+        drafted = describe_model(draft.plan, draft.checkpoint) if draft is not None else None
+        first = len(info.layers) - (len(drafted.layers) if drafted is not None else 0)
+        own = replace(info, layers=info.layers[:first])
+        loaded = load(self.resolved, self.checkpoint, own, 0, adapters=self.config.lora.on)
+        loaded.info = info
+        if draft is not None and drafted is not None:
+            loaded.draft = load(draft.plan, draft.checkpoint, drafted, first, attention=loaded.attention)
+        return loaded
+
+    def _proposer(self, loaded: LoadedModel) -> Any:
+        choice = self.resolved.choice("proposer")
+        if choice is None or loaded.draft is None:
+            return None if choice is None else make(choice)
+        return load_target(choice)(loaded.draft.model, loaded.model, **choice.options)
+
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
         self.runner = self._runner(kv, limits)
         self.runner.warm()
@@ -129,7 +153,7 @@ class Worker:
             eos_token_ids=limits.eos_token_ids, max_drafts=limits.lookahead,
             seed=self.config.model.seed, debug_kv=self.debug_kv,
             processors={c.name: make(c) for c in self.resolved.choices if c.kind == "logits_processor"},
-            proposer=make(guesses) if (guesses := self.resolved.choice("proposer")) is not None else None,
+            proposer=self._proposer(self.loaded),
         )  # fmt: skip
 
     def forward(self, plan: StepPlan) -> None:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from lmkit_cli import screen
+from lmkit_cli.estimate import planned
 from lmkit_cli.options import plugin_host, with_config
 from lmkit_cli.settings import Sourced
 
@@ -20,7 +21,6 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="the same as data; sizes in bytes")] = False,
 ) -> None:
     """Show the memory budget of a model (weights, activations, KV cache) and the context it buys. Loads nothing."""
-    from lmkit import memory
     from lmkit.api import ConfigError
     from lmkit.plugins.resolve import resolve
 
@@ -28,7 +28,7 @@ def command(
     if resolved.device.described and not resolved.device.total_memory:
         text = settings.config.device
         raise ConfigError(f"device {text!r}: it is not said how much memory it has", fix=f"--device {text}:80GB")
-    estimate = memory.planned(settings.config, resolved, checkpoint, info)
+    estimate = planned(settings.config, resolved, checkpoint, info)
     if as_json:
         data = {
             "model": checkpoint.ref,

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
 from lmkit.config import format_size
 from lmkit.engine.messages import EngineFacts
-from lmkit.memory import Estimate
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from lmkit_cli.estimate import Estimate
 
 SHOWN = ("platform", "attention", "quantization", "loader", "scheduler", "tool_parser", "reasoning_parser")
 MAX_REFUSED = 3  # names in a line; the rest is counted

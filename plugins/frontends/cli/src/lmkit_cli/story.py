@@ -9,11 +9,12 @@ from lmkit.api import Derived, DeviceInfo, ErrorInfo, LmkitError, OpRequest, Ref
 from lmkit.config import EngineConfig
 from lmkit.contracts.errors import UnknownName
 from lmkit.kinds import BY_NAME
-from lmkit.memory import Estimate, planned
 from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
 from lmkit.plugins.select import Candidate, Outcome
+
+from lmkit_cli.estimate import Estimate, planned
 
 TOPICS = tuple(BY_NAME)
 

@@ -60,6 +60,11 @@ _HOME = {
     "lightning_attention": "linear_attention",
     "rg_lru": "linear_attention",
     "SelfAttention": "decoder",
+    "Chain": "drafts",
+    "FurtherLayer": "further",
+    "HiddenChain": "drafts",
+    "HeadDecoder": "drafts",
+    "Sum": "drafts",
 }
 
 __all__ = sorted(_HOME)

@@ -212,7 +212,10 @@ class Decoder(nn.Module):
     """Embedding, layers, final norm, head: a complete Model. A family replaces what is peculiar to it.
 
     Classes of blocks are attributes; `make_layer`, `make_attention`, `make_mlp` and `rows_of_positions` are methods.
+    `taps`: layers whose inputs follow the hidden states in what `forward` gives: [T, (1 + taps) * D], for a draft.
     """
+
+    taps: tuple[int, ...] = ()
 
     config: type[DecoderConfig] = DecoderConfig
     attention: type[SelfAttention] = SelfAttention
@@ -283,11 +286,15 @@ class Decoder(nn.Module):
         h = self.embeddings(x)
         angles, delta = [rotary(x.positions) for rotary in self.rotary], None
         layers = cast("Iterable[DecoderLayer]", self.layers)
+        tapped: dict[int, Tensor] = {}
         for i, (layer, by) in enumerate(zip(layers, self.turned_by, strict=True)):
+            if i in self.taps:
+                tapped[i] = h.clone() if delta is None else h + delta
             mixed = layer.mix(h, delta, None if by is None else angles[by], x)
             h, *rest = self.read(i, x, *mixed)
             delta = layer.finish(h, *rest)
-        return self.norm.add(h, delta)
+        hidden = self.norm.add(h, delta)
+        return torch.cat((hidden, *(tapped[i] for i in self.taps)), -1) if self.taps else hidden
 
     def read(self, layer: int, x: StepInputs, *tensors: Tensor) -> Iterable[Tensor]:
         """`tensors` [T, ...] after `layer` has mixed its tokens: after the last, of those that are read."""
@@ -297,7 +304,7 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self.lm_head(hidden)
+        logits = self.lm_head(hidden[:, : self.cfg.hidden_size] if self.taps else hidden)
         if self.cfg.logit_scale != 1.0:
             logits = logits * self.cfg.logit_scale
         if self.cfg.logit_softcap is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lmkit.api import Architecture, LinearSpec, ModelInfo, StateTensor, UnsupportedModel, WeightRule
 
+from lmkit_decoders import further
 from lmkit_decoders.describe import (
     DecoderConfig,
     LatentConfig,
@@ -19,6 +20,7 @@ from lmkit_decoders.describe import (
     decoder_config,
     decoder_info,
 )
+from lmkit_decoders.further import FurtherLayer
 from lmkit_decoders.multimodal import ENDING, text_config, text_linears, text_rules
 from lmkit_decoders.places import Target
 from lmkit_decoders.reader import ConfigReader
@@ -42,6 +44,7 @@ class DecoderArchitecture(Architecture):
     `prefix`: what the names of tensors begin with in some files and not in others.
     `defaults`: architecture name -> what keys mean that a file leaves out; null is not left out.
     `spellings`: key -> its names in other files, which count where it is missing.
+    `drafts`: name of a draft -> the layer of a checkpoint that it is. FooMTP guesses for FooForCausalLM.
     """
 
     configs: ClassVar[Mapping[str, Callable[[ConfigReader], DecoderConfig]]]
@@ -54,17 +57,24 @@ class DecoderArchitecture(Architecture):
     prefix: ClassVar[str] = ""
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     spellings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    drafts: ClassVar[Mapping[str, FurtherLayer]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(self.configs)
+        return (*self.configs, *self.drafts)
 
     def describe(self, config: Mapping[str, object]) -> ModelInfo:
         name = ConfigReader(config).architecture(self.names)
         config = text_config(config) if name.endswith(ENDING) else config
         other = {key: config[name] for key, names in self.spellings.items() for name in names if name in config}
-        reader = ConfigReader({**self.defaults.get(name, {}), **other, **config})
-        cfg = self.configs[name](reader)
+        draft = self.drafts.get(name)
+        base = name if draft is None else draft.of
+        reader = ConfigReader({**self.defaults.get(base, {}), **other, **config})
+        cfg = self.configs[base](reader)
+        if draft is not None:
+            cfg = draft.config(cfg)
+            info = decoder_info(name, reader, cfg, (2 * cfg.hidden_size + 2 - cfg.vocab_size) * cfg.hidden_size)
+            return replace(info, linears=(*info.linears, draft.linear(cfg)))
         info = decoder_info(name, reader, cfg, self.extra_parameters(name, cfg))
         if name in self.options:
             info = replace(info, config={**info.config, "options": dict(self.options[name](reader))})
@@ -80,7 +90,8 @@ class DecoderArchitecture(Architecture):
         return 0
 
     def build(self, info: ModelInfo, ctx: BuildContext) -> Model:
-        module, _, name = self.models.get(info.architecture, "lmkit_decoders.decoder:Decoder").partition(":")
+        usual = further.MODEL if info.architecture in self.drafts else "lmkit_decoders.decoder:Decoder"
+        module, _, name = self.models.get(info.architecture, usual).partition(":")
         return getattr(import_module(module), name)(info, ctx)
 
     def weights(self, info: ModelInfo) -> list[WeightRule]:
@@ -88,7 +99,12 @@ class DecoderArchitecture(Architecture):
         transforms = self.transforms.get(info.architecture, {})
         cfg = decoder_config(info, self.config)
         bound = {role: partial(function, cfg) for role, function in transforms.items()}
-        rules = [*ignored, *decoder_weights(info, bound, self.targets, cfg)]
+        draft = self.drafts.get(info.architecture)
+        targets = self.targets if draft is None else {**self.targets, **further.TARGETS}
+        rules = decoder_weights(info, bound, targets, cfg)
+        if draft is not None:
+            return draft.rules(rules)
+        rules = [*ignored, *rules]
         if info.architecture.endswith(ENDING):
             rules = text_rules(rules)
         if not self.prefix:

@@ -23,7 +23,7 @@ def decoder_weights(
     """
     cfg, transforms = cfg or decoder_config(info), transforms or {}
     places = cfg.places() | {role: as_place(target) for role, target in (targets or {}).items()}
-    layer = next(name for name in cfg.names.values() if "{i}" in name).partition("{i}")[0]
+    layer = next((name.partition("{i}")[0] for name in cfg.names.values() if "{i}" in name), "")
     unused = range(len(cfg.windows), len(cfg.windows) + cfg.num_unused_layers)
     twice = {source for source, num in Counter(cfg.names.values()).items() if num > 1}
     ordered = [(1, WeightRule(f"{layer}{i}.{{any}}", "", ignore=True)) for i in unused]

@@ -11,6 +11,7 @@ from lmkit_decoders import (
     ConfigReader,
     DecoderArchitecture,
     DecoderConfig,
+    FurtherLayer,
     corrected_moe,
     latent_config,
     stacked,
@@ -176,6 +177,7 @@ class Deepseek(DecoderArchitecture):
         "MiniCPM3ForCausalLM": minicpm3,
         "Mistral4ForCausalLM": mistral4,
     }
+    drafts = {"DeepseekV3MTP": FurtherLayer("DeepseekV3ForCausalLM")}
     ignored = ("model.layers.{i}.self_attn.indexer.{any}",)
     defaults = DEFAULTS
     spellings = {

@@ -13,6 +13,7 @@ def lmkit_models() -> list[ModelSpec]:
             architectures=(
                 "DeepseekV2ForCausalLM",
                 "DeepseekV3ForCausalLM",
+                "DeepseekV3MTP",
                 "DeepseekV32ForCausalLM",
                 "GlmMoeDsaForCausalLM",
                 "DeepseekForCausalLM",

@@ -9,6 +9,7 @@ from lmkit_decoders import (
     ConfigReader,
     DecoderArchitecture,
     DecoderConfig,
+    FurtherLayer,
     corrected_moe,
     tensor_names,
     usual_config,
@@ -68,6 +69,7 @@ class Glm(DecoderArchitecture):
         "ChatGLMModel": chatglm,
         "ChatGLMForConditionalGeneration": chatglm,
     }
+    drafts = {"Glm4MoeMTP": FurtherLayer("Glm4MoeForCausalLM")}
     ignored = ("transformer.rotary_pos_emb.inv_freq",)
     defaults = {
         "Glm4MoeForCausalLM": {

@@ -14,6 +14,7 @@ def lmkit_models() -> list[ModelSpec]:
                 "GlmForCausalLM",
                 "Glm4ForCausalLM",
                 "Glm4MoeForCausalLM",
+                "Glm4MoeMTP",
                 "BailingMoeForCausalLM",
                 "BailingMoeV2ForCausalLM",
                 "ChatGLMModel",

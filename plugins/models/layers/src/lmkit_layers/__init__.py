@@ -16,6 +16,7 @@ _HOME = {
     "PlainFormat": "linear",
     "ReferenceLinear": "linear",
     "Attention": "attention",
+    "DraftProposer": "drafts",
     "Embedding": "embedding",
     "Latent": "latent",
     "LayerNorm": "norm",

@@ -39,7 +39,8 @@ class Builder:
     `kernels` maps "op:format" (ops "linear" and "moe") to kernels, preferred first: each layer gets the first that can
     run it, and a line in `warnings` when that is not the very first. `online`: the scheme quantizes a checkpoint that
     is not, its output head too; else only what a checkpoint may store so. `strict` names those of which the user chose
-    the kernels: experts do not go to kernels for linears then.
+    the kernels: experts do not go to kernels for linears then. `cache`: whose layers share the KV cache, and
+    where those of `info` begin among them.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Builder:
         strict: frozenset[str] = frozenset(),
         collectives: Collectives | None = None,
         rows: RowOps | None = None,
+        cache: tuple[ModelInfo, int] | None = None,
     ) -> None:
         self.info, self.dtype, self.device = info, dtype, device
         self.kernels, self.scheme, self.strict = kernels, scheme, strict
@@ -65,7 +67,8 @@ class Builder:
         self.backend = attention
         quantizable = {spec.name for spec in info.linears if not (online and spec.dense)}
         self._quantizable = quantizable | ({HEAD} if online else set())
-        groups = info.kv_groups()
+        self._all, self._first = cache or (info, 0)
+        groups = self._all.kv_groups()
         self._group_of = {i: (g, need) for g, (need, layers) in enumerate(groups) for i in layers}
         self._writers: dict[int, Attention] = {}  # of the cache of a layer
 
@@ -139,14 +142,15 @@ class Builder:
         raise SelectionError(f"no kernel for linear format {fmt.name!r}, layer {spec.name}: {reasons}")
 
     def attention(self, layer: int, scale: float) -> Attention:
-        kv_of = self.info.layers[layer].kv_of
+        last = layer == len(self.info.layers) - 1 and not self.info.layers[layer].state  # which may depend on it
+        layer += self._first
+        kv_of = self._all.layers[layer].kv_of
         source = layer if kv_of is None else kv_of
         if self.backend is None or source not in self._group_of:
             raise PluginError(f"{self.info.architecture}: layer {layer} is described without attention")
         group, need = self._group_of[source]
-        if self.info.layers[layer].attn != need:
+        if self._all.layers[layer].attn != need:
             raise PluginError(f"{self.info.architecture}: layers {source} and {layer} cannot share keys and values")
-        last = layer == len(self.info.layers) - 1 and not self.info.layers[layer].state  # which may depend on it
         found = Attention(self.backend, need, source, group, scale, self._writers.get(source), last=last)
         if source == layer:
             self._writers[layer] = found

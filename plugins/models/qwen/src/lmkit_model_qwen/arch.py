@@ -10,6 +10,7 @@ from lmkit_decoders import (
     ConfigReader,
     DecoderArchitecture,
     DecoderConfig,
+    FurtherLayer,
     OneTensor,
     tensor_names,
     usual_config,
@@ -136,4 +137,15 @@ class Qwen(DecoderArchitecture):
         """The gates of shared experts."""
         return cfg.hidden_size * sum(cfg.moe.layers) if cfg.moe is not None and cfg.moe.shared_size else 0
 
+    drafts = {
+        "MiMoMTP": FurtherLayer(
+            "MiMoForCausalLM",
+            layer="model.mtp_layers.0",
+            names={
+                "enorm": ".token_layernorm", "hnorm": ".hidden_layernorm", "fc": ".input_proj",
+                "norm": ".final_layernorm",
+            },
+            hidden_first=True,
+        )
+    }  # fmt: skip
     ignored = ("model.mtp_layers.{any}", "mtp.{any}")

@@ -16,6 +16,7 @@ def lmkit_models() -> list[ModelSpec]:
                 "Qwen2MoeForCausalLM",
                 "Qwen3MoeForCausalLM",
                 "MiMoForCausalLM",
+                "MiMoMTP",
                 "Qwen2VLForConditionalGeneration",
                 "Qwen2_5_VLForConditionalGeneration",
                 "Qwen3VLForConditionalGeneration",

@@ -109,11 +109,12 @@ class CpuGraphs:
 
     def run(self, forward: Callable[[StepInputs], Tensor], x: StepInputs) -> Tensor:
         num_rows = x.token_ids.shape[0]
-        if not x.capture or x.embeds is not None or num_rows > self.max_rows or self.refused is not None:
+        if not x.capture or num_rows > self.max_rows or self.refused is not None:
             return forward(x)
         if x.adapters is not None:  # their products have no native kernel
             return forward(x)
-        key = (x.token_ids.data_ptr(), x.positions.data_ptr(), *(plan.slots.data_ptr() for plan in x.attn), num_rows)
+        entering = x.token_ids if x.embeds is None else x.embeds
+        key = (entering.data_ptr(), x.positions.data_ptr(), *(plan.slots.data_ptr() for plan in x.attn), num_rows)
         graph = self.graphs.get(key)
         if graph is None:
             try:
@@ -129,4 +130,4 @@ class CpuGraphs:
         memory = Memory()
         with self.native.capture() as tape, Recorder(memory):
             output = forward(x)
-        return Graph(tape, output, memory, [x.token_ids, x.positions, *x.attn, *x.kv])
+        return Graph(tape, output, memory, [x.token_ids, x.embeds, x.positions, *x.attn, *x.kv])

@@ -66,27 +66,32 @@ def load_model(
     progress: Progress | None = None,
     packed_cache: str | None = None,
     adapters: bool = False,
+    cache: tuple[ModelInfo, int] | None = None,
+    attention: AttentionBackend | None = None,
 ) -> LoadedModel:
     """The model of `checkpoint`, ready to run on `device` with the implementations chosen in `resolved`.
 
     With `adapters`, experts run one linear after the other: adapters add to what is between them.
-    `packed_cache` is a folder for packed weights: they are taken from there, or kept there for the next time.
+    A model and its draft have one KV cache and one `attention`: `cache` says whose layers are in it, and where those of
+    `info` begin among them. `packed_cache` is a folder for packed weights: they are taken from there, or kept there for
+    the next time.
 
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
     CheckpointError when a file turns out to be damaged later.
     """
     architecture = architecture_of(resolved)
-    builder = make_builder(resolved, checkpoint, info, collectives, adapters)
+    attention = attention or _attention(resolved, cache[0] if cache else info)
+    builder = make_builder(resolved, checkpoint, info, collectives, adapters, attention, cache)
     with torch.device("meta"):
         model = architecture.build(info, builder)
     if not isinstance(model, nn.Module):
         raise PluginError(f"{info.architecture}: build() must return a torch module, got {type(model).__name__}")
     loader: Loader = make(choice_of(resolved, "loader"))
-    cache = None
+    packed = None
     if packed_cache is not None:
-        cache = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
+        packed = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
     rules, scheme = Rules(architecture.weights(info)), builder.scheme
-    warnings = fill_model(model, rules, loader, checkpoint, platform, device, progress, cache, scheme)
+    warnings = fill_model(model, rules, loader, checkpoint, platform, device, progress, packed, scheme)
     dense = None
     if info.pooler is not None and info.pooler.dense:
         dense = _load_dense(info.pooler, builder.dtype, loader, checkpoint, platform, device)
@@ -128,6 +133,8 @@ def make_builder(
     info: ModelInfo,
     collectives: Collectives | None,
     adapters: bool = False,
+    attention: AttentionBackend | None = None,
+    cache: tuple[ModelInfo, int] | None = None,
 ) -> Builder:
     """The BuildContext for the implementations chosen in `resolved`."""
     quantization, declared = resolved.choice("quantization"), checkpoint.config.get("quantization_config")
@@ -146,13 +153,14 @@ def make_builder(
         info,
         getattr(torch, dtype),
         resolved.device,
-        _attention(resolved, info),
+        attention or _attention(resolved, info),
         kernels,
         scheme=scheme,
         online=declared is None,
         strict=frozenset(c.component for c in ops if c.why == "explicit"),
         collectives=collectives,
         rows=_row_ops(resolved, dtype),
+        cache=cache,
     )
 
 

@@ -1,0 +1,152 @@
+"""Train an EAGLE head for the demo checkpoint by self-distillation, and write it in the published layout.
+
+The head is one layer of the model behind a projection of the next token's embedding and the model's hidden state (Li et
+al. 2024, arXiv:2401.15077). It learns the model's own distribution over the chats that the model was trained on, from
+the model's hidden states and then from its own, which is what it gets when it guesses several tokens in a row.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from train.data import Mix, batches
+from train.model import DemoModel, Layer, ModelConfig, block_causal_mask, rotary_tables
+from train.train import batch_tensors, learning_rate_factor
+
+FEATURE_WEIGHT = 0.1  # of the distance between hidden states, beside that between distributions
+FADING = 0.7  # weight of each further guess in a row
+
+
+class Head(nn.Module):
+    """hidden states and embeddings of the tokens that follow, both (B, T, C) -> the hidden states that follow."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList([Layer(config)])
+        self.layers[0].input_layernorm = nn.Identity()
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
+        size = config.hidden_size  # it begins by passing the hidden state on
+        nn.init.eye_(self.fc.weight.data[:, size:])
+        for linear in (self.layers[0].self_attn.o_proj, self.layers[0].mlp.down_proj):
+            nn.init.zeros_(linear.weight)
+
+    def forward(self, hidden: Tensor, embedded: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        return self.layers[0](self.fc(torch.cat((embedded, hidden), dim=-1)), rotary, mask)
+
+
+def head_loss(head: Head, model: DemoModel, batch: dict[str, Tensor], depth: int) -> tuple[Tensor, Tensor]:
+    """The loss of `depth` guesses in a row at every place, and of each guess the share that the model agrees with.
+
+    At a place the head knows the token that follows, the target of the model there, and says what comes after it.
+    """
+    tokens, positions, segments = batch["tokens"], batch["positions"], batch["segments"]
+    embedding = model.model.embed_tokens.weight
+    with torch.no_grad():
+        true = model.model(tokens, positions, segments)
+        teacher = F.log_softmax(F.linear(true, embedding).float(), -1)
+    rotary, mask = rotary_tables(positions, head.config), block_causal_mask(segments)
+    embedded = F.embedding(batch["targets"], embedding)
+    hidden, total, agreed = true, torch.zeros(()), []
+    same = segments[:, 1:] == segments[:, :-1]
+    for guess in range(depth):
+        hidden = head(hidden, embedded, rotary, mask)
+        # what the head makes of place t is compared with what the model has at place t + 1, in replies
+        read = (batch["weights"][:, 1:] == 1) & same & (positions[:, 1:] > guess)
+        student, wanted = F.log_softmax(F.linear(hidden[:, :-1][read], embedding).float(), -1), teacher[:, 1:][read]
+        distance = F.kl_div(student, wanted, log_target=True, reduction="batchmean")
+        feature = F.smooth_l1_loss(hidden[:, :-1][read].float(), true[:, 1:][read].float())
+        total = total + FADING**guess * (distance + FEATURE_WEIGHT * feature)
+        agreed.append((student.argmax(-1) == wanted.argmax(-1)).float().mean().detach())
+        hidden = F.pad(hidden[:, :-1], (0, 0, 1, 0))  # the next guess reads this one
+    return total, torch.stack(agreed)
+
+
+def write_head(head: Head, config: dict, out: Path) -> None:
+    """The folder that `lmkit serve --proposer eagle` reads."""
+    out.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()}
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    sizes = {**config, "num_hidden_layers": 1, "bias": False, "tie_word_embeddings": False}
+    (out / "config.json").write_text(json.dumps(sizes, indent=2) + "\n")
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Run the training loop."""
+    torch.manual_seed(arguments.seed)
+    tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
+    hf = json.loads((arguments.model / "config.json").read_text())
+    config = ModelConfig(vocab_size=hf["vocab_size"])
+    model = DemoModel(config)
+    model.load_state_dict({n: t.float() for n, t in load_file(arguments.model / "model.safetensors").items()})
+    model.requires_grad_(False)
+    head = Head(config)
+    if arguments.start_from:
+        head.load_state_dict({n: t.float() for n, t in load_file(arguments.start_from / "model.safetensors").items()})
+    matrices = [p for p in head.parameters() if p.ndim == 2]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=arguments.learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([p for p in head.parameters() if p.ndim != 2], lr=arguments.learning_rate, weight_decay=0.0),
+    ]
+
+    def loss_of(**batch: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return head_loss(head, model, batch, arguments.depth)
+
+    source = batches(tokenizer, Mix(), arguments.seed, arguments.rows, arguments.length)
+    average, started = torch.zeros(arguments.depth), time.monotonic()
+    bar = tqdm(range(arguments.steps), unit="step", mininterval=10)
+    for step in bar:
+        late = (time.monotonic() - started) / (60 * arguments.minutes)  # of the time or the steps, what is over first
+        step_now = max(step, int(late * arguments.steps))
+        if step_now >= arguments.steps:
+            break
+        factor = learning_rate_factor(step_now, arguments.steps, arguments.warmup, arguments.decay)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = arguments.learning_rate * factor
+        loss, agreed = loss_of(**batch_tensors(next(source)))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        average = agreed if step == 0 else 0.95 * average + 0.05 * agreed
+        shown = " ".join(f"{share:.3f}" for share in average.tolist())
+        bar.set_postfix(loss=f"{loss.item():.4f}", lr=f"{factor:.2f}", agreed=shown, refresh=False)
+        if (step + 1) % arguments.save_every == 0:
+            write_head(head, hf, arguments.out)
+    write_head(head, hf, arguments.out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="directory of the checkpoint")
+    parser.add_argument("--out", type=Path, required=True, help="directory for the head")
+    parser.add_argument("--start-from", type=Path, help="head of an earlier run")
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--minutes", type=float, default=1e9, help="end earlier after that time")
+    parser.add_argument("--rows", type=int, default=8, help="rows per step")
+    parser.add_argument("--length", type=int, default=512, help="tokens per row")
+    parser.add_argument("--depth", type=int, default=3, help="guesses in a row")
+    parser.add_argument("--learning-rate", type=float, default=4e-3)
+    parser.add_argument("--warmup", type=int, default=30)
+    parser.add_argument("--decay", type=float, default=0.5, help="share of the steps over which the rate falls to zero")
+    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
+    parser.add_argument("--seed", type=int, default=1)
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

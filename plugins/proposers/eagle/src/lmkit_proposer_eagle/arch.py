@@ -1,0 +1,103 @@
+"""EAGLE heads as data, in the layout of the published checkpoints. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from lmkit.api import LinearSpec, ModelInfo, UnsupportedModel, WeightRule
+from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, OneTensor, tensor_names, usual_config
+
+TAPS = 3  # layers of the model that EAGLE-3 reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleConfig(DecoderConfig):
+    """version 1: layers of a Llama behind a projection, the first without a norm before attention. 3: one layer that
+    attends to the embedding beside the hidden state, over what three of the model's layers read."""
+
+    version: int
+    num_tokens: int  # of the head's own vocabulary, if it has one
+    taps: tuple[int, ...]
+    fc_bias: bool
+
+    def attention_linears(self, i: int) -> list[LinearSpec]:
+        specs = DecoderConfig.attention_linears(self, i)
+        wide = self.version == 3
+        return [replace(s, in_features=2 * s.in_features) if wide and s.name.endswith("qkv") else s for s in specs]
+
+    def head(self) -> LinearSpec:
+        return LinearSpec("lm_head", self.hidden_size, (self.num_tokens,), sources=(self.names["lm_head"],))
+
+
+def eagle(r: ConfigReader) -> EagleConfig:
+    """EAGLE-3 where the head has a vocabulary of its own, as all of its checkpoints say, else EAGLE-1."""
+    target = ConfigReader(cast("Mapping[str, object]", r.config.get("lmkit_target", {})))
+    version = 3 if r.config.get("draft_vocab_size") is not None else 1
+    size, wanted = r.integer("hidden_size"), target.integer("hidden_size")
+    if size != wanted:
+        raise UnsupportedModel("hidden_size of the head", size, f"{wanted}, that of the model")
+    r.one_of("target_hidden_size", (size,), size)
+    layers = target.integer("num_layers")
+    bias = r.flag("attention_bias", False)
+    roles = {"embed": "embed_tokens", "fc": "fc", "norm": "norm"}
+    if version == 3:
+        r.one_of("num_hidden_layers", (1,))
+        roles |= {"embed_norm": ".input_layernorm", "attn_norm": ".hidden_norm"}
+    return usual_config(
+        r,
+        kind=EagleConfig,
+        max_length=target.integer("max_length"),
+        tie=version == 1,
+        qkv_bias=bias,
+        o_bias=bias,
+        names=tensor_names("layers.{i}", **roles),
+        version=version,
+        num_tokens=r.integer("draft_vocab_size", r.integer("vocab_size")),
+        taps=taps(r, layers) if version == 3 else (),
+        fc_bias=r.flag("bias", version == 1),
+    )
+
+
+def taps(r: ConfigReader, num_layers: int) -> tuple[int, ...]:
+    """Before which layers of the model the head reads: as its file says, else near the first, the middle, the last."""
+    given = cast("Mapping[str, object]", r.config.get("eagle_config") or {})
+    found = given.get("eagle_aux_hidden_state_layer_ids", [2, num_layers // 2, num_layers - 3])
+    if (
+        not isinstance(found, list)
+        or len(found) != TAPS
+        or not all(type(i) is int and 0 <= i < num_layers for i in found)
+    ):
+        raise UnsupportedModel("eagle_aux_hidden_state_layer_ids", found, f"{TAPS} of {num_layers} layers")
+    return tuple(found)
+
+
+class EagleArchitecture(DecoderArchitecture):
+    configs = {"EagleForCausalLM": eagle}
+    config = EagleConfig
+    models = {"EagleForCausalLM": "lmkit_proposer_eagle.model:eagle_head"}
+    targets = {"fc": "fc", "norm": "last_norm", "embed_norm": "layers.{i}.embed_norm", "d2t": OneTensor("d2t")}
+    ignored = ("embed_tokens.{any}", "t2d")  # the model's; the inverse of d2t
+
+    def extra_linears(self, cfg: EagleConfig, options: Any) -> list[LinearSpec]:
+        parts = TAPS if cfg.version == 3 else 2
+        return [LinearSpec("fc", parts * cfg.hidden_size, (cfg.hidden_size,), cfg.fc_bias, "none", (), ("fc",))]
+
+    def extra_parameters(self, name: str, cfg: EagleConfig) -> int:
+        """The projection and, of EAGLE-3, a norm and tokens; the embedding is not here."""
+        more = (1 + TAPS * cfg.hidden_size) * cfg.hidden_size + cfg.num_tokens if cfg.version == 3 else 0
+        return more + ((2 if cfg.version == 1 else 0) * cfg.hidden_size - cfg.vocab_size) * cfg.hidden_size
+
+    def weights(self, info: ModelInfo) -> list[WeightRule]:
+        """Some files call the layer of EAGLE-3 "midlayer". A head of EAGLE-1 in a file is the model's."""
+        version = info.config["version"]
+        rules = [*super().weights(info), WeightRule("d2t", "d2t")]
+        if version == 1:
+            return [WeightRule("lm_head.{any}", "", ignore=True), *rules]
+        middle = [
+            replace(r, source=r.source.replace("layers.{i}", "midlayer"), target=r.target.replace("{i}", "0"))
+            for r in rules
+            if r.source.startswith("layers.{i}")
+        ]
+        return [*middle, *rules]
