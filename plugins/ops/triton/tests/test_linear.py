@@ -332,7 +332,7 @@ def test_any_linear(name: str, n: int, k: int, rows: int, bias: bool, dtype: tor
 
 FAULTS = {
     "a row of x too many": ("row < m, tl.program_id(0)", "row < m + 1, tl.program_id(0)"),
-    "the bias of the first rows": ("bias + column, column < n", "bias + tl.arange(0, column.shape[0]), column < n"),
+    "the bias of another column": ("bias + i % n", "bias + i % (n - 1)"),
     "parts overlap": ("start = tl.program_id(2) * each\n    y = tl.zeros([M, N], tl.float32)",
                       "start = tl.program_id(2) * (each - 2 * H)\n    y = tl.zeros([M, N], tl.float32)"),
     "parts are written over": ("out += tl.program_id(2).to(tl.int64) * m * n", "out += tl.program_id(2) * 0"),
@@ -343,8 +343,10 @@ FAULTS = {
     "scales of the first block": ("scales + column // ROWS * groups", "scales + column * 0"),
     "groups of activations": ("x_scales + row * x_groups + at // GROUP", "x_scales + row * x_groups"),
     "cut, not rounded": ("(value + 12582912.0) - 12582912.0", "value * 1.0"),
-    "the largest of the first block": ("for first in range(0, k, N):\n        i = first + tl.arange(0, N)\n        largest",
-                                       "for first in range(0, N, N):\n        i = first + tl.arange(0, N)\n        largest"),
+    "the largest of the first block": (
+        "    for first in range(0, k, N):\n        i = first + tl.arange(0, N)\n        largest",
+        "    for first in range(0, N, N):\n        i = first + tl.arange(0, N)\n        largest",
+    ),
     "the power of two below": ("(bits + 0x7FFFFF)", "(bits + 0)"),
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from lmkit.api import DeviceInfo, Integers, LinearSpec
 from lmkit_layers import LinearExperts, ReferenceLinear, TorchRowOps
 from lmkit_layers.linear import PLAIN, PlainFormat
+from lmkit_layouts import Fp8Format
 from lmkit_op_triton import moe, tiles
 from lmkit_op_triton.moe import TritonExperts
 from lmkit_testing import PluginConformance
@@ -120,6 +121,22 @@ class Mixture:
         return experts.apply(x.to(dtype), ids, weights.to(dtype), made[0], made[1], self.act, ROWS)
 
 
+def of_float8(shape: tuple[int, int, int, int, bool, bool, str], dtype: torch.dtype, block: int) -> Mixture:
+    """Weights of float8 at random: with a scale for each block of `block` x `block`, or (0) for each row."""
+    made = Mixture.make(shape, dtype)
+    for linear in (made.up, made.down):
+        spec, noise = linear.spec, torch.Generator().manual_seed(3)
+        fmt = Fp8Format((block, block) if block else None, spec.out_features, spec.in_features, rows=not block)
+        params = {"weight": torch.randn(linear.weight.shape, generator=noise).to(torch.float8_e4m3fn)}
+        for name, param in fmt.params(spec, "float32").items():
+            if name != "weight" and not param.optional:
+                params[name] = torch.rand(param.shape, generator=noise) + 0.5
+        assert KERNEL.can_run(fmt, spec, DeviceInfo("cuda", "gpu", capability=(8, 0)), None) is None
+        linear.weight = fmt.dequantize(params, torch.float64)
+        linear.packed = KERNEL.pack(fmt, params, spec, dtype)
+    return made
+
+
 def batch(shape: tuple[Any, ...], tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """x with gaps between its rows; the first experts are chosen more often, some of the last by nobody."""
     num, top_k, hidden = shape[:3]
@@ -160,6 +177,26 @@ def test_weights_of_few_bits(fmt: str, dtype: torch.dtype) -> None:
         mixture = Mixture.make(shape, dtype, FORMATS[fmt])
         for tokens in (1, 7):
             check(mixture, *batch(shape, tokens, dtype), shuffle=tokens)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("block", [0, 16, 32])
+def test_weights_of_float8(block: int, dtype: torch.dtype) -> None:
+    """Blocks that experts fill, and those that an expert begins within; activations stay as they are."""
+    for shape in ((3, 2, 64, 96, True, False, "silu"), (3, 2, 140, 70, True, True, "silu"), SHAPES[2]):
+        mixture = of_float8(shape, dtype, block)
+        for tokens in (1, 7):
+            check(mixture, *batch(shape, tokens, dtype), shuffle=tokens)
+
+
+@pytest.mark.parametrize("block", [0, 128])
+def test_a_decode_row_reads_the_float8_of_the_chosen_experts_once(block: int) -> None:
+    shape = (16, 2, 512, 384, True, False, "silu")
+    mixture, operands = of_float8(shape, torch.bfloat16, block), batch(shape, 1, torch.bfloat16)
+    weights = 2 * 3 * 512 * 384
+    assert mixture.up.packed.nbytes + mixture.down.packed.nbytes <= 1.02 * 16 / 2 * weights
+    assert check(mixture, *operands).moved <= 1.05 * weights + 4 * 16 * 512
 
 
 def test_a_decode_row_reads_the_codes_of_the_chosen_experts_once() -> None:
@@ -341,6 +378,8 @@ FAULTS = {
     "gate for up": ("w_at + n * k + at", "w_at + at"),
     "columns that are not there": ("left = kk < k - at", "left = kk < k + 0 * at"),
     "bias of the gate for both": ("b_at + n, column", "b_at, column"),
+    "scales of the next row": ("column) // ROWS * groups\n    of_z", "column + 1) // ROWS * groups\n    of_z"),
+    "up by the scales of the gate": ("* PARTS * n + n + column) // ROWS", "* PARTS * n + column) // ROWS"),
     "unweighted": ("total += share * values", "total += values + 0 * share"),
     "the same choice twice": ("pair = token * top_k + choice", "pair = token * top_k + choice // 2"),
 }  # fmt: skip
@@ -353,6 +392,8 @@ def test_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     mixture, operands = Mixture.make(shape, torch.float32), batch(shape, 33, torch.float32)
     monkeypatch.setattr(moe, "BLOCK", 32)
     monkeypatch.setattr(moe, "tile_for", lambda *_: tiles.Tile(None, 16, 32, 64, 4, 2))
+    if "scales" in name:
+        mixture = of_float8(shape, torch.float32, 0)
     with mutant(moe, *FAULTS[name], tmp_path), pytest.raises(AssertionError):
         check(mixture, *operands)
     check(mixture, *operands)

@@ -24,15 +24,16 @@ STEADY = SchedLimits(max_tokens=32, max_rows=8, max_length=MAX_LENGTH, eos_token
 
 
 def runner(
-    folder: Path, platform, device: torch.device, limits: SchedLimits, attention: str = "torch", op: str = "auto"
-) -> tuple[Runner, KVConfig]:
+    folder: Path, platform, device: torch.device, limits: SchedLimits, attention: str = "torch", op: str = "auto",
+    **more: str,
+) -> tuple[Runner, KVConfig]:  # fmt: skip
     """With the plugins that a described GPU gets, on whatever `device` is."""
     options = {"model": str(folder), "max_length": MAX_LENGTH, "device": "cuda:9.0:141GB", "attention": attention}
-    config = from_options({**options, "dtype": "float32", "op": op})
+    config = from_options({**options, "dtype": "float32", "op": op, **more})
     plan, checkpoint, _ = resolve(config)
     info = describe_model(plan, checkpoint)
     loaded = load_model(plan, checkpoint, info, platform, device, NullCollectives())
-    specs = tuple(info.kv_specs(16, "float32"))
+    specs = tuple(info.kv_specs(16, more.get("kv_dtype", "float32")))
     kv = KVConfig(specs, (40,) * len(specs))
     sizes = StepLimits(limits.max_rows, limits.max_tokens, 8, MAX_LENGTH)
     backends = [loaded.attention] * len(info.kv_groups()) if loaded.attention is not None else []
@@ -57,10 +58,12 @@ def requests(params: list[SamplingParams]) -> list[EngineRequest]:
     return [EngineRequest(f"r{i}", [5 + i, 6, 7, 8, 9 + i], p) for i, p in enumerate(params)]
 
 
-def play(checkpoint: Path, platform, device: torch.device, params: SamplingParams, depth: int = 2) -> Iterator[list]:
+def play(
+    checkpoint: Path, platform, device: torch.device, params: SamplingParams, depth: int = 2, **more: str
+) -> Iterator[list]:
     """The events of each step of some equal requests."""
     limits = SchedLimits(**{name: getattr(STEADY, name) for name in STEADY.__dataclass_fields__} | {"depth": depth})
-    made, kv = runner(checkpoint, platform, device, limits, "triton")
+    made, kv = runner(checkpoint, platform, device, limits, "triton", **more)
     core = EngineCore(Scheduler(limits, kv, ArrivalOrder()), OneRunner(made, depth), Intake(512, MAX_LENGTH))
     for i in range(ROWS):
         core.add(EngineRequest(f"r{i}", [5 + i, 6, 7], params))

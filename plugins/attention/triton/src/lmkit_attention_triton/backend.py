@@ -244,8 +244,8 @@ class TritonAttention(AttentionBackend):
             q, kv, where.scales, out, owner.partial, owner.logs, owner.logs if sinks is None else sinks, owner.slopes,
             plan.query_start, plan.seq_len, plan.page_start, plan.pages, scale, need.softcap or 1.0, first,
             heads, group, q.shape[2], out.shape[2], *q.stride(), *where[1:6], out.stride(0), out.stride(1),
-            kv.dtype == torch.int8, need.causal, need.window or 0, need.chunked, need.softcap is not None, sinks is not None,
-            need.alibi, splits, need.block_size, shape.tile, tokens, members, groups, *sizes,
+            kv.dtype == torch.int8, need.causal, need.window or 0, need.chunked, need.softcap is not None,
+            sinks is not None, need.alibi, splits, need.block_size, shape.tile, tokens, members, groups, *sizes,
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
 
