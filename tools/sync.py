@@ -160,6 +160,8 @@ PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named
     "attention flash_attn": "contract",
     "attention flash_attn_3": "contract",
     "attention flex": "not compiled, and compiled for CPUs",
+    "op fp8_triton": "laboratory, compiled ahead, simulated device",
+    "op linear_triton": "laboratory, compiled ahead, simulated device",
     "op moe_triton": "laboratory, compiled ahead, simulated device",
     "op rowwise_triton": "laboratory, compiled ahead, simulated device",
     "platform cuda": "simulated device; probes on stand-ins for NVML",

@@ -7,6 +7,7 @@ from lmkit_testing.triton_budget import SHARED, Case
 
 # RDNA 3 has too few registers for these tiles: what it spills is let through, and no more.
 SPILLS = {"gfx1100": 260}
+INT8_SPILLS = {"gfx1100": 500}
 LATENT_SPILLS = {"gfx942": 94, "gfx950": 58}  # latents of 512 entries
 
 
@@ -18,7 +19,7 @@ def attend(
     kv: str, dim: int, group: int, queries: int, splits: int, v_dim: int = 0, dtype: str = "bf16", **how: object
 ) -> Case:
     """`v_dim` > 0: values are the first entries of keys."""
-    need = AttnNeed(dim, group, 1, mla=v_dim > 0, v_head_dim=v_dim or None)
+    need = AttnNeed(dim, group, 1, kv_dtype="int8" if kv == "*i8" else "auto", mla=v_dim > 0, v_head_dim=v_dim or None)
     sizes, shape, members, groups = programs_of(need, queries, 4 if dtype == "fp32" else 2)
     given = {
         "INT8": kv == "*i8",
@@ -55,7 +56,7 @@ def attend(
         shape.warps,
         shape.stages,
         unaligned=("first_row", "q_heads", "group", "q_entry"),
-        spills=LATENT_SPILLS if v_dim else SPILLS,
+        spills=LATENT_SPILLS if v_dim else INT8_SPILLS if kv == "*i8" else SPILLS,
         note=f"{'decode' if queries == 1 else 'prefill'} {kv[1:]} {dim} x {group}",
         **how,
     )

@@ -285,7 +285,7 @@ def of_linears() -> list[Case]:
         archs = tuple(on)
         if size == "codes 2":
             ways = [(4, 128, "ZEROS"), (4, 32, "FLOAT4"), (8, 0, "")]
-            ways += [(4, 64, "TABLE")] if tile.rows is not None and tile.rows <= 32 else []
+            ways += [(4, 64, "TABLE")] if tile.rows == tiles_of(on[0], "linear codes 2")[0].rows else []
             found += [codes_of_linear(tile, "bf16", bits, group, how, archs) for bits, group, how in ways]
         elif size == "codes 4":
             found.append(codes_of_linear(tile, "fp32", 4, 128, "ZEROS", archs))

@@ -103,6 +103,8 @@ def programs_of(need: AttnNeed, queries: int, itemsize: int) -> tuple[Sizes, Til
     sizes = sizes_of(need.head_dim, need.v_head_dim or need.head_dim, need.mla)
     members = triton.next_power_of_2(need.num_q_heads // need.num_kv_heads)
     shape = tile_of(sizes, queries, members, itemsize)
+    if need.kv_dtype == "int8" and (queries > 1 or need.mla):  # codes take registers on their way
+        shape = shape._replace(tile=shape.tile // 2)
     groups = triton.cdiv(members, shape.rows) if need.mla else 1
     return sizes, shape, members // groups, groups
 
