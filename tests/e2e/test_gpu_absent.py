@@ -143,6 +143,7 @@ FORMS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("gpu", ["cuda:9.0:80GB", "cuda:8.0:80GB", GPUS[1]])
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_of_few_bits_have_kernels(

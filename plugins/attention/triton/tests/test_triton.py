@@ -143,7 +143,7 @@ FAULTS = {
     "sees what follows": ("visible &= key <= position", "visible &= key <= position + 1"),
     "slot off by one": ("slot = tl.load(slots + token)", "slot = tl.load(slots + token) + 1"),
     "wrong page": ("key // PAGE, inside", "key // PAGE // 2, inside"),
-    "no scale": ("scores *= scale", "scores *= 1.0"),
+    "no scale": ("INT8, REST) * scale", "INT8, REST) * 1.0"),
     "parts of equal weight": ("share = tl.exp(log - tl.max(log, 0))", "share = tl.exp(log - log)"),
     "window off by one": ("visible &= key > position - WINDOW", "visible &= key >= position - WINDOW"),
     "no fading": ("total * fade[:, None] +", "total +"),
@@ -162,7 +162,7 @@ FAULTS_OF_LATENTS = {
 FAULTS_OF_INT8 = {
     "scale of values for keys": ("scores *= of_first[None, :]", "scores *= of_second[None, :]"),
     "scale of another head": ("of_key = scales + block * s_block + head * PAGE", "of_key = scales + block * s_block"),
-    "values without a scale": ("shares *= (of_first if REST > 0 else of_second)[None, :]", "shares *= 1.0"),
+    "values without a scale": ("shares *= scales[None, :]", "shares *= 1.0"),
     "scale of another place": ("head * page + place\n    first", "head * page + place * 0\n    first"),
     "a scale of half a head": ("return tl.max(tl.abs(x), 1)", "return tl.abs(tl.max(x, 1))"),
     "cut, not rounded": ("(x + 12582912.0) - 12582912.0", "x * 1.0"),
@@ -200,6 +200,20 @@ def test_faults_are_found(name: str, tmp_path: Path) -> None:
         step()
         with mutant(backend, *fault, tmp_path), pytest.raises(AssertionError):
             step()
+
+
+def test_small_values_of_int8_are_not_lost() -> None:
+    """In float16, where a share times a scale may be too small for it."""
+
+    class Small(Rows):
+        def tokens(self, row: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+            q, k, v = super().tokens(row, count)
+            return q, k, v * 1e-3
+
+    made = Small(TritonAttention(), AttnNeed(16, 2, 1, "float16", "int8", 16), num_rows=1, length=60)
+    with lab():
+        (got,), (expected,) = made.step([(0, 50)])
+    assert (got.double() - expected).abs().max() <= 2e-2 * expected.abs().max()
 
 
 @pytest.mark.parametrize("mla", [False, True])

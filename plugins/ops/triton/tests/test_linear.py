@@ -141,7 +141,7 @@ def floats(shape: tuple[int, int], fmt: Fp8Format) -> dict[str, Tensor]:
     return params
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("name", INTEGERS_OF)
 def test_integers(name: str, dtype: torch.dtype) -> None:
@@ -151,7 +151,7 @@ def test_integers(name: str, dtype: torch.dtype) -> None:
             check(CODES, INTEGERS_OF[name], params, shape, rows, dtype, bias=rows != 5, shuffle=rows)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("how", ROUNDINGS)
 def test_float8_of_rows_and_tensors(how: str, dtype: torch.dtype) -> None:
@@ -162,7 +162,7 @@ def test_float8_of_rows_and_tensors(how: str, dtype: torch.dtype) -> None:
             check(FLOAT8, fmt, floats(shape, fmt), shape, tokens, dtype, shuffle=tokens)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("rounds", [None, False, True], ids=["wide", "groups", "powers"])
 def test_float8_of_blocks(rounds: bool | None, dtype: torch.dtype) -> None:
@@ -212,7 +212,7 @@ def test_float8_is_multiplied_where_the_device_does(monkeypatch: pytest.MonkeyPa
     assert FLOAT8.pack(fmt, dict(params), layer, torch.float32).inputs == WIDE, "float32 asks for more"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("name", "tile"),
     sorted(
@@ -239,6 +239,7 @@ def test_every_tile(name: str, tile: tiles.Tile, monkeypatch: pytest.MonkeyPatch
         check(FLOAT8, fmt, floats(shape, fmt), shape, 40, dtype)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["int4", "int4 table", "int8", "w8a8", "float8", "float8 blocks"])
 def test_a_decode_row_reads_the_weights_once(name: str) -> None:
     """With activations, parts and results a twentieth more than the weights; and packing makes them no larger."""

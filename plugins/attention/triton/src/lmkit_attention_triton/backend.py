@@ -55,7 +55,7 @@ class Memory(NamedTuple):
 
 
 def memory_of(kv: Tensor) -> Memory:
-    """Of a layer: int8 has its scales behind the codes of a block, for which its last axis has room."""
+    """That of a layer. int8 has its scales behind the codes of a block, for which the last axis has room."""
     _, page, heads, width = kv.shape
     if kv.dtype != torch.int8:
         return Memory(kv, kv.stride(0), kv.stride(1), kv.stride(2), 0, 0, page, width)

@@ -179,6 +179,46 @@ def _bounds(first, last, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHU
 
 
 @triton.jit
+def _part(low, high, split, TILE: tl.constexpr, SPLITS: tl.constexpr):
+    """The first tile of a part of the keys from `low` to `high`, and one behind its last."""
+    end = (high + TILE - 1) // TILE
+    each = (end - low // TILE + SPLITS - 1) // SPLITS
+    start = low // TILE + split * each
+    return start, tl.minimum(start + each, end)
+
+
+@triton.jit
+def _scores(x, y, keys, rest, of_first, of_second, INT8: tl.constexpr, REST: tl.constexpr):
+    """Queries x and, beside the part of keys that is values, y, times keys; of int8 each part has its scales."""
+    scores = tl.dot(x, tl.trans(keys), input_precision="ieee")
+    if INT8:
+        scores *= of_first[None, :]
+    if REST > 0:
+        if INT8:
+            scores += tl.dot(y, tl.trans(rest), input_precision="ieee") * of_second[None, :]
+        else:
+            scores = tl.dot(y, tl.trans(rest), scores, input_precision="ieee")
+    return scores
+
+
+@triton.jit
+def _weighed(shares, values, scales, like, INT8: tl.constexpr):
+    """Shares [queries, keys] of values [keys, entries], of int8 with a scale for each key.
+
+    Shares under small scales are none in float16; bfloat16 has them, and holds codes exactly.
+    """
+    if INT8:
+        shares *= scales[None, :]
+        if like.dtype == tl.float16:
+            y = tl.dot(shares.to(tl.bfloat16), values.to(tl.bfloat16))
+        else:
+            y = tl.dot(shares.to(like.dtype), values.to(like.dtype), input_precision="ieee")
+    else:
+        y = tl.dot(shares.to(like.dtype), values.to(like.dtype), input_precision="ieee")
+    return y
+
+
+@triton.jit
 def _softmax(scores, most, weight):
     """Shares of a tile's keys under the largest score so far, with what those before fade by, and both sums anew."""
     larger = tl.maximum(most, tl.max(scores, 1))
@@ -192,11 +232,10 @@ def _softmax(scores, most, weight):
 def attend(
     q, kv, scales, out, partial, logs, sinks, slopes, query_start, seq_len, page_start, pages, scale, softcap,
     first_row, q_heads, group, k_size, v_size, q_token, q_head, q_entry, kv_block, kv_slot, kv_head, s_block, s_rest,
-    out_token, out_head, INT8: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    ALIBI: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    TOKENS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, REST: tl.constexpr,
-    V: tl.constexpr,
+    out_token, out_head, INT8: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr,
+    TILE: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr,
+    REST: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """A program does TOKENS queries of a row for GROUP heads of one KV head; of their keys one of SPLITS parts.
 
@@ -219,6 +258,7 @@ def attend(
         first = v_size if REST > 0 else k_size
         queries = q + (of_token * q_token + query_head * q_head)[:, None]
         x = tl.load(queries + i[None, :] * q_entry, live[:, None] & (i < first)[None, :], 0.0)
+        y = x
         if REST > 0:
             r = tl.arange(0, REST)
             of_rest = (r < k_size - v_size)[None, :]
@@ -226,12 +266,8 @@ def attend(
         past = length - num_queries
         last = past + tl.minimum(begin + TOKENS, num_queries) - 1
         low, high = _bounds(past + begin, last, length, CAUSAL, WINDOW, CHUNKED)
-        end = (high + TILE - 1) // TILE
-        each = (end - low // TILE + SPLITS - 1) // SPLITS
-        start = low // TILE + split * each
-        end = tl.minimum(start + each, end)
-        most = tl.full([TOKENS * GROUP], -float("inf"), tl.float32)
-        weight = tl.zeros([TOKENS * GROUP], tl.float32)
+        start, end = _part(low, high, split, TILE, SPLITS)
+        most, weight = tl.full([TOKENS * GROUP], -float("inf"), tl.float32), tl.zeros([TOKENS * GROUP], tl.float32)
         if SINKS:
             mine = live & (member < tl.where(split == 0, group, 0))
             most, weight = tl.load(sinks + query_head, mine, -float("inf")), tl.where(mine, 1.0, 0.0)
@@ -245,18 +281,13 @@ def attend(
             block = tl.load(page_table + key // PAGE, inside, 0).to(tl.int64)
             at = kv + block * kv_block + key % PAGE * kv_slot + head * kv_head
             keys = tl.load(at[:, None] + i[None, :], inside[:, None] & (i < first)[None, :], 0.0).to(x.dtype)
-            scores = tl.dot(x, tl.trans(keys), input_precision="ieee")
+            rest, of_first, of_second = keys, 1.0, 1.0
+            if REST > 0:
+                rest = tl.load(at[:, None] + v_size + r[None, :], inside[:, None] & of_rest, 0.0).to(x.dtype)
             if INT8:
                 of_key = scales + block * s_block + head * PAGE + key % PAGE
                 of_first, of_second = tl.load(of_key, inside, 0.0), tl.load(of_key + s_rest, inside, 0.0)
-                scores *= of_first[None, :]
-            if REST > 0:
-                rest = tl.load(at[:, None] + v_size + r[None, :], inside[:, None] & of_rest, 0.0).to(x.dtype)
-                if INT8:
-                    scores += tl.dot(y, tl.trans(rest), input_precision="ieee") * of_second[None, :]
-                else:
-                    scores = tl.dot(y, tl.trans(rest), scores, input_precision="ieee")
-            scores *= scale
+            scores = _scores(x, y, keys, rest, of_first, of_second, INT8, REST) * scale
             if SOFTCAP:
                 scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
             if ALIBI:
@@ -264,21 +295,19 @@ def attend(
             visible = _visible(position[:, None], key[None, :], CAUSAL, WINDOW, CHUNKED)
             scores = tl.where(visible & inside[None, :] & live[:, None], scores, -float("inf"))
             shares, fade, most, weight = _softmax(scores, most, weight)
-            if REST > 0:
-                values = keys
-            else:
+            values = keys
+            if REST == 0:
                 values = tl.load(at[:, None] + k_size + j[None, :], inside[:, None] & (j < v_size)[None, :], 0.0)
-            if INT8:
-                shares *= (of_first if REST > 0 else of_second)[None, :]
-            total = total * fade[:, None] + tl.dot(shares.to(x.dtype), values.to(x.dtype), input_precision="ieee")
+            total = total * fade[:, None] + _weighed(shares, values, of_first if REST > 0 else of_second, x, INT8)
+        mean = total / tl.where(weight == 0, 1.0, weight)[:, None]
+        there = live[:, None] & (j < v_size)[None, :]
         if SPLITS == 1:
             at = out + (of_token * out_token + query_head * out_head)[:, None]
+            tl.store(at + j[None, :], mean.to(out.dtype.element_ty), there)
         else:
             part = (row * q_heads + query_head).to(tl.int64) * SPLITS + split
-            at = partial + part[:, None] * v_size
+            tl.store(partial + part[:, None] * v_size + j[None, :], mean, there)
             tl.store(logs + part, most + tl.log(weight), live)
-        mean = total / tl.where(weight == 0, 1.0, weight)[:, None]
-        tl.store(at + j[None, :], mean.to(at.dtype.element_ty), live[:, None] & (j < v_size)[None, :])
 
 
 @triton.jit

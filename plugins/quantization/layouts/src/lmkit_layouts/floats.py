@@ -73,7 +73,7 @@ class FloatFormat(QuantFormat, Protocol):
 
     @property
     def columns(self) -> int:
-        """Of the weight, that share a scale; 0 = all."""
+        """How many of the weight share a scale; 0 = all."""
         ...
 
     @property
