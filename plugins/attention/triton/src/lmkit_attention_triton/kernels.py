@@ -188,12 +188,16 @@ def _part(low, high, split, TILE: tl.constexpr, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _scores(x, y, keys, rest, of_first, of_second, INT8: tl.constexpr, REST: tl.constexpr):
-    """Queries x and, beside the part of keys that is values, y, times keys; of int8 each part has its scales."""
+def _scores(x, y, keys, rest_at, inside, of_rest, of_first, of_second, INT8: tl.constexpr, REST: tl.constexpr):
+    """Queries x and, beside the part of keys that is values, y, times keys; of int8 each part has its scales.
+
+    The rest of keys is read after their first part is multiplied: registers do not hold both.
+    """
     scores = tl.dot(x, tl.trans(keys), input_precision="ieee")
     if INT8:
         scores *= of_first[None, :]
     if REST > 0:
+        rest = tl.load(rest_at, inside[:, None] & of_rest, 0.0).to(x.dtype)
         if INT8:
             scores += tl.dot(y, tl.trans(rest), input_precision="ieee") * of_second[None, :]
         else:
@@ -258,7 +262,7 @@ def attend(
         first = v_size if REST > 0 else k_size
         queries = q + (of_token * q_token + query_head * q_head)[:, None]
         x = tl.load(queries + i[None, :] * q_entry, live[:, None] & (i < first)[None, :], 0.0)
-        y = x
+        y, of_rest = x, 0
         if REST > 0:
             r = tl.arange(0, REST)
             of_rest = (r < k_size - v_size)[None, :]
@@ -281,13 +285,13 @@ def attend(
             block = tl.load(page_table + key // PAGE, inside, 0).to(tl.int64)
             at = kv + block * kv_block + key % PAGE * kv_slot + head * kv_head
             keys = tl.load(at[:, None] + i[None, :], inside[:, None] & (i < first)[None, :], 0.0).to(x.dtype)
-            rest, of_first, of_second = keys, 1.0, 1.0
+            rest_at, of_first, of_second = at, 1.0, 1.0
             if REST > 0:
-                rest = tl.load(at[:, None] + v_size + r[None, :], inside[:, None] & of_rest, 0.0).to(x.dtype)
+                rest_at = at[:, None] + v_size + r[None, :]
             if INT8:
                 of_key = scales + block * s_block + head * PAGE + key % PAGE
                 of_first, of_second = tl.load(of_key, inside, 0.0), tl.load(of_key + s_rest, inside, 0.0)
-            scores = _scores(x, y, keys, rest, of_first, of_second, INT8, REST) * scale
+            scores = _scores(x, y, keys, rest_at, inside, of_rest, of_first, of_second, INT8, REST) * scale
             if SOFTCAP:
                 scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
             if ALIBI:
