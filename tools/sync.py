@@ -163,6 +163,8 @@ PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named
     "op fp8_cutlass": "compiled ahead; plain torch with its addresses; never run",
     "op int4_cutlass": "compiled ahead; plain torch with its addresses; never run",
     "op linear_cutlass": "compiled ahead; plain torch with its addresses; never run",
+    "op fp8_triton": "laboratory, compiled ahead, simulated device",
+    "op linear_triton": "laboratory, compiled ahead, simulated device",
     "op moe_triton": "laboratory, compiled ahead, simulated device",
     "op rowwise_triton": "laboratory, compiled ahead, simulated device",
     "platform cuda": "simulated device; probes on stand-ins for NVML",

@@ -134,6 +134,37 @@ def test_memory_is_that_of_the_kernel(capsys: pytest.CaptureFixture[str], scheme
     assert weights == plain if tiers == {"reference"} else weights < plain
 
 
+FORMS = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True, "sym": False},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"},
+    "fp8 blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+                   "fmt": "e4m3"},
+    "mxfp4": {"quant_method": "mxfp4"},
+}  # fmt: skip
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("gpu", ["cuda:9.0:80GB", "cuda:8.0:80GB", GPUS[1]])
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_of_few_bits_have_kernels(
+    capsys: pytest.CaptureFixture[str], layers_of_all_kinds: Path, form: str, gpu: str
+) -> None:
+    """None of them is dequantized as it is loaded, be it of linears or of experts."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    changed = {**MIXED, **sizes, "quantization_config": FORMS[form]}
+    (layers_of_all_kinds / "config.json").write_text(json.dumps(changed))
+    found = explained(capsys, "--model", str(layers_of_all_kinds), "--device", gpu)
+    chosen = {
+        t["component"]: [c["name"] for c in t["candidates"] if c["verdict"] == "selected"]
+        for t in found["topics"]
+        if t["kind"] == "op"
+    }
+    quantized = {name: names for name, names in chosen.items() if name.split(":")[-1] not in ("plain", "rowwise")}
+    assert {name.split(":")[0] for name in quantized} == {"linear", "moe"}
+    for name, (kernel,) in quantized.items():
+        assert "triton" in kernel or kernel == "fp8_scaled_mm", f"{name} by {kernel}"
+
+
 @pytest.mark.parametrize("name", ["cuda", "rocm"])
 def test_a_gpu_that_is_not_here_is_one_screen(capsys: pytest.CaptureFixture[str], host: PluginHost, name: str) -> None:
     entry, _ = host.find("platform", name)

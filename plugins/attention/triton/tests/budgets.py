@@ -7,6 +7,7 @@ from lmkit_testing.triton_budget import SHARED, Case
 
 # RDNA 3 has too few registers for these tiles: what it spills is let through, and no more.
 SPILLS = {"gfx1100": 260}
+INT8_SPILLS = {"gfx942": 24, "gfx950": 32, "gfx1100": 810}
 LATENT_SPILLS = {"gfx942": 94, "gfx950": 58}  # latents of 512 entries
 
 
@@ -18,9 +19,10 @@ def attend(
     kv: str, dim: int, group: int, queries: int, splits: int, v_dim: int = 0, dtype: str = "bf16", **how: object
 ) -> Case:
     """`v_dim` > 0: values are the first entries of keys."""
-    need = AttnNeed(dim, group, 1, mla=v_dim > 0, v_head_dim=v_dim or None)
+    need = AttnNeed(dim, group, 1, kv_dtype="int8" if kv == "*i8" else "auto", mla=v_dim > 0, v_head_dim=v_dim or None)
     sizes, shape, members, groups = programs_of(need, queries, 4 if dtype == "fp32" else 2)
     given = {
+        "INT8": kv == "*i8",
         "CAUSAL": True,
         "WINDOW": 0,
         "CHUNKED": False,
@@ -42,18 +44,19 @@ def attend(
         {
             "q": f"*{dtype}",
             "kv": kv,
+            "scales": "*fp32",
             "out": f"*{dtype}",
             **types("partial logs sinks slopes", "*fp32"),
             **types("query_start seq_len page_start pages", "*i32"),
             **types("scale softcap", "fp32"),
             **types("first_row q_heads group k_size v_size q_token q_head q_entry", "i32"),
-            **types("kv_slot kv_head out_token out_head", "i32"),
+            **types("kv_block kv_slot kv_head s_block s_rest out_token out_head", "i32"),
         },
         given,
         shape.warps,
         shape.stages,
         unaligned=("first_row", "q_heads", "group", "q_entry"),
-        spills=LATENT_SPILLS if v_dim else SPILLS,
+        spills=LATENT_SPILLS if v_dim else INT8_SPILLS if kv == "*i8" else SPILLS,
         note=f"{'decode' if queries == 1 else 'prefill'} {kv[1:]} {dim} x {group}",
         **how,
     )
@@ -63,14 +66,16 @@ FLOAT8 = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")
 WIDE = tuple(arch for arch in SHARED if arch != "gfx1100")  # which spills 2,000 registers of latents of 512 entries
 WRITE = {
     **types("k v kv", "*bf16"),
+    "scales": "*fp32",
     "slots": "*i64",
-    **types("heads k_size v_size k_token k_head k_entry v_token v_head v_entry kv_slot kv_head", "i32"),
+    **types("heads k_size v_size k_token k_head k_entry v_token v_head v_entry", "i32"),
+    **types("kv_block kv_slot kv_head s_block s_rest page", "i32"),
 }
 CASES = [
     Case(
         kernels.write,
         WRITE,
-        {"LIMIT": 0.0, "H": HEADS, "K": 128, "V": 128},
+        {"LIMIT": 0.0, "INT8": False, "H": HEADS, "K": 128, "V": 128, "REST": 0},
         2,
         unaligned=("heads", "k_entry", "v_entry"),
         blocks=8,
@@ -78,24 +83,47 @@ CASES = [
     Case(
         kernels.write,
         WRITE,
-        {"LIMIT": 0.0, "H": 1, "K": 1024, "V": 0},
+        {"LIMIT": 0.0, "INT8": False, "H": 1, "K": 1024, "V": 0, "REST": 0},
         2,
         unaligned=("heads", "k_entry", "v_entry"),
         blocks=8,
         note="latents",
     ),
     Case(
-        kernels.rotate_write,
-        {
-            "q": "*bf16",
-            **WRITE,
-            **types("cos sin", "*fp32"),
-            **types("q_heads pairs q_token q_head q_entry", "i32"),
-        },
-        {"INTERLEAVED": False, "LIMIT": 0.0, "H": HEADS, "P": 64, "REST": 0, "V": 128},
+        kernels.write,
+        WRITE | {"kv": "*i8"},
+        {"LIMIT": 0.0, "INT8": True, "H": HEADS, "K": 128, "V": 128, "REST": 0},
         2,
-        unaligned=("heads", "q_heads", "q_entry", "k_entry", "v_entry"),
+        unaligned=("heads", "k_entry", "v_entry"),
         blocks=8,
+        note="int8",
+    ),
+    Case(
+        kernels.write,
+        WRITE | {"kv": "*i8"},
+        {"LIMIT": 0.0, "INT8": True, "H": 1, "K": 512, "V": 0, "REST": 64},
+        2,
+        unaligned=("heads", "k_entry", "v_entry"),
+        blocks=8,
+        note="int8 latents",
+    ),
+    *(
+        Case(
+            kernels.rotate_write,
+            {
+                "q": "*bf16",
+                **WRITE,
+                "kv": kv,
+                **types("cos sin", "*fp32"),
+                **types("q_heads pairs q_token q_head q_entry", "i32"),
+            },
+            {"INTERLEAVED": False, "LIMIT": 0.0, "INT8": kv == "*i8", "H": HEADS, "P": 64, "REST": 0, "V": 128},
+            2,
+            unaligned=("heads", "q_heads", "q_entry", "k_entry", "v_entry"),
+            blocks=8,
+            note=kv[1:],
+        )
+        for kv in ("*bf16", "*i8")
     ),
     attend("*bf16", 128, 4, 1, 8, blocks=2, opcodes=("HMMA",)),
     attend("*bf16", 64, 8, 1, 1, blocks=2, opcodes=("HMMA",)),
@@ -104,10 +132,13 @@ CASES = [
     attend("*bf16", 256, 1, 1, 8),
     attend("*bf16", 64, 1, 64, 1),
     attend("*fp8e4nv", 128, 4, 1, 8, archs=FLOAT8),
+    attend("*i8", 128, 4, 1, 8, blocks=2),
+    attend("*i8", 128, 4, 64, 1),
     attend("*bf16", 576, 16, 1, 8, v_dim=512, archs=WIDE, opcodes=("HMMA",)),
     attend("*bf16", 576, 128, 1, 8, v_dim=512, archs=WIDE, opcodes=("HMMA",)),
     attend("*bf16", 576, 128, 64, 1, v_dim=512, archs=WIDE),
     attend("*fp8e4nv", 576, 128, 1, 8, v_dim=512, archs=FLOAT8[:-1]),
+    attend("*i8", 576, 128, 1, 8, v_dim=512, archs=WIDE),
     attend("*fp32", 576, 16, 1, 8, v_dim=512, dtype="fp32", archs=WIDE),
     Case(
         kernels.merge,

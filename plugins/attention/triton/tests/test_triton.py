@@ -13,12 +13,14 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from lmkit.api import AttnNeed, DeviceInfo
+from lmkit.api import AttnNeed, DeviceInfo, kv_scale_bytes
+from lmkit_attention_torch.backend import quantize
 from lmkit_attention_triton import backend
 from lmkit_attention_triton.backend import TritonAttention
 from lmkit_testing import AttentionConformance
 from lmkit_testing.attention import Rows
 from lmkit_testing.triton_lab import lab, mutant
+from torch import Tensor
 
 
 @pytest.mark.slow
@@ -44,8 +46,10 @@ def rows(need: AttnNeed, count: int) -> Rows:
         AttnNeed(64, 4, 2, "bfloat16", "bfloat16", 16, window=9, softcap=8.0),
         AttnNeed(80, 3, 1, "float16", "float8_e4m3fn", 32, sinks=True),
         AttnNeed(24, 64, 1, "bfloat16", "bfloat16", 16, v_head_dim=16, mla=True),
+        AttnNeed(80, 4, 2, "bfloat16", "int8", 32),
+        AttnNeed(24, 8, 1, "float16", "int8", 16, v_head_dim=16, mla=True),
     ],
-    ids=["window and softcap", "sinks and float8", "latents"],
+    ids=["window and softcap", "sinks and float8", "latents", "int8", "latents of int8"],
 )
 def test_prompts_and_decode_rows(need: AttnNeed) -> None:
     made = rows(need, 3)
@@ -57,7 +61,7 @@ def test_prompts_and_decode_rows(need: AttnNeed) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("ratio", [1, 4])
 def test_decoding_reads_the_cache_once(ratio: int, kv_dtype: str) -> None:
     """Not a head of queries at a time, and no page that the row does not have."""
@@ -67,7 +71,7 @@ def test_decoding_reads_the_cache_once(ratio: int, kv_dtype: str) -> None:
         made.step([(0, 130), (1, 17), (2, 255)])
     with lab() as seen:
         made.step([(0, 1), (1, 1), (2, 1)])
-    cache = sum(131 + 18 + 256 for _ in [0]) * 2 * 256 * getattr(torch, kv_dtype).itemsize
+    cache = (131 + 18 + 256) * 2 * (256 * getattr(torch, kv_dtype).itemsize + kv_scale_bytes(kv_dtype))
     rest = 3 * 2 * ratio * 128 * 2 * 2 + 3 * 2 * 256 * 4  # queries, results, new keys and values
     splits = made.planner.splits(3)
     rest += 2 * 3 * 2 * ratio * splits * (128 + 8) * 4  # parts, written and read
@@ -139,7 +143,7 @@ FAULTS = {
     "sees what follows": ("visible &= key <= position", "visible &= key <= position + 1"),
     "slot off by one": ("slot = tl.load(slots + token)", "slot = tl.load(slots + token) + 1"),
     "wrong page": ("key // PAGE, inside", "key // PAGE // 2, inside"),
-    "no scale": ("scores *= scale", "scores *= 1.0"),
+    "no scale": ("INT8, REST) * scale", "INT8, REST) * 1.0"),
     "parts of equal weight": ("share = tl.exp(log - tl.max(log, 0))", "share = tl.exp(log - log)"),
     "window off by one": ("visible &= key > position - WINDOW", "visible &= key >= position - WINDOW"),
     "no fading": ("total * fade[:, None] +", "total +"),
@@ -155,31 +159,99 @@ FAULTS_OF_LATENTS = {
     "a rest of the first entries": ("(v_size + r[None, :]) * q_entry", "r[None, :] * q_entry"),
     "heads of the first program": ("tl.program_id(2) // SPLITS % GROUPS * GROUP + m % GROUP", "m % GROUP"),
 }
+FAULTS_OF_INT8 = {
+    "scale of values for keys": ("scores *= of_first[None, :]", "scores *= of_second[None, :]"),
+    "scale of another head": ("of_key = scales + block * s_block + head * PAGE", "of_key = scales + block * s_block"),
+    "values without a scale": ("shares *= scales[None, :]", "shares *= 1.0"),
+    "scale of another place": ("head * page + place\n    first", "head * page + place * 0\n    first"),
+    "a scale of half a head": ("return tl.max(tl.abs(x), 1)", "return tl.abs(tl.max(x, 1))"),
+    "cut, not rounded": ("(x + 12582912.0) - 12582912.0", "x * 1.0"),
+}
 PLAIN = AttnNeed(16, 4, 2, "float32", "float32", 16, window=130, softcap=8.0), 140
 LATENTS = AttnNeed(24, 24, 1, "float32", "float32", 16, v_head_dim=16, mla=True), 20
+INT8 = AttnNeed(16, 4, 2, "float32", "int8", 16), 40
+
+
+class Whole(Rows):
+    """Keys and values that int8 holds exactly, under scales that all differ."""
+
+    def tokens(self, row: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        q, *both = super().tokens(row, count)
+        rounded = []
+        for x in both:
+            codes, scales = quantize(x * torch.rand(x.shape[:-1], generator=self.noise(row, count))[..., None])
+            rounded.append(codes * scales.view(torch.float32))
+        return q, *rounded
 
 
 def attended(need: AttnNeed, length: int) -> None:
-    made = rows(need, 3)
+    made = (Whole if need.kv_dtype == "int8" else Rows)(TritonAttention(), need, num_rows=3, length=300)
     for work in ([(0, length), (1, 2)], [(0, 1), (1, 1), (2, 5)], [(0, 1), (2, 1), (1, 1)]):
         for got, expected in zip(*made.step(work), strict=True):
             assert (got.double() - expected).abs().max() <= 1e-4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAULTS, *FAULTS_OF_LATENTS])
+@pytest.mark.parametrize("name", [*FAULTS, *FAULTS_OF_LATENTS, *FAULTS_OF_INT8])
 def test_faults_are_found(name: str, tmp_path: Path) -> None:
-    step = partial(attended, *(LATENTS if name in FAULTS_OF_LATENTS else PLAIN))
+    step = partial(attended, *(LATENTS if name in FAULTS_OF_LATENTS else INT8 if name in FAULTS_OF_INT8 else PLAIN))
+    fault = {**FAULTS, **FAULTS_OF_LATENTS, **FAULTS_OF_INT8}[name]
     with lab():
         step()
-        with mutant(backend, *{**FAULTS, **FAULTS_OF_LATENTS}[name], tmp_path), pytest.raises(AssertionError):
+        with mutant(backend, *fault, tmp_path), pytest.raises(AssertionError):
             step()
+
+
+def test_small_values_of_int8_are_not_lost() -> None:
+    """In float16, where a share times a scale may be too small for it."""
+
+    class Small(Rows):
+        def tokens(self, row: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+            q, k, v = super().tokens(row, count)
+            return q, k, v * 1e-3
+
+    made = Small(TritonAttention(), AttnNeed(16, 2, 1, "float16", "int8", 16), num_rows=1, length=60)
+    with lab():
+        (got,), (expected,) = made.step([(0, 50)])
+    assert (got.double() - expected).abs().max() <= 2e-2 * expected.abs().max()
+
+
+@pytest.mark.parametrize("mla", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_codes_of_int8_are_the_references(mla: bool, turned: bool) -> None:
+    """Code by code, and scale by scale; a head of zeros among them, and a token that is not written."""
+    noise = torch.Generator().manual_seed(1)
+    k = torch.randn(5, 1 if mla else 3, 24, generator=noise).bfloat16()
+    k[2] = 0
+    v = k[..., :16] if mla else torch.randn(5, 3, 16, generator=noise).bfloat16()
+    heads, width = k.shape[1], 24 if mla else 40
+    kv, slots = torch.full((3, 16, heads, width + 8), -1, dtype=torch.int8), torch.tensor([17, 40, 0, -1, 18])
+    with lab():
+        if turned:
+            q, angles = k.repeat(1, 2, 1), torch.randn(2, 5, 8, generator=noise)
+            TritonAttention().rotate_write(q, k, v, kv, slots, *angles, False)
+        else:
+            TritonAttention().write_kv(k, v, kv, slots)
+    parts = k.split((16, 8), -1) if mla else (k, v)
+    codes = kv.view(3, -1)[:, : 16 * heads * width].reshape(48, heads, width)
+    scales = kv.view(3, -1)[:, 16 * heads * width :].view(torch.float32).unflatten(1, (2, heads, 16))
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            (first, of_first), (second, of_second) = (quantize(part[token]) for part in parts)
+            assert (codes[slot] - torch.cat((first, second), -1)).abs().max() <= 1, "where a code is just half"
+            assert (codes[slot] != torch.cat((first, second), -1)).float().mean() < 0.02
+            for found, wanted in (
+                (scales[slot // 16, 0, :, slot % 16], of_first),
+                (scales[slot // 16, 1, :, slot % 16], of_second),
+            ):
+                torch.testing.assert_close(found, wanted.contiguous().view(torch.float32)[:, 0], rtol=1e-6, atol=0)
+    assert (codes == -1).all(-1).sum() >= (48 - 4) * heads, "what belongs to no token stays"
 
 
 @pytest.mark.slow
 def test_a_write_to_slot_minus_one_is_found(tmp_path: Path) -> None:
     k, kv = torch.ones(2, 2, 16), torch.zeros(2, 16, 2, 32)
-    fault = ("writes = head < tl.where(slot >= 0, heads, 0)\n    of_k", "writes = head < heads\n    of_k")
+    fault = ("writes = head < tl.where(slot >= 0, heads, 0)\n    block", "writes = head < heads\n    block")
     with lab():
         TritonAttention().write_kv(k, k, kv, torch.tensor([-1, 3]))
         assert kv.sum() == 64

@@ -2,10 +2,12 @@
 
 import triton
 from lmkit.api import Routing
-from lmkit_op_triton import kernels, moe, moe_kernels
-from lmkit_op_triton.moe import Tile, tiles_of
+from lmkit_op_triton import kernels, linear, linear_kernels, moe, moe_kernels
+from lmkit_op_triton.linear import FLOATS, INTEGERS, WIDE
 from lmkit_op_triton.routing import held
 from lmkit_op_triton.rowops import BLOCK, HEADS, VOCABULARY, warps
+from lmkit_op_triton.tiles import Tile, tiles_of
+from lmkit_op_triton.weights import BYTES, FLOAT4, WHOLE, half_of
 from lmkit_testing.triton_budget import SHARED, Case
 
 
@@ -107,22 +109,27 @@ CASES = [
 
 # ------------------------------------------------------------------------------------------------------- mixtures
 
-INTEGERS = "top_k experts n k x_stride"
+NUMBERS = "top_k experts n k x_stride"
 
 
 def multiplied(tile: Tile, kind: str, first: bool, archs: tuple[str, ...]) -> Case:
-    """`moe_kernels.multiply` of 128 experts."""
-    parts = 2 if first else 1
+    """`moe_kernels.multiply` of 128 experts; "float8": in blocks of 128 x 128."""
+    parts, float8 = 2 if first else 1, kind == "float8"
+    dtype, kind = ("bf16", "float8 blocks") if float8 else (kind, kind)
     return Case(
         moe_kernels.multiply,
-        {**types("x weight bias out", f"*{kind}"), **types("order starts", "*i32"), **types(INTEGERS, "i32")},
+        {
+            **types("x bias out", f"*{dtype}"), "weight": "*i8" if float8 else f"*{dtype}", "scales": "*fp32",
+            **types("order starts", "*i32"), **types(f"{NUMBERS} groups", "i32"),
+        },
         {
             "FIRST": first, "NAME": "silu" if first else "", "PARTS": parts, "BIAS": first,
+            "FLOAT8": float8, "ROWS": 128 if float8 else 1, "GROUP": 128 if float8 else 0,
             "M": tile.m, "N": tile.n // parts, "K": tile.k, "E": 128,
         },
         tile.warps,
         tile.stages,
-        unaligned=("top_k",),
+        unaligned=("top_k", "groups"),
         blocks=2 if tile.m == 16 and not {"sm_89", "sm_120"} & set(archs) else 1,
         opcodes=("LDGSTS",) if kind == "bf16" else (),
         archs=archs,
@@ -136,12 +143,13 @@ def of_codes(tile: Tile, bits: int, group: int, how: str, archs: tuple[str, ...]
         moe_kernels.multiply_codes,
         {
             **types("x bias out", "*bf16"), "weight": "*u8", "zeros": "*u8", **types("scales offsets", "*fp16"),
-            **types("order starts", "*i32"), **types(f"{INTEGERS} width groups zero", "i32"),
+            **types("order starts", "*i32"), **types(f"{NUMBERS} width groups zero", "i32"),
             **types("low high", "i64"),
         },
         {
             "FIRST": True, "NAME": "silu", "PARTS": 2, "BIAS": False, "ZEROS": how == "ZEROS", "OFFSETS": False,
-            "TABLE": how == "TABLE", "BITS": bits, "GROUP": group, "H": moe.half_of(group),
+            "KIND": {"TABLE": BYTES, "FLOAT4": FLOAT4}.get(how, WHOLE), "BITS": bits, "GROUP": group,
+            "H": half_of(group),
             "M": tile.m, "N": tile.n // 2, "E": 128,
         },
         tile.warps,
@@ -173,7 +181,7 @@ def chosen(experts: int, how: Routing) -> Case:
 def of_mixtures() -> list[Case]:
     by_tile: dict[tuple[Tile, str], list[str]] = {}
     for arch in SHARED:
-        for kind, size in (("bf16", "2"), ("fp32", "4"), ("codes", "codes")):
+        for kind, size in (("bf16", "2"), ("fp32", "4"), ("codes", "codes"), ("float8", "float8")):
             for tile in tiles_of(arch, size):
                 by_tile.setdefault((tile, kind), []).append(arch)
     pairs = {"ids": "*i64", **types("order starts", "*i32"), **types("pairs experts", "i32")}
@@ -189,7 +197,7 @@ def of_mixtures() -> list[Case]:
             of_codes(tile, bits, group, how, tuple(on))
             for (tile, kind), on in by_tile.items()
             if kind == "codes"
-            for bits, group, how in ((4, 128, "ZEROS"), (4, 32, "TABLE"), (8, 0, ""))
+            for bits, group, how in ((4, 128, "ZEROS"), (4, 32, "FLOAT4"), (8, 0, ""))
         ),
         chosen(128, Routing(8)),
         chosen(256, Routing(8, "sigmoid", num_groups=8, top_groups=4, group_score="two best")),
@@ -210,3 +218,116 @@ CASES += [  # grammar masks
         blocks=4,
     ),
 ]
+
+# -------------------------------------------------------------------------------------------------------- linears
+
+SIZES = "m n k width x_stride each"
+FLOAT32_SPILLS = {"gfx1100": 40}  # products of float32 without tensor cores, of a model that nobody runs so
+
+
+def codes_of_linear(tile: Tile, dtype: str, bits: int, group: int, how: str, archs: tuple[str, ...]) -> Case:
+    return Case(
+        linear_kernels.multiply_codes,
+        {
+            **types("x bias", f"*{dtype}"), "out": "*fp32" if tile.m == 16 else f"*{dtype}", "weight": "*u8",
+            "zeros": "*u8", **types("scales offsets", "*fp16"), **types(f"{SIZES} zero", "i32"),
+            **types("low high", "i64"),
+        },
+        {
+            "BIAS": False, "ZEROS": how == "ZEROS", "OFFSETS": False,
+            "KIND": {"TABLE": BYTES, "FLOAT4": FLOAT4}.get(how, WHOLE), "BITS": bits, "GROUP": group,
+            "H": half_of(group), "SPLITS": 4 if tile.m == 16 else 1, "M": tile.m, "N": tile.n,
+        },
+        tile.warps,
+        tile.stages,
+        unaligned=("m", "zero", "low", "high"),
+        blocks=2 if tile.m == 16 and dtype == "bf16" else 1,
+        opcodes=("HMMA",) if dtype == "bf16" and tile.m == 16 else (),
+        spills=FLOAT32_SPILLS if dtype == "fp32" else {},
+        archs=archs,
+        note=f"{dtype} {bits} bits {how or 'plain'}, groups of {group} {tile.m} x {tile.n}",
+    )  # fmt: skip
+
+
+def bytes_of_linear(tile: Tile, dtype: str, inputs: int, group: int, archs: tuple[str, ...]) -> Case:
+    x = {WIDE: dtype, INTEGERS: "i8", FLOATS: "fp8e4nv"}[inputs]
+    return Case(
+        linear_kernels.multiply_bytes,
+        {
+            "x": f"*{x}", "weight": "*i8", **types("scales x_scales", "*fp32"), "x_sums": "*i32", "zeros": "*i8",
+            "bias": f"*{dtype}", "out": "*fp32" if tile.m == 16 else f"*{dtype}",
+            **types("m n k groups x_groups x_stride each", "i32"),
+        },
+        {
+            "BIAS": False, "ZEROS": False, "INPUTS": inputs, "ROWS": 128 if group else 1, "GROUP": group,
+            "SPLITS": 4 if tile.m == 16 else 1, "M": tile.m, "N": tile.n, "K": tile.k,
+        },
+        tile.warps,
+        tile.stages,
+        unaligned=("m", "groups", "x_groups"),
+        blocks=2 if tile.m == 16 else 1,
+        archs=archs,
+        note=f"{x} {f'blocks of {group}' if group else 'rows'} {tile.m} x {tile.n} x {tile.k}",
+    )  # fmt: skip
+
+
+FLOAT8 = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx950")  # that multiply it
+
+
+def of_linears() -> list[Case]:
+    by_tile: dict[tuple[Tile, str], list[str]] = {}
+    for arch in SHARED:
+        for size in ("codes 2", "codes 4", "bytes 1", "bytes 2", "bytes 4"):
+            for tile in tiles_of(arch, f"linear {size}"):
+                by_tile.setdefault((tile, size), []).append(arch)
+    found = []
+    for (tile, size), on in by_tile.items():
+        archs = tuple(on)
+        if size == "codes 2":
+            ways = [(4, 128, "ZEROS"), (4, 32, "FLOAT4"), (8, 0, "")]
+            ways += [(4, 64, "TABLE")] if tile.rows == tiles_of(on[0], "linear codes 2")[0].rows else []
+            found += [codes_of_linear(tile, "bf16", bits, group, how, archs) for bits, group, how in ways]
+        elif size == "codes 4":
+            found.append(codes_of_linear(tile, "fp32", 4, 128, "ZEROS", archs))
+        elif size == "bytes 1":
+            able = tuple(arch for arch in archs if arch in FLOAT8)
+            found.append(bytes_of_linear(tile, "bf16", INTEGERS, 0, archs))
+            found += [bytes_of_linear(tile, "bf16", FLOATS, group, able) for group in (0, 128)]
+        else:
+            dtype = "bf16" if size == "bytes 2" else "fp32"
+            found += [bytes_of_linear(tile, dtype, WIDE, group, archs) for group in (0, 128)]
+    rounds = {"x": "*bf16", "scales": "*fp32"}
+    return [
+        *found,
+        Case(
+            linear_kernels.merge,
+            {"parts": "*fp32", **types("bias out", "*bf16"), **types("size n", "i32")},
+            {"BIAS": True, "SPLITS": 8, "N": linear.BLOCK},
+            4,
+            blocks=8,
+            opcodes=("LDG.E.128",),
+        ),
+        Case(
+            linear_kernels.round_integers,
+            {**rounds, "codes": "*i8", "sums": "*i32", **types("k x_stride", "i32")},
+            {"N": linear.BLOCK},
+            4,
+            blocks=8,
+        ),
+        *(
+            Case(
+                linear_kernels.round_floats,
+                {**rounds, "codes": "*fp8e4nv", "stored": "fp32", **types("k groups x_stride", "i32")},
+                {"STORED": False, "GROUP": group, "POWERS": False, "N": group or linear.BLOCK},
+                1 if group else 4,
+                unaligned=("groups",),
+                blocks=8,
+                archs=FLOAT8,
+                note=f"of {group}" if group else "of rows",
+            )
+            for group in (0, 128)
+        ),
+    ]
+
+
+CASES += of_linears()

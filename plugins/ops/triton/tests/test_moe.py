@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from lmkit.api import DeviceInfo, Integers, LinearSpec
 from lmkit_layers import LinearExperts, ReferenceLinear, TorchRowOps
 from lmkit_layers.linear import PLAIN, PlainFormat
-from lmkit_op_triton import moe
+from lmkit_layouts import Fp8Format
+from lmkit_op_triton import moe, tiles
 from lmkit_op_triton.moe import TritonExperts
 from lmkit_testing import PluginConformance
 from lmkit_testing.triton_lab import Seen, lab, mutant
@@ -120,6 +121,22 @@ class Mixture:
         return experts.apply(x.to(dtype), ids, weights.to(dtype), made[0], made[1], self.act, ROWS)
 
 
+def of_float8(shape: tuple[int, int, int, int, bool, bool, str], dtype: torch.dtype, block: int) -> Mixture:
+    """Weights of float8 at random: with a scale for each block of `block` x `block`, or (0) for each row."""
+    made = Mixture.make(shape, dtype)
+    for linear in (made.up, made.down):
+        spec, noise = linear.spec, torch.Generator().manual_seed(3)
+        fmt = Fp8Format((block, block) if block else None, spec.out_features, spec.in_features, rows=not block)
+        params = {"weight": torch.randn(linear.weight.shape, generator=noise).to(torch.float8_e4m3fn)}
+        for name, param in fmt.params(spec, "float32").items():
+            if name != "weight" and not param.optional:
+                params[name] = torch.rand(param.shape, generator=noise) + 0.5
+        assert KERNEL.can_run(fmt, spec, DeviceInfo("cuda", "gpu", capability=(8, 0)), None) is None
+        linear.weight = fmt.dequantize(params, torch.float64)
+        linear.packed = KERNEL.pack(fmt, params, spec, dtype)
+    return made
+
+
 def batch(shape: tuple[Any, ...], tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """x with gaps between its rows; the first experts are chosen more often, some of the last by nobody."""
     num, top_k, hidden = shape[:3]
@@ -162,6 +179,27 @@ def test_weights_of_few_bits(fmt: str, dtype: torch.dtype) -> None:
             check(mixture, *batch(shape, tokens, dtype), shuffle=tokens)
 
 
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("block", [0, 16, 32])
+def test_weights_of_float8(block: int, dtype: torch.dtype) -> None:
+    """Blocks that experts fill, and those that an expert begins within; activations stay as they are."""
+    for shape in ((3, 2, 64, 96, True, False, "silu"), (3, 2, 140, 70, True, True, "silu"), SHAPES[2]):
+        mixture = of_float8(shape, dtype, block)
+        for tokens in (1, 7):
+            check(mixture, *batch(shape, tokens, dtype), shuffle=tokens)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("block", [0, 128])
+def test_a_decode_row_reads_the_float8_of_the_chosen_experts_once(block: int) -> None:
+    shape = (16, 2, 512, 384, True, False, "silu")
+    mixture, operands = of_float8(shape, torch.bfloat16, block), batch(shape, 1, torch.bfloat16)
+    weights = 2 * 3 * 512 * 384
+    assert mixture.up.packed.nbytes + mixture.down.packed.nbytes <= 1.02 * 16 / 2 * weights
+    assert check(mixture, *operands).moved <= 1.05 * weights + 4 * 16 * 512
+
+
 def test_a_decode_row_reads_the_codes_of_the_chosen_experts_once() -> None:
     shape = (16, 2, 512, 384, True, False, "silu")
     for fmt, byte in (("int4", 0.5), ("int4 table", 0.5), ("int8", 1.0)):
@@ -197,9 +235,19 @@ def test_one_expert_has_all_tokens(tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "tile", sorted({t for sizes in moe.tables().values() for ts in sizes.values() for t in ts}, key=str)
+    "tile",
+    sorted(
+        {
+            t
+            for sizes in tiles.tables().values()
+            for name, ts in sizes.items()
+            for t in ts
+            if not name.startswith("linear")
+        },
+        key=str,
+    ),
 )
-def test_every_tile(tile: moe.Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tile(tile: tiles.Tile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moe, "tile_for", lambda *_: tile)
     shape = (3, 2, 140, 70, True, True, "silu")
     check(Mixture.make(shape, torch.bfloat16), *batch(shape, 40, torch.bfloat16))
@@ -260,15 +308,15 @@ def test_grids_hold_every_distribution() -> None:
 
 def test_tables() -> None:
     """Each device has tiles for any number of rows, the smaller ones first."""
-    for device, sizes in moe.tables().items():
-        for tiles in sizes.values():
-            rows = [t.rows for t in tiles]
+    for device, sizes in tiles.tables().items():
+        for some in sizes.values():
+            rows = [t.rows for t in some]
             assert rows[-1] is None
             assert sorted(filter(None, rows)) == rows[:-1], device
-    assert moe.tiles_of("sm_89", "2") != moe.tiles_of("sm_90", "2") == moe.tiles_of("cuda", "2")
-    assert moe.tiles_of("sm_89", "4") == moe.tiles_of("cuda", "4")
-    assert moe.tiles_of("gfx942", "2") == moe.tables()["rocm"]["2"]
-    assert moe.tile_for(torch.device("cpu"), "2", 17).m == 64
+    assert tiles.tiles_of("sm_89", "2") != tiles.tiles_of("sm_90", "2") == tiles.tiles_of("cuda", "2")
+    assert tiles.tiles_of("sm_89", "4") == tiles.tiles_of("cuda", "4")
+    assert tiles.tiles_of("gfx942", "2") == tiles.tables()["rocm"]["2"]
+    assert tiles.tile_for(torch.device("cpu"), "2", 17).m == 64
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -331,6 +379,8 @@ FAULTS = {
     "gate for up": ("w_at + n * k + at", "w_at + at"),
     "columns that are not there": ("left = kk < k - at", "left = kk < k + 0 * at"),
     "bias of the gate for both": ("b_at + n, column", "b_at, column"),
+    "scales of the next row": ("column) // ROWS * groups\n    of_z", "column + 1) // ROWS * groups\n    of_z"),
+    "up by the scales of the gate": ("* PARTS * n + n + column) // ROWS", "* PARTS * n + column) // ROWS"),
     "unweighted": ("total += share * values", "total += values + 0 * share"),
     "the same choice twice": ("pair = token * top_k + choice", "pair = token * top_k + choice // 2"),
 }  # fmt: skip
@@ -342,7 +392,9 @@ def test_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     shape = (5, 3, 150, 70, True, True, "silu")
     mixture, operands = Mixture.make(shape, torch.float32), batch(shape, 33, torch.float32)
     monkeypatch.setattr(moe, "BLOCK", 32)
-    monkeypatch.setattr(moe, "tile_for", lambda *_: moe.Tile(None, 16, 32, 64, 4, 2))
+    monkeypatch.setattr(moe, "tile_for", lambda *_: tiles.Tile(None, 16, 32, 64, 4, 2))
+    if "scales" in name:
+        mixture = of_float8(shape, torch.float32, 0)
     with mutant(moe, *FAULTS[name], tmp_path), pytest.raises(AssertionError):
         check(mixture, *operands)
     check(mixture, *operands)

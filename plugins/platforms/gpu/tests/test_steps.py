@@ -192,6 +192,39 @@ def test_launches_of_a_mixture(gpu: Gpu, folder: Path, monkeypatch: pytest.Monke
     }  # fmt: skip
 
 
+# ------------------------------------------------------------------------------------------------- weights of few bits
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kv_dtype", "kernels"),
+    [
+        ("w8a8", "int8", {"multiply_bytes", "round_integers"}),
+        pytest.param("int4", "float32", {"multiply_codes"}, marks=pytest.mark.slow),
+        pytest.param("fp8", "float32", {"multiply_bytes"}, marks=pytest.mark.slow),
+    ],
+)
+def test_weights_of_few_bits_wait_for_nothing(
+    gpu: Gpu, folder: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, kv_dtype: str, kernels: set[str]
+) -> None:
+    """They are packed on the device; tokens are the CPU's, a step waits for one event, without graphs as well."""
+    path, more = model(folder, 1), {"quantization": quantization, "kv_dtype": kv_dtype}
+    expected = played(play(path, ToyPlatform(), torch.device("cpu"), PARAMS["greedy"], 1, **more))
+    monkeypatch.setattr(module, "GpuGraphs", lambda runtime, rows: NullGraphs())
+    platform = GpuPlatform(SimRuntime())
+    found: dict[str, list[int]] = {}
+    for number, events in enumerate(play(path, platform, platform.bind(0), PARAMS["greedy"], **more)):
+        for event in events:
+            assert event.error is None, event.error
+            found.setdefault(event.id, []).extend(event.tokens)
+        if 6 <= number < 9:
+            assert gpu.waits == {"event": 1}
+            assert not gpu.pageable
+            assert all(gpu.launches[f"triton {kernel}"] >= 4 for kernel in kernels)
+        gc.collect()
+        gpu.clear()
+    assert found == expected
+
+
 # ------------------------------------------------------------------------------------------ faults put in on purpose
 
 

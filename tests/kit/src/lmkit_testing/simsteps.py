@@ -30,15 +30,16 @@ STEADY = SchedLimits(max_tokens=32, max_rows=8, max_length=MAX_LENGTH, eos_token
 
 
 def runner(
-    folder: Path, platform, device: torch.device, limits: SchedLimits, attention: str = "torch", op: str = "auto"
-) -> tuple[Runner, KVConfig]:
+    folder: Path, platform, device: torch.device, limits: SchedLimits, attention: str = "torch", op: str = "auto",
+    **more: str,
+) -> tuple[Runner, KVConfig]:  # fmt: skip
     """With the plugins that a described GPU gets, on whatever `device` is."""
     options = {"model": str(folder), "max_length": MAX_LENGTH, "device": "cuda:9.0:141GB", "attention": attention}
-    config = from_options({**options, "dtype": "float32", "op": op})
+    config = from_options({**options, "dtype": "float32", "op": op, **more})
     plan, checkpoint, _ = resolve(config)
     info = describe_model(plan, checkpoint)
     loaded = load_model(plan, checkpoint, info, platform, device, NullCollectives())
-    specs = tuple(info.kv_specs(16, "float32"))
+    specs = tuple(info.kv_specs(16, more.get("kv_dtype", "float32")))
     kv = KVConfig(specs, (40,) * len(specs))
     sizes = StepLimits(limits.max_rows, limits.max_tokens, 8, MAX_LENGTH)
     backends = [loaded.attention] * len(info.kv_groups()) if loaded.attention is not None else []
@@ -83,12 +84,12 @@ def adapter(model: nn.Module, id: str, rank: int) -> Adapter:
 
 def play(
     checkpoint: Path, platform, device: torch.device, params: SamplingParams, depth: int = 2,
-    adapters: Sequence[str | None] = (None,) * ROWS, made: Runner | None = None,
+    adapters: Sequence[str | None] = (None,) * ROWS, made: Runner | None = None, **more: str,
 ) -> Iterator[list]:  # fmt: skip
-    """The events of each step of some equal requests, each with its adapter, on a runner of their own, or `made`."""
+    """The events of each step of some equal requests, each with its adapter, on a runner of their own (`more`: its options), or `made`."""
     limits = SchedLimits(**{name: getattr(STEADY, name) for name in STEADY.__dataclass_fields__} | {"depth": depth})
     if made is None:
-        made, kv = runner(checkpoint, platform, device, limits, "triton")
+        made, kv = runner(checkpoint, platform, device, limits, "triton", **more)
     kv, named = made.kv_config, {name for name in adapters if name}
     for rank, name in enumerate(sorted(named), 2):
         if name not in made.adapters.loaded:

@@ -209,8 +209,11 @@ def lab(*, unwritten: Collection[str] = (), shuffle: int | None = None) -> Itera
         try:
             call(self, *arguments, **named)
         except interpreter.InterpreterError as error:
-            if isinstance(error.__cause__, Fault):
-                raise error.__cause__ from None
+            cause: BaseException | None = error
+            while isinstance(cause, interpreter.InterpreterError):  # one for each function that a kernel calls
+                cause = cause.__cause__
+            if isinstance(cause, Fault):
+                raise cause from None
             raise
         seen.end()
 

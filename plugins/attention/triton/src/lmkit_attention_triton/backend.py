@@ -8,7 +8,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 import triton
-from lmkit.api import AttentionBackend, AttnBatch, AttnNeed, AttnPlan, DeviceInfo, Platform, StepLimits
+from lmkit.api import (
+    AttentionBackend,
+    AttnBatch,
+    AttnNeed,
+    AttnPlan,
+    DeviceInfo,
+    Platform,
+    StepLimits,
+    kv_scale_bytes,
+)
 from torch import Tensor
 
 from lmkit_attention_triton import kernels
@@ -30,6 +39,30 @@ class Tile(NamedTuple):
     tile: int  # keys at a time
     warps: int
     stages: int
+
+
+class Memory(NamedTuple):
+    """Where the kernels find keys, values and their scales in KV memory, in elements."""
+
+    scales: Tensor  # float32; without scales, the memory itself
+    block: int  # from a block's codes to the next one's
+    slot: int
+    head: int
+    scale_block: int
+    scale_rest: int  # from the first scale of a token and head to the second
+    page: int
+    width: int  # entries of a head
+
+
+def memory_of(kv: Tensor) -> Memory:
+    """That of a layer. int8 has its scales behind the codes of a block, for which the last axis has room."""
+    _, page, heads, width = kv.shape
+    if kv.dtype != torch.int8:
+        return Memory(kv, kv.stride(0), kv.stride(1), kv.stride(2), 0, 0, page, width)
+    width -= kv_scale_bytes("int8")
+    flat = kv.view(len(kv), -1)
+    scales = flat[:, page * heads * width :].view(torch.float32)
+    return Memory(scales, flat.stride(0), heads * width, width, scales.stride(0), heads * page, page, width)
 
 
 class Sizes(NamedTuple):
@@ -70,6 +103,8 @@ def programs_of(need: AttnNeed, queries: int, itemsize: int) -> tuple[Sizes, Til
     sizes = sizes_of(need.head_dim, need.v_head_dim or need.head_dim, need.mla)
     members = triton.next_power_of_2(need.num_q_heads // need.num_kv_heads)
     shape = tile_of(sizes, queries, members, itemsize)
+    if need.kv_dtype == "int8" and (queries > 1 or need.mla):  # codes take registers on their way
+        shape = shape._replace(tile=shape.tile // 2)
     groups = triton.cdiv(members, shape.rows) if need.mla else 1
     return sizes, shape, members // groups, groups
 
@@ -148,7 +183,7 @@ class TritonAttention(AttentionBackend):
         return (16, 32, 64, 128)
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
-        return (num_blocks, need.block_size, need.num_kv_heads, need.kv_width)
+        return (num_blocks, need.block_size, need.num_kv_heads, need.kv_width + kv_scale_bytes(need.kv_dtype))
 
     def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> TritonPlanner:
         return TritonPlanner(need, limits, platform)
@@ -156,25 +191,32 @@ class TritonAttention(AttentionBackend):
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
         tokens, heads, size = k.shape
         if tokens:
-            some = min(HEADS, triton.next_power_of_2(heads))
+            some, where = min(HEADS, triton.next_power_of_2(heads)), memory_of(kv)
+            int8, values = kv.dtype == torch.int8, _written(v, k, where)
+            split = int8 and not values  # two scales of a key, of which values are a part
             kernels.write[(tokens, triton.cdiv(heads, some))](
-                k, v, kv, slots, heads, size, v.shape[2], *k.stride(), *v.stride(), kv.stride(1), kv.stride(2),
-                LIMITS.get(kv.dtype, 0.0), some, triton.next_power_of_2(size), _written(v, k, kv), num_warps=2,
+                k, v, kv, where.scales, slots, heads, size, v.shape[2], *k.stride(), *v.stride(), *where[1:7],
+                LIMITS.get(kv.dtype, 0.0), int8, some, triton.next_power_of_2(v.shape[2] if split else size), values,
+                triton.next_power_of_2(size - v.shape[2]) if split else 0, num_warps=2,
             )  # fmt: skip
 
     def rotate_write(
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
     ) -> None:
         tokens, heads, size = k.shape
-        pairs, rest = cos.shape[-1], size - 2 * cos.shape[-1]
+        pairs, rest, where = cos.shape[-1], size - 2 * cos.shape[-1], memory_of(kv)
+        later = kv.dtype == torch.int8 and where.width == size  # two scales of a key, whose entries are turned first
         if tokens:
+            here = torch.full_like(slots, -1) if later else slots
             grid = (tokens, triton.cdiv(q.shape[1], HEADS) + triton.cdiv(heads, HEADS))
             kernels.rotate_write[grid](
-                q, k, v, kv, slots, cos, sin, q.shape[1], heads, size, v.shape[2], pairs,
-                *q.stride(), *k.stride(), *v.stride(), kv.stride(1), kv.stride(2),
-                interleaved, LIMITS.get(kv.dtype, 0.0), HEADS, triton.next_power_of_2(pairs),
-                triton.next_power_of_2(rest) if rest else 0, _written(v, k, kv), num_warps=2,
+                q, k, v, kv, where.scales, here, cos, sin, q.shape[1], heads, size, v.shape[2], pairs,
+                *q.stride(), *k.stride(), *v.stride(), *where[1:7],
+                interleaved, LIMITS.get(kv.dtype, 0.0), kv.dtype == torch.int8, HEADS, triton.next_power_of_2(pairs),
+                triton.next_power_of_2(rest) if rest else 0, _written(v, k, where), num_warps=2,
             )  # fmt: skip
+        if later:
+            self.write_kv(k, v, kv, slots)
 
     def forward(
         self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None
@@ -199,20 +241,20 @@ class TritonAttention(AttentionBackend):
         owner = plan.owner
         need, heads, group = owner.need, q.shape[1], q.shape[1] // owner.need.num_kv_heads
         sizes, shape, members, groups = programs_of(need, queries, q.dtype.itemsize)
-        tokens = max(1, shape.rows // members)
+        tokens, where = max(1, shape.rows // members), memory_of(kv)
         kernels.attend[(rows, triton.cdiv(queries, tokens), need.num_kv_heads * groups * splits)](
-            q, kv, out, owner.partial, owner.logs, owner.logs if sinks is None else sinks, owner.slopes,
+            q, kv, where.scales, out, owner.partial, owner.logs, owner.logs if sinks is None else sinks, owner.slopes,
             plan.query_start, plan.seq_len, plan.page_start, plan.pages, scale, need.softcap or 1.0, first,
-            heads, group, q.shape[2], out.shape[2], *q.stride(), kv.stride(1), kv.stride(2), out.stride(0),
-            out.stride(1), need.causal, need.window or 0, need.chunked, need.softcap is not None, sinks is not None,
-            need.alibi, splits, need.block_size, shape.tile, tokens, members, groups, *sizes,
+            heads, group, q.shape[2], out.shape[2], *q.stride(), *where[1:6], out.stride(0), out.stride(1),
+            kv.dtype == torch.int8, need.causal, need.window or 0, need.chunked, need.softcap is not None,
+            sinks is not None, need.alibi, splits, need.block_size, shape.tile, tokens, members, groups, *sizes,
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
 
 
-def _written(v: Tensor, k: Tensor, kv: Tensor) -> int:
+def _written(v: Tensor, k: Tensor, where: Memory) -> int:
     """Entries of a tile of values that go into the cache: 0 where they are a part of keys."""
-    return triton.next_power_of_2(v.shape[2]) if kv.shape[3] > k.shape[2] else 0
+    return triton.next_power_of_2(v.shape[2]) if where.width > k.shape[2] else 0
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

@@ -18,7 +18,7 @@ def lmkit_attention_backends() -> Iterable[AttentionSpec]:
         platforms=("cuda", "rocm"),
         capability=Range((8, 0), None),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
-        kv_dtypes=frozenset({"auto", "float8_e4m3fn", "float8_e5m2"}),
+        kv_dtypes=frozenset({"auto", "float8_e4m3fn", "float8_e5m2", "int8"}),
         head_dims=multiple_of(8, max=576),
         v_head_dims=multiple_of(8, max=512),
         block_sizes=one_of(16, 32, 64, 128),

@@ -1,6 +1,10 @@
 """The kernels. KV of a layer: [num_blocks, block_size, num_kv_heads, head_dim + v_head_dim], or keys alone where values
 are their first part.
 
+With int8 a block has codes like these, and behind them two float32 scales [2, num_kv_heads, block_size]: of the key
+and of the value of each token and head; where values are a part of keys, of that part and of the rest. A scale is the
+largest magnitude / 127.
+
 `attend` is flash attention (Dao 2023, 2307.08691) over pages, with the query heads of one KV head in one tile. Long
 rows of a decode step are cut into splits, whose parts `merge` puts together by their log-sum-exp.
 """
@@ -10,41 +14,76 @@ import triton.language as tl
 
 
 @triton.jit
-def _stored(x, LIMIT: tl.constexpr):
-    """float32 as a cache of float8 holds it: what is too large becomes its largest number. 0: no float8."""
-    if LIMIT > 0:
+def _stored(x, most, LIMIT: tl.constexpr, INT8: tl.constexpr):
+    """float32 as a cache holds it. LIMIT: what is too large for float8 becomes its largest number; 0: no float8.
+
+    INT8: 127 for `most`, the largest magnitude of the head; whole numbers, halves to even.
+    """
+    if INT8:
+        x = x * tl.where(most > 0, 1.0 / most * 127.0, 0.0)[:, None]
+        # What is added makes the last bit of a float32 a whole number.
+        x = tl.minimum(tl.maximum((x + 12582912.0) - 12582912.0, -127.0), 127.0)
+    elif LIMIT > 0:
         x = tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
     return x
 
 
 @triton.jit
+def _most(x):
+    """The largest magnitude of each head: [H, entries] -> [H]."""
+    return tl.max(tl.abs(x), 1)
+
+
+@triton.jit
 def write(
-    k, v, kv, slots, heads, k_size, v_size, k_token, k_head, k_entry, v_token, v_head, v_entry, kv_slot, kv_head,
-    LIMIT: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    k, v, kv, scales, slots, heads, k_size, v_size, k_token, k_head, k_entry, v_token, v_head, v_entry,
+    kv_block, kv_slot, kv_head, s_block, s_rest, page,
+    LIMIT: tl.constexpr, INT8: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """A program writes H heads of one token; slot -1 is not written. V = 0: values are a part of keys."""
+    """A program writes H heads of one token; slot -1 is not written. V = 0: values are a part of keys.
+
+    Of int8 those v_size entries are K, and REST or a few less stand behind them, under a scale of their own.
+    """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     head = tl.program_id(1) * H + tl.arange(0, H)
-    i = tl.arange(0, K)
     writes = head < tl.where(slot >= 0, heads, 0)
-    of_k = writes[:, None] & (i < k_size)[None, :]
-    keys = tl.load(k + token * k_token + head[:, None] * k_head + i[None, :] * k_entry, of_k, 0.0).to(tl.float32)
-    at = kv + slot * kv_slot + head[:, None] * kv_head
-    tl.store(at + i[None, :], _stored(keys, LIMIT).to(kv.dtype.element_ty), of_k)
+    block, place = slot // page, slot % page
+    at = kv + block * kv_block + place * kv_slot + head[:, None] * kv_head
+    of_key = scales + block * s_block + head * page + place
+    first = v_size if REST > 0 else k_size
+    i = tl.arange(0, K)
+    of_k = writes[:, None] & (i < first)[None, :]
+    base = k + token * k_token + head[:, None] * k_head
+    keys = tl.load(base + i[None, :] * k_entry, of_k, 0.0).to(tl.float32)
+    most = _most(keys)
+    tl.store(at + i[None, :], _stored(keys, most, LIMIT, INT8).to(kv.dtype.element_ty), of_k)
+    if INT8:
+        tl.store(of_key, most / 127.0, writes)
+    if REST > 0:
+        r = v_size + tl.arange(0, REST)
+        of_r = writes[:, None] & (r < k_size)[None, :]
+        rest = tl.load(base + r[None, :] * k_entry, of_r, 0.0).to(tl.float32)
+        most = _most(rest)
+        tl.store(at + r[None, :], _stored(rest, most, LIMIT, INT8).to(kv.dtype.element_ty), of_r)
+        tl.store(of_key + s_rest, most / 127.0, writes)
     if V > 0:
         j = tl.arange(0, V)
         of_v = writes[:, None] & (j < v_size)[None, :]
         values = tl.load(v + token * v_token + head[:, None] * v_head + j[None, :] * v_entry, of_v, 0.0).to(tl.float32)
-        tl.store(at + k_size + j[None, :], _stored(values, LIMIT).to(kv.dtype.element_ty), of_v)
+        most = _most(values)
+        tl.store(at + k_size + j[None, :], _stored(values, most, LIMIT, INT8).to(kv.dtype.element_ty), of_v)
+        if INT8:
+            tl.store(of_key + s_rest, most / 127.0, writes)
 
 
 @triton.jit
 def rotate_write(
-    q, k, v, kv, slots, cos, sin, q_heads, heads, k_size, v_size, pairs,
-    q_token, q_head, q_entry, k_token, k_head, k_entry, v_token, v_head, v_entry, kv_slot, kv_head,
-    INTERLEAVED: tl.constexpr, LIMIT: tl.constexpr, H: tl.constexpr, P: tl.constexpr, REST: tl.constexpr,
-    V: tl.constexpr,
+    q, k, v, kv, scales, slots, cos, sin, q_heads, heads, k_size, v_size, pairs,
+    q_token, q_head, q_entry, k_token, k_head, k_entry, v_token, v_head, v_entry,
+    kv_block, kv_slot, kv_head, s_block, s_rest, page,
+    INTERLEAVED: tl.constexpr, LIMIT: tl.constexpr, INT8: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
+    REST: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """A program turns H heads of one token: of the queries, or of the keys, which it writes with their values.
 
@@ -72,27 +111,39 @@ def rotate_write(
         head = (tl.program_id(1) - blocks) * H + tl.arange(0, H)
         mask = (head < heads)[:, None] & (i < pairs)[None, :]
         base = k + token * k_token + head[:, None] * k_head
-        at = kv + slot * kv_slot + head[:, None] * kv_head
+        block, place = slot // page, slot % page
+        at = kv + block * kv_block + place * kv_slot + head[:, None] * kv_head
+        of_key = scales + block * s_block + head * page + place
         a = tl.load(base + left * k_entry, mask, 0.0).to(tl.float32)
         b = tl.load(base + right * k_entry, mask, 0.0).to(tl.float32)
         turned_a = (a * c - b * s).to(k.dtype.element_ty)
         turned_b = (b * c + a * s).to(k.dtype.element_ty)
         tl.store(base + left * k_entry, turned_a, mask)
         tl.store(base + right * k_entry, turned_b, mask)
-        writes = (head < tl.where(slot >= 0, heads, 0))[:, None]
+        present = head < tl.where(slot >= 0, heads, 0)
+        writes = present[:, None]
         kept = writes & (i < pairs)[None, :]
-        tl.store(at + left, _stored(turned_a.to(tl.float32), LIMIT).to(kv.dtype.element_ty), kept)
-        tl.store(at + right, _stored(turned_b.to(tl.float32), LIMIT).to(kv.dtype.element_ty), kept)
+        wide_a, wide_b = turned_a.to(tl.float32), turned_b.to(tl.float32)
+        most = tl.maximum(_most(wide_a), _most(wide_b))
         if REST > 0:
             r = 2 * pairs + tl.arange(0, REST)
-            kept = writes & (r < k_size)[None, :]
-            x = tl.load(base + r[None, :] * k_entry, kept, 0.0).to(tl.float32)
-            tl.store(at + r[None, :], _stored(x, LIMIT).to(kv.dtype.element_ty), kept)
+            of_rest = writes & (r < k_size)[None, :]
+            rest = tl.load(base + r[None, :] * k_entry, of_rest, 0.0).to(tl.float32)
+            most = tl.maximum(most, _most(rest))
+        tl.store(at + left, _stored(wide_a, most, LIMIT, INT8).to(kv.dtype.element_ty), kept)
+        tl.store(at + right, _stored(wide_b, most, LIMIT, INT8).to(kv.dtype.element_ty), kept)
+        if REST > 0:
+            tl.store(at + r[None, :], _stored(rest, most, LIMIT, INT8).to(kv.dtype.element_ty), of_rest)
+        if INT8:
+            tl.store(of_key, most / 127.0, present)
         if V > 0:
             j = tl.arange(0, V)
             kept = writes & (j < v_size)[None, :]
             x = tl.load(v + token * v_token + head[:, None] * v_head + j[None, :] * v_entry, kept, 0.0).to(tl.float32)
-            tl.store(at + k_size + j[None, :], _stored(x, LIMIT).to(kv.dtype.element_ty), kept)
+            most = _most(x)
+            tl.store(at + k_size + j[None, :], _stored(x, most, LIMIT, INT8).to(kv.dtype.element_ty), kept)
+            if INT8:
+                tl.store(of_key + s_rest, most / 127.0, present)
 
 
 @triton.jit
@@ -128,6 +179,50 @@ def _bounds(first, last, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHU
 
 
 @triton.jit
+def _part(low, high, split, TILE: tl.constexpr, SPLITS: tl.constexpr):
+    """The first tile of a part of the keys from `low` to `high`, and one behind its last."""
+    end = (high + TILE - 1) // TILE
+    each = (end - low // TILE + SPLITS - 1) // SPLITS
+    start = low // TILE + split * each
+    return start, tl.minimum(start + each, end)
+
+
+@triton.jit
+def _scores(x, y, keys, rest_at, inside, of_rest, of_first, of_second, INT8: tl.constexpr, REST: tl.constexpr):
+    """Queries x and, beside the part of keys that is values, y, times keys; of int8 each part has its scales.
+
+    The rest of keys is read after their first part is multiplied: registers do not hold both.
+    """
+    scores = tl.dot(x, tl.trans(keys), input_precision="ieee")
+    if INT8:
+        scores *= of_first[None, :]
+    if REST > 0:
+        rest = tl.load(rest_at, inside[:, None] & of_rest, 0.0).to(x.dtype)
+        if INT8:
+            scores += tl.dot(y, tl.trans(rest), input_precision="ieee") * of_second[None, :]
+        else:
+            scores = tl.dot(y, tl.trans(rest), scores, input_precision="ieee")
+    return scores
+
+
+@triton.jit
+def _weighed(shares, values, scales, like, INT8: tl.constexpr):
+    """Shares [queries, keys] of values [keys, entries], of int8 with a scale for each key.
+
+    Shares under small scales are none in float16; bfloat16 has them, and holds codes exactly.
+    """
+    if INT8:
+        shares *= scales[None, :]
+        if like.dtype == tl.float16:
+            y = tl.dot(shares.to(tl.bfloat16), values.to(tl.bfloat16))
+        else:
+            y = tl.dot(shares.to(like.dtype), values.to(like.dtype), input_precision="ieee")
+    else:
+        y = tl.dot(shares.to(like.dtype), values.to(like.dtype), input_precision="ieee")
+    return y
+
+
+@triton.jit
 def _softmax(scores, most, weight):
     """Shares of a tile's keys under the largest score so far, with what those before fade by, and both sums anew."""
     larger = tl.maximum(most, tl.max(scores, 1))
@@ -139,12 +234,12 @@ def _softmax(scores, most, weight):
 
 @triton.jit
 def attend(
-    q, kv, out, partial, logs, sinks, slopes, query_start, seq_len, page_start, pages, scale, softcap, first_row,
-    q_heads, group, k_size, v_size, q_token, q_head, q_entry, kv_slot, kv_head, out_token, out_head,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    ALIBI: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    TOKENS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, REST: tl.constexpr,
-    V: tl.constexpr,
+    q, kv, scales, out, partial, logs, sinks, slopes, query_start, seq_len, page_start, pages, scale, softcap,
+    first_row, q_heads, group, k_size, v_size, q_token, q_head, q_entry, kv_block, kv_slot, kv_head, s_block, s_rest,
+    out_token, out_head, INT8: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr,
+    TILE: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr,
+    REST: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """A program does TOKENS queries of a row for GROUP heads of one KV head; of their keys one of SPLITS parts.
 
@@ -167,6 +262,7 @@ def attend(
         first = v_size if REST > 0 else k_size
         queries = q + (of_token * q_token + query_head * q_head)[:, None]
         x = tl.load(queries + i[None, :] * q_entry, live[:, None] & (i < first)[None, :], 0.0)
+        y, of_rest = x, 0
         if REST > 0:
             r = tl.arange(0, REST)
             of_rest = (r < k_size - v_size)[None, :]
@@ -174,12 +270,8 @@ def attend(
         past = length - num_queries
         last = past + tl.minimum(begin + TOKENS, num_queries) - 1
         low, high = _bounds(past + begin, last, length, CAUSAL, WINDOW, CHUNKED)
-        end = (high + TILE - 1) // TILE
-        each = (end - low // TILE + SPLITS - 1) // SPLITS
-        start = low // TILE + split * each
-        end = tl.minimum(start + each, end)
-        most = tl.full([TOKENS * GROUP], -float("inf"), tl.float32)
-        weight = tl.zeros([TOKENS * GROUP], tl.float32)
+        start, end = _part(low, high, split, TILE, SPLITS)
+        most, weight = tl.full([TOKENS * GROUP], -float("inf"), tl.float32), tl.zeros([TOKENS * GROUP], tl.float32)
         if SINKS:
             mine = live & (member < tl.where(split == 0, group, 0))
             most, weight = tl.load(sinks + query_head, mine, -float("inf")), tl.where(mine, 1.0, 0.0)
@@ -190,14 +282,16 @@ def attend(
         for tile in range(start, end):
             key = tile * TILE + t
             inside = key < high
-            slot = tl.load(page_table + key // PAGE, inside, 0).to(tl.int64) * PAGE + key % PAGE
-            at = kv + slot * kv_slot + head * kv_head
+            block = tl.load(page_table + key // PAGE, inside, 0).to(tl.int64)
+            at = kv + block * kv_block + key % PAGE * kv_slot + head * kv_head
             keys = tl.load(at[:, None] + i[None, :], inside[:, None] & (i < first)[None, :], 0.0).to(x.dtype)
-            scores = tl.dot(x, tl.trans(keys), input_precision="ieee")
+            rest_at, of_first, of_second = at, 1.0, 1.0
             if REST > 0:
-                rest = tl.load(at[:, None] + v_size + r[None, :], inside[:, None] & of_rest, 0.0)
-                scores = tl.dot(y, tl.trans(rest.to(x.dtype)), scores, input_precision="ieee")
-            scores *= scale
+                rest_at = at[:, None] + v_size + r[None, :]
+            if INT8:
+                of_key = scales + block * s_block + head * PAGE + key % PAGE
+                of_first, of_second = tl.load(of_key, inside, 0.0), tl.load(of_key + s_rest, inside, 0.0)
+            scores = _scores(x, y, keys, rest_at, inside, of_rest, of_first, of_second, INT8, REST) * scale
             if SOFTCAP:
                 scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
             if ALIBI:
@@ -205,19 +299,19 @@ def attend(
             visible = _visible(position[:, None], key[None, :], CAUSAL, WINDOW, CHUNKED)
             scores = tl.where(visible & inside[None, :] & live[:, None], scores, -float("inf"))
             shares, fade, most, weight = _softmax(scores, most, weight)
-            if REST > 0:
-                values = keys
-            else:
+            values = keys
+            if REST == 0:
                 values = tl.load(at[:, None] + k_size + j[None, :], inside[:, None] & (j < v_size)[None, :], 0.0)
-            total = total * fade[:, None] + tl.dot(shares.to(x.dtype), values.to(x.dtype), input_precision="ieee")
+            total = total * fade[:, None] + _weighed(shares, values, of_first if REST > 0 else of_second, x, INT8)
+        mean = total / tl.where(weight == 0, 1.0, weight)[:, None]
+        there = live[:, None] & (j < v_size)[None, :]
         if SPLITS == 1:
             at = out + (of_token * out_token + query_head * out_head)[:, None]
+            tl.store(at + j[None, :], mean.to(out.dtype.element_ty), there)
         else:
             part = (row * q_heads + query_head).to(tl.int64) * SPLITS + split
-            at = partial + part[:, None] * v_size
+            tl.store(partial + part[:, None] * v_size + j[None, :], mean, there)
             tl.store(logs + part, most + tl.log(weight), live)
-        mean = total / tl.where(weight == 0, 1.0, weight)[:, None]
-        tl.store(at + j[None, :], mean.to(at.dtype.element_ty), live[:, None] & (j < v_size)[None, :])
 
 
 @triton.jit

@@ -30,14 +30,15 @@ class Blocks:
     def values(self) -> Tensor:
         """[n, k] int16: codes, or what they stand for, less `zero`."""
         if self.table:
-            return torch.tensor(self.table, dtype=torch.int16)[self.codes.long()]
+            return torch.tensor(self.table, dtype=torch.int16, device=self.codes.device)[self.codes.long()]
         return self.codes.to(torch.int16) - self.zero
 
     def dequantize(self) -> Tensor:
         """[n, k] float32."""
         n, groups = self.scales.shape
         if self.table:
-            weight = torch.tensor(self.table, dtype=torch.float32).index_select(0, self.codes.flatten().int())
+            values = torch.tensor(self.table, dtype=torch.float32, device=self.codes.device)
+            weight = values.index_select(0, self.codes.flatten().int())
         else:
             weight = self.codes.float().sub_(self.zero)
         weight = weight.view(n, groups, -1).mul_(self.scales[..., None])
@@ -125,7 +126,7 @@ def iq4_xs(data: Tensor) -> Blocks:
 
 def mxfp4(data: Tensor) -> Blocks:
     exponents = data[..., 0].int() - 128  # scales are half of it: E2M1 has twice the values
-    scales = torch.ldexp(torch.ones(exponents.shape), exponents)
+    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
     return _flat(nibbles(data[..., 1:], 16), scales, table=E2M1)
 
 
@@ -149,7 +150,7 @@ def _flat(
 
 def _fifth(data: Tensor) -> Tensor:
     """The fifth bit of 32 codes is bit i of four bytes, little-endian."""
-    shifts = torch.arange(8, dtype=torch.uint8)
+    shifts = torch.arange(8, dtype=torch.uint8, device=data.device)
     return (data[..., None] >> shifts & 1).flatten(-2) << 4
 
 

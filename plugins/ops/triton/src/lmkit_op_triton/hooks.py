@@ -25,6 +25,27 @@ def lmkit_ops() -> Iterable[OpSpec]:
         requires=("triton>=3.2",),
         tier=Tier.OPTIMIZED,
         op="moe",
-        formats=frozenset({"plain", "int8", "w8a8", "int4", "mxfp4", "nvfp4", "nf4", "fp4"}),
+        formats=frozenset({"plain", "int8", "w8a8", "int4", "mxfp4", "nvfp4", "nf4", "fp4", "fp8"}),
         platforms=("cuda", "rocm"),
+    )
+    yield OpSpec(
+        name="linear_triton",
+        summary="linears over weights of 8 or 4 bits by Triton kernels; with w8a8 activations become 8 bits, too",
+        target="lmkit_op_triton.linear:TritonLinear",
+        requires=("triton>=3.2",),
+        tier=Tier.OPTIMIZED,
+        op="linear",
+        formats=frozenset({"int8", "w8a8", "int4", "mxfp4", "nvfp4", "nf4", "fp4"}),
+        platforms=("cuda", "rocm"),
+    )
+    yield OpSpec(
+        name="fp8_triton",
+        summary="linears over float8 weights by Triton kernels, activations rounded as the checkpoint says, or left",
+        target="lmkit_op_triton.linear:TritonFloat8Linear",
+        requires=("triton>=3.2",),
+        tier=Tier.OPTIMIZED,
+        op="linear",
+        formats=frozenset({"fp8"}),
+        platforms=("cuda", "rocm"),
+        bits=8,
     )

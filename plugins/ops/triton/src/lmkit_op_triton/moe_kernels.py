@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from lmkit_op_triton.kernels import _activated, _gated
+from lmkit_op_triton.weight_kernels import _both, _float8
 
 
 @triton.jit
@@ -76,12 +77,29 @@ def _finish(
 
 
 @triton.jit
+def _added(y, a, w_at, scales, at, there, columns, FLOAT8: tl.constexpr, GROUP: tl.constexpr):
+    """y + a [M, K] times the weights [K, N] where they are `there`, and times their scales if they have groups."""
+    if FLOAT8:
+        w = _float8(tl.load(w_at, there, 0), a)
+    else:
+        w = tl.load(w_at, there, 0.0)
+    if GROUP > 0:
+        y += tl.dot(a, w, input_precision="ieee") * tl.load(scales + at // GROUP, columns, 0.0)[None, :]
+    else:
+        y = tl.dot(a, w, y, input_precision="ieee")
+    return y
+
+
+@triton.jit
 def multiply(
-    x, weight, bias, order, starts, out, top_k, experts, n, k, x_stride,
+    x, weight, scales, bias, order, starts, out, top_k, experts, n, k, groups, x_stride,
     FIRST: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
+    FLOAT8: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """M rows of one expert times N rows of its weight [PARTS, n, k].
+
+    FLOAT8: its bytes, of which ROWS rows and GROUP columns, or 0: all, share one of the scales [.., groups].
 
     FIRST: rows of tokens x [T, k] -> the activation NAME of the products, out [pairs, n] as sorted. Else: rows x
     [pairs, k] as sorted -> out [pairs, n] by pair.
@@ -95,68 +113,22 @@ def multiply(
     expert = expert.to(tl.int64)
     a_at = x + source[:, None] * x_stride + kk[None, :]
     w_at = weight + (expert * PARTS * n + column[None, :]) * k + kk[:, None]
+    of_y = scales + (expert * PARTS * n + column) // ROWS * groups
+    of_z = scales + (expert * PARTS * n + n + column) // ROWS * groups
     y = tl.zeros([M, N], tl.float32)
     z = tl.zeros([M, N], tl.float32)
     for at in range(0, k, K):
         left = kk < k - at
         a = tl.load(a_at + at, valid[:, None] & left[None, :], 0.0)
-        w = tl.load(w_at + at, left[:, None] & (column < n)[None, :], 0.0)
-        y = tl.dot(a, w, y, input_precision="ieee")
+        there = left[:, None] & (column < n)[None, :]
+        y = _added(y, a, w_at + at, of_y, at, there, column < n, FLOAT8, GROUP)
         if PARTS == 2:
-            w = tl.load(w_at + n * k + at, left[:, None] & (column < n)[None, :], 0.0)
-            z = tl.dot(a, w, z, input_precision="ieee")
+            z = _added(z, a, w_at + n * k + at, of_z, at, there, column < n, FLOAT8, GROUP)
+    if FLOAT8 and GROUP == 0:
+        y *= tl.load(of_y, column < n, 0.0)[None, :]
+        if PARTS == 2:
+            z *= tl.load(of_z, column < n, 0.0)[None, :]
     _finish(y, z, bias, out, expert, column, target, valid, n, FIRST, NAME, PARTS, BIAS)
-
-
-@triton.jit
-def _scaled(a, codes, scales, zeros, offsets, zero, low, high, column, limit,
-    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, TABLE: tl.constexpr,
-):  # fmt: skip
-    """a [M, H] times codes [H, N] of one group: integers are multiplied, the scale is that of the products.
-
-    Of columns from `limit` on there are neither scales nor zeros.
-    """
-    mask = column < limit
-    codes = codes.to(tl.int32)
-    if TABLE:
-        looked_up = tl.where(codes > 7, high, low) >> ((codes & 7) * 8).to(tl.int64)
-        codes = looked_up.to(tl.int32) & 255
-    if ZEROS:
-        codes -= tl.load(zeros + column, mask, 0).to(tl.int32)[None, :]
-    else:
-        codes -= zero
-    scale = tl.load(scales + column, mask, 0.0).to(tl.float32)
-    y = tl.dot(a, codes.to(a.dtype), input_precision="ieee") * scale[None, :]
-    if OFFSETS:
-        y -= tl.sum(a.to(tl.float32), 1)[:, None] * tl.load(offsets + column, mask, 0.0).to(tl.float32)[None, :]
-    return y
-
-
-@triton.jit
-def _both(a, b, codes_at, scales, zeros, offsets, zero, low, high, at, column, n, k,
-    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, TABLE: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, H: tl.constexpr,
-):  # fmt: skip
-    """a, b [M, H]: neighbouring columns, times their codes. Four bits: those of b are the high ones of a's bytes."""
-    first, second = 0, 0
-    if GROUP:
-        first, second = at // GROUP * n, (at + H) // GROUP * n
-    if BITS == 4:
-        codes = tl.load(codes_at + at // 2, (column < n)[None, :], 0)
-        others = codes >> 4
-        codes &= 15
-    else:
-        codes = tl.load(codes_at + at, (column < n)[None, :], 0)
-        others = tl.load(codes_at + at + H, (column < n)[None, :], 0)
-    y = _scaled(
-        a, codes, scales + first, zeros + first, offsets + first, zero, low, high, column, n,
-        ZEROS, OFFSETS, TABLE,
-    )  # fmt: skip
-    return y + _scaled(
-        b, others, scales + second, zeros + second, offsets + second, zero, low, high, column,
-        tl.where(at + H < k, n, 0),
-        ZEROS, OFFSETS, TABLE,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -164,7 +136,7 @@ def multiply_codes(
     x, weight, scales, zeros, offsets, bias, order, starts, out,
     top_k, experts, n, k, width, groups, x_stride, zero, low, high,
     FIRST: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
-    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, TABLE: tl.constexpr,
+    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, KIND: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, H: tl.constexpr, M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """`multiply` with weights of integers: codes [PARTS, n, width bytes], scales, zeros and offsets
@@ -186,13 +158,13 @@ def multiply_codes(
         b = tl.load(a_at + at + H, valid[:, None] & (kk < k - at - H)[None, :], 0.0)
         y += _both(
             a, b, w_at, scales + base, zeros + base, offsets + base, zero, low, high, at, column, n, k,
-            ZEROS, OFFSETS, TABLE, BITS, GROUP, H,
+            ZEROS, OFFSETS, KIND, BITS, GROUP, H,
         )  # fmt: skip
         if PARTS == 2:
             up = base + groups * n
             z += _both(
                 a, b, w_at + n * width, scales + up, zeros + up, offsets + up, zero, low, high, at, column, n, k,
-                ZEROS, OFFSETS, TABLE, BITS, GROUP, H,
+                ZEROS, OFFSETS, KIND, BITS, GROUP, H,
             )  # fmt: skip
     _finish(y, z, bias, out, expert, column, target, valid, n, FIRST, NAME, PARTS, BIAS)
 

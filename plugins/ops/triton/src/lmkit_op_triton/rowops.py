@@ -28,17 +28,21 @@ def warps(size: int) -> int:
     return max(1, min(16, size // 512))
 
 
+def refusal_of_device(device: DeviceInfo) -> str | None:
+    """Why none of the kernels runs on it; None: they do."""
+    if device.platform == "cuda" and device.capability is not None and device.capability < CAPABILITY:
+        has = ".".join(map(str, device.capability))
+        return f"Triton's kernels need compute capability 8.0, the device has {has}"
+    return None
+
+
 class TritonRowOps(TorchRowOps):
     """Contract of each operator: `lmkit.api.RowOps`. What is too large for a program is the reference's."""
 
     name = "rowwise_triton"
 
     def can_run(self, dtype: str, device: DeviceInfo) -> str | None:
-        if device.platform == "cuda" and device.capability is not None and device.capability < CAPABILITY:
-            return (
-                f"Triton's kernels need compute capability 8.0, the device has {'.'.join(map(str, device.capability))}"
-            )
-        return None
+        return refusal_of_device(device)
 
     def embed(self, ids: Tensor, weight: Tensor) -> Tensor:
         out = weight.new_empty(len(ids), weight.shape[1])

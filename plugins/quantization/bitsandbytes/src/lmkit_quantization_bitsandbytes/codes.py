@@ -46,7 +46,7 @@ def pairs(name: str) -> Tensor:
 def dequantize(weight: Tensor, absmax: Tensor, name: str, dtype: torch.dtype) -> Tensor:
     """weight uint8 [out, in / 2], absmax float32 [out, groups] -> [out, in], rounded once."""
     n, k = weight.shape[0], weight.shape[1] * 2
-    out, values = torch.empty((n, k), dtype=dtype), pairs(name)
+    out, values = weight.new_empty((n, k), dtype=dtype), pairs(name).to(weight.device)
     for rows in _slices(n, k):
         found = F.embedding(weight[rows].int(), values).view(-1, absmax.shape[1], k // absmax.shape[1])
         out[rows] = (found * absmax[rows, :, None]).flatten(1)
@@ -55,7 +55,7 @@ def dequantize(weight: Tensor, absmax: Tensor, name: str, dtype: torch.dtype) ->
 
 def rounded(weight: Tensor, block: int, name: str, dtype: torch.dtype) -> Tensor:
     """[out, in] -> [out, in]: the nearest of the sorted values, times the largest of every `block` columns of a row."""
-    out, values = torch.empty(weight.shape, dtype=dtype), table(name)[:, None]
+    out, values = torch.empty_like(weight, dtype=dtype), table(name).to(weight.device)[:, None]
     for rows in _slices(*weight.shape):
         codes, absmax = nearest(weight[rows], block, name)
         found = F.embedding(codes.int(), values)[..., 0]
@@ -66,8 +66,8 @@ def rounded(weight: Tensor, block: int, name: str, dtype: torch.dtype) -> Tensor
 def nearest(weight: Tensor, block: int, name: str) -> tuple[Tensor, Tensor]:
     """[out, in] -> codes uint8 [out, in] and the largest of every `block` columns of a row, float32 [out, blocks]."""
     n, k = weight.shape
-    values, blocks = table(name), -(-k // block)
-    codes, absmax = torch.empty((n, k), dtype=torch.uint8), torch.empty((n, blocks))
+    values, blocks = table(name).to(weight.device), -(-k // block)
+    codes, absmax = weight.new_empty((n, k), dtype=torch.uint8), weight.new_empty((n, blocks), dtype=torch.float32)
     for rows in _slices(n, k):
         padded = F.pad(weight[rows].float(), (0, -k % block)).unflatten(1, (-1, block))
         absmax[rows] = padded.abs().amax(-1)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from lmkit.api import CheckpointError, DeviceInfo, LinearKernel, LinearSpec, PackedWeight, QuantFormat
-from lmkit_layouts import Fp8Format, Rounding
+from lmkit.api import DeviceInfo, LinearKernel, LinearSpec, PackedWeight, QuantFormat
+from lmkit_layouts import FloatFormat, Rounding
 from torch import Tensor
 from torch.nn import functional as F
-
-from lmkit_quantization_fp8.rounded import RoundedFp8
 
 SLICE = 1 << 17  # weights dequantised at once: what a core's cache holds
 SHIFT = 256.0  # how much `widen` shrinks a value; packed scales make up for it
@@ -41,21 +39,14 @@ class Fp8Torch(LinearKernel):
     rounds = True
 
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
-        known = isinstance(fmt, Fp8Format | RoundedFp8)
-        return None if known else f"runs the formats of this package, not {fmt.name!r}"
+        return None if isinstance(fmt, FloatFormat) else f"runs formats of float8 numbers, not {fmt.name!r}"
 
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> Fp8Weight:
-        columns, inputs, input_scale = 0, None, 1.0
-        if isinstance(fmt, RoundedFp8):
-            weight, scales = fmt.rounded(params["weight"])
-        else:
-            assert isinstance(fmt, Fp8Format)
-            weight, scales = params["weight"], fmt.row_scales(params)
-            columns = fmt.block[1] if fmt.block else 0
-            inputs = fmt.inputs if self.rounds else None
-            input_scale = fmt.input_scale(params) if inputs and inputs.kind == "stored" else 1.0
+        assert isinstance(fmt, FloatFormat)
+        found = fmt.floats(params, self.rounds)
         params.clear()
-        return Fp8Weight(checked(weight), scales * SHIFT, columns, inputs, input_scale)
+        scales = found.scales.repeat_interleave(found.rows, 0)[: len(found.codes)] * SHIFT
+        return Fp8Weight(found.codes, scales, found.columns, fmt.inputs if self.rounds else None, found.input_scale)
 
     def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, Fp8Weight)
@@ -74,13 +65,6 @@ class Fp8Weights(Fp8Torch):
 
     name = "fp8_weights"
     rounds = False
-
-
-def checked(weight: Tensor) -> Tensor:
-    """The same float8 weight. Raises CheckpointError: not all are numbers."""
-    if weight.numel() and int((weight.view(torch.uint8) & 0x7F).max()) == 0x7F:
-        raise CheckpointError("holds weights that are not numbers (NaN)")
-    return weight
 
 
 def widen(weight: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmkit.api import LinearSpec, ParamSpec, PluginError, QuantFormat
+from lmkit.api import LinearSpec, ParamSpec, PluginError
+from lmkit_layouts import FloatFormat, Floats
+from lmkit_layouts.floats import checked
 
 if TYPE_CHECKING:
     import torch
@@ -17,11 +19,13 @@ SLICE = 1 << 18  # values rounded at a time: what a processor's cache holds
 
 
 @dataclass(frozen=True, slots=True)
-class RoundedFp8(QuantFormat):
+class RoundedFp8(FloatFormat):
     """Stored as a plain weight [out, in]; `width` is the columns of the whole layer. Each row has a scale."""
 
     width: int
     name: str = "fp8"
+    columns: int = 0
+    inputs: None = None
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         if layer.in_features != self.width:
@@ -33,7 +37,8 @@ class RoundedFp8(QuantFormat):
         import torch
 
         n, k = weight.shape
-        found, scales = torch.empty((n, k), dtype=torch.float8_e4m3fn), torch.empty((n, 1))
+        found = torch.empty((n, k), dtype=torch.float8_e4m3fn, device=weight.device)
+        scales = torch.empty((n, 1), device=weight.device)
         step = max(1, SLICE // max(k, 1))
         for rows in (slice(first, first + step) for first in range(0, n, step)):
             values = weight[rows].float()
@@ -41,6 +46,10 @@ class RoundedFp8(QuantFormat):
             steps = torch.where(scales[rows] == 0, 0, scales[rows].reciprocal())
             found[rows] = (values * steps).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
         return found, scales
+
+    def floats(self, params: Mapping[str, Tensor], rounds: bool) -> Floats:
+        codes, scales = self.rounded(params["weight"])
+        return Floats(checked(codes), scales)
 
     def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         weight, scales = self.rounded(params["weight"])

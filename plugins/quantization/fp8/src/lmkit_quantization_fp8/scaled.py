@@ -9,8 +9,6 @@ from lmkit.api import DeviceInfo, LinearKernel, LinearSpec, PackedWeight, QuantF
 from lmkit_layouts import Fp8Format, Rounding
 from torch import Tensor
 
-from lmkit_quantization_fp8.kernel import checked
-
 CAPABILITY = (8, 9)  # the first NVIDIA GPUs that multiply float8
 MULTIPLE = 16  # of rows and columns of a weight, which cuBLAS and CUTLASS read 16 bytes at a time
 
@@ -49,10 +47,9 @@ class Fp8ScaledMM(LinearKernel):
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> ScaledWeight:
         assert isinstance(fmt, Fp8Format)
         assert fmt.inputs is not None
-        weight, scales = checked(params["weight"]), fmt.row_scales(params).float().reshape(1, -1)
-        input_scale = fmt.input_scale(params) if fmt.inputs.kind == "stored" else 1.0
+        found = fmt.floats(params, rounds=True)
         params.clear()
-        return ScaledWeight(weight, scales.contiguous(), fmt.inputs, input_scale)
+        return ScaledWeight(found.codes, found.scales.reshape(1, -1), fmt.inputs, found.input_scale)
 
     def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, ScaledWeight)

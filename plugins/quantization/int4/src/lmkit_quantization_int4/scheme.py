@@ -71,8 +71,8 @@ class Int4Format(IntegerFormat):
         weight = params["weight"]
         n, k = weight.shape
         groups = -(-k // self.group)
-        codes, scales = torch.empty((n, k), dtype=torch.uint8), torch.empty((n, groups))
-        zeros = torch.full((n, groups), MIDDLE, dtype=torch.uint8)
+        codes, scales = weight.new_empty((n, k), dtype=torch.uint8), weight.new_empty((n, groups), dtype=torch.float32)
+        zeros = weight.new_full((n, groups), MIDDLE, dtype=torch.uint8)
         step = max(1, SLICE // max(k, 1))
         for rows in (slice(first, first + step) for first in range(0, n, step)):
             padded = torch.nn.functional.pad(weight[rows].float(), (0, -k % self.group))

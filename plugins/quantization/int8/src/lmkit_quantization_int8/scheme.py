@@ -96,8 +96,8 @@ class Int8Format(IntegerFormat):
         weight = params["weight"]
         n, k = weight.shape
         group = self.group or max(k, 1)
-        codes = torch.empty((n, k), dtype=torch.uint8)
-        scales = torch.empty((n, -(-k // group)))
+        codes = weight.new_empty((n, k), dtype=torch.uint8)
+        scales = weight.new_empty((n, -(-k // group)), dtype=torch.float32)
         step = max(1, SLICE // max(k, 1))
         for rows in (slice(first, first + step) for first in range(0, n, step)):
             padded = torch.nn.functional.pad(weight[rows].float(), (0, -k % group)).unflatten(1, (-1, group))

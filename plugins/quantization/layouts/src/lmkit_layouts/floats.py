@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from lmkit.api import CheckpointError, LinearSpec, ParamSpec, PluginError, QuantFormat
 
@@ -56,8 +56,41 @@ class Rounding:
         return (values / scales).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales
 
 
+@dataclass(slots=True)
+class Floats:
+    """A weight as float8: w[i, j] = codes[i, j] * scales[i // rows, j // columns]; of all columns where that is 0."""
+
+    codes: Tensor  # [out, in] float8_e4m3fn, all of them numbers
+    scales: Tensor  # [out / rows, groups] float32
+    rows: int = 1
+    columns: int = 0
+    input_scale: float = 1.0  # of activations, where it is stored
+
+
+@runtime_checkable
+class FloatFormat(QuantFormat, Protocol):
+    """A format of float8 numbers: kernels that multiply those run any of these."""
+
+    @property
+    def columns(self) -> int:
+        """How many of the weight share a scale; 0 = all."""
+        ...
+
+    @property
+    def inputs(self) -> Rounding | None:
+        """How the checkpoint wants activations to be rounded; None = not at all."""
+        ...
+
+    def floats(self, params: Mapping[str, Tensor], rounds: bool) -> Floats:
+        """The stored tensors as codes and scales; with `rounds` the scale of activations as well.
+
+        Raises CheckpointError for what is no number.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Fp8Format(QuantFormat):
+class Fp8Format(FloatFormat):
     """weight [out, in] float8_e4m3fn, with scales per block of each merged part, per row if `rows`, or per part.
 
     Scales of blocks are called `block_scales`. `inputs`: how the checkpoint wants activations to be rounded, None =
@@ -95,6 +128,19 @@ class Fp8Format(QuantFormat):
             scales = scales.repeat_interleave(self.block[1], 1)[:, : weight.shape[1]]
         return (weight.float() * scales).to(dtype)
 
+    @property
+    def columns(self) -> int:
+        return self.block[1] if self.block else 0
+
+    def floats(self, params: Mapping[str, Tensor], rounds: bool) -> Floats:
+        stored = rounds and self.inputs is not None and self.inputs.kind == "stored"
+        input_scale = self.input_scale(params) if stored else 1.0
+        codes, scales, rows = checked(params["weight"]), self.row_scales(params), 1
+        if self.block is not None and all(n % self.block[0] == 0 for n in self._parts(params)[:-1]):
+            rows = self.block[0]
+            scales = scales[::rows].contiguous()
+        return Floats(codes, scales, rows, self.columns, input_scale)
+
     def row_scales(self, params: Mapping[str, Tensor]) -> Tensor:
         """Scale of each row: [out, blocks of columns] float32, or [out, 1] without blocks. Raises CheckpointError."""
         scales = self._row_scales(params)
@@ -117,13 +163,26 @@ class Fp8Format(QuantFormat):
 
         if self.rows:
             return params["weight_scale"]
-        height = params["weight"].shape[0]
-        parts = torch.tensor([n * height // sum(self.parts) for n in self.parts])  # of this rank
+        parts = self._parts(params)
         if self.block is None:
             found = [params[key] for key in ("weight_scale", "weight_scale_inv") if key in params]
             if len(found) != 1:
                 raise CheckpointError("a float8 layer needs exactly one of weight_scale and weight_scale_inv")
-            return found[0].repeat_interleave(parts.to(found[0].device)).unsqueeze(1)
+            return found[0].repeat_interleave(torch.tensor(parts, device=found[0].device)).unsqueeze(1)
         scale, rows = params[self.block_scales], self.block[0]
-        per_part = scale.split([-(-int(n) // rows) for n in parts])
-        return torch.cat([s.repeat_interleave(rows, 0)[:n] for s, n in zip(per_part, parts.tolist(), strict=True)])
+        per_part = scale.split([-(-n // rows) for n in parts])
+        return torch.cat([s.repeat_interleave(rows, 0)[:n] for s, n in zip(per_part, parts, strict=True)])
+
+    def _parts(self, params: Mapping[str, Tensor]) -> list[int]:
+        """Rows of each merged part that this rank has."""
+        height = params["weight"].shape[0]
+        return [n * height // sum(self.parts) for n in self.parts]
+
+
+def checked(weight: Tensor) -> Tensor:
+    """The same float8 weight. Raises CheckpointError: not all are numbers."""
+    import torch
+
+    if weight.numel() and int((weight.view(torch.uint8) & 0x7F).max()) == 0x7F:
+        raise CheckpointError("holds weights that are not numbers (NaN)")
+    return weight

@@ -45,7 +45,7 @@ class GroupedIntegers(IntegerFormat):
 
         if group_of is None or not self.group or columns != self.width:
             return None
-        wanted = torch.arange(columns, dtype=group_of.dtype) // self.group
+        wanted = torch.arange(columns, dtype=group_of.dtype, device=group_of.device) // self.group
         if torch.equal(group_of, wanted):
             return None
         if not self.ordered or not torch.equal(group_of.sort().values, wanted):

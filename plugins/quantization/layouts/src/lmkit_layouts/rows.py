@@ -86,7 +86,9 @@ class ByteRows(GroupedIntegers):
         zeros: Tensor | int = 1 << (self.stored_bits - 1)
         given = self._codes(params["weight_zero_point"]) if self.zeros else None
         if self.whole:
-            rows = torch.tensor([n * len(codes) // sum(self.parts) for n in self.parts])  # of this rank
+            rows = torch.tensor(
+                [n * len(codes) // sum(self.parts) for n in self.parts], device=codes.device
+            )  # of this rank
             scales = scales.repeat_interleave(rows).unsqueeze(1)
             given = None if given is None else given.repeat_interleave(rows).unsqueeze(1)
         if given is not None:

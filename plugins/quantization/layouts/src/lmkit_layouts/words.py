@@ -30,9 +30,9 @@ def _straddling(words: Tensor, bits: int) -> Tensor:
     """Any number of bits: each code from the word that it begins in and the next."""
     n, width = words.shape
     length = width * 32 // bits
-    first = torch.arange(length) * bits
+    first = torch.arange(length, device=words.device) * bits
     word, shift = first // 32, first % 32
-    codes = torch.empty((n, length), dtype=torch.uint8)
+    codes = torch.empty((n, length), dtype=torch.uint8, device=words.device)
     step = max(1, _SLICE // max(width, 1))
     for rows in (slice(at, at + step) for at in range(0, n, step)):
         wide = words[rows].to(torch.int64) & 0xFFFFFFFF
