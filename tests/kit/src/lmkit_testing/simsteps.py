@@ -86,7 +86,8 @@ def play(
     checkpoint: Path, platform, device: torch.device, params: SamplingParams, depth: int = 2,
     adapters: Sequence[str | None] = (None,) * ROWS, made: Runner | None = None, **more: str,
 ) -> Iterator[list]:  # fmt: skip
-    """The events of each step of some equal requests, each with its adapter, on a runner of their own (`more`: its options), or `made`."""
+    """The events of each step of some equal requests, each with its adapter, on `made`, or a runner of their own (`more`:
+    its options)."""
     limits = SchedLimits(**{name: getattr(STEADY, name) for name in STEADY.__dataclass_fields__} | {"depth": depth})
     if made is None:
         made, kv = runner(checkpoint, platform, device, limits, "triton", **more)
