@@ -86,8 +86,10 @@ def play(
     checkpoint: Path, platform, device: torch.device, params: SamplingParams, depth: int = 2,
     adapters: Sequence[str | None] = (None,) * ROWS, made: Runner | None = None, **more: str,
 ) -> Iterator[list]:  # fmt: skip
-    """The events of each step of some equal requests, each with its adapter, on `made`, or a runner of their own (`more`:
-    its options)."""
+    """The events of each step of some equal requests, each with its adapter, on `made` or a runner of their own.
+
+    `more`: options of that runner.
+    """
     limits = SchedLimits(**{name: getattr(STEADY, name) for name in STEADY.__dataclass_fields__} | {"depth": depth})
     if made is None:
         made, kv = runner(checkpoint, platform, device, limits, "triton", **more)
