@@ -64,9 +64,7 @@ def test_the_reference_is_the_last_resort(device: str, everything: PluginHost) -
         request = request_of(need, DEVICES[device], dtype, kv_dtype)
         chosen = consider(everything, request).chosen
         assert chosen is not None, f"{name} {dtype} {kv_dtype}: nothing runs"
-        if chosen.name == "torch":
-            assert able(everything, request) == {"torch"}, f"{name} {dtype} {kv_dtype}"
-        assert (chosen.name == "torch") == (kv_dtype == "int8"), f"{name} {dtype} {kv_dtype}: {chosen.name}"
+        assert chosen.name != "torch", f"{name} {dtype} {kv_dtype}: also {able(everything, request)} could"
 
 
 def test_a_reference_that_comes_first_is_found(everything: PluginHost) -> None:

@@ -34,7 +34,8 @@ def check(routing: Routing, experts: int, corrected: bool, biased: bool, dtype: 
 
     x, weight = random(4, 24).to(dtype), random(experts, 24).to(dtype)
     bias = random(experts).to(dtype) if biased else None
-    correction = random(experts) / 4 if corrected else None
+    # below zero, experts of groups that are out would come first, as zeros, and in any order
+    correction = random(experts).abs() / 4 if corrected else None
     want = REFERENCE.route(x, weight, bias, correction, routing)
     with lab(unwritten=("ids", "weights"), shuffle=seed) as seen:
         got = OPS.route(x, weight, bias, correction, routing)

@@ -126,11 +126,11 @@ def fits_integers(found: Integers) -> bool:
 def of_bytes(found: Integers) -> RoundedInputs:
     """Codes less 128 as int8, and so their zeros; without zeros where they are 0."""
     codes = (found.codes ^ 128).view(torch.int8).contiguous()
-    zeros = found.zeros
-    if not isinstance(zeros, Tensor):
-        zeros = torch.full((len(codes), 1), zeros, dtype=torch.uint8, device=codes.device) if zeros != 128 else None
-    if zeros is not None:
-        zeros = (zeros.flatten() ^ 128).view(torch.int8).contiguous()
+    given, zeros = found.zeros, None
+    if not isinstance(given, Tensor) and given != 128:
+        given = torch.full((len(codes), 1), given, dtype=torch.uint8, device=codes.device)
+    if isinstance(given, Tensor):
+        zeros = (given.flatten() ^ 128).view(torch.int8).contiguous()
     weight = StackedBytes(codes, found.scales.float().contiguous(), 1, 0, 1, 1, len(codes))
     return RoundedInputs(weight, INTEGERS, zeros)
 

@@ -48,8 +48,10 @@ class TritonExperts:
             return f"runs {', '.join(known)}, not {act}"
         if reason := refusal_of_device(device):
             return reason
-        if fmt.name == "plain" or isinstance(fmt, FloatFormat):
-            return None if fmt.name == "plain" else refusal_of_floats(fmt)
+        if fmt.name == "plain":
+            return None
+        if isinstance(fmt, FloatFormat):
+            return refusal_of_floats(fmt)
         if not isinstance(fmt, IntegerFormat) or fmt.bits not in (4, 8):
             return f"runs plain weights, float8 and integers of 4 or 8 bits, not {fmt.name}"
         if fmt.ordered:
