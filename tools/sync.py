@@ -6,6 +6,7 @@ python tools/sync.py --check   exit 1 if something is stale
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import sys
@@ -49,6 +50,8 @@ def hooks_page() -> str:
         row = (kind.name, f"`{kind.group}`", f"`{kind.hook}`", f"`{kind.spec.__name__}`; {about}", str(kind.interface))
         parts[-1] += "\n| " + " | ".join(row) + " |"
     parts[-1] += "\n"
+    rows = [f"| {kind.name} | " + " | ".join(f"`{cell}`" for cell in use_of(kind)) + " |" for kind in KINDS]
+    parts += ["| kind | called at | kit | a test |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"]
     for name, function in hooks().items():
         signature = inspect.signature(function)
         parameters = ", ".join(f"{p.name}: {p.annotation}" for p in list(signature.parameters.values())[1:])
@@ -57,6 +60,31 @@ def hooks_page() -> str:
         parts.append(f"## `{name}({parameters}) -> {signature.return_annotation}`\n")
         parts.append(f"{text}:\n\n```python\n{code}\n```\n")
     return "\n".join(parts)
+
+
+def use_of(kind: Any) -> tuple[str, str, str]:
+    """Where a kind's plugins are called (file:function), the kit that proves them, and a test of one of ours."""
+    sys.path.insert(0, str(ROOT / "tests" / "kit" / "src"))
+    from lmkit_testing.run import kit_of
+
+    file = kind.used_by.replace(".", "/") + ".py"
+    path = next(found for folder in ("core/src", "plugins/*/*/src") for found in ROOT.glob(f"{folder}/{file}"))
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+
+    def says(node: ast.AST, names: set[str]) -> bool:
+        return any(getattr(part, "value", None) == kind.name or getattr(part, "id", None) in names
+                   for part in ast.walk(node))  # fmt: skip
+
+    constants = {node.targets[0].id for node in tree.body  # type: ignore[attr-defined]
+                 if isinstance(node, ast.Assign) and says(node.value, set())}  # fmt: skip
+    functions = [n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and says(n, constants)]
+    needle = f'plugin = "{kind.name}:'
+    folders = [ROOT / folder for folder in ("plugins", "core/tests", "tests")]
+    tests = [test for folder in folders for test in sorted(folder.rglob("test_*.py"))
+             if needle in test.read_text(encoding="utf-8")]  # fmt: skip
+    kit = "ModelConformance" if kind.name == "model" else kit_of(kind.name)
+    called = f"{path.relative_to(ROOT).as_posix()}:{functions[0]}" if functions else ""
+    return called, kit, tests[0].relative_to(ROOT).as_posix() if tests else ""
 
 
 def codes_page() -> str:

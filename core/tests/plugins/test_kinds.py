@@ -168,3 +168,17 @@ def test_a_new_kind_touches_nothing_else(world: World, tmp_path: Path) -> None:
         "flag": ["--echo", "auto, or who repeats"],
         "option": {"loud": True},
     }
+
+
+def test_every_kind_is_called_and_proven() -> None:
+    """The table of the reference says where, by which kit, and in which test: no cell is empty, each file is there."""
+    root = Path(__file__).parents[3]
+    page = (root / "docs" / "reference" / "hooks.md").read_text()
+    table = page.split("| kind | called at | kit | a test |\n")[1].split("\n\n")[0].splitlines()[1:]
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table]
+    assert [row[0] for row in rows] == [kind.name for kind in KINDS]
+    for _, called, kit, test in rows:
+        file, _, function = called.partition(":")
+        assert f"def {function}(" in (root / file).read_text()
+        assert kit in (root / "tests/kit/src/lmkit_testing/__init__.py").read_text()
+        assert (root / test).is_file()

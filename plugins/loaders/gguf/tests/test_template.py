@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from lmkit.api import CheckpointError, ConfigError
 from lmkit_loader_gguf.template import chat_template
+from lmkit_testing import PluginConformance
 from lmkit_tokenizer_json.render import Renderer
+
+
+class TestGgufTemplate(PluginConformance):
+    plugin = "template:gguf"
+
 
 REAL = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tokenizers" / "ggml-vocab-phi-3.gguf"
 

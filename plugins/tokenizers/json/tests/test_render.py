@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 from lmkit.api import ConfigError, InvalidParam, TemplateFailed
+from lmkit_testing import PluginConformance
 from lmkit_tokenizer_json.render import Renderer
+
+
+class TestJinja(PluginConformance):
+    plugin = "renderer:jinja"
+
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 HELLO = [{"role": "user", "content": "Hello"}]

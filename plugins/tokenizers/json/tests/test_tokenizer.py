@@ -11,10 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import CheckpointError
+from lmkit_testing import PluginConformance
 from lmkit_testing.clock import least
 from lmkit_tokenizer_json.apart import open_tokenizer
 from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import Tokenizer, decoders, models
+
+
+class TestJson(PluginConformance):
+    plugin = "tokenizer:json"
+
 
 MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 
