@@ -158,15 +158,20 @@ class Dialect(ABC):
         return b"data: " + self.error(info) + b"\n\n"
 
 
+def error_text(info: ErrorInfo) -> str:
+    """The message and its fix, so that every client shows it."""
+    return f"{info.message}. {info.fix[:1].upper()}{info.fix[1:]}" if info.fix else info.message
+
+
 def error_json(info: ErrorInfo) -> bytes:
-    """An error as most clients read it. The fix is part of the message, so that every client shows it."""
-    message = f"{info.message}. {info.fix[:1].upper()}{info.fix[1:]}" if info.fix else info.message
+    """An error as most clients read it."""
     kind = _KINDS.get(info.status, "invalid_request_error" if info.status < 500 else "server_error")
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": info.field, "code": info.code}})
+    error = {"message": error_text(info), "type": kind, "param": info.field, "code": info.code}
+    return msgspec.json.encode({"error": error})
 
 
 __all__ = [
     "Answer", "Ask", "CallChange", "Change", "ChatAsk", "Dialect", "Exchange", "Finish", "Incoming", "Message",
     "Part", "PoolAsk", "ScoreAsk", "Served", "TextAsk", "ToolCall", "Turn", "UnknownModel", "UnsupportedField", "Usage",
-    "error_json", "scores_of",
+    "error_json", "error_text", "scores_of",
 ]  # fmt: skip

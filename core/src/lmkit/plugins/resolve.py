@@ -362,9 +362,7 @@ class Resolver:
         """Options of chosen plugins go into their choices; those of others are checked for existence, or when used."""
         chosen = {f"{c.kind}.{c.name}" for c in self._choices}
         known = {f"{e.kind}.{e.name}" for e in self.host.entries()} | chosen
-        later = {kind.name for kind in KINDS if kind.ask is None} - {
-            c.kind for c in self._choices
-        }  # looked up when used
+        later = {kind.name for kind in KINDS if kind.ask is None} - {c.kind for c in self._choices}
         for key in self.config.plugins:
             if key not in known:
                 raise UnknownKey(key, known, "options of plugins")

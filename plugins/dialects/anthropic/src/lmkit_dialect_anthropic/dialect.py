@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from lmkit.api import ErrorInfo
-from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served
+from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served, error_text
 from lmkit_http.strict import parse
 
 from lmkit_dialect_anthropic.messages import Count, Messages
@@ -41,7 +41,7 @@ class Anthropic(Dialect):
         return Messages(request, served) if isinstance(request, MessagesRequest) else Count(request, served)
 
     def error(self, info: ErrorInfo) -> bytes:
-        message = f"{info.message}. {info.fix[:1].upper()}{info.fix[1:]}" if info.fix else info.message
+        message = error_text(info)
         if info.field and info.field not in message:
             message = f"{info.field}: {message}"
         kind = _KINDS.get(info.status, "invalid_request_error" if info.status < 500 else "api_error")

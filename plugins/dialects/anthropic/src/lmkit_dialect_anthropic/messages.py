@@ -9,7 +9,18 @@ from typing import Any, Literal
 
 import msgspec
 from lmkit.api import Grammar, SamplingParams, ToolChoice
-from lmkit.front.dialect import CallChange, Change, ChatAsk, Exchange, Finish, Served, Turn, UnsupportedField, Usage
+from lmkit.front.dialect import (
+    CallChange,
+    Change,
+    ChatAsk,
+    Exchange,
+    Finish,
+    Part,
+    Served,
+    Turn,
+    UnsupportedField,
+    Usage,
+)
 from lmkit_formats import closed
 from lmkit_http.strict import warnings_header
 
@@ -43,13 +54,7 @@ class Messages(Exchange):
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         message = turns[0].message
-        blocks: list[dict[str, Any]] = []
-        if message.reasoning and self._thinks:
-            blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": SIGNATURE})
-        if message.content:
-            blocks.append({"type": "text", "text": message.content})
-        for call in message.calls:
-            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
+        blocks = [_block(part) for part in message.parts if part.kind != "reasoning" or self._thinks]
         assert message.finish is not None
         body = self._message(blocks, turns[0].stream.usage, _reason(message.finish, bool(message.calls)))
         return _encode(body)
@@ -71,7 +76,9 @@ class Messages(Exchange):
             self._begun = True
             started = self._message([], turn.stream.usage, {"stop_reason": None, "stop_sequence": None})
             out += [_event("message_start", message=started), _event("ping")]
-        if change.reasoning and self._thinks:
+        if change.reasoning and not self._thinks:
+            self._close(out)  # what is said after it is another run
+        elif change.reasoning:
             self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""}, out)
             out.append(self._delta("thinking_delta", "thinking", change.reasoning))
         if change.content:
@@ -181,6 +188,15 @@ def _thinking(request: CountRequest, can: Mapping[str, Any], dropped: set[str]) 
         dropped.add("thinking")
         return {}, None
     return options, request.thinking.budget_tokens if request.thinks and request.thinking is not None else None
+
+
+def _block(part: Part) -> dict[str, Any]:
+    """A run of a message as the block that its stream amounts to."""
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": part.text, "signature": SIGNATURE}
+    if part.kind == "content":
+        return {"type": "text", "text": part.text}
+    return {"type": "tool_use", "id": part.id, "name": part.name, "input": _input(part.text)}
 
 
 def _input(arguments: str) -> Any:

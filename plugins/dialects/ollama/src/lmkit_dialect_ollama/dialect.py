@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from lmkit.api import ErrorInfo, RequestError
-from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served
+from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served, error_text
 from lmkit_http.strict import InvalidBody, parse, warnings_header
 
 from lmkit_dialect_ollama.answers import Chat, Embed, Generate, now
@@ -66,8 +66,7 @@ class Ollama(Dialect):
         raise NoSuchWork(f"{what} models is not done here", fix="start lmkit serve with the model you want")
 
     def error(self, info: ErrorInfo) -> bytes:
-        fix = f". {info.fix[:1].upper()}{info.fix[1:]}" if info.fix else ""
-        return msgspec.json.encode({"error": info.message + fix})
+        return msgspec.json.encode({"error": error_text(info)})
 
     def error_chunk(self, info: ErrorInfo) -> bytes:
         return self.error(info) + b"\n"
