@@ -20,7 +20,7 @@ from lmkit.kinds.base import Kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialectSpec(Spec):
-    """target: a Dialect class (lmkit.front.dialect)."""
+    """target: a Dialect class (lmkit_http.dialect)."""
 
 
 KIND = Kind(

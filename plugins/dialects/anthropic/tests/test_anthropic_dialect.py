@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import ErrorInfo
-from lmkit.front.dialect import Incoming, Served
 from lmkit_dialect_anthropic.conversation import Reader
 from lmkit_dialect_anthropic.dialect import COUNT, MESSAGES, Anthropic
 from lmkit_dialect_anthropic.schema import CountRequest
 from lmkit_http.app import build_app
+from lmkit_http.dialect import Incoming, Served
 from lmkit_http.settings import ServerSettings
 from lmkit_http.strict import parse
 from lmkit_testing import PluginConformance

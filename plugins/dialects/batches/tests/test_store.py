@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import RequestError
-from lmkit.front.dialect import Answer
 from lmkit_dialect_batches.form import read_form
 from lmkit_dialect_batches.records import Batch
 from lmkit_dialect_batches.store import Store, StoreFull, new_id
+from lmkit_http.dialect import Answer
 from lmkit_run_batch.lines import Fault
 from lmkit_run_batch.results import Results
 

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from lmkit.api import ErrorInfo, RequestError
-from lmkit.front.dialect import Incoming, Served
 from lmkit_dialect_responses.conversation import Reader, sealed
 from lmkit_dialect_responses.dialect import COUNT, CREATE, Responses
 from lmkit_dialect_responses.schema import ResponsesRequest
 from lmkit_dialect_responses.store import Kept, NotKept, Store
 from lmkit_http.app import build_app
+from lmkit_http.dialect import Incoming, Served
 from lmkit_http.settings import ServerSettings
 from lmkit_http.strict import parse
 from lmkit_testing import PluginConformance

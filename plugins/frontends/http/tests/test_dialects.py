@@ -18,10 +18,10 @@ import httpx
 import msgspec
 import pytest
 from lmkit.api import EngineDead, ErrorInfo, PluginError, SamplingParams, UnknownKey
-from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served, TextAsk, Turn
 from lmkit.plugins.host import PluginHost
 from lmkit_http.app import build_app
 from lmkit_http.background import LAST
+from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming, Served, TextAsk, Turn
 from lmkit_http.dialects import installed_dialects, load_dialects
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.dists import write_dist
@@ -38,7 +38,7 @@ def lmkit_dialects():
 
 DIALECT = """
 from lmkit.api import SamplingParams
-from lmkit.front.dialect import Dialect, Exchange, TextAsk
+from lmkit_http.dialect import Dialect, Exchange, TextAsk
 
 
 class EchoExchange(Exchange):
@@ -333,7 +333,7 @@ async def test_what_an_engine_died_with_is_tried_again() -> None:
 WITH_OPTIONS = """
 from dataclasses import dataclass
 
-from lmkit.front.dialect import Dialect
+from lmkit_http.dialect import Dialect
 
 
 @dataclass

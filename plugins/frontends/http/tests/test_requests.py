@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import RequestError
-from lmkit.front.dialect import Served
 from lmkit_dialect_openai import extensions
 from lmkit_dialect_openai.chat import ask_of
 from lmkit_dialect_openai.fields import LABELS
 from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest
+from lmkit_http.dialect import Served
 from lmkit_http.info_schema import DetokenizeRequest, TokenizeRequest
 from lmkit_http.strict import Echoed, Open, Strict, parse
 from lmkit_testing.serving import byte_tokenizer, scripted

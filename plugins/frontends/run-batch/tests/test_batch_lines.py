@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import ConfigError
-from lmkit.front.dialect import Answer, Incoming
+from lmkit_http.dialect import Answer, Incoming
 from lmkit_run_batch.lines import Fault, Line, check_lines, read_lines
 from lmkit_run_batch.play import AT_ONCE, MAX_BYTES, play
 from lmkit_run_batch.results import Results

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from lmkit.front.dialect import UnsupportedField
+from lmkit_http.dialect import UnsupportedField
 from lmkit_http.strict import Echoed, InvalidBody
 
 from lmkit_dialect_anthropic.schema import Block, CountRequest, Tool

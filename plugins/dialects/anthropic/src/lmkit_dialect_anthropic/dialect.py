@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from lmkit.api import ErrorInfo
-from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served, error_text
+from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming, Served, error_text
 from lmkit_http.strict import parse
 
 from lmkit_dialect_anthropic.messages import Count, Messages

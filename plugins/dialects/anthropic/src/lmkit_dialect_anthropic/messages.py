@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 from lmkit.api import Grammar, SamplingParams, ToolChoice
-from lmkit.front.dialect import (
+from lmkit_formats import closed
+from lmkit_http.dialect import (
     CallChange,
     Change,
     ChatAsk,
@@ -21,7 +22,6 @@ from lmkit.front.dialect import (
     UnsupportedField,
     Usage,
 )
-from lmkit_formats import closed
 from lmkit_http.strict import warnings_header
 
 from lmkit_dialect_anthropic.conversation import Reader

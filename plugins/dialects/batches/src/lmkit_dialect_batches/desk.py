@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from pathlib import Path
 
-from lmkit.front.dialect import Answer
+from lmkit_http.dialect import Answer
 from lmkit_run_batch.lines import Fault, check_lines, requests
 from lmkit_run_batch.play import Ask, play
 from lmkit_run_batch.results import Results

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from lmkit.api import InvalidParam, RequestError
-from lmkit.front.dialect import Answer, Dialect, Incoming, Served, UnsupportedField
+from lmkit_http.dialect import Answer, Dialect, Incoming, Served, UnsupportedField
 from lmkit_http.strict import InvalidBody, parse
 from lmkit_run_batch.play import Ask
 

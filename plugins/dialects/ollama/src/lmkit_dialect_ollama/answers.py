@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from lmkit.api import PoolingParams, TokenLogprob
-from lmkit.front.dialect import Change, ChatAsk, Exchange, Finish, PoolAsk, Served, TextAsk, ToolCall, Turn
+from lmkit_http.dialect import Change, ChatAsk, Exchange, Finish, PoolAsk, Served, TextAsk, ToolCall, Turn
 from lmkit_http.messages import conversation, declared
 from lmkit_http.strict import warnings_header
 

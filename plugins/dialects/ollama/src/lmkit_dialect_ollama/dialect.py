@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from lmkit.api import ErrorInfo, RequestError
-from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served, error_text
+from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming, Served, error_text
 from lmkit_http.strict import InvalidBody, parse, warnings_header
 
 from lmkit_dialect_ollama.answers import Chat, Embed, Generate, now

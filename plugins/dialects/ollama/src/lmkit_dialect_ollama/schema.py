@@ -16,8 +16,8 @@ from lmkit.api import (
     InvalidParam,
     SamplingParams,
 )
-from lmkit.front.dialect import Served, UnsupportedField
 from lmkit_formats import closed
+from lmkit_http.dialect import Served, UnsupportedField
 from lmkit_http.strict import (
     MAX_MESSAGES,
     MAX_TOOLS,

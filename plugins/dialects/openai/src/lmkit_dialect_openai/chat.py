@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 from lmkit.api import TokenLogprob
-from lmkit.front.dialect import CallChange, Change, ChatAsk, Exchange, Finish, Served, Turn
+from lmkit_http.dialect import CallChange, Change, ChatAsk, Exchange, Finish, Served, Turn
 from lmkit_http.logprobs import ContentLogprob, content_logprobs
 from lmkit_http.messages import conversation, declared
 

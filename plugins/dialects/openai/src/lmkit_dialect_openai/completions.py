@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 from lmkit.api import TokenLogprob
-from lmkit.front.dialect import Change, Exchange, Served, TextAsk, Turn, UnsupportedField
+from lmkit_http.dialect import Change, Exchange, Served, TextAsk, Turn, UnsupportedField
 from lmkit_http.logprobs import finite, label
 
 from lmkit_dialect_openai.schema import CompletionRequest

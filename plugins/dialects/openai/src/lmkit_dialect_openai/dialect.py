@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from lmkit.front.dialect import Dialect, Exchange, Incoming, Served
+from lmkit_http.dialect import Dialect, Exchange, Incoming, Served
 from lmkit_http.strict import MAX_LABEL, parse
 
 from lmkit_dialect_openai.chat import Chat

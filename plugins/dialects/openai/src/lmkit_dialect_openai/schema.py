@@ -19,8 +19,8 @@ from lmkit.api import (
     Tokenizer,
     ToolChoice,
 )
-from lmkit.front.dialect import Served, UnsupportedField
 from lmkit_formats import closed
+from lmkit_http.dialect import Served, UnsupportedField
 from lmkit_http.strict import (
     MAX_IDS,
     MAX_MESSAGES,

@@ -10,7 +10,7 @@ from lmkit_http.logprobs import finite
 from lmkit_http.strict import warnings_header
 
 if TYPE_CHECKING:
-    from lmkit.front.dialect import Usage
+    from lmkit_http.dialect import Usage
 
     from lmkit_dialect_openai.schema import Sampling
 

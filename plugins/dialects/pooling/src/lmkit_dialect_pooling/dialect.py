@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from lmkit.api import Pooled, PoolingParams
-from lmkit.front.dialect import Dialect, Exchange, Incoming, PoolAsk, ScoreAsk, Served, Turn, scores_of
+from lmkit_http.dialect import Dialect, Exchange, Incoming, PoolAsk, ScoreAsk, Served, Turn, scores_of
 from lmkit_http.strict import parse, warnings_header
 
 from lmkit_dialect_pooling.schema import (

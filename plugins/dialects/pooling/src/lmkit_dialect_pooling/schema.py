@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
-from lmkit.front.dialect import UnsupportedField
+from lmkit_http.dialect import UnsupportedField
 from lmkit_http.strict import MAX_IDS, Content, Echoed, Hint, Ids, Label, Open
 from pydantic import Field
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from lmkit.api import ErrorInfo, SamplingParams
-from lmkit.front.dialect import Change, ChatAsk, Exchange, Finish, Message, Part, Served, Turn, Usage
+from lmkit_http.dialect import Change, ChatAsk, Exchange, Finish, Message, Part, Served, Turn, Usage
 from lmkit_http.logprobs import ContentLogprob, content_logprobs
 from lmkit_http.strict import warnings_header
 

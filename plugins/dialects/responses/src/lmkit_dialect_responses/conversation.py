@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lmkit.api import ToolChoice
-from lmkit.front.dialect import UnsupportedField
+from lmkit_http.dialect import UnsupportedField
 from lmkit_http.messages import part_text
 from lmkit_http.strict import Echoed, InvalidBody, check_arguments
 

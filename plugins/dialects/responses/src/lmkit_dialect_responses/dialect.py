@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 from lmkit.api import ErrorInfo, InvalidParam
-from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served, UnsupportedField
+from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming, Served, UnsupportedField
 from lmkit_http.strict import parse
 
 from lmkit_dialect_responses.answer import Count, Respond

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from lmkit.api import MAX_LOGPROBS, MAX_TOKENS, Grammar
-from lmkit.front.dialect import UnsupportedField
 from lmkit_formats import closed
 from lmkit_http import strict
+from lmkit_http.dialect import UnsupportedField
 from lmkit_http.strict import (
     MAX_MESSAGES,
     MAX_TOOLS,

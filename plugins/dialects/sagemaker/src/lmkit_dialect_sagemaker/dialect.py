@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import msgspec
-from lmkit.front.dialect import Answer, Dialect, Incoming, Served
+from lmkit_http.dialect import Answer, Dialect, Incoming, Served
 from lmkit_http.shape import check_shape
 from lmkit_http.strict import MAX_IDS, InvalidBody
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from lmkit.front.dialect import Change, Dialect, Exchange, Incoming, Served, TextAsk, Turn, UnsupportedField
 from lmkit_dialect_openai.chat import Chat
 from lmkit_dialect_openai.completions import Completions
 from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest, Sampling
 from lmkit_dialect_openai.wire import UsageBody, prompt_logprobs, usage_of
+from lmkit_http.dialect import Change, Dialect, Exchange, Incoming, Served, TextAsk, Turn, UnsupportedField
 from lmkit_http.logprobs import ContentLogprob, content_logprobs
 from lmkit_http.strict import parse, warnings_header
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import MAX_LOGPROBS
-from lmkit.front.dialect import UnsupportedField
 from lmkit_dialect_openai.fields import HINTS
 from lmkit_dialect_openai.schema import Sampling, StreamOptions
+from lmkit_http.dialect import UnsupportedField
 from lmkit_http.strict import MAX_IDS, NUMBER, Hint, Ids, Label, Open
 from pydantic import Field
 

@@ -28,7 +28,7 @@ IMPORT_SECONDS = 0.5  # for a hooks module, beyond lmkit.api
 ENDLESS_SECONDS = 10.0  # after which it is taken for one that never ends
 PUBLIC = (
     *("lmkit.api", "lmkit.checkpoint", "lmkit.files", "lmkit.memory", "lmkit.prompts"),
-    *("lmkit.front.dialect", "lmkit_killable", "lmkit_layers", "lmkit_testing"),
+    *("lmkit_http", "lmkit_killable", "lmkit_layers", "lmkit_testing"),
 )
 PINNED = {"torch", "triton", "transformers", "numpy"}  # a pin on one of these can break a working environment
 

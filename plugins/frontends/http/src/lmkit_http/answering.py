@@ -8,10 +8,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from lmkit.front.ask import VectorAsk
-from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming
 from lmkit.front.prepare import Turn, prepare
 from lmkit.front.run import Generation, at_once, check_finish
 
+from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming
 from lmkit_http.dialects import parsed
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import Any
 import lmkit
 from fastapi import FastAPI
 from lmkit.api import EngineBusy, EngineDead, LmkitError
-from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming
 from lmkit.front.run import Generation, check_finish
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -26,6 +25,7 @@ from lmkit_http.access_log import AccessLog
 from lmkit_http.answering import prepared, whole
 from lmkit_http.backend import Backend, ServedModel
 from lmkit_http.background import Background
+from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming
 from lmkit_http.dialects import error_writer, installed_dialects, spoken_routes
 from lmkit_http.errors import ErrorWriter, HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate

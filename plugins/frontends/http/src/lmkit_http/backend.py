@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmkit.api import EngineBusy, EngineDead
-from lmkit.front.dialect import Served
 
 from lmkit_http.backlog import Backlogs
 from lmkit_http.body import Bodies
+from lmkit_http.dialect import Served
 from lmkit_http.limits import body_limit, queue_limit, values_limit
 from lmkit_http.metrics import Metrics
 from lmkit_http.settings import ServerSettings

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lmkit.api import EngineBusy, EngineDead
-from lmkit.front.dialect import Answer, Dialect, Incoming, UnsupportedField, error_json
 
 from lmkit_http.access import Caller
 from lmkit_http.answering import prepared, whole
+from lmkit_http.dialect import Answer, Dialect, Incoming, UnsupportedField, error_json
 from lmkit_http.dialects import speaker
 from lmkit_http.errors import info_of, public
 

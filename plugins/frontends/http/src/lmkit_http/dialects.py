@@ -11,13 +11,13 @@ from functools import cache, partial
 from typing import Any
 
 from lmkit.api import ConfigError, ErrorInfo, PluginError
-from lmkit.front.dialect import Answer, Dialect, Exchange, Incoming, Served, error_json
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.refs import call, load_ref
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
+from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming, Served, error_json
 from lmkit_http.errors import HttpError
 
 KIND = "dialect"

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 from lmkit.api import EngineDead, EngineError, ErrorInfo, LmkitError
-from lmkit.front.dialect import error_json
 from starlette.responses import Response
+
+from lmkit_http.dialect import error_json
 
 ErrorWriter = Callable[[ErrorInfo], bytes]  # the body of an error, as a dialect writes it
 _INTERNAL = ErrorInfo("internal", "internal server error", "the server's log has the cause", status=500)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lmkit.contracts.config import EngineConfig
-    from lmkit.front.dialect import Dialect
     from lmkit.plugins.host import PluginHost
 
     from lmkit_http.backend import Backend, ServedModel
+    from lmkit_http.dialect import Dialect
 
     OnReady = Callable[[ServedModel, str], Iterable[tuple[str, float]] | None]
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from lmkit.front.dialect import Dialect
 from starlette.types import Receive, Scope, Send
 
+from lmkit_http.dialect import Dialect
 from lmkit_http.errors import error_response, info_of, public
 
 T = TypeVar("T")

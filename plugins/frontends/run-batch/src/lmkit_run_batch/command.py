@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from lmkit.engine.client import EngineClient
-    from lmkit.front.dialect import Answer
     from lmkit.plugins.host import PluginHost
+    from lmkit_http.dialect import Answer
 
     from lmkit_run_batch.results import Results
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from lmkit.front.dialect import Answer, Incoming
+from lmkit_http.dialect import Answer, Incoming
 
 from lmkit_run_batch.lines import Line
 from lmkit_run_batch.results import Results

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import msgspec
 from lmkit.api import ConfigError
-from lmkit.front.dialect import Answer
+from lmkit_http.dialect import Answer
 
 
 class _Response(msgspec.Struct):

@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 import msgspec
-
 from lmkit.api import ErrorInfo, PoolerInfo, RequestError, Tokenizer
 from lmkit.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
 from lmkit.front.message import CallChange, Change, Message, Part, ToolCall
