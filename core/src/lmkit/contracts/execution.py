@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from lmkit.contracts.model import KVSpec
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from lmkit.contracts.model import KVSpec, LinearSpec, ModelInfo, NormKind, WeightRule
+    from lmkit.contracts.model import LinearSpec, ModelInfo, NormKind, WeightRule
     from lmkit.contracts.operators import RowOps
 
 

@@ -20,7 +20,8 @@
     X(route)        \
     X(rowops)       \
     X(sample)       \
-    X(integer)
+    X(integer)      \
+    X(ranks)
 #endif
 
 #define DECLARE(name) extern const lk_family lk_family_##name;

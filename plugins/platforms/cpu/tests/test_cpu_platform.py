@@ -155,8 +155,3 @@ def test_linear_is_refused_without_the_instructions() -> None:
     (refusal,) = check.bfloat16(OpRequest(op="linear", device=old))
     assert refusal.code == "isa"
     assert not list(check.bfloat16(OpRequest(op="linear", device=DeviceInfo("cpu", "cpu", flags=("amx_bf16",)))))
-
-
-def test_several_ranks_are_refused() -> None:
-    with pytest.raises(ValueError, match="one rank"):
-        platform.CpuPlatform().collectives(0, 2)

@@ -78,7 +78,7 @@ class ToyPlatform:
     def graphs(self, limits: StepLimits) -> NullGraphs:
         return NullGraphs()
 
-    def collectives(self, rank: int, size: int) -> Collectives:
+    def collectives(self, rank: int, size: int, init_method: str = "") -> Collectives:
         return NullCollectives()
 
 

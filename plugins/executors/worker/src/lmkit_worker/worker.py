@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lmkit import memory
 from lmkit.api import (
+    AttnNeed,
     CapacityError,
     Checkpoint,
     Control,
@@ -53,12 +54,13 @@ class Worker:
 
     def __init__(
         self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None,
-        rank: int = 0, debug_kv: bool = False,
+        rank: int = 0, init_method: str = "", debug_kv: bool = False,
     ) -> None:  # fmt: skip
+        """`init_method`: where this rank finds the others, if there are any."""
         self.config, self.resolved, self.checkpoint, self.progress = config, resolved, checkpoint, progress
-        self.rank, self.debug_kv = rank, debug_kv
+        self.rank, self.size, self.init_method, self.debug_kv = rank, config.parallel.tp, init_method, debug_kv
         self.platform: Platform = make(choice_of(resolved, "platform"))
-        self.info = describe_model(resolved, checkpoint)
+        self.info = own_heads(describe_model(resolved, checkpoint), self.size)
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None
 
@@ -69,7 +71,11 @@ class Worker:
         self.device = self.platform.bind(self.rank, threads)
         if threads:
             torch.set_num_threads(threads)
+        self.ranks = self.platform.collectives(self.rank, 1)
+        if self.size > 1:
+            self.ranks = self.platform.collectives(self.rank, self.size, self.init_method)
         self.loaded = self._load()
+        self.ranks.all_reduce(torch.zeros(1, device=self.device))  # memory is counted when all have theirs
         dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
         specs = tuple(self.info.kv_specs(block_size, self.resolved.value("kv_dtype", dtype)))
         activations = self._step_bytes(specs, dtype)
@@ -112,12 +118,12 @@ class Worker:
 
         def load(plan: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, first: int, **more: Any) -> LoadedModel:
             return load_model(
-                plan, checkpoint, info, self.platform, self.device, self.platform.collectives(self.rank, 1),
+                plan, checkpoint, info, self.platform, self.device, self.ranks,
                 progress=self.progress, packed_cache=self.config.model.packed_cache, cache=(self.info, first), **more,
             )  # fmt: skip
 
         draft, info = self.resolved.draft, self.info
-        drafted = describe_model(draft.plan, draft.checkpoint) if draft is not None else None
+        drafted = own_heads(describe_model(draft.plan, draft.checkpoint), self.size) if draft is not None else None
         first = len(info.layers) - (len(drafted.layers) if drafted is not None else 0)
         own = replace(info, layers=info.layers[:first])
         loaded = load(self.resolved, self.checkpoint, own, 0, adapters=self.config.lora.on)
@@ -202,6 +208,22 @@ class Worker:
         if self.runner is None:
             raise EngineError("the worker is not configured, or closed")
         return self.runner
+
+
+def own_heads(info: ModelInfo, size: int) -> ModelInfo:
+    """The same model with the attention heads that one of `size` ranks has: of keys that all heads share, each has all.
+
+    Whether heads divide is for the model to say, when it is built.
+    """
+
+    def own(need: AttnNeed) -> AttnNeed:
+        num_kv = need.num_kv_heads if need.mla else max(1, need.num_kv_heads // size)
+        return replace(need, num_q_heads=max(1, need.num_q_heads // size), num_kv_heads=num_kv)
+
+    if size == 1:
+        return info
+    layers = [replace(layer, attn=own(layer.attn)) if layer.attn is not None else layer for layer in info.layers]
+    return replace(info, layers=tuple(layers))
 
 
 def base_model(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> BaseModel:

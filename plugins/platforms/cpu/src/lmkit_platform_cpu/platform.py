@@ -8,7 +8,17 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lmkit.api import ConfigError, DeviceInfo, Graphs, ModelInfo, NullCollectives, NullEvent, NullGraphs, StepLimits
+from lmkit.api import (
+    Collectives,
+    ConfigError,
+    DeviceInfo,
+    Graphs,
+    ModelInfo,
+    NullCollectives,
+    NullEvent,
+    NullGraphs,
+    StepLimits,
+)
 
 from lmkit_platform_cpu.native import FIX, MISSING, Native, cores, load
 from lmkit_platform_cpu.probe import memory, physical_cores, reserve
@@ -126,10 +136,13 @@ class CpuPlatform:
 
         return CpuGraphs(self.native, limits.max_rows)
 
-    def collectives(self, rank: int, size: int) -> NullCollectives:
-        if size != 1:
-            raise ValueError(f"the cpu platform runs one rank, not {size}")
-        return NullCollectives()
+    def collectives(self, rank: int, size: int, init_method: str = "") -> Collectives:
+        """Native ones on one host, gloo between hosts."""
+        if size == 1:
+            return NullCollectives()
+        from lmkit_platform_cpu.ranks import open_collectives
+
+        return open_collectives(self.native, rank, size, init_method)
 
 
 def _asked_threads() -> int:

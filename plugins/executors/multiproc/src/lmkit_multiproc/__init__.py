@@ -1,0 +1,1 @@
+"""One process per rank: the executor `multiproc`."""

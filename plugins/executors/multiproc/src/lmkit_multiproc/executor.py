@@ -1,0 +1,278 @@
+"""MultiprocExecutor: one process per rank on this host. This process runs no model, and does not import torch.
+
+Every rank gets the same orders, encoded once, over a socket of its own; the first answers. The ranks' collectives keep
+them together, so a rank that fails alone leaves the others waiting: then all are ended, and that is one Failure.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from select import POLLHUP, POLLIN, poll
+from threading import Lock, Thread
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
+
+from lmkit.api import (
+    Checkpoint,
+    ConfigError,
+    Control,
+    EngineDead,
+    EngineError,
+    Failure,
+    GrammarMasks,
+    KVConfig,
+    LmkitError,
+    Reply,
+    ResolvedPlan,
+    SchedLimits,
+    StepPlan,
+    StepResult,
+    WorkerFacts,
+    error_of,
+)
+
+from lmkit_multiproc.messages import (
+    CONTROLS,
+    Answered,
+    Command,
+    Configure,
+    Forward,
+    Load,
+    Loaded,
+    Order,
+    Phase,
+    Raised,
+    Report,
+    Sample,
+    Sampled,
+    decode_report,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from lmkit.api import EngineConfig, Progress
+
+T = TypeVar("T")
+ALONE_SECONDS = 1.5  # after which a rank whose order failed is alone with that
+
+
+class StepFuture(Future[StepResult]):
+    """The result of a step, read in the thread that asks for it: the one that runs the steps."""
+
+    def __init__(self, step: int, read: Callable[[int], StepResult]) -> None:
+        super().__init__()
+        self._step, self._read = step, read
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        if not self.done():
+            try:
+                self.set_result(self._read(self._step))
+            except Exception as e:
+                self.set_exception(e)
+        return super().result(timeout)
+
+
+class Process:
+    """One rank's process, from outside: it ends when `close` is called, or when this process does."""
+
+    def __init__(self, rank: int, shared: int) -> None:
+        """`shared`: a file that it inherits."""
+        self.rank = rank
+        mine, orders = socket.socketpair()
+        self.life, life = socket.socketpair()
+        with orders, life:
+            inherited = [orders.fileno(), life.fileno()]
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "lmkit_multiproc.rank", str(rank), *map(str, inherited)],
+                pass_fds=[*inherited, shared],
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C reaches the front end only; it decides
+            )
+        self.connection = Connection(mine.detach())
+
+    def close(self) -> None:
+        """Ends it at once. Idempotent."""
+        self.life.close()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.connection.close()
+
+    def status(self) -> str:
+        """How it ended, in words."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+        code = self.process.returncode
+        return f"its process was ended by signal {-code}" if code and code < 0 else f"its process ended with {code}"
+
+
+class MultiprocExecutor:
+    """Runs `tp` ranks. One step is in flight."""
+
+    depth = 1
+
+    def __init__(
+        self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
+    ) -> None:
+        self._config, self._resolved, self._checkpoint, self._progress = config, resolved, checkpoint, progress
+        self.size = config.parallel.tp
+        if config.parallel.in_flight != 1:
+            raise ConfigError("the executor multiproc has one step in flight", fix="--depth 1")
+        if config.lora.on and self.size > 1:
+            raise ConfigError(f"adapters cannot be split over {self.size} ranks", fix="--tp 1, or no adapters")
+        self._processes: list[Process] = []
+        self._told: Callable[[Failure], None] | None = None
+        self._failure: Failure | None = None
+        self._lock = Lock()  # of the two above, and of ending
+        self._closed = False
+
+    def start(self) -> WorkerFacts:
+        with _meeting_place() as (path, fd):
+            self._processes = [Process(rank, fd) for rank in range(self.size)]
+            Thread(target=self._watch, name="lmkit-ranks", daemon=True).start()
+            self._order(Load(self._config, self._resolved, self._checkpoint, f"file://{path}"))
+            answers = self._answers(Loaded)
+        facts = [answer.facts for answer in answers]
+        return replace(
+            facts[0],
+            free_kv_bytes=min(f.free_kv_bytes for f in facts),
+            weight_bytes=max(f.weight_bytes for f in facts),
+            activation_bytes=max(f.activation_bytes for f in facts),
+            load_seconds=max(f.load_seconds for f in facts),
+            pack_seconds=max(f.pack_seconds for f in facts),
+            warnings=tuple(dict.fromkeys(warning for f in facts for warning in f.warnings)),
+        )
+
+    def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
+        self._order(Configure(kv, limits))
+        self._answers(object)
+
+    def forward(self, plan: StepPlan) -> None:
+        self._order(Forward(plan))
+
+    def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
+        self._order(Sample(step, masks))
+        return StepFuture(step, self._result)
+
+    def control(self, command: Control) -> list[Reply]:
+        if not isinstance(command, CONTROLS):
+            return [Reply(False, f"{type(command).__name__} is not supported by this executor")] * self.size
+        self._order(Command(command))
+        return [answer.reply for answer in self._answers(Answered)]
+
+    def inspect_adapter(self, path: str) -> str:
+        from lmkit_worker.worker import Worker
+
+        return Worker(self._config, self._resolved, self._checkpoint).inspect_adapter(path)
+
+    def on_failure(self, callback: Callable[[Failure], None]) -> None:
+        with self._lock:
+            self._told = callback
+            failure = self._failure
+        if failure is not None:
+            callback(failure)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        for process in self._processes:
+            process.close()
+
+    # -------------------------------------------------------------------------------------------------- details
+
+    def _order(self, order: Order) -> None:
+        """To all ranks; encoded once. A rank that is gone is noticed by whoever waits for an answer."""
+        if self._closed:
+            raise EngineError("the executor is closed")
+        frame = encode(order)
+        for process in self._processes:
+            with suppress(OSError):
+                process.connection.send_bytes(frame)
+
+    def _result(self, step: int) -> StepResult:
+        """The first rank's; raises what all raised."""
+        late: float | None = None  # when a rank that failed is alone with that
+        raised: dict[int, LmkitError] = {}
+        while len(raised) < self.size:
+            for process, report in self._reports(late):
+                if isinstance(report, Sampled) and not raised and report.result.step == step:
+                    return report.result
+                if not isinstance(report, Raised) or report.step != step:
+                    raise self._fail(process.rank, f"did what the others did not in step {step}: {report}")
+                raised[process.rank] = error_of(report.error)
+                late = late or monotonic() + ALONE_SECONDS
+            if late is not None and monotonic() > late and len(raised) < self.size:
+                rank, error = next(iter(raised.items()))
+                raise self._fail(rank, f"failed alone in step {step}: {error.message}")
+        raise raised[0]
+
+    def _answers(self, kind: type[T]) -> list[T]:
+        """One of each rank, in order. Raises the error of the first rank that has one."""
+        answers: dict[int, T] = {}
+        while len(answers) < self.size:
+            for process, report in self._reports():
+                if isinstance(report, Phase):
+                    if self._progress is not None:
+                        self._progress(report.phase, report.done, report.total, report.unit)
+                elif isinstance(report, Raised):
+                    raise error_of(report.error)
+                else:
+                    assert isinstance(report, kind), report
+                    answers[process.rank] = report
+        return [answers[rank] for rank in range(self.size)]
+
+    def _reports(self, until: float | None = None) -> Iterator[tuple[Process, Report]]:
+        """What ranks have to say: waits for one, or until that time. Raises EngineDead when a rank is gone."""
+        of = {process.connection: process for process in self._processes}
+        for ready in wait(of, None if until is None else max(0.0, until - monotonic())):
+            process = of[ready]  # type: ignore[index]
+            try:
+                report = decode_report(process.connection.recv_bytes())
+            except (EOFError, OSError):
+                raise self._fail(process.rank, process.status()) from None
+            yield process, report
+
+    def _watch(self) -> None:
+        """Notices that a rank is gone, also when nobody waits for it."""
+        ends = poll()
+        for process in self._processes:
+            ends.register(process.life.fileno(), POLLIN | POLLHUP)
+        ranks = {process.life.fileno(): process for process in self._processes}
+        fd, _ = ends.poll()[0]
+        if not self._closed and fd in ranks:
+            self._fail(ranks[fd].rank, ranks[fd].status())
+
+    def _fail(self, rank: int, message: str) -> EngineDead:
+        """Ends all ranks and says so, once."""
+        with self._lock:
+            failure = self._failure or Failure(rank, message)
+            told = self._told if self._failure is None and not self._closed else None
+            self._failure = failure
+        for process in self._processes:
+            process.process.kill()
+        if told is not None:
+            told(failure)
+        return EngineDead(f"rank {failure.rank}: {failure.message}")
+
+
+@contextmanager
+def _meeting_place() -> Iterator[tuple[str, int]]:
+    """A file without a name, which whoever inherits the descriptor opens by the path; gone when the last closes it."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("lmkit-ranks")
+        try:
+            yield f"/proc/self/fd/{fd}", fd
+        finally:
+            os.close(fd)
+    else:
+        with tempfile.NamedTemporaryFile(prefix="lmkit-ranks") as file:
+            yield file.name, file.fileno()

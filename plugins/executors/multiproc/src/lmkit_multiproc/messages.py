@@ -1,0 +1,112 @@
+"""What crosses the socket of a rank: `Order` towards it, `Report` back. MessagePack by msgspec, in frames of
+multiprocessing.connection (a length, then so many bytes); never pickle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from lmkit.api import (
+    Checkpoint,
+    DropAdapter,
+    EngineConfig,
+    ErrorInfo,
+    ForgetRows,
+    GrammarMasks,
+    KVConfig,
+    LoadAdapter,
+    Reply,
+    ResetCache,
+    ResolvedPlan,
+    SchedLimits,
+    StepPlan,
+    StepResult,
+    WorkerFacts,
+)
+
+CONTROLS = (LoadAdapter, DropAdapter, ForgetRows, ResetCache)
+
+
+class Load(msgspec.Struct, tag="load"):
+    """The first order: what to load. `init_method`: where ranks find each other."""
+
+    config: EngineConfig
+    resolved: ResolvedPlan
+    checkpoint: Checkpoint
+    init_method: str
+
+
+class Configure(msgspec.Struct, tag="configure"):
+    kv: KVConfig
+    limits: SchedLimits
+
+
+class Forward(msgspec.Struct, tag="forward"):
+    """Is not answered: what it raises is raised by the Sample of its step."""
+
+    plan: StepPlan
+
+
+class Sample(msgspec.Struct, tag="sample"):
+    """Answered by the first rank; by another one only when it fails."""
+
+    step: int
+    masks: GrammarMasks | None
+
+
+class Command(msgspec.Struct, tag="command"):
+    control: LoadAdapter | DropAdapter | ForgetRows | ResetCache
+
+
+Order = Load | Configure | Forward | Sample | Command
+
+
+class Phase(msgspec.Struct, tag="phase"):
+    """Progress of loading, from the first rank."""
+
+    phase: str
+    done: int
+    total: int
+    unit: str
+
+
+class Loaded(msgspec.Struct, tag="loaded"):
+    facts: WorkerFacts
+
+
+class Configured(msgspec.Struct, tag="configured"):
+    pass
+
+
+class Sampled(msgspec.Struct, tag="sampled"):
+    result: StepResult
+
+
+class Answered(msgspec.Struct, tag="answered"):
+    reply: Reply
+
+
+class Raised(msgspec.Struct, tag="raised"):
+    """What an order raised. `step` is that of a Sample, else None."""
+
+    error: ErrorInfo
+    step: int | None = None
+
+
+Report = Phase | Loaded | Configured | Sampled | Answered | Raised
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent to a rank")
+
+
+def _typed(kind: type, value: Any) -> object:
+    return Path(value) if kind is Path and isinstance(value, str) else value
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+decode_order = msgspec.msgpack.Decoder(Order, dec_hook=_typed).decode
+decode_report = msgspec.msgpack.Decoder(Report, dec_hook=_typed).decode

@@ -1,0 +1,96 @@
+"""The executor of several processes: what one process does, and what happens when a rank dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from lmkit.api import (
+    Checkpoint,
+    ConfigError,
+    EngineDead,
+    Failure,
+    NewRow,
+    ResolvedPlan,
+    RowWork,
+    SamplingParams,
+    StepPlan,
+)
+from lmkit.config import EngineConfig, ParallelConfig
+from lmkit.contracts.config import LoraConfig
+from lmkit_multiproc.executor import MultiprocExecutor
+from lmkit_testing import ExecutorConformance
+from lmkit_worker.uniproc import UniprocExecutor
+
+Tiny = tuple[EngineConfig, ResolvedPlan, Checkpoint]
+
+
+class TestMultiproc(ExecutorConformance):
+    plugin = "executor:multiproc"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def two(cls, tiny: Tiny) -> Tiny:
+        return replace(tiny[0], parallel=ParallelConfig(tp=2, threads=1)), *tiny[1:]
+
+    def test_two_ranks_say_what_one_says(self, tiny: Tiny, two: Tiny) -> None:
+        one, both = UniprocExecutor(replace(tiny[0], wanted={}), *tiny[1:]), MultiprocExecutor(*two)
+        try:
+            whole, _ = self.ready(one, tiny[0]), self.ready(both, two[0])
+            expected, found = self.play(one), self.play(both)
+        finally:
+            one.close()
+            both.close()
+        assert [r.tokens for r in found] == [r.tokens for r in expected]
+        assert whole.specs[0].num_kv_heads == 2
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_rank_that_dies_is_one_failure(self, two: Tiny, rank: int) -> None:
+        executor = MultiprocExecutor(*two)
+        failures: list[Failure] = []
+        executor.on_failure(failures.append)
+        try:
+            self.ready(executor, two[0])
+            pids = [process.process.pid for process in executor._processes]
+            os.kill(pids[rank], signal.SIGKILL)
+            began = monotonic()
+            row = NewRow("a", 0, [5], 1, [[1]], 0, SamplingParams(temperature=0))
+            with pytest.raises(EngineDead, match=f"rank {rank}.*signal 9"):
+                self.many_steps(executor, row)
+            for process in executor._processes:
+                process.process.wait(30)
+            assert len(failures) == 1
+            assert failures[0].rank == rank
+            assert monotonic() - began < 30
+        finally:
+            executor.close()
+        executor.close()
+
+    @classmethod
+    def many_steps(cls, executor: MultiprocExecutor, row: NewRow) -> None:
+        for step in range(100):
+            cls.step(executor, StepPlan(step, new=[row], rows=[RowWork("a", 0, 0, 1, [], True)]))
+
+    def test_ranks_end_with_their_parent(self, two: Tiny) -> None:
+        executor = MultiprocExecutor(*two)
+        executor.start()
+        processes = [process.process for process in executor._processes]
+        executor.close()
+        assert all(process.returncode is not None for process in processes)
+
+    def test_what_cannot_be_split(self, two: Tiny) -> None:
+        with pytest.raises(ConfigError, match="adapters"):
+            MultiprocExecutor(replace(two[0], lora=LoraConfig(enabled=True)), *two[1:])
+        with pytest.raises(ConfigError, match="in flight"):
+            MultiprocExecutor(replace(two[0], parallel=ParallelConfig(tp=2, depth=2)), *two[1:])
+
+
+def test_no_file_is_left(tmp_path: Path) -> None:
+    """The memory of ranks has no name."""
+    names: Any = {p.name for p in Path("/dev/shm").glob("lmkit*")} if Path("/dev/shm").is_dir() else set()
+    assert not names

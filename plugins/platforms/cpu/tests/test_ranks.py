@@ -1,0 +1,81 @@
+"""Collectives of processes: sums and parts equal to what is computed in one; of the native ones bit for bit."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+from lmkit_platform_cpu.native import load
+from lmkit_platform_cpu.ranks import CAPACITY, open_collectives
+from torch import Tensor
+
+SIZE = 3
+SHAPES = [(1,), (7, 33), (64, 100), (0, 4), (CAPACITY // 4 + 5,)]  # the last goes in two pieces
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def summed(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """In float32, in the order of the ranks, rounded once."""
+    total = values(0, shape, dtype).float()
+    for rank in range(1, SIZE):
+        total = total + values(rank, shape, dtype).float()
+    return total.to(dtype)
+
+
+def work(rank: int, path: str, with_native: bool) -> None:
+    """One rank; its exit status says whether all was right."""
+    native = load() if with_native else None
+    if native is not None:
+        native.start(1)
+    group = open_collectives(native, rank, SIZE, f"file://{path}")
+    for _ in range(2):
+        for dtype in DTYPES:
+            for shape in SHAPES:
+                found, expected = group.all_reduce(values(rank, shape, dtype)), summed(shape, dtype)
+                assert (
+                    torch.equal(found, expected)
+                    if with_native
+                    else torch.allclose(found, expected, rtol=0.01, atol=1e-5)
+                )
+    for dim in (0, 1, -1):
+        parts = [values(r, (5, 3, 4), torch.float32) for r in range(SIZE)]
+        assert torch.equal(group.all_gather(parts[rank], dim), torch.cat(parts, dim))
+    assert torch.equal(group.broadcast(values(rank, (4,), torch.float32), 1), values(1, (4,), torch.float32))
+    if native is not None:
+        recorded(native, group, rank)
+
+
+def recorded(native: object, group: object, rank: int) -> None:
+    """On a tape: the same operator over the same memory, with other numbers in it each time."""
+    x = torch.zeros(40)
+    with native.capture() as tape:  # type: ignore[attr-defined]
+        out = group.all_reduce(x)  # type: ignore[attr-defined]
+    for n in range(50):
+        x.fill_(rank + n)
+        tape.run()
+        assert torch.equal(out, torch.full((40,), float(sum(r + n for r in range(SIZE)))))
+
+
+@pytest.mark.parametrize("with_native", [True, False], ids=["native", "gloo"])
+def test_ranks(tmp_path: Path, with_native: bool) -> None:
+    if with_native and load() is None:
+        pytest.skip("no native kernels here")
+    context = multiprocessing.get_context("spawn")
+    args = (str(tmp_path / "memory"), with_native)
+    ranks = [context.Process(target=work, args=(rank, *args), daemon=True) for rank in range(SIZE)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(300)
+    assert [process.exitcode for process in ranks] == [0] * SIZE
+
+
+def test_ranks_need_a_place_to_meet() -> None:
+    with pytest.raises(ValueError, match="init_method"):
+        open_collectives(None, 0, 2, "")
