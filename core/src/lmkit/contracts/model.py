@@ -56,11 +56,13 @@ class AttnNeed:
             "causal": self.causal,
             "bidirectional": not self.causal,
             "sliding_window": self.window is not None and self.causal and not self.chunked,
-            "chunked": self.chunked,
+            "chunked": self.chunked and self.causal,
+            "bidirectional_chunked": self.chunked and not self.causal,
             "bidirectional_window": self.window is not None and not self.causal,
             "softcap": self.softcap is not None,
             "sinks": self.sinks,
-            "alibi": self.alibi,
+            "alibi": self.alibi and self.causal,
+            "bidirectional_alibi": self.alibi and not self.causal,
             "mla": self.mla,
         }
         return frozenset(name for name, on in named.items() if on)

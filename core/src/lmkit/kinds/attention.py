@@ -142,6 +142,8 @@ def refusals(spec: AttentionSpec, request: AttentionRequest) -> Refusals:
     if need.head_dim not in spec.head_dims:
         yield Refusal("head-dim", str(spec.head_dims), str(need.head_dim))
     v_dim = need.v_head_dim or need.head_dim
+    if need.mla and v_dim >= need.head_dim:
+        yield Refusal("head-dim", f"values that are a part of keys of {need.head_dim} (mla)", str(v_dim))
     if v_dim != need.head_dim and (spec.v_head_dims is None or v_dim not in spec.v_head_dims):
         needed = "equal to head_dim" if spec.v_head_dims is None else str(spec.v_head_dims)
         yield Refusal("head-dim", f"v_head_dim {needed}", str(v_dim))

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import (
     AttentionRequest,
+    AttentionSpec,
     AttnBatch,
     AttnNeed,
     DeviceInfo,
@@ -33,6 +34,7 @@ from lmkit_attention_flashinfer.hooks import Options
 from lmkit_attention_flashinfer.pages import StepIntegers, page_arrays, working_rows
 from lmkit_attention_flashinfer.planner import decode_rows
 from lmkit_testing import PluginConformance
+from lmkit_testing.attention import unforeseen
 from lmkit_testing.host import codes, make_device
 from lmkit_testing.toy import ToyPlatform
 from lmkit_worker.rows import RowTable
@@ -44,6 +46,9 @@ H100 = make_device("cuda", cc=(9, 0))
 
 class TestFlashInfer(PluginConformance):
     plugin = "attention:flashinfer"
+
+    def test_selection_knows_what_cannot_run(self, spec: AttentionSpec) -> None:
+        assert not unforeseen(spec, FlashInferAttention())
 
 
 def test_rows_are_split_by_wrapper() -> None:

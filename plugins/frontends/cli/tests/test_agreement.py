@@ -1,4 +1,5 @@
-"""`explain` and `plan` decide by one function: random installations, devices and options, told and planned."""
+"""`explain`, `plan` and loading decide by one function: random installations, devices and options, told and planned,
+and attention made as a worker makes it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmkit.api import LmkitError
+from lmkit.api import LmkitError, SelectionError, describe_model
 from lmkit.config import from_options
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
@@ -16,6 +17,7 @@ from lmkit.plugins.switches import Switches
 from lmkit_cli.estimate import planned
 from lmkit_cli.story import Explanation, explain
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
+from lmkit_worker.loading.load import make_builder
 
 DRAWS = int(os.environ.get("AGREEMENT_DRAWS", "200"))
 GROUP = 25  # draws of one test
@@ -25,8 +27,8 @@ DISABLED = (
     "quantization:int*", "model:Llama*", "executor:*",
 )  # fmt: skip
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "device": (None, None, "cpu", "cuda:9.0:80GB", "cuda:8.0:24GB", "cuda:12.0:96GB", "cuda:7.0:16GB", "cuda:9.0:1GB",
-               "rocm:gfx942:192GB", "cuda:9.0"),
+    "device": (None, None, "cpu", "cuda:9.0:80GB", "cuda:8.0:24GB", "cuda:12.0:96GB", "cuda:7.0:16GB", "cuda:8.6:24GB",
+               "cuda:9.0:1GB", "rocm:gfx942:192GB", "rocm:gfx1100:24GB", "cuda:9.0"),
     "platform": ("auto", "auto", "cpu", "cuda", "nosuch"),
     "attention": ("auto", "auto", "auto", "cpu", "torch", "triton", "flashinfer", "flex", "triton,torch", "nosuch"),
     "op": ("auto", "auto", "auto", "linear_native", "linear_triton", "linear_reference", "rowwise_torch", "nosuch",
@@ -102,8 +104,42 @@ def test_what_is_told_is_what_is_planned(first: int, models: list[str]) -> None:
             assert refused in errors or silent, f"{what}: {refused} is not told, only {errors}"
             continue
         assert not errors, what
+        make_builder(plan, checkpoint, describe_model(plan, checkpoint), None)  # the backend is asked for all layers
         chosen: dict[tuple[str, str], str] = {}
         for choice in plan.choices:  # the first is what runs; kernels have others behind it, in case a layer needs one
             chosen.setdefault((choice.kind, choice.component), choice.name)
         assert {key: name for key, name in chosen.items() if key in selected} == selected, what
         assert set(chosen) == set(selected), what
+
+
+CAPABILITY = "compute capability 8.9"
+
+
+@pytest.mark.parametrize(
+    ("device", "kv_dtype", "chosen", "reason"),
+    [
+        ("cuda:8.0:40GB", "fp8_e4m3", "torch", CAPABILITY),
+        ("cuda:8.6:24GB", "fp8_e4m3", "torch", CAPABILITY),
+        ("cuda:8.9:24GB", "fp8_e4m3", "triton", ""),
+        ("cuda:8.0:40GB", "fp8_e5m2", "triton", ""),
+        ("cuda:8.0:40GB", "int8", "triton", ""),
+        ("rocm:gfx942:192GB", "fp8_e4m3", "triton", ""),
+    ],
+)
+def test_auto_takes_the_next_and_says_why(device: str, kv_dtype: str, chosen: str, reason: str) -> None:
+    """What one backend cannot do on the device goes to the next; named, it is refused for the same reason."""
+    pytest.importorskip("triton")
+    options = {"model": "demo", "offline": True, "device": device, "kv_dtype": kv_dtype}
+    host = PluginHost(switches=Switches())
+    topics = explain(from_options(options), host).topics
+    candidates = {c.name: c for topic in topics if topic.kind == "attention" for c in topic.candidates}
+    assert candidates[chosen].verdict == "selected"
+    assert bool(reason) == (candidates["triton"].verdict == "refused")
+    assert any(reason in r.needed for r in candidates["triton"].reasons) or not reason
+    plan, _, _ = resolve(from_options(options), host)
+    choice = plan.choice("attention")
+    assert choice is not None
+    assert choice.name == chosen
+    if reason:
+        with pytest.raises(SelectionError, match=reason):
+            resolve(from_options(options | {"attention": "triton"}), host)

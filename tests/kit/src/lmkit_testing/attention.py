@@ -20,6 +20,7 @@ from lmkit.api import (
     StepLimits,
     kv_scale_bytes,
 )
+from lmkit.plugins.refs import load_ref
 from lmkit.plugins.stages import data_refusals
 from torch import Tensor
 
@@ -109,6 +110,57 @@ def pairwise(axes: Sequence[Sequence[Any]], seed: int = 0) -> list[tuple[Any, ..
     return points
 
 
+def needs(spec: AttentionSpec, count: int = 200) -> list[AttnNeed]:
+    """Random needs of the declared dtypes: what is declared, and combinations and sizes that are not."""
+    rng = random.Random(0)
+    sizes = sorted(spec.head_dims.values) or [*HEAD_DIMS, 320, 512, 576]
+    v_sizes = [None, None, *(sorted(spec.v_head_dims.values) if spec.v_head_dims else ()), *V_HEAD_DIMS, 512]
+    found = []
+    for _ in range(count):
+        dtype, kv_dtype, features = (
+            rng.choice(sorted(spec.dtypes)),
+            rng.choice(sorted(spec.kv_dtypes)),
+            rng.randint(1, 3),
+        )
+        changes: dict[str, Any] = {}
+        for feature in rng.sample(sorted(FEATURES), features):
+            changes |= FEATURES[feature]
+        num_kv_heads = rng.choice((1, 1, 2, 8))
+        found.append(
+            AttnNeed(
+                rng.choice(sizes), rng.choice((1, 3, 7, 8, 16, 24, 128)), num_kv_heads, dtype,
+                dtype if kv_dtype == "auto" else kv_dtype, v_head_dim=rng.choice(v_sizes), **changes,
+            )
+        )  # fmt: skip
+    return found
+
+
+def devices() -> list[DeviceInfo]:
+    """Described devices of every platform, old and new."""
+    gpus = {"cuda": ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)), "rocm": ((9, 0), (9, 4), (9, 5), (11, 0))}
+    every = ("float32", "bfloat16", "float16")
+    return [DeviceInfo("cpu", "cpu", dtypes=every, described=True)] + [
+        DeviceInfo(platform, "cuda", capability=capability, dtypes=every, described=True)
+        for platform, capabilities in gpus.items()
+        for capability in capabilities
+    ]
+
+
+def unforeseen(spec: AttentionSpec, backend: Any) -> list[str]:
+    """What the backend refuses, and neither its spec nor its check: a plan would name it, and loading end there."""
+    found = []
+    for need, device in itertools.product(needs(spec), devices()):
+        request = AttentionRequest(need=need, device=device, dtype=need.dtype)
+        said = [reason for _, reason in data_refusals(spec, request, lambda dist: None, explicit=True)]
+        said = [reason for reason in said if not reason.code.startswith("requirement-")]
+        if not said and spec.check is not None:
+            said = list(load_ref(spec.check)(request))
+        refused = backend.can_run(need, device)
+        if refused is not None and not said:
+            found.append(f"{need} on {device.platform} {device.capability}: {refused}")
+    return found
+
+
 class Rows:
     """Several rows in paged memory, beside their dense originals. The values of a token depend on its row, its
     position and the seed alone."""
@@ -190,6 +242,10 @@ class AttentionConformance(PluginConformance):
         )
         cases = [Case(*point) for point in pairwise(axes)]
         return [c for c in cases if backend.can_run(c.need, self.device_info) is None]
+
+    def test_selection_knows_what_cannot_run(self, spec: AttentionSpec, backend: Any) -> None:
+        """What the backend refuses when it is loaded, its spec and its check refuse before, on described devices."""
+        assert not unforeseen(spec, backend)
 
     def allowed(self, case: Case) -> float:
         return max(self.tolerance[case.need.dtype], self.tolerance[case.need.kv_dtype])

@@ -14,6 +14,7 @@ import torch
 from lmkit.api import AttnBatch, AttnNeed, DeviceInfo, Platform, PluginError, StepLimits
 from torch import Tensor
 
+from lmkit_attention_flashinfer.check import TILE, shapes
 from lmkit_attention_flashinfer.latents import LatentPlan, LatentPlanner
 from lmkit_attention_flashinfer.planner import FlashInferPlan, FlashInferPlanner
 
@@ -22,8 +23,6 @@ log = logging.getLogger("lmkit.attention.flashinfer")
 MIB = 1 << 20
 MULTIPROCESSORS = 192  # of the largest GPUs, and some
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-LATENT = (576, 512)  # entries of a latent with its rotary part, and of those that are values
-TILE = 64  # queries times heads that a program of latent attention takes, or two such programs together
 
 
 class FlashInferAttention:
@@ -43,12 +42,8 @@ class FlashInferAttention:
                 return "the kernels fa3 are made for compute capability 9.0"
             if need.kv_dtype not in ("auto", need.dtype):
                 return f"the kernels fa3 read keys and values in {need.dtype} alone, not in {need.kv_dtype}"
-        if need.mla:
-            return _no_latents(need)
-        if need.v_head_dim not in (None, need.head_dim):
-            return f"v_head_dim {need.v_head_dim} differs from head_dim {need.head_dim}"
-        if need.head_dim == LATENT[0]:
-            return f"heads of {need.head_dim} are supported as latents (mla) alone"
+        if reason := shapes(need):
+            return reason
         if need.num_q_heads % need.num_kv_heads:
             return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
         return None
@@ -127,20 +122,6 @@ class FlashInferAttention:
             plan.decode.run(q[:n], pages, q_scale=scale, out=out[:n])
         if m:
             plan.prefill.run(q[n : n + m], pages, q_scale=scale, out=out[n : n + m])
-
-
-def _no_latents(need: AttnNeed) -> str | None:
-    """A reason against latent attention, or None."""
-    sizes = (need.head_dim, need.v_head_dim)
-    if sizes != LATENT:
-        return f"latents of {sizes[0]} entries with {sizes[1]} values: {LATENT[0]} with {LATENT[1]} are supported"
-    if need.num_kv_heads != 1 or need.window is not None or need.softcap is not None or not need.causal:
-        return "latents are supported for one KV head and causal attention, without window or softcap"
-    if (2 * TILE) % need.num_q_heads:  # its kernels leave a key out where a tile ends within the heads of a query
-        return f"{need.num_q_heads} query heads of latents: a divisor of {2 * TILE} is supported"
-    if need.kv_dtype not in ("auto", need.dtype):
-        return f"latents are kept in {need.dtype}, not in {need.kv_dtype}"
-    return None
 
 
 def scratch(need: AttnNeed, rows: int) -> int:

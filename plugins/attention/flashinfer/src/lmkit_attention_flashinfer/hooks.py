@@ -28,7 +28,7 @@ def lmkit_attention_backends() -> Iterable[AttentionSpec]:
         target="lmkit_attention_flashinfer.backend:FlashInferAttention",
         requires=("flashinfer-python>=0.6",),
         options="lmkit_attention_flashinfer.hooks:Options",
-        check="lmkit_attention_flashinfer.check:compilers",
+        check="lmkit_attention_flashinfer.check:check",
         tier=Tier.OPTIMIZED,
         stability="experimental",
         platforms=("cuda",),

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lmkit.api import AttentionBackend, AttnNeed, AttnPlan, DeviceInfo, Platform, StepLimits
+from lmkit.api import AttentionBackend, AttentionRequest, AttnNeed, AttnPlan, DeviceInfo, Platform, StepLimits
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 from torch.nn.functional import pad
 
+from lmkit_attention_flex.check import check
 from lmkit_attention_flex.plan import TILE, FlexPlan, FlexPlanner, Task
 
 VARIANTS = 64  # kernels that one process may compile: a few for each group of layers
@@ -30,6 +31,8 @@ class FlexAttention(AttentionBackend):
         self.kernel: Any = None  # None: not compiled
 
     def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
+        if refused := next(check(AttentionRequest(need=need, device=device)), None):
+            return str(refused)
         if need.mla:
             return "latent attention (mla) is not implemented"
         if need.num_q_heads % need.num_kv_heads:

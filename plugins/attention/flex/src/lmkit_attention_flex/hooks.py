@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lmkit.api import ANY, AttentionSpec, Range, Tier, hookimpl, multiple_of, one_of
+from lmkit.api import ANY, AttentionSpec, Tier, hookimpl, multiple_of, one_of
 
 
 @hookimpl
@@ -14,10 +14,10 @@ def lmkit_attention_backends() -> Iterable[AttentionSpec]:
         summary="Paged attention by FlexAttention of torch: compiled on GPUs, step by step on CPUs",
         target="lmkit_attention_flex.backend:FlexAttention",
         requires=("torch>=2.9",),
+        check="lmkit_attention_flex.check:check",
         tier=Tier.PORTABLE,
         stability="experimental",
         platforms=("cpu", "cuda", "rocm"),
-        capability=Range((8, 0), None),
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
         head_dims=multiple_of(16, max=256),
         v_head_dims=multiple_of(16, max=256),

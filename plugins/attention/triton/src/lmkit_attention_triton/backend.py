@@ -10,6 +10,7 @@ import torch
 import triton
 from lmkit.api import (
     AttentionBackend,
+    AttentionRequest,
     AttnBatch,
     AttnNeed,
     AttnPlan,
@@ -21,15 +22,13 @@ from lmkit.api import (
 from torch import Tensor
 
 from lmkit_attention_triton import kernels
+from lmkit_attention_triton.check import check
 
 LIMITS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}  # largest numbers of a float8 cache
 HEADS = 4  # of a program that writes keys and values
 TILE = 64  # keys at a time
 FULL = 264  # programs that keep a large device busy: two for each of 132 multiprocessors
 MAX_SPLITS = 32
-MOST = 256  # entries of a head
-MOST_REST = 64  # entries of a key beside the part of it that is values
-E4M3 = (8, 9)  # compute capability that Triton converts it from
 
 
 class Tile(NamedTuple):
@@ -164,19 +163,12 @@ class TritonAttention(AttentionBackend):
     name = "triton"
 
     def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
-        v_dim = need.v_head_dim or need.head_dim
-        if need.mla and not 0 < need.head_dim - v_dim <= MOST_REST:
-            return f"{need.head_dim - v_dim} entries of a key beside its values: 1 to {MOST_REST} (mla)"
-        if not need.mla and max(need.head_dim, v_dim) > MOST:
-            return (
-                f"heads of {need.head_dim} and {v_dim} entries: at most {MOST} unless values are a part of keys (mla)"
-            )
+        if refused := next(check(AttentionRequest(need=need, device=device)), None):
+            return str(refused)
         if need.num_q_heads % need.num_kv_heads:
             return f"{need.num_q_heads} query heads are not a multiple of {need.num_kv_heads} KV heads"
         if not need.causal and need.alibi:
             return "alibi is defined for causal attention only"
-        if need.kv_dtype == "float8_e4m3fn" and device.platform == "cuda" and (device.capability or (0, 0)) < E4M3:
-            return "float8_e4m3fn needs compute capability 8.9; float8_e5m2 does not"
         return None
 
     def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:

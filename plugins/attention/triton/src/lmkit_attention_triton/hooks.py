@@ -14,6 +14,7 @@ def lmkit_attention_backends() -> Iterable[AttentionSpec]:
         summary="Paged attention by Triton kernels",
         target="lmkit_attention_triton.backend:TritonAttention",
         requires=("triton>=3.2",),
+        check="lmkit_attention_triton.check:check",
         tier=Tier.OPTIMIZED,
         platforms=("cuda", "rocm"),
         capability=Range((8, 0), None),

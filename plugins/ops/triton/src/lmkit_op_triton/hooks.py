@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lmkit.api import OpSpec, Tier, hookimpl
+from lmkit.api import OpSpec, Range, Tier, hookimpl
 
 
 @hookimpl
@@ -17,6 +17,7 @@ def lmkit_ops() -> Iterable[OpSpec]:
         tier=Tier.OPTIMIZED,
         op="rowwise",
         platforms=("cuda", "rocm"),
+        capability=Range((8, 0), None),
     )
     yield OpSpec(
         name="moe_triton",
@@ -27,6 +28,7 @@ def lmkit_ops() -> Iterable[OpSpec]:
         op="moe",
         formats=frozenset({"plain", "int8", "w8a8", "int4", "mxfp4", "nvfp4", "nf4", "fp4", "fp8"}),
         platforms=("cuda", "rocm"),
+        capability=Range((8, 0), None),
     )
     yield OpSpec(
         name="linear_triton",
@@ -37,6 +39,7 @@ def lmkit_ops() -> Iterable[OpSpec]:
         op="linear",
         formats=frozenset({"int8", "w8a8", "int4", "mxfp4", "nvfp4", "nf4", "fp4"}),
         platforms=("cuda", "rocm"),
+        capability=Range((8, 0), None),
     )
     yield OpSpec(
         name="fp8_triton",
@@ -47,5 +50,6 @@ def lmkit_ops() -> Iterable[OpSpec]:
         op="linear",
         formats=frozenset({"fp8"}),
         platforms=("cuda", "rocm"),
+        capability=Range((8, 0), None),
         bits=8,
     )

@@ -1,6 +1,6 @@
 """Registration. Light: the implementation is imported when it is chosen."""
 
-from lmkit.api import OpSpec, QuantizationSpec, Tier, hookimpl
+from lmkit.api import OpSpec, QuantizationSpec, Range, Tier, hookimpl
 
 
 @hookimpl
@@ -29,6 +29,7 @@ def lmkit_ops() -> list[OpSpec]:
             formats=frozenset({"fp8"}),
             dtypes=frozenset({"bfloat16"}),  # all that its result can be
             platforms=("cuda",),
+            capability=Range((8, 9), None),
             tier=Tier.OPTIMIZED,
             bits=8,
         ),
