@@ -318,7 +318,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         places = {a.name: i for i, a in enumerate(func._schema.arguments)}
         gpu.graph.keep([inner[n] if n in inner else operands[places[n]] for n in written])
     result = func(*operands, **inner)
-    if func.is_view or func.overloadpacket.__name__ in ("_unsafe_view", "_reshape_alias", "lift_fresh"):
+    viewing = func.is_view or func.overloadpacket.__name__ in ("_unsafe_view", "_reshape_alias", "lift_fresh")
+    if viewing and _storages(result) <= given:  # `reshape` and the like copy where no view would do: a launch
         return tree_map_only(Tensor, SimTensor, result)
     fresh: list[Tensor] = []
 
