@@ -225,7 +225,7 @@ class Gpu:
             self.pool.order.use(use, queue.number, queue.clock, name)
 
     def last(self) -> Clock:
-        """Of the last launch of the thread's queue alone."""
+        """The clock of the last launch of the thread's queue alone."""
         return {self.queue.number: self.queue.clock[self.queue.number]}
 
 

@@ -126,6 +126,6 @@ class Order:
 
 
 def uses(reads: Iterable[Any], writes: Iterable[Any]) -> list[Use]:
-    """Of tensors on the CPU that stand for memory of the device, or are pinned."""
+    """What is used of tensors on the CPU that stand for memory of the device, or are pinned."""
     found = [Use(place(t), False) for t in reads if isinstance(t, Tensor) and t.numel()]
     return found + [Use(place(t), True) for t in writes if isinstance(t, Tensor) and t.numel()]
