@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 def place(tensor: Tensor) -> Place:
     span = sum((n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    low = tensor.storage_offset() * tensor.itemsize
+    low = int(tensor.storage_offset()) * tensor.itemsize
     return Place(tensor.untyped_storage().data_ptr(), low, low + span * tensor.itemsize)
 
 
