@@ -195,6 +195,7 @@ PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named
     "op linear_triton": "laboratory, compiled ahead, simulated device",
     "op moe_triton": "laboratory, compiled ahead, simulated device",
     "op rowwise_triton": "laboratory, compiled ahead, simulated device",
+    "op recurrent_triton": "laboratory, compiled ahead, simulated device",
     "platform cuda": "simulated device; probes on stand-ins for NVML",
     "platform rocm": "simulated device; probes on stand-ins for sysfs",
 }

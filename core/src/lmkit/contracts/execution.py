@@ -162,6 +162,7 @@ class BuildContext(Protocol):
     tp_rank: int
     tp_size: int
     rows: RowOps
+    recurrent: Any  # operators of recurrent layers that were chosen, as TorchRecurrentOps of lmkit-decoders; or None
 
     def linear(self, spec: LinearSpec) -> nn.Module: ...
     def experts(self, up: LinearSpec, down: LinearSpec, act: str) -> nn.Module:

@@ -114,15 +114,17 @@ def refusals(spec: OpSpec, request: OpRequest) -> Refusals:
 
 
 def ask(known: Known) -> list[OpRequest]:
-    """One for each format that the weights may be in, of experts too where there are any, and the row-wise operators'.
+    """One for each format that the weights may be in, of experts too where there are any, and the row-wise operators'
+    and those of recurrent layers.
 
     Each is a choice of its own.
     """
     ops = ("linear", "moe") if any(linear.experts for linear in known.info.linears) else ("linear",)
-    parts = [(op, fmt, f"{op}:{fmt}") for fmt in known.formats for op in ops]
+    rest = ("rowwise", "recurrent") if known.info.recurrent else ("rowwise",)
+    parts = [(op, fmt, f"{op}:{fmt}") for fmt in known.formats for op in ops] + [(op, "plain", op) for op in rest]
     return [
         OpRequest(op=op, format=fmt, component=component, device=known.device, dtype=known.dtype)
-        for op, fmt, component in (*parts, ("rowwise", "plain", "rowwise"))
+        for op, fmt, component in parts
     ]
 
 

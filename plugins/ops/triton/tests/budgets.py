@@ -2,7 +2,7 @@
 
 import triton
 from lmkit.api import Routing
-from lmkit_op_triton import kernels, linear, linear_kernels, moe, moe_kernels
+from lmkit_op_triton import kernels, linear, linear_kernels, moe, moe_kernels, recurrent, recurrent_kernels
 from lmkit_op_triton.linear import FLOATS, INTEGERS, WIDE
 from lmkit_op_triton.routing import held
 from lmkit_op_triton.rowops import BLOCK, HEADS, VOCABULARY, warps
@@ -331,3 +331,49 @@ def of_linears() -> list[Case]:
 
 
 CASES += of_linears()
+
+# ------------------------------------------------------------------------------------------------------ recurrent
+
+PLACES = {"slots": "*i64", "query_start": "*i32"}
+CASES += [
+    Case(
+        recurrent_kernels.conv,
+        {**types("x weight bias state out", "*bf16"), **PLACES, **types("rows channels x_stride row_state", "i32")},
+        {"W": 4, "BIAS": True, "R": 256, "C": recurrent.CONV},
+        unaligned=("rows",),
+        blocks=8,
+        note="over tokens",
+    ),
+    Case(
+        recurrent_kernels.conv_state,
+        {**types("x state", "*bf16"), **PLACES, **types("channels x_stride row_state", "i32")},
+        {"W": 4, "S": 4, "C": recurrent.CONV},
+        blocks=8,
+    ),
+    Case(
+        recurrent_kernels.selective,
+        {**types("x dt a b c skip state out", "*fp32"), **PLACES,
+         **types("channels size x_stride dt_stride b_stride c_stride row_state", "i32")},
+        {"D": recurrent.HELD // 16, "N": 16},
+        blocks=5,
+    ),
+    Case(
+        recurrent_kernels.ssd,
+        {**types("x dt a b c skip state out", "*fp32"), **PLACES,
+         **types("heads share size width x_token x_head dt_token b_token b_group c_token c_group row_state", "i32")},
+        {"P": recurrent.HELD // 128, "N": 128},
+        unaligned=("share",),
+        blocks=6,
+        note="64x128",
+    ),
+    Case(
+        recurrent_kernels.delta,
+        {**types("q k v out", "*bf16"), **types("decay beta state", "*fp32"), **PLACES, "scale": "fp32",
+         **types("heads share keys values", "i32"),
+         **types("q_token q_head k_token k_head v_token v_head decay_token beta_token row_state", "i32")},
+        {"K": 128, "V": recurrent.HELD // 128},
+        unaligned=("share",),
+        blocks=6,
+        note="128x128",
+    ),
+]  # fmt: skip

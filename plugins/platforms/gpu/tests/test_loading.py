@@ -55,7 +55,7 @@ def checked(gpu: Gpu, path: Path) -> None:
     expected = weights(loaded(path, ToyPlatform(), torch.device("cpu")))
     platform = GpuPlatform(SimRuntime())
     made = loaded(path, platform, platform.bind(0))
-    gpu.complete(gpu.seq)  # copies that were still on their way left what they should have
+    gpu.synchronize()  # copies that were still on their way left what they should have
     assert not gpu.pageable
     waits = {kind: n for kind, n in gpu.waits.items() if kind != "event" and "tolist" not in kind}
     assert not waits

@@ -14,8 +14,8 @@ from lmkit.api import EngineRequest, LmkitError, SamplingParams, SchedLimits
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.scheduling.scheduler import Scheduler
-from lmkit_decoders import mamba
 from lmkit_decoders.pieces import Piece
+from lmkit_decoders.recurrent import TorchRecurrentOps
 from lmkit_gpu import GpuPlatform
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.one_runner import OneRunner
@@ -56,9 +56,11 @@ def checkpoint(folder: Path, family: str) -> Path:
     return path if path.exists() else tiny_checkpoint(family, path, **FAMILIES[family])
 
 
-def serve(path: Path, platform, device: torch.device, after: Callable[[int], None]) -> dict[str, list[int]]:
+def serve(
+    path: Path, platform, device: torch.device, after: Callable[[int], None], op: str = "auto"
+) -> dict[str, list[int]]:
     """Rows begin one after another, and several at once, while others decode. `after` is told the number of a step."""
-    made, kv = runner(path, platform, device, LIMITS, "auto")
+    made, kv = runner(path, platform, device, LIMITS, "auto", op)
     core = EngineCore(Scheduler(LIMITS, kv, ArrivalOrder()), OneRunner(made, LIMITS.depth), Intake(512, 64))
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     found: dict[str, list[int]] = {}
@@ -80,7 +82,7 @@ def expected(path: Path) -> dict[str, list[int]]:
     return serve(path, ToyPlatform(), torch.device("cpu"), lambda number: None)
 
 
-def checked(gpu: Gpu, path: Path) -> dict[str, list[int]]:
+def checked(gpu: Gpu, path: Path, op: str = "auto") -> dict[str, list[int]]:
     graphs = 0
 
     def after(number: int) -> None:
@@ -93,18 +95,37 @@ def checked(gpu: Gpu, path: Path) -> dict[str, list[int]]:
         gpu.clear()
 
     platform = GpuPlatform(SimRuntime())
-    found = serve(path, platform, platform.bind(0), after)
+    found = serve(path, platform, platform.bind(0), after, op)
     assert graphs > 3
     return found
 
 
+@pytest.mark.parametrize("op", ["auto", pytest.param("recurrent_torch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "family",
     ["MambaForCausalLM", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name[:6] != "MambaF")],
 )
-def test_no_step_waits(gpu: Gpu, folder: Path, family: str) -> None:
+def test_no_step_waits(gpu: Gpu, folder: Path, family: str, op: str) -> None:
     path = checkpoint(folder, family)
-    assert checked(gpu, path) == expected(path)
+    assert checked(gpu, path, op) == expected(path)
+
+
+@pytest.mark.parametrize("family", ["MambaForCausalLM", pytest.param("BambaForCausalLM", marks=pytest.mark.slow)])
+def test_launches_of_a_prompt(gpu: Gpu, folder: Path, family: str) -> None:
+    """The scan is one, and the convolution two, however many tokens and rows there are."""
+    path, most = checkpoint(folder, family), {}
+    for op in ("auto", "recurrent_torch"):
+        counts: list[int] = []
+
+        def after(number: int, counts: list[int] = counts) -> None:
+            counts.append(gpu.launches.total())
+            gpu.clear()
+
+        platform = GpuPlatform(SimRuntime())
+        serve(path, platform, platform.bind(0), after, op)
+        most[op] = max(counts[1:])  # the first counts the loading too
+    assert most["auto"] <= {"MambaForCausalLM": 60, "BambaForCausalLM": 90}[family], most
+    assert most["recurrent_torch"] > most["auto"]
 
 
 # ------------------------------------------------------------------------------------------ faults put in on purpose
@@ -148,13 +169,13 @@ def rows_that_stand_for_nothing_have_a_state() -> Patches:
 
 
 def slots_asked_of_the_device() -> Patches:
-    real = mamba.selective_scan
+    real = TorchRecurrentOps.selective_scan
 
     def scan(*args):
         args[-1].slots.tolist()
         return real(*args)
 
-    return [(mamba, "selective_scan", scan)]
+    return [(TorchRecurrentOps, "selective_scan", scan)]
 
 
 def slots_elsewhere() -> Patches:
@@ -184,4 +205,4 @@ def test_faults_are_found(gpu: Gpu, folder: Path, fault: Callable[[], Patches]) 
         for patch in fault():
             patched.enter_context(mock.patch.object(*patch))
         with pytest.raises((AssertionError, LmkitError)):
-            assert checked(gpu, path) == tokens
+            assert checked(gpu, path, "recurrent_torch") == tokens

@@ -137,6 +137,17 @@ def test_a_graph_replays_on_the_same_memory(gpu: Gpu) -> None:
     assert y.cpu().tolist() == [11.0] * 4
 
 
+@torch.inference_mode()
+def test_a_view_that_copies_is_a_launch(gpu: Gpu) -> None:
+    """`reshape` of what lies the other way round: without it a graph would read what was there at its capture."""
+    x, graph = torch.zeros(3, 4, device="sim"), Graph()
+    with graph.capture():
+        y = x.T.reshape(12) + 1
+    x.fill_(5.0)
+    graph.replay()
+    assert y.cpu().tolist() == [6.0] * 12
+
+
 def test_a_replaced_input_is_found(gpu: Gpu, platform: GpuPlatform) -> None:
     graphs = platform.graphs(StepLimits(8, 8, 1, 8))
     tokens = torch.arange(4, device="sim")

@@ -43,13 +43,9 @@ class LatentPlan:
 
 
 class LatentPlanner:
-    """As FlashInferPlanner, but not captured yet.
+    """As FlashInferPlanner; a step of decode rows alone has a wrapper for each number of rows here, too."""
 
-    Its wrappers are made for it, and what a launch reads stays where it is; but on the simulated device graphs of a
-    whole model gave other tokens than the CPU, and why is not known.
-    """
-
-    capture = "none"
+    capture = "decode"
 
     def __init__(self, need: AttnNeed, limits: StepLimits, platform: Platform, workspace: Tensor, kernels: str) -> None:
         from flashinfer import mla

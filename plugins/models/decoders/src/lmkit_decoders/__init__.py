@@ -53,6 +53,7 @@ _HOME = {
     "MAMBA": "mixers",
     "Mamba": "mamba",
     "Mamba2": "mamba",
+    "TorchRecurrentOps": "recurrent",
     "selective_scan": "selective",
     "ssd": "selective",
     "causal_conv1d": "linear_attention",

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lmkit_decoders.describe import DecoderConfig
-from lmkit_decoders.linear_attention import causal_conv1d, gated_delta_rule
 from lmkit_decoders.mlp import Specs
+from lmkit_decoders.recurrent import recurrent_ops
 
 
 class Conv1d(nn.Module):
@@ -23,16 +23,16 @@ class Conv1d(nn.Module):
     """
 
     def __init__(
-        self, channels: int, width: int, dtype: torch.dtype, bias: bool = False, parts: Mapping[str, int] | None = None
+        self, channels: int, width: int, ctx: BuildContext, bias: bool = False, parts: Mapping[str, int] | None = None
     ) -> None:
         super().__init__()
-        self.parts = {"weight": parts} if parts else {}
+        self.parts, self.ops, dtype = {"weight": parts} if parts else {}, recurrent_ops(ctx), ctx.dtype
         self.weight = nn.Parameter(torch.empty(channels, 1, width, dtype=dtype), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(channels, dtype=dtype), requires_grad=False) if bias else None
 
     def forward(self, h: Tensor, state: Tensor, x: StepInputs) -> Tensor:
         assert x.state is not None
-        return causal_conv1d(h, self.weight[:, 0], self.bias, state, x.state)
+        return self.ops.causal_conv1d(h, self.weight[:, 0], self.bias, state, x.state)
 
 
 class GatedDeltaNet(nn.Module):
@@ -47,7 +47,7 @@ class GatedDeltaNet(nn.Module):
         self.beta = given["beta"]
         self.qkvz, self.ba, self.o = (ctx.linear(specs[f"{path}.{name}"]) for name in ("qkvz", "ba", "o"))
         parts = {"q": self.k_size, "k": self.k_size, "v": self.v_size}
-        self.conv = Conv1d(sum(parts.values()), given["width"], ctx.dtype, parts=parts)
+        self.conv, self.ops = Conv1d(sum(parts.values()), given["width"], ctx, parts=parts), recurrent_ops(ctx)
         self.A_log = nn.Parameter(torch.empty(self.v_heads, dtype=torch.float32), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.empty(self.v_heads, dtype=torch.float32), requires_grad=False)
         self.norm = cast("Norm", ctx.norm(given["v_dim"], given["eps"]))
@@ -59,7 +59,7 @@ class GatedDeltaNet(nn.Module):
         qkv = F.silu(self.conv(qkv, state["conv"], x))
         q, k, v = qkv.split((self.k_size, self.k_size, self.v_size), dim=-1)
         b, a = self.ba(h).float().chunk(2, dim=-1)
-        y = gated_delta_rule(
+        y = self.ops.gated_delta_rule(
             q.unflatten(1, (self.k_heads, -1)),
             k.unflatten(1, (self.k_heads, -1)),
             v.unflatten(1, (self.v_heads, -1)),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lmkit_decoders.delta import Conv1d
 from lmkit_decoders.describe import DecoderConfig
 from lmkit_decoders.mlp import Specs
-from lmkit_decoders.selective import selective_scan, ssd
+from lmkit_decoders.recurrent import recurrent_ops
 
 
 class GatedNorm(nn.Module):
@@ -47,10 +47,11 @@ class Mamba(nn.Module):
         super().__init__()
         assert cfg.mixer is not None
         given, self.layer, path = cfg.mixer.options, layer, cfg.mixer_path(layer)
+        self.ops = recurrent_ops(ctx)
         self.sizes = given["rank"], given["state_size"], given["state_size"]
         names = "in_proj", "x_proj", "dt_proj", "out_proj"
         self.in_proj, self.x_proj, self.dt_proj, self.out_proj = (ctx.linear(specs[f"{path}.{n}"]) for n in names)
-        self.conv = Conv1d(given["size"], given["width"], ctx.dtype, given["conv_bias"])
+        self.conv = Conv1d(given["size"], given["width"], ctx, given["conv_bias"])
         self.A = nn.Parameter(torch.empty(given["size"], given["state_size"], dtype=torch.float32), requires_grad=False)
         self.D = nn.Parameter(torch.empty(given["size"], dtype=torch.float32), requires_grad=False)
         norms: list[Any] = [nn.Identity()] * 3
@@ -66,7 +67,7 @@ class Mamba(nn.Module):
         dt, b, c = self.x_proj(y).split(self.sizes, dim=-1)
         dt = F.softplus(self.dt_proj(self.dt_norm(dt).contiguous()).float())
         b, c = self.b_norm(b).float(), self.c_norm(c).float()
-        y = selective_scan(y.float(), dt, self.A, b, c, self.D, state["ssm"], x.state)
+        y = self.ops.selective_scan(y.float(), dt, self.A, b, c, self.D, state["ssm"], x.state)
         return self.out_proj((y * F.silu(gate.float())).to(h.dtype))
 
 
@@ -77,11 +78,12 @@ class Mamba2(nn.Module):
         super().__init__()
         assert cfg.mixer is not None
         given, self.layer, path = cfg.mixer.options, layer, cfg.mixer_path(layer)
+        self.ops = recurrent_ops(ctx)
         self.heads, self.groups, self.limits = given["heads"], given["groups"], tuple(given["dt_limits"])
         size, bc = given["heads"] * given["head_dim"], given["groups"] * given["state_size"]
         self.split, self.mixed = (size, size + 2 * bc, given["heads"]), (size, bc, bc)
         self.in_proj, self.out_proj = ctx.linear(specs[f"{path}.in_proj"]), ctx.linear(specs[f"{path}.out_proj"])
-        self.conv = Conv1d(size + 2 * bc, given["width"], ctx.dtype, given["conv_bias"])
+        self.conv = Conv1d(size + 2 * bc, given["width"], ctx, given["conv_bias"])
         self.A, self.D, self.dt_bias = (
             nn.Parameter(torch.empty(self.heads, dtype=torch.float32), requires_grad=False) for _ in range(3)
         )
@@ -94,7 +96,7 @@ class Mamba2(nn.Module):
         y, b, c = F.silu(self.conv(mixed, state["conv"], x)).float().split(self.mixed, dim=-1)
         y, b, c = y.unflatten(1, (self.heads, -1)), b.unflatten(1, (self.groups, -1)), c.unflatten(1, (self.groups, -1))
         dt = F.softplus(dt.float() + self.dt_bias).clamp(*self.limits)
-        y = ssd(y, dt, self.A, b, c, self.D, state["ssm"], x.state)
+        y = self.ops.ssd(y, dt, self.A, b, c, self.D, state["ssm"], x.state)
         return self.out_proj(self.norm(y.flatten(1), gate))
 
     def project(self, h: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class RecurrentBlock(nn.Module):
         width, taps, heads = cfg.mixer.options["width"], cfg.mixer.options["taps"], cfg.num_q_heads
         self.layer, self.act, self.rows = layer, cfg.activation, ctx.rows
         self.xy, self.o = (ctx.linear(specs[f"layers.{layer}.attn.{name}"]) for name in ("xy", "o"))
-        self.conv = Conv1d(width, taps, ctx.dtype, bias=True)
+        self.conv = Conv1d(width, taps, ctx, bias=True)
         for name in ("input", "recurrent"):
             weight = torch.empty(heads, width // heads, width // heads, dtype=ctx.dtype)
             bias = torch.empty(heads, width // heads, dtype=ctx.dtype)

@@ -23,7 +23,7 @@ class DeltaAttention(nn.Module):
         self.qkv, self.low, self.f, self.g, self.o = (
             ctx.linear(specs[f"{path}.{name}"]) for name in ("qkv", "low", "f", "g", "o")
         )
-        self.conv = Conv1d(3 * size, given["width"], ctx.dtype, parts=dict.fromkeys("qkv", size))
+        self.conv = Conv1d(3 * size, given["width"], ctx, parts=dict.fromkeys("qkv", size))
         self.A_log = nn.Parameter(torch.empty(self.heads, dtype=torch.float32), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
         self.norm = cast("Norm", ctx.norm(self.head_dim, cfg.norm_eps))

@@ -56,13 +56,14 @@ class Builder:
         strict: frozenset[str] = frozenset(),
         collectives: Collectives | None = None,
         rows: RowOps | None = None,
+        recurrent: Any = None,
         cache: tuple[ModelInfo, int] | None = None,
     ) -> None:
         self.info, self.dtype, self.device = info, dtype, device
         self.kernels, self.scheme, self.strict = kernels, scheme, strict
         self.collectives = collectives
         self.tp_rank, self.tp_size = (collectives.rank, collectives.size) if collectives else (0, 1)
-        self.rows = rows or TorchRowOps()
+        self.rows, self.recurrent = rows or TorchRowOps(), recurrent
         self._remarks: dict[str, list[str]] = {}  # what is said of linears -> their names
         self.backend = attention
         quantizable = {spec.name for spec in info.linears if not (online and spec.dense)}

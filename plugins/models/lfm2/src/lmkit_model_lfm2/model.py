@@ -15,7 +15,7 @@ class ShortConv(nn.Module):
         assert cfg.mixer is not None
         given, self.layer = cfg.mixer.options, layer
         self.in_proj = ctx.linear(specs[f"layers.{layer}.attn.in_proj"])
-        self.conv = Conv1d(cfg.hidden_size, given["width"], ctx.dtype, given["bias"])
+        self.conv = Conv1d(cfg.hidden_size, given["width"], ctx, given["bias"])
         self.out_proj = ctx.linear(specs[f"layers.{layer}.attn.out_proj"])
 
     def forward(self, h: Tensor, angles: object, x: StepInputs) -> Tensor:

@@ -53,3 +53,12 @@ def lmkit_ops() -> Iterable[OpSpec]:
         capability=Range((8, 0), None),
         bits=8,
     )
+    yield OpSpec(
+        name="recurrent_triton",
+        summary="Scans, delta rules and convolutions of recurrent layers by Triton kernels: one launch, or two",
+        target="lmkit_op_triton.recurrent:TritonRecurrentOps",
+        requires=("triton>=3.2",),
+        tier=Tier.OPTIMIZED,
+        op="recurrent",
+        platforms=("cuda", "rocm"),
+    )

@@ -29,7 +29,6 @@ from lmkit.api import (
     Progress,
     QuantScheme,
     ResolvedPlan,
-    RowOps,
     SelectionError,
     TensorEntry,
     UnsupportedModel,
@@ -159,7 +158,8 @@ def make_builder(
         online=declared is None,
         strict=frozenset(c.component for c in ops if c.why == "explicit"),
         collectives=collectives,
-        rows=_row_ops(resolved, dtype),
+        rows=_operators(resolved, "rowwise", dtype),
+        recurrent=_operators(resolved, "recurrent", dtype),
         cache=cache,
     )
 
@@ -183,10 +183,10 @@ def _attention(resolved: ResolvedPlan, info: ModelInfo) -> AttentionBackend | No
     return backend
 
 
-def _row_ops(resolved: ResolvedPlan, dtype: str) -> RowOps | None:
-    """The first of the chosen row-wise operators that runs here."""
-    found = (make(c) for c in resolved.choices if c.kind == "op" and c.component == "rowwise")
-    return next((rows for rows in found if rows.can_run(dtype, resolved.device) is None), None)
+def _operators(resolved: ResolvedPlan, op: str, dtype: str) -> Any:
+    """The first of the chosen sets of such operators that runs here."""
+    found = (make(c) for c in resolved.choices if c.kind == "op" and c.component == op)
+    return next((ops for ops in found if ops.can_run(dtype, resolved.device) is None), None)
 
 
 # ---------------------------------------------------------------------------------------------------- places
