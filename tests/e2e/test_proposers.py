@@ -204,11 +204,11 @@ def stale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def misplaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses stand one place behind where they belong."""
-    from lmkit_worker.inputs import InputBuilder
+    from lmkit_worker.ahead import Ahead
 
-    one_each = InputBuilder.one_each
+    begin = Ahead.begin
     monkeypatch.setattr(
-        InputBuilder, "one_each", lambda self, slots, positions, graphs: one_each(self, slots, positions - 1, graphs)
+        Ahead, "begin", lambda self, slots, positions, *others: begin(self, slots, positions - 1, *others)
     )
 
 

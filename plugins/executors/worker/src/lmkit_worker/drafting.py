@@ -87,11 +87,10 @@ class Drafting:
         if not self._num_layers:
             return found.tolist()
         if not self.reads_hidden:
-            found = found[:, :0]
             last = self._rows.tokens[slots, known - 1].astype(np.int64)
             self._keep("ids", torch.from_numpy(last).to(hidden.device))
-        num = int(left.max()) - found.shape[1]
-        guesses = found.tolist()
+        guesses = found.tolist() if self.reads_hidden else [[] for _ in asked]
+        num = int(left.max()) - self.reads_hidden
         if num > 0:
             x = self._ahead.begin(slots, known - 1, places, num, self._kept["ids"][: len(slots)])
             x.embeds = self._kept["state"][: len(slots)] if self.reads_hidden else None
