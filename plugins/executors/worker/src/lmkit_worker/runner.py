@@ -112,7 +112,9 @@ class Runner:
         else:
             vocab_size = loaded.info.vocab_size
             sampler = Sampler(limits.max_rows, vocab_size, eos_token_ids, processors, loaded.rows)
-            source = self._source(loaded, proposer, platform.graphs(limits), max_drafts) if proposer is not None else None
+            source = (
+                self._source(loaded, proposer, platform.graphs(limits), max_drafts) if proposer is not None else None
+            )
             proposals = Proposals(source, self.rows, max_drafts, vocab_size) if source is not None else None
             self.head = TokenHead(sampler, self.rows, self._logits, seed, proposals)
         self.platform = platform
