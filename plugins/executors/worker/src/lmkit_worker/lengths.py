@@ -43,7 +43,7 @@ class Costs:
         is, as if reading weights took all the time for more guesses, and arithmetic for fewer."""
         guessed = (1 + GUESS * SIZES) * np.maximum(1.0, (num_rows + SIZES) / TOKENS)
         kind = self._kinds.get(_bucket(num_rows))
-        known = np.flatnonzero(kind[2] > 2) if kind is not None else []
+        known = np.flatnonzero(kind[2] > 2) if kind is not None else np.empty(0, np.int64)
         if kind is None or not len(known):
             return guessed
         nearest = known[np.abs(known - np.arange(len(SIZES))[:, None]).argmin(1)]
