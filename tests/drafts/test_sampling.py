@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import SampleContext, SamplingParams
 from lmkit_testing.toy_engine import EOS, MAX_LENGTH, ManyWays, ToyEngine
-from lmkit_worker import heads, proposals
+from lmkit_worker import heads
+from lmkit_worker.lengths import Lengths
 from lmkit_worker.sampling import accept, sampler
 from lmkit_worker.sampling.counts import TokenCounts
 from lmkit_worker.sampling.noise import uniform
@@ -207,7 +208,7 @@ def fits(seen: Mapping[tuple[int, ...], int], wanted: Mapping[tuple[int, ...], f
 
 def drawn(name: str, proposer: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ToyEngine, Counter, SamplingParams]:
     """NUM_DRAWS answers with seeds of their own."""
-    monkeypatch.setattr(proposals, "TOKENS", 1 << 10)  # rows do not share: many are drawn at once
+    monkeypatch.setattr(Lengths, "choose", lambda self, slots: [PLACES] * len(slots))  # many are drawn at once
     base = {"ignore_eos": True, "max_tokens": PLACES + 2, **PARAMS[name]}  # guesses reach beyond what is compared
     asked = [SamplingParams(seed=seed, **base) for seed in range(NUM_DRAWS)]
     engine = ToyEngine(SMALL, proposer, PLACES, max_rows=32, processors={"lifts_last": LiftsLast()})

@@ -52,6 +52,12 @@ class Broken:
 """
 
 
+@pytest.fixture(autouse=True)
+def _stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are counted here: how many tokens are guessed must not depend on how fast the machine is."""
+    monkeypatch.setattr("lmkit_worker.proposals.clock", lambda: 0.0)
+
+
 def answers(**options: Any) -> tuple[list[Any], Any]:
     llm = LLM("demo", **options)
     found = [
@@ -149,7 +155,7 @@ def test_what_a_proposer_cannot_serve_is_refused() -> None:
 
 CHATS = [
     [{"role": "user", "content": text}]
-    for text in ("What is 17 + 25?", "Sort these words: pear, apple, fig, plum", "Reverse this list: one, two, three")
+    for text in ("Count from 3 to 20", "Sort these words: pear, apple, fig, plum", "What is lmkit?")
 ]
 
 
@@ -204,11 +210,11 @@ def stale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def misplaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses stand one place behind where they belong."""
-    from lmkit_worker.inputs import InputBuilder
+    from lmkit_worker.ahead import Ahead
 
-    one_each = InputBuilder.one_each
+    begin = Ahead.begin
     monkeypatch.setattr(
-        InputBuilder, "one_each", lambda self, slots, positions, graphs: one_each(self, slots, positions - 1, graphs)
+        Ahead, "begin", lambda self, slots, positions, *others: begin(self, slots, positions - 1, *others)
     )
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class AttnPlanner(Protocol):
-    capture: Literal["none", "decode", "any"]  # what may be inside a captured graph
+    capture: Literal["none", "decode", "any"]  # what may be inside a captured graph; with "any", `plan` too
 
     def plan(self, batch: AttnBatch) -> AttnPlan:
         """Host work happens only here. May keep references to the batch's buffers until the next `plan`."""

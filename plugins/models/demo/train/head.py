@@ -8,8 +8,11 @@ the model's hidden states and then from its own, which is what it gets when it g
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -17,12 +20,13 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from train.data import Mix, batches
+from train.data import PROMPT_WEIGHT, Batch, Mix, Renderer, batches, make_chat, pack
 from train.model import DemoModel, Layer, ModelConfig, block_causal_mask, rotary_tables
 from train.train import batch_tensors, learning_rate_factor
 
 FEATURE_WEIGHT = 0.1  # of the distance between hidden states, beside that between distributions
-FADING = 0.7  # weight of each further guess in a row
+FADING = 0.8  # weight of each further guess in a row
+LONGEST_REPLY = 160  # tokens
 
 
 class Head(nn.Module):
@@ -73,6 +77,37 @@ def head_loss(head: Head, model: DemoModel, batch: dict[str, Tensor], depth: int
     return total, torch.stack(agreed)
 
 
+def replies(model: Path, tokenizer: Tokenizer, num: int, seed: int, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Tokens and weights of `num` chats whose last reply the model wrote, half of them at temperature 1."""
+    from lmkit import LLM, SamplingParams
+
+    rng, renderer, prompts = Random(seed), Renderer(), []
+    while len(prompts) < num:
+        chat = make_chat(rng, False, Mix())
+        messages = chat.messages()
+        asked = max(i for i, message in enumerate(messages) if message["role"] == "user")
+        prompts.append(renderer.prompt(messages[: asked + 1], chat.tools, chat.thinking))
+    encoded = [e.ids for e in tokenizer.encode_batch(prompts)]
+    encoded = [ids for ids in encoded if len(ids) + LONGEST_REPLY < length]
+    params = [SamplingParams(max_tokens=LONGEST_REPLY, temperature=i % 2, seed=seed + i) for i in range(len(encoded))]
+    found = []
+    for ids, answer in zip(encoded, LLM(str(model)).generate(encoded, params), strict=True):
+        written = answer.outputs[0].token_ids
+        weights = [PROMPT_WEIGHT] * len(ids) + [1.0] * len(written)
+        found.append((np.array([*ids, *written]), np.array(weights, np.float32)))
+    return found
+
+
+def reply_batches(chats: list, seed: int, num_rows: int, length: int) -> Iterator[Batch]:
+    """Endless batches of `chats`, in another order each time."""
+    rng, waiting = Random(seed), []
+    while True:
+        while sum(len(tokens) for tokens, _ in waiting) < num_rows * length * 1.3:
+            waiting += rng.sample(chats, min(64, len(chats)))
+        batch, waiting = pack(waiting, num_rows, length)
+        yield batch
+
+
 def write_head(head: Head, config: dict, out: Path) -> None:
     """The folder that `lmkit serve --proposer eagle` reads."""
     out.mkdir(parents=True, exist_ok=True)
@@ -104,7 +139,12 @@ def train(arguments: argparse.Namespace) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return head_loss(head, model, batch, arguments.depth)
 
-    source = batches(tokenizer, Mix(), arguments.seed, arguments.rows, arguments.length)
+    sizes = arguments.rows, arguments.length
+    source = batches(tokenizer, Mix(), arguments.seed, *sizes)
+    if arguments.replies:
+        own = replies(arguments.model, tokenizer, arguments.replies, arguments.seed, arguments.length)
+        given, written = source, reply_batches(own, arguments.seed, *sizes)
+        source = (batch for pair in zip(given, written, strict=False) for batch in pair)
     average, started = torch.zeros(arguments.depth), time.monotonic()
     bar = tqdm(range(arguments.steps), unit="step", mininterval=10)
     for step in bar:
@@ -139,7 +179,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="end earlier after that time")
     parser.add_argument("--rows", type=int, default=8, help="rows per step")
     parser.add_argument("--length", type=int, default=512, help="tokens per row")
-    parser.add_argument("--depth", type=int, default=3, help="guesses in a row")
+    parser.add_argument("--depth", type=int, default=8, help="guesses in a row")
+    parser.add_argument("--replies", type=int, default=0, help="chats answered by the model itself: every other batch")
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--warmup", type=int, default=30)
     parser.add_argument("--decay", type=float, default=0.5, help="share of the steps over which the rate falls to zero")

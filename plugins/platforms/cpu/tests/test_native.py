@@ -227,6 +227,29 @@ def test_decode_steps_are_captured_once_per_number_of_rows(native: Native) -> No
     assert calls == [1, 3, 4, 5, 2], "too many rows, or a step that must not be captured: run directly"
 
 
+def test_what_moves_rows_is_recorded_and_does_what_torch_does(native: Native) -> None:
+    def forward(x: StepInputs) -> Tensor:
+        h = x.token_ids.view(torch.float32).view(-1, 2)
+        wide = torch.cat((h, h + h.clone()), -1)
+        picked = wide[x.logits_rows]
+        kept[: len(picked)].copy_(picked[:, 1])
+        at = wide.argmax(-1, keepdim=True)
+        return torch.cat((picked, table[at[:, 0]].unsqueeze(1)), 1)
+
+    graphs, buffer, rows = CpuGraphs(native, 4), torch.zeros(4, dtype=torch.int64), torch.tensor([3, 0, 2, 1])
+    table, kept = torch.randn(4), torch.zeros(4)
+    x = StepInputs(buffer, buffer, [SimpleNamespace(slots=buffer)], [], rows, capture=True)
+    with torch.inference_mode():
+        for _ in range(3):
+            buffer.view(torch.float32).copy_(torch.randn(8))
+            rows.copy_(torch.randperm(4))
+            found, left = graphs.run(forward, x).clone(), kept.clone()
+            assert torch.equal(found, forward(x))
+            assert torch.equal(left, kept)
+    assert graphs.refused is None
+    assert len(graphs.graphs) == 1
+
+
 def test_temporaries_share_memory_as_they_did_when_recorded(native: Native) -> None:
     graphs = CpuGraphs(native, 4)
 

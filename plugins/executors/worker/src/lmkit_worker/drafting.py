@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
+from lmkit_worker.ahead import Ahead
+
 if TYPE_CHECKING:
-    from lmkit.api import Graphs, Proposer, StepInputs, StepResult
+    from lmkit.api import Graphs, ModelInfo, Proposer, StepInputs, StepResult
     from lmkit_layers.drafts import DraftProposer
     from torch import Tensor
 
@@ -51,17 +54,22 @@ class Drafting:
 
     The first pass writes the draft's keys and values of the step's tokens, whoever is asked: what the prefix cache
     finds later has them. Those of guesses are written behind, as far as the row has blocks, and again when they are
-    known.
+    known. Both passes may be graphs: what they read lies where it lay.
     """
 
     def __init__(
-        self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder, graphs: Graphs, num_layers: int
-    ) -> None:
-        """`num_layers` of the draft; `graphs` are its own."""
+        self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder, graphs: Graphs, draft: ModelInfo,
+        most: int,
+    ) -> None:  # fmt: skip
+        """`draft`: what runs; `graphs` are its own; `most` guesses of a row."""
         self.proposer, self.name, self.reads_hidden = proposer, type(proposer).__name__, proposer.reads_hidden
-        self._rows, self._inputs, self._graphs, self._num_layers = rows, inputs, graphs, num_layers
+        self._rows, self._inputs, self._graphs = rows, inputs, graphs
+        self._num_layers, self._size = len(draft.layers), draft.hidden_size
         self._sizes = [spec.block_size for spec in inputs.specs]
-        self._entering: dict[int, Tensor] = {}  # by number of tokens, where graphs expect it
+        self._ahead = Ahead(inputs, most)
+        self._chains = [partial(self._chain, num) for num in range(most + 1)]
+        self._follows = self._read  # one object, of which graphs are captured
+        self._kept: dict[str, Tensor] = {}  # what graphs read and leave, by name
 
     def guess(
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
@@ -71,71 +79,71 @@ class Drafting:
         known = self._rows.num_tokens[slots]
         starts = np.array([work.start for work in step.plan.rows], np.int64)
         firsts = np.cumsum([0, *(work.num_tokens for work in step.plan.rows)])[:-1]
-        state = self._follow(step, hidden, (firsts - starts)[list(asked)] + known - 2)
+        found = self._follow(step, hidden, (firsts - starts)[list(asked)] + known - 2)
         if not asked:
             return []
-        room = np.array([self._rows.room(slot, self._sizes) for slot in slots.tolist()]) - known + 1
-        left = np.minimum(most, np.maximum(room + self.reads_hidden, 0))
-        active = np.flatnonzero(left) if self._num_layers else np.arange(len(asked))
-        found: list[tuple[np.ndarray, Tensor]] = []
-        num = 0  # guessed of each row
-        if not self.reads_hidden and len(active):
-            last = self._rows.tokens[slots[active], known[active] - 1].astype(np.int64)
-            state = self._next(slots[active], known[active] - 1, torch.from_numpy(last).to(hidden.device), None)
-        while len(active):
-            ids = self.proposer.guess(state)
-            found.append((active, ids))
-            num += ids.shape[1]
-            keep = left[active] > num
-            if not self._num_layers or not keep.any():
-                break
-            if not keep.all():
-                rows = torch.from_numpy(np.flatnonzero(keep)).to(ids.device)
-                active, ids, state = active[keep], ids[rows], state[rows]
-            state = self._next(slots[active], known[active] - 1 + num - self.reads_hidden, ids[:, -1], state)
-        return _by_row(found, len(asked))
+        places = np.array([self._rows.room(slot, self._sizes) for slot in slots.tolist()])
+        left = np.minimum(most, np.maximum(places - known + 1 + self.reads_hidden, 0))
+        if not self._num_layers:
+            return found.tolist()
+        if not self.reads_hidden:
+            last = self._rows.tokens[slots, known - 1].astype(np.int64)
+            self._keep("ids", torch.from_numpy(last).to(hidden.device))
+        guesses = found.tolist() if self.reads_hidden else [[] for _ in asked]
+        num = int(left.max()) - self.reads_hidden
+        if num > 0:
+            x = self._ahead.begin(slots, known - 1, places, num, self._kept["ids"][: len(slots)])
+            x.embeds = self._kept["state"][: len(slots)] if self.reads_hidden else None
+            more = self._graphs.run(self._chains[num], x).tolist()
+            guesses = [a + b for a, b in zip(guesses, more, strict=True)]
+        return [row[:limit] for row, limit in zip(guesses, left.tolist(), strict=True)]
 
     def _follow(self, step: Step, hidden: Tensor, last: np.ndarray) -> Tensor:
-        """Runs over the step's tokens. The state at `last` [S], the last places of rows whose next token is known."""
+        """Runs over the step's tokens. Guesses [S, K] for the rows whose next token is known, which stand at `last`
+        [S] of the step; none if the proposer reads no hidden states."""
         x, layout = step.inputs, step.layout
         ids = x.token_ids[: len(layout.positions)]
+        rows = torch.from_numpy(last if self.reads_hidden else last[:0]).to(ids.device)
         if self.reads_hidden:
             following = self._rows.tokens[layout.token_slots, layout.positions + 1].astype(np.int64)
             ids = torch.from_numpy(following).to(ids.device)
-        rows = torch.from_numpy(last if self.reads_hidden else last[:0]).to(ids.device)
-        entering = self.proposer.enter(ids, hidden if self.reads_hidden else None)
         if x.capture:
-            return self._graphs.run(self.proposer.state, replace(x, embeds=self._keep(entering, x)))[rows]
-        x = replace(x, token_ids=ids, embeds=entering, logits_rows=rows, only_logits=len(rows) < len(ids))
-        state = self.proposer.state(x)
-        return state if len(state) == len(rows) else state[rows]
+            hidden, rows = self._keep("hidden", hidden) if self.reads_hidden else hidden, self._keep("rows", rows)
+            ids = self._keep("following", ids) if self.reads_hidden else ids
+        some = len(rows) < len(ids) and (len(rows) > 0 or not x.capture)  # what reads no row at all is no operator
+        embeds = hidden if self.reads_hidden else None
+        x = replace(x, token_ids=ids, embeds=embeds, logits_rows=rows, only_logits=some)
+        return self._graphs.run(self._follows, x)
 
-    def _keep(self, entering: Tensor | None, x: StepInputs) -> Tensor | None:
-        """`entering` where graphs expect it."""
-        if entering is None:
-            return None
-        n = len(x.token_ids)
-        kept = self._entering.get(n)
+    def _chain(self, num: int, x: StepInputs) -> Tensor:
+        """Guesses [R, num], of `num` steps that follow one another."""
+        found = []
+        for i in range(num):
+            if i:
+                self._ahead.advance(x, i)
+            found.append(self._read(x))
+        return torch.cat(found, 1)
+
+    def _read(self, x: StepInputs) -> Tensor:
+        """One pass. The guesses [S, K] for `x.logits_rows`; what the next goes on from is kept."""
+        x = replace(x, embeds=self.proposer.enter(x.token_ids, x.embeds))
+        num, state = len(x.logits_rows), self.proposer.state(x)
+        if not num:
+            return x.token_ids[:0].view(0, 1)
+        if len(state) != num:
+            state = state[x.logits_rows]
+        ids = self.proposer.guess(state)
+        if self._num_layers:
+            self._keep("ids", ids[:, -1])
+            self._keep("state", state)
+        return ids
+
+    def _keep(self, name: str, values: Tensor) -> Tensor:
+        """`values` [N, ...] where graphs expect them."""
+        kept = self._kept.get(name)
         if kept is None:
-            kept = self._entering[n] = entering.new_zeros(n, entering.shape[1])
-        kept[: len(entering)].copy_(entering)
-        return kept
-
-    def _next(self, slots: np.ndarray, positions: np.ndarray, ids: Tensor, state: Tensor | None) -> Tensor:
-        """The state [R, D] after one more token `ids` [R] of each row, at `positions`."""
-        n, x = len(slots), self._inputs.one_each(slots, positions, self._graphs)
-        x.token_ids[:n].copy_(ids)
-        x.embeds = self._keep(self.proposer.enter(ids, state), x)
-        return self._graphs.run(self.proposer.state, x)[:n]
-
-
-def _by_row(found: Sequence[tuple[np.ndarray, Tensor]], num_rows: int) -> list[list[int]]:
-    """The guesses [A, K] of each round, of the rows that were active in it, as one list for each row."""
-    guesses: list[list[int]] = [[] for _ in range(num_rows)]
-    if not found:
-        return guesses
-    flat, at = torch.cat([ids.flatten() for _, ids in found]).tolist(), 0
-    for active, ids in found:
-        for row in active.tolist():
-            guesses[row] += flat[at : (at := at + ids.shape[1])]
-    return guesses
+            limits = self._inputs.limits
+            num = limits.max_tokens if name in ("hidden", "following") else limits.max_rows
+            kept = self._kept[name] = values.new_zeros(num, *values.shape[1:])
+        kept[: len(values)].copy_(values)
+        return kept[: len(values)]

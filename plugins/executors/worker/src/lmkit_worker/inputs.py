@@ -178,14 +178,6 @@ class InputBuilder:
             layout,
         )  # fmt: skip
 
-    def one_each(self, slots: np.ndarray, positions: np.ndarray, graphs: Graphs) -> StepInputs:
-        """One token for each of `slots` [R] at `positions` [R], of which only the device knows: `token_ids` are the
-        caller's to fill. The step before is over."""
-        n, each = len(slots), self.arange[: len(slots)]
-        ends = positions + 1
-        layout = Layout(slots, positions, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
-        return self._inputs(slots, layout, ends, graphs if self.capturable else None)
-
     def _inputs(self, slots: np.ndarray, layout: Layout, ends: np.ndarray, graphs: Graphs | None) -> StepInputs:
         """What a model reads, of token ids that stand in their buffer. Plans attention for each KV group.
 

@@ -1,11 +1,14 @@
-"""How many tokens of each row are guessed, and by whom."""
+"""Who guesses tokens, how many of each row, and what guessing costs."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
 from lmkit.api import PluginError
+
+from lmkit_worker.lengths import Lengths
 
 if TYPE_CHECKING:
     from lmkit.api import StepResult
@@ -15,39 +18,44 @@ if TYPE_CHECKING:
     from lmkit_worker.inputs import Step
     from lmkit_worker.rows import RowTable
 
-TOKENS = 12  # of a step, guesses included, up to which a token more takes a processor hardly longer
-FIRST = 4  # guesses for a row of which nothing is known yet
-LONGEST_PAUSE = 64  # steps
+
+def clock() -> float:
+    """Seconds. A test that counts steps stops it: nothing is measured then."""
+    return time.perf_counter()
 
 
 class Proposals:
-    """Asks the proposer for as many tokens of a row as lately came true.
+    """Asks the proposer for as many tokens of each row as `Lengths` says, and measures steps for it.
 
-    When all guesses of a row were right, it gets twice as many the next time; otherwise one more than were right. A row
-    whose guesses were all wrong gets none for a step, then for 3, 7, up to LONGEST_PAUSE. Rows share TOKENS: in a
-    step with many rows no token is guessed.
+    A step takes the time between two calls that follow one another with the same rows: the guessing after the step
+    before, what the engine does, and the step itself. A step with a prompt in it, or new rows, says nothing.
     """
 
-    def __init__(self, source: Source, rows: RowTable, most: int, vocab_size: int) -> None:
-        """`most`: guesses per row and step."""
-        self.source, self._most, self._vocab_size = source, most, vocab_size
-        self._reach = np.full(rows.max_rows, FIRST, np.int64)
-        self._pause = np.zeros(rows.max_rows, np.int64)  # steps until the row is asked again
-        self._missed = np.zeros(rows.max_rows, np.int64)  # times in a row that all guesses were wrong
+    def __init__(
+        self, source: Source, rows: RowTable, most: int, vocab_size: int, now: Callable[[], float] | None = None
+    ) -> None:
+        """`most`: guesses per row and step. `now`: seconds on a clock."""
+        self.source, self._vocab_size = source, vocab_size
+        self.lengths = Lengths(rows.max_rows, most)
+        self._now = now or (lambda: clock())
+        self._before: tuple[list[int], float] = [], 0.0  # slots of the step before, and when it was over
 
     def add(self, slot: int) -> None:
-        self._reach[slot], self._pause[slot], self._missed[slot] = FIRST, 0, 0
+        self.lengths.add(slot)
+        self._before = [], 0.0
 
     def fill(self, step: Step, hidden: Tensor, result: StepResult) -> None:
         """Puts the guesses for the next step into `result.drafts`, after the tokens of this one."""
         rows = [row for row in step.sample_rows.tolist() if result.tokens[row]]
         slots = [int(step.slots[row]) for row in rows]
-        for row, slot in zip(rows, slots, strict=True):
-            self._learn(slot, len(step.plan.rows[row].drafts), len(result.tokens[row]) - 1)
-        share = TOKENS // len(rows) - 1 if rows else 0
-        asked = [i for i, slot in enumerate(slots) if not self._pause[slot]] if share > 0 else []
-        self._pause[slots] = np.maximum(self._pause[slots] - 1, 0)
-        most = [min(share, self._most, int(self._reach[slots[i]])) for i in asked]
+        work = [step.plan.rows[row] for row in rows]
+        num_drafts = [len(w.drafts) for w in work]
+        self._measure(step, slots, sum(num_drafts))
+        for row, slot, num in zip(rows, slots, num_drafts, strict=True):
+            self.lengths.learn(slot, num, len(result.tokens[row]) - 1)
+        chosen = self.lengths.choose(slots) if slots else []
+        asked = [i for i, num in enumerate(chosen) if num]
+        most = [chosen[i] for i in asked]
         guesses = self.source.guess(step, hidden, result, [rows[i] for i in asked], most)
         if not asked:
             return
@@ -57,10 +65,10 @@ class Proposals:
             if not all(0 <= token < self._vocab_size for token in drafts):
                 raise PluginError(f"{self.source.name} guessed {drafts}: one is no token")
 
-    def _learn(self, slot: int, num_drafts: int, num_right: int) -> None:
-        if not num_drafts:
-            return
-        self._missed[slot] = 0 if num_right else self._missed[slot] + 1
-        self._pause[slot] = min(2 ** int(self._missed[slot]) - 1, LONGEST_PAUSE)
-        right = num_right == num_drafts
-        self._reach[slot] = min(2 * num_drafts if right else num_right + 1, self._most)
+    def _measure(self, step: Step, slots: list[int], num_drafts: int) -> None:
+        now = self._now()
+        before, since = self._before
+        self._before = slots, now
+        alone = len(step.layout.positions) == len(slots) + num_drafts == len(step.plan.rows) + num_drafts
+        if slots and slots == before and alone and now > since:
+            self.lengths.costs.learn(len(slots), num_drafts, now - since)

@@ -112,7 +112,9 @@ class Runner:
         else:
             vocab_size = loaded.info.vocab_size
             sampler = Sampler(limits.max_rows, vocab_size, eos_token_ids, processors, loaded.rows)
-            source = self._source(loaded, proposer, platform.graphs(limits)) if proposer is not None else None
+            source = (
+                self._source(loaded, proposer, platform.graphs(limits), max_drafts) if proposer is not None else None
+            )
             proposals = Proposals(source, self.rows, max_drafts, vocab_size) if source is not None else None
             self.head = TokenHead(sampler, self.rows, self._logits, seed, proposals)
         self.platform = platform
@@ -201,10 +203,10 @@ class Runner:
 
     # ------------------------------------------------------------------------------------------- details
 
-    def _source(self, loaded: LoadedModel, proposer: Any, graphs: Graphs) -> Source:
+    def _source(self, loaded: LoadedModel, proposer: Any, graphs: Graphs, max_drafts: int) -> Source:
         if loaded.draft is None:
             return Texts(proposer, self.rows)
-        return Drafting(proposer, self.rows, self.inputs, graphs, len(loaded.draft.info.layers))
+        return Drafting(proposer, self.rows, self.inputs, graphs, loaded.draft.info, max_drafts)
 
     def _hidden(self, step: Step) -> Tensor:
         hidden = self.graphs.run(self.plain if step.inputs.adapters is None else self.adapters.tables, step.inputs)

@@ -14,6 +14,7 @@ from lmkit.api import StepInputs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lmkit_platform_cpu.moves import MOVES
 from lmkit_platform_cpu.native import Native, Tape
 
 log = logging.getLogger("lmkit.platform.cpu")
@@ -58,7 +59,8 @@ def _aligned(size: int) -> np.ndarray:
 
 
 class Recorder(TorchDispatchMode):
-    """Lets views and allocations through; anything that would compute ends the capture."""
+    """Lets views and allocations through, and records what moves rows; anything else that would compute ends the
+    capture."""
 
     def __init__(self, memory: Memory) -> None:
         super().__init__()
@@ -77,6 +79,11 @@ class Recorder(TorchDispatchMode):
             like = func(*args, **{**kwargs, "device": "meta"})
             if like.is_contiguous():
                 return self.memory.empty(like.shape, like.dtype)
+        if func in MOVES:
+            with self:  # what it allocates is the capture's
+                made = MOVES[func](*args, **kwargs)
+            if made is not None:
+                return made
         raise NotCapturable(f"{func} has no native kernel")
 
 
@@ -101,7 +108,7 @@ class CpuGraphs:
 
     def __init__(self, native: Native, max_rows: int) -> None:
         self.native, self.max_rows = native, min(max_rows, MAX_ROWS)
-        self.graphs: dict[tuple[int, ...], Graph] = {}
+        self.graphs: dict[tuple[object, ...], Graph] = {}  # by what runs, where it reads, and how much
         self.refused: str | None = None  # why the model cannot be captured, once that is known
 
     def num_rows(self, n: int) -> int:
@@ -114,7 +121,8 @@ class CpuGraphs:
         if x.adapters is not None:  # their products have no native kernel
             return forward(x)
         entering = x.token_ids if x.embeds is None else x.embeds
-        key = (entering.data_ptr(), x.positions.data_ptr(), *(plan.slots.data_ptr() for plan in x.attn), num_rows)
+        lengths = num_rows, len(x.logits_rows)
+        key = (forward, entering.data_ptr(), x.positions.data_ptr(), *(p.slots.data_ptr() for p in x.attn), *lengths)
         graph = self.graphs.get(key)
         if graph is None:
             try:

@@ -42,7 +42,7 @@ def lmkit_ops() -> Iterable[OpSpec]:
         platforms=("cpu",),
         formats=frozenset({"plain"}),
         dtypes=frozenset({"bfloat16"}),
-        bits=12.1,
+        bits={"plain": 12.1},
         check="lmkit_platform_cpu.check:vectors",
     )
     yield OpSpec(
@@ -61,6 +61,7 @@ def lmkit_ops() -> Iterable[OpSpec]:
         op="linear",
         platforms=("cpu",),
         formats=frozenset({"int8", "w8a8", "int4", "mxfp4", "nvfp4", "nf4", "fp4"}),
+        bits={"nf4": 4.25, "fp4": 4.25},
         check="lmkit_platform_cpu.check:native",
     )
     yield OpSpec(
