@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lmkit_layers.drafts import DraftProposer
     from torch import Tensor
 
-    from lmkit_worker.inputs import InputBuilder, Step
+    from lmkit_worker.inputs import InputBuilder, Layout, Step
     from lmkit_worker.rows import RowTable
 
 
@@ -23,6 +23,7 @@ class Source(Protocol):
 
     name: str
     reads_hidden: bool  # it needs the hidden states of all tokens of a step
+    branches: bool  # what it guesses is a tree: `StepResult.parents`
 
     def guess(
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
@@ -34,7 +35,7 @@ class Source(Protocol):
 class Texts:
     """A proposer that reads the texts of rows."""
 
-    reads_hidden = False
+    reads_hidden = branches = False
 
     def __init__(self, proposer: Proposer, rows: RowTable) -> None:
         self.proposer, self._rows, self.name = proposer, rows, type(proposer).__name__
@@ -53,6 +54,8 @@ class Drafting:
     finds later has them. Those of guesses are written behind, as far as the row has blocks, and again when they are
     known.
     """
+
+    branches = False
 
     def __init__(
         self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder, graphs: Graphs, num_layers: int
@@ -97,7 +100,10 @@ class Drafting:
 
     def _follow(self, step: Step, hidden: Tensor, last: np.ndarray) -> Tensor:
         """Runs over the step's tokens. The state at `last` [S], the last places of rows whose next token is known."""
-        x, layout = step.inputs, step.layout
+        return self._pass(step.inputs, step.layout, hidden, last)
+
+    def _pass(self, x: StepInputs, layout: Layout, hidden: Tensor, last: np.ndarray) -> Tensor:
+        """Runs over known tokens where `layout` says, of the model's hidden states there [T, H]. As `_follow`."""
         ids = x.token_ids[: len(layout.positions)]
         if self.reads_hidden:
             following = self._rows.tokens[layout.token_slots, layout.positions + 1].astype(np.int64)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from lmkit.api import PluginError
 
+from lmkit_worker.branches import check
+
 if TYPE_CHECKING:
     from lmkit.api import StepResult
     from torch import Tensor
@@ -25,18 +27,19 @@ class Proposals:
 
     When all guesses of a row were right, it gets twice as many the next time; otherwise one more than were right. A row
     whose guesses were all wrong gets none for a step, then for 3, 7, up to LONGEST_PAUSE. Rows share TOKENS: in a
-    step with many rows no token is guessed.
+    step with many rows no token is guessed. Where guesses branch, a row gets its share of them each time.
     """
 
     def __init__(self, source: Source, rows: RowTable, most: int, vocab_size: int) -> None:
         """`most`: guesses per row and step."""
         self.source, self._most, self._vocab_size = source, most, vocab_size
-        self._reach = np.full(rows.max_rows, FIRST, np.int64)
+        self._first = most if source.branches else FIRST
+        self._reach = np.full(rows.max_rows, self._first, np.int64)
         self._pause = np.zeros(rows.max_rows, np.int64)  # steps until the row is asked again
         self._missed = np.zeros(rows.max_rows, np.int64)  # times in a row that all guesses were wrong
 
     def add(self, slot: int) -> None:
-        self._reach[slot], self._pause[slot], self._missed[slot] = FIRST, 0, 0
+        self._reach[slot], self._pause[slot], self._missed[slot] = self._first, 0, 0
 
     def fill(self, step: Step, hidden: Tensor, result: StepResult) -> None:
         """Puts the guesses for the next step into `result.drafts`, after the tokens of this one."""
@@ -54,6 +57,8 @@ class Proposals:
         result.drafts = [[] for _ in step.plan.rows]
         for i, limit, guess in zip(asked, most, guesses, strict=True):
             result.drafts[rows[i]] = drafts = guess[:limit]
+            if result.parents and (why := check(guess, result.parents[rows[i]])):
+                raise PluginError(f"{self.source.name} guessed no tree: {why}")
             if not all(0 <= token < self._vocab_size for token in drafts):
                 raise PluginError(f"{self.source.name} guessed {drafts}: one is no token")
 
@@ -62,5 +67,7 @@ class Proposals:
             return
         self._missed[slot] = 0 if num_right else self._missed[slot] + 1
         self._pause[slot] = min(2 ** int(self._missed[slot]) - 1, LONGEST_PAUSE)
+        if self.source.branches:  # the draft's probabilities say where to go on, and how far
+            return
         right = num_right == num_drafts
         self._reach[slot] = min(2 * num_drafts if right else num_right + 1, self._most)

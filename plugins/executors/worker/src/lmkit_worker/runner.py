@@ -27,6 +27,7 @@ from lmkit_layers.adapters import AdapterBank
 from lmkit_layers.drafts import DraftProposer
 
 from lmkit_worker.blocks import Blocks
+from lmkit_worker.branches import Mover
 from lmkit_worker.drafting import Drafting, Source, Texts
 from lmkit_worker.heads import RowHead, TokenHead
 from lmkit_worker.inputs import InputBuilder, Step
@@ -35,6 +36,7 @@ from lmkit_worker.pooling import RowPooler
 from lmkit_worker.proposals import Proposals
 from lmkit_worker.rows import RowTable
 from lmkit_worker.sampling import Sampler
+from lmkit_worker.trees import TreeDrafting
 
 if TYPE_CHECKING:
     from lmkit.api import AttentionBackend, Event, Graphs, Platform
@@ -114,7 +116,8 @@ class Runner:
             sampler = Sampler(limits.max_rows, vocab_size, eos_token_ids, processors, loaded.rows)
             source = self._source(loaded, proposer, platform.graphs(limits)) if proposer is not None else None
             proposals = Proposals(source, self.rows, max_drafts, vocab_size) if source is not None else None
-            self.head = TokenHead(sampler, self.rows, self._logits, seed, proposals)
+            move = Mover(self.rows, self.blocks, needs, backends)
+            self.head = TokenHead(sampler, self.rows, self._logits, seed, move, proposals)
         self.platform = platform
         self.unread: Unread | None = None  # of the last step, while it is
         self.adapters = AdapterBank(loaded.model, limits.max_rows, device)
@@ -204,7 +207,8 @@ class Runner:
     def _source(self, loaded: LoadedModel, proposer: Any, graphs: Graphs) -> Source:
         if loaded.draft is None:
             return Texts(proposer, self.rows)
-        return Drafting(proposer, self.rows, self.inputs, graphs, len(loaded.draft.info.layers))
+        kind = TreeDrafting if proposer.children else Drafting
+        return kind(proposer, self.rows, self.inputs, graphs, len(loaded.draft.info.layers))
 
     def _hidden(self, step: Step) -> Tensor:
         hidden = self.graphs.run(self.plain if step.inputs.adapters is None else self.adapters.tables, step.inputs)
