@@ -142,7 +142,7 @@ class ToyAttention:
             start = plan.seq_len[row] - (last - first)
             for i in range(last - first):
                 end = start + i + 1
-                seen = range(max(0, end - (plan.need.window or end)), end)
+                seen: Sequence[int] = range(max(0, end - (plan.need.window or end)), end)
                 if plan.tree is not None:
                     seen = [p for p in seen if plan.tree[first + i] >> min(plan.seq_len[row] - 1 - p, 64) & 1]
                 places = [divmod(p, size) for p in seen]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lmkit.api import AttentionBackend, AttnNeed, TreeAttention
 
     from lmkit_worker.blocks import Blocks
-    from lmkit_worker.inputs import Layout
     from lmkit_worker.rows import RowTable
 
 ALL = -1  # bits of AttnBatch.tree, of a token that sees all that is before it
@@ -70,20 +69,21 @@ def seen(parents: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     return depths, bits
 
 
-def branched(layout: Layout, parents: Sequence[Sequence[int]]) -> Layout:
-    """The layout of a step in which the last tokens of some rows are a tree: `parents` [R] of each row's drafts."""
-    if not any(parents):
-        return layout
-    places, positions = layout.positions, layout.positions.copy()
-    tree = np.full(len(places), ALL, np.int64)
+def branched(
+    positions: np.ndarray, query_start: np.ndarray, parents: Sequence[Sequence[int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions [T] and AttnBatch.tree [T] of a step whose tokens stand at the places `positions` [T].
+
+    `parents` [R] of each row's drafts, which are its last tokens.
+    """
+    positions, tree = positions.copy(), np.full(len(positions), ALL, np.int64)
     for row, each in enumerate(parents):
         if each:
-            end = int(layout.query_start[row + 1])
+            end = int(query_start[row + 1])
             first = end - len(each)
             depths, tree[first:end] = seen(each)
             positions[first:end] = positions[first - 1] + depths
-    next_positions = positions[layout.last] + 1
-    return layout._replace(positions=positions, places=places, tree=tree, next_positions=next_positions)
+    return positions, tree
 
 
 class Mover:

@@ -94,7 +94,7 @@ class Step:
     num_drafts: np.ndarray | None  # [R'] drafts of each sampling row; None: no row has drafts
     layout: Layout
     prompt_jobs: list[PromptJob] = field(default_factory=list)
-    kept: dict[int, list[int]] = field(default_factory=dict)  # row of the plan -> its accepted drafts, where they branch
+    kept: dict[int, list[int]] = field(default_factory=dict)  # row of the plan -> its accepted drafts of a tree
 
 
 class InputBuilder:
@@ -164,7 +164,12 @@ class InputBuilder:
             layout = Layout(slots, starts, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
         else:
             layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
-            layout = branches.branched(layout, [work.parents for work in plan.rows])
+            if any(parents := [work.parents for work in plan.rows]):
+                places = layout.positions
+                positions, tree = branches.branched(places, layout.query_start, parents)
+                layout = layout._replace(
+                    positions=positions, places=places, tree=tree, next_positions=positions[layout.last] + 1
+                )
         held = None if adapters is None else adapters.of(slots)
         capture = self.capturable if decode_only else self.captures_drafts and len(layout.last) == num_tokens
         capture = capture and (held is None or adapters is None or adapters.tables.capturable)
@@ -202,7 +207,7 @@ class InputBuilder:
         With `positions` and `tree` [T] these are places, of nodes of a tree.
         """
         layout = self._layout(slots, starts, lengths, self.arange[:0], None)
-        if tree is not None:
+        if positions is not None:
             layout = layout._replace(positions=positions, places=layout.positions, tree=tree)
         return self._inputs(slots, layout, starts + lengths, None), layout
 

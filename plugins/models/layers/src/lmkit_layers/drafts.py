@@ -39,4 +39,4 @@ class DraftProposer(Protocol):
     def branch(self, state: Tensor, num: int) -> tuple[Tensor, Tensor]:
         """The `num` likeliest tokens that may come next, and the logarithms of their probabilities: [S, D] -> [S, num]
         each, likeliest first. Asked where there are `children`, whose attention needs say `tree`."""
-        raise NotImplementedError
+        ...

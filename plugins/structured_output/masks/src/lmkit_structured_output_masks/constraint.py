@@ -49,7 +49,8 @@ class Constraint:
 
     def _tree_masks(self, drafts: Sequence[int], parents: Sequence[int]) -> list[np.ndarray | None]:
         """Each draft is reached by its own path."""
-        found, paths = self._chain_masks(()), [[]]  # type: ignore[var-annotated]
+        found = self._chain_masks(())
+        paths: list[list[int]] = [[]]
         for draft, parent in zip(drafts, parents, strict=True):
             paths.append([*paths[parent + 1], draft])
             found.append(self._chain_masks(paths[-1])[-1])
