@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from lmkit import LLM, SamplingParams
-from lmkit.api import ConfigError, UnsupportedModel
+from lmkit.api import ConfigError, SelectionError, UnsupportedModel
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from lmkit_testing.draft_heads import KNOWN, TAPS, eagle1, eagle3, further, medusa
@@ -372,8 +372,11 @@ def test_what_does_not_fit_the_model_is_refused(llama: Path, tmp_path: Path) -> 
     assert f"hidden_size of the head = {2 * size}" in words
     assert f"{size}, that of the model" in words
     assert "--proposer.eagle.model" in refused(llama, "eagle")
+    head = str(eagle1(llama, tmp_path / "eagle"))
+    with pytest.raises(SelectionError, match=r"flex.*tree"):
+        engine(llama, "eagle", "flex", model=head, tree="2,2")
     for tree in ("4,", "0", "a", "4,2;1", "17", ",".join("1" * 17)):
-        words = refused(llama, "eagle", model=str(eagle1(llama, tmp_path / "eagle")), tree=tree)
+        words = refused(llama, "eagle", model=head, tree=tree)
         assert f"{tree!r} is not at most 16 numbers from 1 to 16" in words
     words = refused(llama, "medusa", model=str(medusa(llama, tmp_path / "heads", vocab_size=300)))
     assert "300" in words
