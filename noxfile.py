@@ -243,7 +243,7 @@ def drafts(session: nox.Session) -> None:
     the sampled distribution under every parameter, every native family. A quarter of an hour on two cores."""
     install(session)
     session.run("python", "-m", "lmkit_testing.draft_trials", *(session.posargs or ["100000"]), env=ONE_THREAD)
-    env = ONE_THREAD | {"DRAWS": "10000", "DRAFT_CASES": "1000"}
+    env = ONE_THREAD | {"DRAWS": "10000", "DRAFT_CASES": "1000", "TREE_CASES": "2000"}
     tests = ["tests/drafts", "tests/parity/test_drafts.py", "tests/e2e/test_proposers.py", "plugins/proposers"]
     session.run("pytest", "-q", *tests, *SIDE_BY_SIDE, env=env)
 

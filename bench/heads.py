@@ -1,6 +1,6 @@
 """What the demo's head gains, with the demo and with models that say the same in steps that take longer.
 
-    python bench/heads.py [--layers 0 28 92] [--rounds 5] [--temperatures 0 1]
+    python bench/heads.py [--layers 0 28 92] [--rounds 5] [--temperatures 0 1] [--trees chain 4,2,1]
 
 The longer ones are the demo with so many more layers that add nothing to the residual stream. Engines with the head and
 without answer the same chats in turn, round by round, so that a busy machine slows both. Prints how many times as fast
@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from lmkit import LLM, SamplingParams
+from lmkit.config import EngineConfig, ModelConfig
 from lmkit_model_demo.hooks import DIRECTORY
 from safetensors.torch import load_file, save_file
 
+CHAIN = "chain"
 CHATS = [
     [{"role": "user", "content": text}]
     for text in (
@@ -65,8 +67,10 @@ def answer(llm: LLM, params: SamplingParams) -> tuple[float, list[list[int]]]:
     return time.perf_counter() - began, found
 
 
-def compare(model: str, params: SamplingParams, rounds: int) -> str:
-    plain, guessing = LLM(model), LLM(model, proposer="eagle")
+def compare(model: str, tree: str, params: SamplingParams, rounds: int) -> str:
+    options = {} if tree == CHAIN else {"proposer.eagle": {"tree": tree}}
+    config = EngineConfig(model=ModelConfig(model), wanted={"proposer": "eagle"}, plugins=options)
+    plain, guessing = LLM(model), LLM(config=config)
     for llm in (plain, guessing):
         answer(llm, params)
     before: Any = guessing._engine.core.scheduler.stats()
@@ -89,6 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 28, 92])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0, 1])
+    parser.add_argument("--trees", nargs="+", default=[CHAIN], help=f"{CHAIN}, or as --proposer.eagle.tree")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -96,9 +101,9 @@ def main() -> None:
             model = longer(num, Path(folder) / str(num))
             for temperature in args.temperatures:
                 params = SamplingParams(max_tokens=64, temperature=temperature, seed=3)
-                print(
-                    f"{num} more layers, temperature {temperature:g}: {compare(model, params, args.rounds)}", flush=True
-                )
+                for tree in args.trees:
+                    found = compare(model, tree, params, args.rounds)
+                    print(f"{num} more layers, temperature {temperature:g}, {tree}: {found}", flush=True)
 
 
 if __name__ == "__main__":

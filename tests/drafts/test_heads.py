@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 from lmkit import LLM, SamplingParams
-from lmkit.api import ConfigError, UnsupportedModel
+from lmkit.api import ConfigError, SelectionError, UnsupportedModel
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from lmkit_testing.draft_heads import KNOWN, TAPS, eagle1, eagle3, further, medusa
 from lmkit_testing.model import installed, prompt, reference
+from lmkit_worker.branches import paths
 from lmkit_worker.drafting import Drafting
+from lmkit_worker.trees import TreeDrafting
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -45,12 +47,16 @@ LATENT = {
 Guesses = list[tuple[list[int], list[int]]]  # text, and what was guessed to follow it
 
 
-def engine(model: Path, proposer: str, /, **options: Any) -> LLM:
+def proposals(llm: LLM) -> Any:
+    return llm._engine.core.executor.worker.runner.head.proposals
+
+
+def engine(model: Path, proposer: str, attention: str = "auto", /, **options: Any) -> LLM:
     config = EngineConfig(
         model=ModelConfig(str(model), dtype="float32", max_length=128),
         cache=CacheConfig(num_blocks=64),
         sched=SchedConfig(max_tokens=32, max_rows=8),
-        wanted={"proposer": proposer},
+        wanted={"proposer": proposer, "attention": attention},
         plugins={f"proposer.{proposer}": options} if options else {},
     )
     return LLM(config=config, host=installed())
@@ -94,18 +100,23 @@ class Head:
         self.model, self.enter, self.layer, self.logits, self.taps = model, enter, layer, logits, taps
 
     @torch.inference_mode()
-    def guess(self, text: list[int], num: int) -> list[int]:
-        """The first `num` tokens that follow, each the likeliest."""
+    def after(self, text: list[int], path: list[int]) -> Tensor:
+        """The logits [V] of what follows the text and guesses."""
         ids = torch.tensor(text)
         found = self.model.model(ids[None, :-1], output_hidden_states=True)
         hidden = found.last_hidden_state[0]
         if self.taps:
             hidden = torch.cat([found.hidden_states[i][0] for i in self.taps], -1)
-        inputs, tokens = self.enter(ids[1:], hidden), []
+        inputs = self.enter(ids[1:], hidden)
+        for token in path:
+            inputs = torch.cat((inputs, self.enter(torch.tensor([token]), self.layer(inputs)[-1:])))
+        return self.logits(self.layer(inputs)[-1:]).flatten()
+
+    def guess(self, text: list[int], num: int) -> list[int]:
+        """The first `num` tokens that follow, each the likeliest."""
+        tokens: list[int] = []
         for _ in range(num):
-            state = self.layer(inputs)[-1:]
-            tokens.append(int(self.logits(state).argmax()))
-            inputs = torch.cat((inputs, self.enter(torch.tensor(tokens[-1:]), state)))
+            tokens.append(int(self.after(text, tokens).argmax()))
         return tokens
 
 
@@ -159,6 +170,53 @@ def test_eagle_1(llama: Path, plain: list[list[int]], tmp_path: Path, guesses: G
     with engine(llama, "eagle", model=str(head)) as llm:
         assert answers(llm) == plain
     check(guesses, of_eagle1(llama, head).guess)
+
+
+def check_trees(llm: LLM, head: Head, children: list[int]) -> list[list[int]]:
+    """The answers of an engine whose guesses branch: those after each text and path are the reference's likeliest
+    there, in its order, and no node is less likely than one that was left out beside it."""
+    source = proposals(llm).source
+    assert isinstance(source, TreeDrafting)
+    found: list[tuple[list[int], list[int], list[int]]] = []
+    ask = source.guess
+
+    def guess(step: Any, hidden: Tensor, result: Any, asked: Any, most: Any) -> list[list[int]]:
+        rows = [row for row in step.sample_rows.tolist() if result.tokens[row]]
+        given = ask(step, hidden, result, rows, [8] * len(rows))
+        for row, tokens in zip(rows, given, strict=True):
+            text = source._rows.row_tokens(int(step.slots[row])).tolist()
+            found.append((text, tokens, result.parents[row]))
+        by_row = dict(zip(rows, given, strict=True))
+        return [by_row[row] for row in asked]
+
+    source.guess = guess  # type: ignore[method-assign]
+    outputs = answers(llm)
+    assert sum(len(parents) - len(set(parents)) for _, _, parents in found) > 50
+    assert sum(max(map(len, paths(tokens, parents))) > 1 for _, tokens, parents in found) > 20
+    for text, tokens, parents in found[::3]:
+        for i, path in enumerate(paths(tokens, parents)):
+            siblings = [token for token, parent in zip(tokens, parents, strict=True) if parent == i - 1]
+            if siblings:
+                wanted = head.after(text, path).topk(children[len(path)]).indices.tolist()
+                assert siblings == wanted[: len(siblings)], (text, path)
+    return outputs
+
+
+@pytest.mark.parametrize("attention", ["cpu", "torch"])
+@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.one_in(2)
+def test_eagle_with_trees(tmp_path: Path, version: int, attention: str) -> None:
+    pytest.importorskip(f"lmkit_attention_{attention}", reason="the backend is not installed")
+    sizes = {"vocab_size": VOCAB, "eos_token_id": None, "num_hidden_layers": LAYERS, "head_dim": 16}
+    tiny_checkpoint("LlamaForCausalLM", tmp_path, **sizes)
+    byte_tokenizer(tmp_path)
+    folder = tmp_path / "head"
+    folder = eagle1(tmp_path, folder) if version == 1 else eagle3(tmp_path, folder, "midlayer.")
+    head = of_eagle1(tmp_path, folder) if version == 1 else of_eagle3(tmp_path, folder, "midlayer.")
+    with engine(tmp_path, "none", attention) as llm:
+        wanted = answers(llm)
+    with engine(tmp_path, "eagle", attention, model=str(folder), tree="3,2,2,1") as llm:
+        assert check_trees(llm, head, [3, 2, 2, 1]) == wanted
 
 
 def of_eagle3(model: Path, folder: Path, prefix: str) -> Head:
@@ -314,6 +372,12 @@ def test_what_does_not_fit_the_model_is_refused(llama: Path, tmp_path: Path) -> 
     assert f"hidden_size of the head = {2 * size}" in words
     assert f"{size}, that of the model" in words
     assert "--proposer.eagle.model" in refused(llama, "eagle")
+    head = str(eagle1(llama, tmp_path / "eagle"))
+    with pytest.raises(SelectionError, match=r"flex.*tree"):
+        engine(llama, "eagle", "flex", model=head, tree="2,2")
+    for tree in ("4,", "0", "a", "4,2;1", "17", ",".join("1" * 17)):
+        words = refused(llama, "eagle", model=head, tree=tree)
+        assert f"{tree!r} is not at most 16 numbers from 1 to 16" in words
     words = refused(llama, "medusa", model=str(medusa(llama, tmp_path / "heads", vocab_size=300)))
     assert "300" in words
     assert "259" in words

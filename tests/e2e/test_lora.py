@@ -226,14 +226,16 @@ def refused(llm: LLM, path: Path, words: str) -> None:
     assert llm.generate([PROMPT], SamplingParams(max_tokens=1))[0].token_ids
 
 
-@pytest.mark.parametrize("proposer", ["eagle", "draft_model"])
+@pytest.mark.parametrize(("proposer", "more"), [("eagle", {}), ("eagle", {"tree": "3,2"}), ("draft_model", {})])
 def test_drafts_change_no_token_of_adapters(
-    base: Path, adapters: list[tuple[Path, Path]], tmp_path: Path, proposer: str
-) -> None:
+    base: Path, adapters: list[tuple[Path, Path]], tmp_path: Path, proposer: str, more: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """A draft runs without adapters: what it guesses for rows that have one is less often right, and no more."""
     pytest.importorskip(f"lmkit_proposer_{proposer}", reason="the proposer is not installed")
     model = str(eagle1(base, tmp_path)) if proposer == "eagle" else str(base)
-    plugins, given = {f"proposer.{proposer}": {"model": model}}, [None, *(f"a{i}" for i in range(4))]
+    monkeypatch.setattr("lmkit_worker.proposals.TOKENS", 40)  # for each row several
+    plugins, given = {f"proposer.{proposer}": {"model": model, **more}}, [None, *(f"a{i}" for i in range(4))]
     modules = ",".join(f"a{i}={adapters[i][0]}" for i in range(4))
     found = []
     for options in ({}, {"proposer": proposer, "plugins": plugins}):

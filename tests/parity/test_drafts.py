@@ -3,17 +3,19 @@ and rewrites the places of several tokens of a row in one step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from lmkit import LLM, SamplingParams
-from lmkit.api import SelectionError
+from lmkit.api import AttnNeed, SelectionError
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from lmkit_testing.model import installed, prompt
+from lmkit_testing.toy_engine import TreeSource
+from lmkit_worker.proposals import Proposals
 
 from .classes import conformance_classes
 
@@ -46,6 +48,24 @@ class Recalls:
         return found
 
 
+def recalled_trees(texts: Sequence[Sequence[int]]) -> Callable[[list[int], int], tuple[list[int], list[int]]]:
+    """What follows in known texts, behind wrong siblings and with wrong children."""
+
+    def trees(row: list[int], most: int) -> tuple[list[int], list[int]]:
+        known, n = next((known for known in texts if known[: len(row)] == row), ()), len(row)
+        tokens: list[int] = []
+        parents: list[int] = []
+        last = -1
+        for token in known[n : n + most // 3]:
+            wrong = (token + 1) % VOCAB
+            tokens += [wrong, token, wrong]
+            parents += [last, last, len(tokens) - 3]
+            last = len(tokens) - 2
+        return tokens, parents
+
+    return trees
+
+
 def engine(directory: Path, proposer: str) -> LLM:
     config = EngineConfig(
         model=ModelConfig(str(directory), dtype="float32", max_length=128),
@@ -70,7 +90,9 @@ def proposals(llm: LLM) -> Any:
     ("architecture", "plugin"), [(name, kit.plugin) for name, kit in sorted(CLASSES.items())], ids=sorted(CLASSES)
 )
 @pytest.mark.one_in(12)
-def test_drafts_change_no_token(architecture: str, plugin: str, tmp_path: Path) -> None:
+def test_drafts_change_no_token(
+    architecture: str, plugin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kit = CLASSES[architecture]
     values = {**kit.values, **kit.published, "vocab_size": VOCAB, "eos_token_id": None}
     tiny_checkpoint(kit.family or architecture, tmp_path, **values)
@@ -89,3 +111,26 @@ def test_drafts_change_no_token(architecture: str, plugin: str, tmp_path: Path) 
             assert answers(llm, params) == wanted
         stats = llm._engine.core.scheduler.stats()
         assert 0 < stats.num_accepted < stats.num_drafts
+    trees_change_no_token(tmp_path, plain, monkeypatch)
+
+
+def trees_change_no_token(directory: Path, plain: list[list[list[int]]], patch: pytest.MonkeyPatch) -> None:
+    """The same with trees, or a refusal where attention reads distances."""
+    defaults = AttnNeed.__init__.__defaults__ or ()
+    patch.setattr(AttnNeed.__init__, "__defaults__", (*defaults[:-1], True))
+    assert AttnNeed(1, 1, 1).tree
+    patch.setattr("lmkit_worker.proposals.TOKENS", 32)
+    try:
+        llm = engine(directory, "ngram")
+    except SelectionError as e:
+        assert "tree_distances" in str(e)  # noqa: PT017
+        return
+    with llm:
+        assert not any(need.window or need.alibi for need, _ in llm.info.kv_groups())
+        head, most = llm._engine.core.executor.worker.runner.head, 15  # type: ignore[attr-defined]
+        for params, wanted in zip(PARAMS, plain, strict=True):
+            trees = recalled_trees([[*p, *more] for p, more in zip(PROMPTS, wanted, strict=True)])
+            head.proposals = Proposals(TreeSource(trees, head.rows), head.rows, most, VOCAB)
+            assert answers(llm, params) == wanted
+        stats = llm._engine.core.scheduler.stats()
+        assert stats.num_drafts / 4 < stats.num_accepted < stats.num_drafts

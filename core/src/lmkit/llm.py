@@ -208,12 +208,7 @@ class AsyncLLM(PoolingCalls):
     """An engine in its own process, with the text side beside it. Made by `AsyncLLM.start`."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        resolved: ResolvedPlan,
-        checkpoint: Checkpoint,
-        client: Supervised,
-        text: TextSide,
+        self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, client: Supervised, text: TextSide
     ) -> None:
         self.config = config
         self.resolved = resolved
@@ -262,12 +257,7 @@ class AsyncLLM(PoolingCalls):
         return self.client.facts
 
     async def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: Params = None,
-        *,
-        n: int = 1,
-        adapter: Adapters = None,
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, n: int = 1, adapter: Adapters = None
     ) -> list[RequestOutput]:
         """As `LLM.generate`."""
         return outputs_of(await self._run(text_asks(prompts, params, n, adapter)))

@@ -156,7 +156,14 @@ from lmkit.contracts.wire import (
     TokenEvent,
     TokenLogprob,
 )
-from lmkit.kinds.attention import AttentionBackend, AttentionRequest, AttentionSpec, AttnPlanner, RotatingAttention
+from lmkit.kinds.attention import (
+    AttentionBackend,
+    AttentionRequest,
+    AttentionSpec,
+    AttnPlanner,
+    RotatingAttention,
+    TreeAttention,
+)
 from lmkit.kinds.dialect import DialectSpec
 from lmkit.kinds.executor import Executor, ExecutorRequest, ExecutorSpec
 from lmkit.kinds.grammar import GrammarBackend, GrammarBackendSpec

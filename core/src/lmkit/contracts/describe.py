@@ -30,10 +30,11 @@ def described(architecture: Architecture, config: Mapping[str, object], head: Po
 
 
 def joined(info: ModelInfo, draft: ModelInfo) -> ModelInfo:
-    """`info` with the layers of its draft behind its own: the cache is that of both."""
-    n = len(info.layers)
+    """`info` with the layers of its draft behind its own: the cache is that of both. Where these branch, all do."""
+    n, tree = len(info.layers), any(x.attn is not None and x.attn.tree for x in draft.layers)
     behind = (replace(x, index=n + x.index, kv_of=x.kv_of if x.kv_of is None else n + x.kv_of) for x in draft.layers)
-    return replace(info, layers=(*info.layers, *behind))
+    layers = (replace(x, attn=x.attn and replace(x.attn, tree=tree)) for x in (*info.layers, *behind))
+    return replace(info, layers=tuple(layers))
 
 
 def describe_model(resolved: ResolvedPlan, checkpoint: Checkpoint) -> ModelInfo:

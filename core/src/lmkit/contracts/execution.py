@@ -96,6 +96,7 @@ class AttnBatch:
     max_query: int
     max_seq: int
     num_decode_rows: int  # rows [0, num_decode_rows) have query length 1 (or 1 + drafts)
+    tree: Buffer | None = None  # [T] int64: see `TreeAttention`; None: each token sees all that are before it
 
 
 class AttnPlan(Protocol):

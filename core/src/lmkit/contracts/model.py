@@ -39,6 +39,7 @@ class AttnNeed:
     mla: bool = False  # values are the first v_head_dim entries of the keys, and not kept beside them
     causal: bool = True  # False: it also sees what follows; a window then reaches equally far on both sides
     alibi_scale: float = 1.0  # what the slopes of alibi are multiplied by
+    tree: bool = False  # drafts may branch: see `TreeAttention`
 
     @property
     def kv_width(self) -> int:
@@ -64,6 +65,8 @@ class AttnNeed:
             "alibi": self.alibi and self.causal,
             "bidirectional_alibi": self.alibi and not self.causal,
             "mla": self.mla,
+            "tree": self.tree,
+            "tree_distances": self.tree and (self.window is not None or self.alibi),  # its places are not positions
         }
         return frozenset(name for name, on in named.items() if on)
 

@@ -66,6 +66,7 @@ class RowWork(msgspec.Struct):
     num_tokens: int  # positions computed, drafts included
     drafts: list[int]  # [-1] * k when they live on the device
     sample: bool  # the row reaches its last token, so it yields a token
+    parents: list[int] = []  # the draft that each draft follows, -1: the last known token; []: the one before it
 
 
 class StepPlan(msgspec.Struct):
@@ -111,6 +112,7 @@ class StepResult(msgspec.Struct):
     step: int
     tokens: list[list[int]]  # [] for a row that did not sample
     drafts: list[list[int]] = []  # proposals for the next step; [] when there is no proposer
+    parents: list[list[int]] = []  # as in RowWork, of each row's drafts; [] when none are a tree
     logprobs: list[RowLogprobs] = []  # only rows that asked
     pooled: list[tuple[int, Pooled]] = []  # row index, answer; of rows whose last prompt position was computed
     faults: list[tuple[int, str]] = []  # row index, reason; that request fails, the engine lives

@@ -93,6 +93,18 @@ class RotatingAttention(AttentionBackend, Protocol):
         ...
 
 
+@runtime_checkable
+class TreeAttention(AttentionBackend, Protocol):
+    """A backend that declares "tree": drafts of a row may branch. Bit i of a token's `AttnBatch.tree` says whether it
+    sees the place i before its row's last, among those before its own; of places further back it sees what it always
+    does. All bits are set in rows that are no trees."""
+
+    def move_kv(self, kv: Tensor, need: AttnNeed, sources: Tensor, targets: Tensor) -> None:
+        """Copies what stands at slots `sources` [N] to `targets` [N] (int64), in all layers of `kv` [layers,
+        *kv_shape]. No target is the source of a later pair."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(Spec):
     """target: an AttentionBackend class."""

@@ -23,10 +23,4 @@ class DialectSpec(Spec):
     """target: a Dialect class (lmkit_http.dialect)."""
 
 
-KIND = Kind(
-    "dialect",
-    spec=DialectSpec,
-    hook="lmkit_dialects",
-    used_by="lmkit_http.dialects",
-    doc=__doc__,
-)
+KIND = Kind("dialect", spec=DialectSpec, hook="lmkit_dialects", used_by="lmkit_http.dialects", doc=__doc__)

@@ -26,6 +26,7 @@ class Request(Admitted):
     num_inflight: int = 0  # tokens sampled on the device and not yet seen here
     num_unverified: int = 0  # drafts being verified on the device
     drafts: list[int] = field(default_factory=list)  # proposals to verify in the next step
+    parents: list[int] = field(default_factory=list)  # of these, as in RowWork
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading whole blocks of `tokens`, made on demand
     num_published: int = 0  # leading blocks that were offered to the prefix cache; NEVER: no more will be
     keep_at: list[int] = field(default_factory=list)  # where its recurrent state is copied for others to find

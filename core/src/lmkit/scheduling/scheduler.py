@@ -311,18 +311,9 @@ class Scheduler:
                 plan.copies += [(i, kept, block) for (i, block), kept in zip(states, r.restored, strict=True)]
             else:
                 plan.zero += states
+            known, blocks = r.tokens[:], table.unsent()
             plan.new.append(
-                NewRow(
-                    r.id,
-                    r.epoch,
-                    r.tokens[:],
-                    r.num_prompt_tokens,
-                    table.unsent(),
-                    start,
-                    r.params,
-                    r.adapter,
-                    r.pooling,
-                )
+                NewRow(r.id, r.epoch, known, r.num_prompt_tokens, blocks, start, r.params, r.adapter, r.pooling)
             )
         elif table.capacity > table.sent:
             plan.grown.append((r.id, table.unsent()))
@@ -331,7 +322,7 @@ class Scheduler:
             drafts = r.drafts[: max(0, end - num_tokens)]
             r.drafts = []
             r.num_unverified += len(drafts)
-        row = RowWork(r.id, r.epoch, start, n, drafts, sample)
+        row = RowWork(r.id, r.epoch, start, n, drafts, sample, r.parents[: len(drafts)])
         (plan.rows if n == 1 or drafts else long).append(row)
         r.num_computed = end
         r.num_inflight += sample
@@ -389,6 +380,7 @@ class Scheduler:
                 self._remove(r)
             elif drafts and row.sample:
                 r.drafts = drafts[i][: min(self.limits.lookahead, r.max_length - len(r.tokens) - 1)]
+                r.parents = result.parents[i] if result.parents else []
             if self._alone and row.start + row.num_tokens >= self._alone.get(r.id, NEVER):
                 del self._alone[r.id]  # it was not the cause
                 if self._alone and r.table is not None:

@@ -46,7 +46,7 @@ def run(logits: torch.Tensor, rows: Sequence[Row], masks: GrammarMasks | None = 
         plan_rows=np.arange(len(rows)),
         tokens=tokens.__getitem__,
         num_drafts=num_drafts if num_drafts.any() else None,
-        drafts={slot: row.drafts for slot, row in zip(slots, rows, strict=True)} if num_drafts.any() else None,
+        guessed=[row.drafts[:i] for row, more in zip(rows, ahead, strict=True) for i in more],
     )
     result = made.sample(logits.clone(), batch, masks).read()
     for slot in slots:

@@ -40,6 +40,7 @@ struct AttentionPlan {
     const int32_t* query_start;  // [R + 1]
     const int32_t* seq_len;      // [R]
     const int32_t* table;        // [R][table_stride]
+    const int64_t* tree;  // [T], or null: bit i of a token: whether it sees the place i before its row's last
     int64_t table_stride, num_rows, max_items, max_partial;
     int32_t num_q_heads, num_kv_heads, head_dim, v_head_dim, block_size;
     int32_t window;   // 0 = none
@@ -76,4 +77,13 @@ struct WriteKvArgs {
     int32_t latent;  // v is a part of k, and not written
     int32_t pairs;  // of values of a head that are turned; 0: q and k stay as they are
     int32_t interleaved, dtype, kv_dtype;
+};
+
+// Keys and values of places to other places, in all layers of a group, in the order given.
+struct MoveKvArgs {
+    lk_header header;
+    void* kv;  // of the first layer; the others follow. A chunk is a layer
+    const int64_t *sources, *targets;  // [num_tokens] slots
+    int64_t num_tokens, layer_pages;   // pages of a layer: one for each block and KV head
+    int32_t num_kv_heads, head_dim, v_head_dim, block_size, latent, kv_dtype;
 };

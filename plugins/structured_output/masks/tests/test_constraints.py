@@ -362,6 +362,35 @@ def test_what_the_masks_allow_is_thinking_and_then_the_grammar(source):
         assert r.tokens[-1] in ENDS or len(r.tokens) == 41
 
 
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_masks_of_a_tree_are_those_of_its_paths(source):
+    """Drafts that branch are masked as if each path were all there is, and leave no trace."""
+    r = Request("a", SamplingParams(), 1, [0])
+    at = channel(_TABLE, inside=source.random() < 0.5, budget=source.choice([None, 0, 5]))
+    constraint = Constraint(r, Stairs(VOCAB.size, 3).matcher(), at, ENDS, VOCAB.size)
+
+    def likely(mask):
+        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")) if mask is not None else [0]
+        return int(source.choice(list(ids))) if source.random() < 0.8 else source.randrange(264)
+
+    for _ in range(6):
+        drafts, parents, paths = [], [], [[]]
+        for i in range(source.randint(1, 8)):
+            parents.append(source.randint(-1, i - 1))
+            drafts.append(likely(constraint.masks(paths[parents[-1] + 1])[-1]))
+            paths.append([*paths[parents[-1] + 1], drafts[-1]])
+        found = constraint.masks(drafts, parents)
+        assert len(found) == len(paths)
+        for mask, path in zip(found, paths, strict=True):
+            wanted = constraint.masks(path)[-1]
+            assert (mask is None) == (wanted is None)
+            assert mask is None or (mask == wanted).all()
+        r.tokens.append(int(np.flatnonzero(np.unpackbits(found[0].view(np.uint8), bitorder="little"))[0]))
+        if r.tokens[-1] in ENDS:
+            break
+
+
 _TABLE = MarkerTable(MARKS, VOCAB, ENDS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -22,6 +22,8 @@ from lmkit.api import (
 )
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.stages import data_refusals
+from lmkit_bench.pages import PlainBuffer
+from lmkit_worker.branches import seen
 from torch import Tensor
 
 from lmkit_testing.dense import attend
@@ -46,6 +48,7 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "bidirectional": {"causal": False},
     "bidirectional_window": {"causal": False, "window": 5},
     "mla": {"mla": True},
+    "tree": {"tree": True},
 }
 # [T, H, D] as models hand it over: a part of something larger.
 SHARED = "one head for all"
@@ -193,21 +196,66 @@ class Rows:
         q, k, v = (torch.randn(count, *size, generator=noise).to(getattr(torch, need.dtype)) for size in sizes)
         return q, k, k[..., : need.v_head_dim] if need.mla else v
 
-    def step(self, work: Sequence[tuple[int, int]]) -> tuple[list[Tensor], list[Tensor]]:
-        """`work` = (row, new tokens); returns (got, expected) per row, each [tokens, Hq, Dv]."""
-        fresh = [self.tokens(row, count) for row, count in work]
+    def run(self, work: Sequence[tuple[int, int]], fresh: Sequence[tuple[Tensor, ...]], tree: Any = None) -> Any:
+        """What the backend gives for the q, k, v of each row, [tokens, Hq, Dv] of each, and the slots."""
         q, k, v = (torch.cat(parts).to(self.device) for parts in zip(*fresh, strict=True))
-        plan = self.planner.plan(self.paged.grow(work, self.device))
+        batch = self.paged.grow(work, self.device)
+        batch.tree = tree
+        plan = self.planner.plan(batch)
         out = torch.full((*q.shape[:2], v.shape[-1]), float("nan"), dtype=q.dtype, device=self.device)
         self.backend.write_kv(k, v, self.kv, plan.slots)
         extra = () if self.sinks is None else (self.sinks.to(self.device),)
         self.backend.forward(q, self.kv, plan, self.scale, out, *extra)
+        return list(out.cpu().split([count for _, count in work])), plan.slots.clone()
+
+    def step(self, work: Sequence[tuple[int, int]]) -> tuple[list[Tensor], list[Tensor]]:
+        """`work` = (row, new tokens); returns (got, expected) per row, each [tokens, Hq, Dv]."""
+        fresh = [self.tokens(row, count) for row, count in work]
+        got, _ = self.run(work, fresh)
         expected = []
         for (row, count), (queries, keys, values) in zip(work, fresh, strict=True):
             self.past[row].append((keys, values))
             k, v = (torch.cat(parts) for parts in zip(*self.past[row], strict=True))
             expected.append(attend(queries, k, v, len(k) - count, self.need, self.scale, self.sinks))
-        return list(out.cpu().split([count for _, count in work])), expected
+        return got, expected
+
+    def branch(self, row: int, parents: Sequence[int], kept: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """As `step`, of a row's last known token and a tree of drafts behind it, and of another row that decodes.
+
+        Then the drafts `kept` are moved to where they belong; the others are forgotten.
+        """
+        known, other = self.paged.rows[row].length, (row + 1) % len(self.paged.rows)
+        count = 1 + len(parents)
+        work = [(other, 1), (row, count)]
+        fresh = [self.tokens(*each) for each in work]
+        bits = [-1, -1, *seen(parents)[1].tolist()]
+        got, slots = self.run(work, fresh, PlainBuffer(torch.tensor(bits), self.device))
+        expected = []
+        for place, tokens in zip((other, row), fresh, strict=True):
+            before = [torch.cat(parts) for parts in zip(*self.past[place], strict=True)]
+            paths = [[0]] if place == other else [[0], *([0, *path] for path in self.paths(parents))]
+            found = []
+            for path in paths:
+                k, v = (torch.cat((past, new[path])) for past, new in zip(before, tokens[1:], strict=True))
+                found.append(attend(tokens[0][path[-1:]], k, v, len(k) - 1, self.need, self.scale, self.sinks))
+            expected.append(torch.cat(found))
+        moved = [(slots[2 + i], slots[2 + j]) for j, i in enumerate(kept) if i != j]
+        if moved:
+            sources, targets = (torch.stack(each) for each in zip(*moved, strict=True))
+            self.backend.move_kv(self.kv[None], self.need, sources, targets)
+        stay = [0, *(1 + i for i in kept)]
+        self.past[other].append((fresh[0][1], fresh[0][2]))
+        self.past[row].append((fresh[1][1][stay], fresh[1][2][stay]))
+        self.paged.rows[row].length = known + len(stay)
+        return got, expected
+
+    @staticmethod
+    def paths(parents: Sequence[int]) -> list[list[int]]:
+        """The tokens of each draft's path, counted from 1."""
+        found: list[list[int]] = []
+        for i, parent in enumerate(parents):
+            found.append([*(found[parent] if parent >= 0 else []), i + 1])
+        return found
 
 
 class AttentionConformance(PluginConformance):
@@ -278,6 +326,23 @@ class AttentionConformance(PluginConformance):
                 ]
             for work in steps:
                 self.check(*rows.step(work), case)
+
+    def test_trees(self, spec: AttentionSpec, backend: Any) -> None:
+        """Drafts that branch, in rows shorter and longer than their bits; kept ones are read where they were moved."""
+        if "tree" not in spec.features:
+            pytest.skip("declares no trees")
+        cases = [case for case in self.grid(spec, backend) if case.need.causal and not case.need.window]
+        numbers = random.Random(0)
+        for seed, case in enumerate(case for case in cases if not case.need.alibi):
+            rows = self.rows(backend, replace(case.need, tree=True), 2, seed=seed, length=200)
+            rows.step([(0, 5), (1, 90 if seed % 2 else 9)])
+            for turn in range(3):
+                parents = [numbers.randint(-1, i - 1) for i in range(numbers.choice([1, 4, 11]))]
+                kept = [path[-1] - 1 for path in rows.paths(parents) if len(path) == 1][-1:]
+                while children := [i for i, parent in enumerate(parents) if kept and parent == kept[-1]]:
+                    kept.append(children[-1])
+                self.check(*rows.branch(turn % 2, parents, kept), case)
+                self.check(*rows.step([(0, 1), (1, 2)]), case)
 
     def test_empty_rows(self, spec: AttentionSpec, backend: Any) -> None:
         """Rows without new tokens are legal, and so is a step that has nothing else."""

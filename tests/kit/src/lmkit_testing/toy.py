@@ -91,6 +91,7 @@ class ToyPlan:
     query_start: list[int]
     seq_len: list[int]
     need: AttnNeed
+    tree: list[int] | None  # as in AttnBatch
 
 
 class ToyPlanner:
@@ -107,6 +108,7 @@ class ToyPlanner:
             query_start=batch.query_start.push(n + 1).tolist(),
             seq_len=batch.seq_len.push(n).tolist(),
             need=self.need,
+            tree=batch.tree.push(batch.num_tokens).tolist() if batch.tree is not None else None,
         )
 
 
@@ -131,13 +133,19 @@ class ToyAttention:
         kept = slots >= 0
         kv[0, slots[kept]], kv[1, slots[kept]] = k[kept], v[kept]
 
+    def move_kv(self, kv: Tensor, need: AttnNeed, sources: Tensor, targets: Tensor) -> None:
+        kv[:, :, targets] = kv[:, :, sources]
+
     def forward(self, q: Tensor, kv: Tensor, plan: Any, scale: float, out: Tensor, sinks: Tensor | None = None) -> None:
         keys, size = kv[0, :, 0, 0].tolist(), plan.need.block_size
         for row, (first, last) in enumerate(zip(plan.query_start, plan.query_start[1:], strict=False)):
             start = plan.seq_len[row] - (last - first)
             for i in range(last - first):
                 end = start + i + 1
-                places = [divmod(p, size) for p in range(max(0, end - (plan.need.window or end)), end)]
+                seen: Sequence[int] = range(max(0, end - (plan.need.window or end)), end)
+                if plan.tree is not None:
+                    seen = [p for p in seen if plan.tree[first + i] >> min(plan.seq_len[row] - 1 - p, 64) & 1]
+                places = [divmod(p, size) for p in seen]
                 out[first + i] = checksum([keys[plan.table[row][block] * size + offset] for block, offset in places])
 
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from lmkit.api import (
     AttentionBackend,
+    AttnNeed,
     EngineRequest,
     KVConfig,
+    LayerInfo,
     LogitsProcessor,
     Proposer,
     SamplingParams,
     SchedLimits,
     SchedStats,
+    StepInputs,
     StepLimits,
+    StepResult,
     TokenEvent,
 )
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
 from lmkit.scheduling.scheduler import Scheduler
+from lmkit_worker.drafting import Source
+from lmkit_worker.heads import TokenHead
+from lmkit_worker.inputs import Step
 from lmkit_worker.loaded import LoadedModel
+from lmkit_worker.proposals import Proposals
+from lmkit_worker.rows import RowTable
 from lmkit_worker.runner import Runner
 from torch import Tensor
 
@@ -37,7 +46,9 @@ class ManyWays(ToyModel):
     """Several tokens are likely after each text: logits [V] are those of the text's checksum."""
 
     def __init__(self, vocab_size: int) -> None:
-        super().__init__(replace(toy_info(4, (None,)), vocab_size=vocab_size), ToyAttention())
+        info = toy_info(4, (None,))
+        need = replace(info.layers[0].attn or AttnNeed(1, 1, 1), tree=True)
+        super().__init__(replace(info, vocab_size=vocab_size, layers=(LayerInfo(0, need),)), ToyAttention())
         numbers = torch.Generator().manual_seed(vocab_size)
         self.table = torch.randn(TOY_VOCAB, vocab_size, generator=numbers) * 1.5
 
@@ -49,24 +60,60 @@ class ManyWays(ToyModel):
         return self.table[int(checksum(tokens))]
 
 
+class Places(ManyWays):
+    """What follows a text depends on the position of each of its tokens, too."""
+
+    def forward(self, x: StepInputs) -> Tensor:
+        return super().forward(replace(x, token_ids=(x.token_ids + 5 * x.positions) % TOY_VOCAB))
+
+
+Trees = Callable[[list[int], int], tuple[list[int], list[int]]]
+
+
+class TreeSource(Source):
+    """Guesses of a test that branch: what `trees` gives for a text and a number of tokens, and their parents."""
+
+    name, reads_hidden, branches = "trees", False, True
+
+    def __init__(self, trees: Trees, rows: RowTable) -> None:
+        self.trees, self.rows = trees, rows
+
+    def guess(
+        self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
+    ) -> list[list[int]]:
+        """Contract: Source."""
+        result.parents = [[] for _ in step.plan.rows]
+        guesses = []
+        for row, limit in zip(asked, most, strict=True):
+            tokens, result.parents[row] = self.trees(self.rows.row_tokens(step.slots[row]).tolist(), limit)
+            guesses.append(tokens)
+        return guesses
+
+
 class ToyEngine:
     """An engine core around one runner, stepped until all requests are answered."""
 
     def __init__(
         self, vocab_size: int = TOY_VOCAB, proposer: Proposer | None = None, most: int = 8, max_rows: int = 4,
-        processors: Mapping[str, LogitsProcessor] | None = None,
+        processors: Mapping[str, LogitsProcessor] | None = None, *, trees: Trees | None = None,
+        model: type[ManyWays] = ManyWays, num_blocks: int = 0, max_tokens: int = 64,
     ) -> None:  # fmt: skip
-        """`most`: guesses for a row and step."""
-        self.model = ManyWays(vocab_size)
-        lookahead = most if proposer is not None else 0
-        limits = SchedLimits(64, max_rows, MAX_LENGTH, (EOS,), lookahead=lookahead, max_waiting=1 << 20)
-        kv = KVConfig(tuple(self.model.info.kv_specs(4, "float32")), (4 * max_rows * MAX_LENGTH // 4,))
-        sizes = StepLimits(max_rows, 64, -(-(MAX_LENGTH + lookahead) // 4) + 1, MAX_LENGTH)
+        """`most`: guesses for a row and step, of `proposer` or `trees`. `num_blocks` of the cache, 0: enough."""
+        self.model = model(vocab_size)
+        lookahead = most if proposer is not None or trees is not None else 0
+        limits = SchedLimits(max_tokens, max_rows, MAX_LENGTH, (EOS,), lookahead=lookahead, max_waiting=1 << 20)
+        specs = tuple(self.model.info.kv_specs(4, "float32"))
+        kv = KVConfig(specs, (num_blocks or 4 * max_rows * MAX_LENGTH // 4,))
+        sizes = StepLimits(max_rows, max_tokens, -(-(MAX_LENGTH + lookahead) // 4) + 1, MAX_LENGTH)
         attention: AttentionBackend = ToyAttention()
         self.runner = Runner(
             LoadedModel(self.model, self.model.info, 0), kv, sizes, [attention], ToyPlatform(),
             torch.device("cpu"), eos_token_ids=(EOS,), max_drafts=lookahead, processors=processors, proposer=proposer,
         )  # fmt: skip
+        if trees is not None:
+            head = self.runner.head
+            assert isinstance(head, TokenHead)
+            head.proposals = Proposals(TreeSource(trees, self.runner.rows), self.runner.rows, most, vocab_size)
         known = dict.fromkeys(processors or {})
         self.core = EngineCore(
             Scheduler(limits, kv, ArrivalOrder()),
@@ -93,4 +140,4 @@ class ToyEngine:
         return self.core.scheduler.stats()
 
 
-__all__ = ["EOS", "MAX_LENGTH", "ManyWays", "ToyEngine"]
+__all__ = ["EOS", "MAX_LENGTH", "ManyWays", "Places", "ToyEngine", "Trees"]

@@ -19,6 +19,7 @@ from lmkit.api import (
     PluginError,
     RotatingAttention,
     StepLimits,
+    TreeAttention,
     kv_scale_bytes,
 )
 from lmkit_platform_cpu.native import FIX, MISSING, Args, Native
@@ -44,7 +45,7 @@ class Merge(Structure):
 class PlanArgs(Args):
     _fields_ = [
         ("work", c_int64 * 2),
-        *((name, c_void_p) for name in ("items", "merges", "partial", "query_start", "seq_len", "table")),
+        *((name, c_void_p) for name in ("items", "merges", "partial", "query_start", "seq_len", "table", "tree")),
         *((name, c_int64) for name in ("table_stride", "num_rows", "max_items", "max_partial")),
         *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "block_size")),
         *((name, c_int32) for name in ("window", "chunked", "causal", "latent", "full")),
@@ -69,6 +70,14 @@ class WriteArgs(Args):
         *((name, c_int64) for name in ("num_tokens", "step")),
         *((name, c_int32) for name in ("num_q_heads", "num_kv_heads", "head_dim", "v_head_dim", "block_size")),
         *((name, c_int32) for name in ("latent", "pairs", "interleaved", "dtype", "kv_dtype")),
+    ]
+
+
+class MoveArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("kv", "sources", "targets")),
+        *((name, c_int64) for name in ("num_tokens", "layer_pages")),
+        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "v_head_dim", "block_size", "latent", "kv_dtype")),
     ]
 
 
@@ -113,6 +122,7 @@ class CpuPlanner:
         args.query_start = batch.query_start.host.data_ptr()
         args.seq_len = batch.seq_len.host.data_ptr()
         args.table, args.table_stride = table.data_ptr(), table.stride(0)
+        args.tree = None if batch.tree is None else batch.tree.host.data_ptr()
         args.num_rows, plan.batch = batch.num_rows, batch
         plan.native.run("attention_plan", args)
         if args.full:
@@ -121,7 +131,7 @@ class CpuPlanner:
         return plan
 
 
-class CpuAttention(RotatingAttention):
+class CpuAttention(RotatingAttention, TreeAttention):
     name = "cpu"
 
     def __init__(self) -> None:
@@ -200,6 +210,22 @@ class CpuAttention(RotatingAttention):
         )  # fmt: skip
         args.chunks[0] = -(-num // args.step)
         self._native.run("write_kv", args)
+
+    def move_kv(self, kv: Tensor, need: AttnNeed, sources: Tensor, targets: Tensor) -> None:
+        assert self._native is not None, "a planner comes first"
+        if kv.shape[1:] != self.kv_shape(need, kv.shape[1]) or kv.dtype not in KV_DTYPES or not kv.is_contiguous():
+            raise PluginError(f"move_kv: KV memory {list(kv.shape)} {kv.dtype} is not what was planned for")
+        if not sources.shape == targets.shape == (len(sources),) or {sources.dtype, targets.dtype} != {torch.int64}:
+            raise PluginError(f"move_kv: from {list(sources.shape)} {sources.dtype} to {list(targets.shape)}")
+        sources, targets = sources.contiguous(), targets.contiguous()
+        args = MoveArgs(
+            kv=kv.data_ptr(), sources=sources.data_ptr(), targets=targets.data_ptr(), num_tokens=len(sources),
+            layer_pages=kv.shape[1] * kv.shape[2], num_kv_heads=need.num_kv_heads, head_dim=need.head_dim,
+            v_head_dim=need.v_head_dim or need.head_dim, block_size=need.block_size, latent=need.mla,
+            kv_dtype=KV_DTYPES[kv.dtype],
+        )  # fmt: skip
+        args.chunks[0] = len(kv)
+        self._native.run("move_kv", args)
 
     def forward(
         self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from lmkit.api import AttentionSpec, Tier, hookimpl, multiple_of
 
 MASKS = frozenset({"causal", "bidirectional", "sliding_window", "chunked", "bidirectional_window"})
-FEATURES = MASKS | {"softcap", "sinks", "alibi", "mla", "batch_invariant"}
+FEATURES = MASKS | {"softcap", "sinks", "alibi", "mla", "tree", "batch_invariant"}
 
 
 @hookimpl

@@ -7,7 +7,7 @@ values are the first part of keys, keys stand alone; the scales are those of the
 from __future__ import annotations
 
 import torch
-from lmkit.api import AttentionBackend, AttnNeed, AttnPlan, DeviceInfo, Platform, StepLimits, kv_scale_bytes
+from lmkit.api import AttnNeed, AttnPlan, DeviceInfo, Platform, StepLimits, TreeAttention, kv_scale_bytes
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,7 +16,7 @@ from lmkit_attention_torch.plan import Task, TorchPlan, TorchPlanner
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-class TorchAttention(AttentionBackend):
+class TorchAttention(TreeAttention):
     name = "torch"
 
     def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
@@ -51,6 +51,10 @@ class TorchAttention(AttentionBackend):
             return
         flat[..., : k.shape[-1]].index_copy_(0, slots, _stored(k, kv.dtype))
         flat[..., k.shape[-1] :].index_copy_(0, slots, _stored(v, kv.dtype))
+
+    def move_kv(self, kv: Tensor, need: AttnNeed, sources: Tensor, targets: Tensor) -> None:
+        flat = _bytes(kv).view(len(kv), -1, *kv.shape[3:])
+        flat.index_copy_(1, targets, flat.index_select(1, sources))
 
     def forward(
         self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None

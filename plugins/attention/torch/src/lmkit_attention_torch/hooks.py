@@ -30,6 +30,7 @@ def lmkit_attention_backends() -> list[AttentionSpec]:
                     "sinks",
                     "alibi",
                     "mla",
+                    "tree",
                 }
             ),
         )

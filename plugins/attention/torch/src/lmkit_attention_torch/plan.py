@@ -16,6 +16,7 @@ from torch import Tensor
 
 PIECE = 1024  # queries of one prefill task that needs an explicit bias
 SMALL = 256  # decode rows shorter than this share a task whatever their lengths
+BITS, ALL = 64, -1  # of AttnBatch.tree
 
 
 @dataclass(slots=True)
@@ -60,15 +61,17 @@ class TorchPlanner:
         num_rows = batch.num_rows
         starts: list[int] = batch.query_start.host[: num_rows + 1].tolist()
         lengths: list[int] = batch.seq_len.host[:num_rows].tolist()
+        tree = batch.tree.host[: batch.num_tokens] if batch.tree is not None else None
         tasks: list[Task] = []
         decode: list[tuple[int, int, int, int]] = []  # token, row, first visible position, length
         for row, (start, end, length) in enumerate(zip(starts, starts[1:], lengths, strict=False)):
             if end == start or length == 0:
                 continue
-            if end - start == 1 and self.need.causal:
+            branches = tree is not None and bool((tree[start:end] != ALL).any())
+            if end - start == 1 and self.need.causal and not branches:
                 decode.append((start, row, self._first(length - 1), length))
             else:
-                tasks += self._prefill(batch, row, start, end, length)
+                tasks += self._prefill(batch, row, start, end, length, tree if branches else None)
         tasks += [self._decode(batch, group) for group in _similar(decode)]
         return TorchPlan(batch.slots.push(batch.num_tokens), tasks, self.need, self.slopes)
 
@@ -79,10 +82,15 @@ class TorchPlanner:
             return 0
         return query // window * window if self.need.chunked else max(0, query + 1 - window)
 
-    def _prefill(self, batch: AttnBatch, row: int, start: int, end: int, length: int) -> list[Task]:
-        """Tasks of a row with several queries: positions [length - (end - start), length)."""
+    def _prefill(
+        self, batch: AttnBatch, row: int, start: int, end: int, length: int, tree: Tensor | None
+    ) -> list[Task]:
+        """Tasks of a row with several queries: positions [length - (end - start), length).
+
+        `tree`: that of the batch, where the row branches.
+        """
         need, count = self.need, end - start
-        plain = need.window is None and not need.alibi and need.softcap is None and not need.sinks
+        plain = need.window is None and not need.alibi and need.softcap is None and not need.sinks and tree is None
         if (not need.causal and need.window is None) or (plain and count == length):
             index = self._slots(batch, row, torch.arange(length))
             distance = torch.arange(length)[-count:, None] - torch.arange(length) if need.alibi else None
@@ -108,6 +116,8 @@ class TorchPlanner:
                 hidden |= distance.abs() >= need.window
             if need.window is not None and need.chunked:
                 hidden |= (queries[:, None] // need.window != keys // need.window)[None]
+            if tree is not None:
+                hidden |= ~_seen(tree[first:last], length - 1 - keys)[None]
             tasks.append(
                 Task(
                     slice(first, last),
@@ -143,6 +153,11 @@ class TorchPlanner:
         size = self.need.block_size
         blocks = batch.table.host[row][positions // size].long()
         return (blocks * size + positions % size).to(self.device)
+
+
+def _seen(tree: Tensor, back: Tensor) -> Tensor:
+    """Whether queries with the bits `tree` [Q] see keys so many places before the row's last, `back` [L]: [Q, L]."""
+    return (back >= BITS) | ((tree[:, None] >> back.clamp(max=BITS - 1)) & 1).bool()
 
 
 def _similar(rows: list[tuple[int, int, int, int]]) -> list[list[tuple[int, int, int, int]]]:

@@ -37,6 +37,7 @@ class Blocks:
         was planned."""
         self.kv: list[Tensor] = [torch.empty(0, device=device)] * len(layers)  # by layer; empty without attention
         self.state: list[Mapping[str, Tensor]] = []  # by layer, if any is recurrent
+        self.paged: list[Tensor] = []  # by group of attention layers: [layers, *kv_shape]
         self._memory: list[tuple[Tensor, int]] = []  # by group, with the axis of blocks
         paged = [(spec, num) for spec, num in zip(kv.specs, kv.num_blocks, strict=True) if not spec.recurrent]
         for (spec, num), need, backend in zip(paged, needs, backends, strict=True):
@@ -49,6 +50,7 @@ class Blocks:
                     f"attention {backend.name}: the KV of a group takes {memory.nbytes} bytes, "
                     f"{spec.bytes_per_block * num} are planned"
                 )
+            self.paged.append(memory)
             for layer, tensor in zip(spec.layers, memory, strict=True):
                 self.kv[layer] = tensor
             if memory.itemsize == 1:  # torch copies numbers of 8 bits by index as integers only

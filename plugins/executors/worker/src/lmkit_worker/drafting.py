@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmkit_layers.drafts import DraftProposer
     from torch import Tensor
 
-    from lmkit_worker.inputs import InputBuilder, Step
+    from lmkit_worker.inputs import InputBuilder, Layout, Step
     from lmkit_worker.rows import RowTable
 
 
@@ -26,6 +26,7 @@ class Source(Protocol):
 
     name: str
     reads_hidden: bool  # it needs the hidden states of all tokens of a step
+    branches: bool  # what it guesses is a tree: `StepResult.parents`
 
     def guess(
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
@@ -37,7 +38,7 @@ class Source(Protocol):
 class Texts:
     """A proposer that reads the texts of rows."""
 
-    reads_hidden = False
+    reads_hidden = branches = False
 
     def __init__(self, proposer: Proposer, rows: RowTable) -> None:
         self.proposer, self._rows, self.name = proposer, rows, type(proposer).__name__
@@ -56,6 +57,8 @@ class Drafting:
     finds later has them. Those of guesses are written behind, as far as the row has blocks, and again when they are
     known. Both passes may be graphs: what they read lies where it lay.
     """
+
+    branches = False
 
     def __init__(
         self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder, graphs: Graphs, draft: ModelInfo,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from lmkit.api import GrammarMasks, NewRow, RowLogprobs, StepResult
 
+from lmkit_worker import branches
 from lmkit_worker.inputs import PromptJob, Step
 from lmkit_worker.sampling import Drawn, SampleBatch, Sampled, Sampler, TokenChoice, accept, gather_logprobs
 from lmkit_worker.sampling.noise import seed_of
@@ -23,6 +24,7 @@ PROMPT_ROWS = 64  # rows of logits made at once for prompt log-probabilities
 Logits = Callable[["Tensor", Sequence[int]], "Tensor"]  # hidden states [N, D] of the slots of each -> [N, V]
 
 
+Move = Callable[[np.ndarray, np.ndarray, np.ndarray], None]  # as branches.Mover
 Started = tuple[Callable[[], None], "Tensor | None"]
 
 
@@ -62,10 +64,11 @@ class TokenHead:
     """Draws tokens of the rows that sample and appends them to the rows; log-probabilities of prompts."""
 
     def __init__(
-        self, sampler: Sampler, rows: RowTable, logits: Logits, seed: int, proposals: Proposals | None = None
-    ) -> None:
-        """`seed` is for rows that have none of their own."""
-        self.sampler, self.rows, self.logits, self.seed = sampler, rows, logits, seed
+        self, sampler: Sampler, rows: RowTable, logits: Logits, seed: int, move: Move,
+        proposals: Proposals | None = None,
+    ) -> None:  # fmt: skip
+        """`seed` is for rows that have none of their own; `move` is what accepted drafts of a tree need."""
+        self.sampler, self.rows, self.logits, self.seed, self.move = sampler, rows, logits, seed, move
         self.proposals = proposals
         self.reads_hidden = proposals is not None and proposals.source.reads_hidden
         self._prompt_slots: set[int] = set()  # slots whose rows want prompt log-probabilities
@@ -121,10 +124,11 @@ class TokenHead:
         return finish, drawn.tokens if drawn is not None and step.num_drafts is None else None
 
     def _draw(self, step: Step, hidden: Tensor, masks: GrammarMasks | None) -> Drawn:
-        drafts = None
+        guessed = None
         if step.num_drafts is not None:
-            drafts = {self.rows.slot_of[w.id]: w.drafts for w in step.plan.rows if w.drafts}
-        batch = SampleBatch(step.logit_slots, step.positions, step.sample_rows, self._tokens, step.num_drafts, drafts)
+            works = [step.plan.rows[row] for row in step.sample_rows.tolist()]
+            guessed = [path for work in works for path in branches.paths(work.drafts, work.parents)]
+        batch = SampleBatch(step.logit_slots, step.positions, step.sample_rows, self._tokens, step.num_drafts, guessed)
         drawn = self.sampler.sample(self.logits(hidden, step.logit_slots.tolist()), batch, masks)
         if step.num_drafts is None:
             self.rows.expect(step.logit_slots)
@@ -163,8 +167,15 @@ class TokenHead:
             ends = np.cumsum(step.num_drafts + 1).tolist()
             firsts = [0, *ends[:-1]]
             for row, slot, first, end in zip(rows, slots.tolist(), firsts, ends, strict=True):
-                tokens = result.tokens[row] = accept(drawn[first:end], step.plan.rows[row].drafts)
+                work = step.plan.rows[row]
+                if work.parents:
+                    kept = step.kept[row] = branches.follow(drawn[first:end], work.drafts, work.parents)
+                    tokens = [drawn[first], *(drawn[first + 1 + i] for i in kept)]
+                else:
+                    tokens = accept(drawn[first:end], work.drafts)
+                result.tokens[row] = tokens
                 self.rows.extend(slot, tokens)
+            self._gather(step)
         if self.sampler.watched:
             for row, slot, first in zip(rows, slots.tolist(), firsts, strict=True):
                 if live[row]:
@@ -173,13 +184,25 @@ class TokenHead:
         if not (sampled.logprobs or sampled.faults):
             return
         for row, first in zip(rows, firsts, strict=True):
-            accepted = range(first, first + len(result.tokens[row]))
+            accepted: Sequence[int] = range(first, first + len(result.tokens[row]))
+            if row in step.kept:
+                accepted = [first, *(first + 1 + i for i in step.kept[row])]
             if bad := [i for i in accepted if i in sampled.faults]:
                 # The row keeps its token: with two steps in flight it is computed once more before it is gone.
                 result.tokens[row] = []
                 (result.undrawn if unsound.isdisjoint(bad) else result.faults).append((row, sampled.faults[bad[0]]))
             elif found := [sampled.logprobs[i] for i in accepted if i in sampled.logprobs]:
                 result.logprobs.append(RowLogprobs(row, found))
+
+    def _gather(self, step: Step) -> None:
+        """Puts the keys and values of accepted drafts that do not stand behind each other where they are looked for."""
+        moves = []
+        for row, kept in step.kept.items():
+            work = step.plan.rows[row]
+            first = work.start + work.num_tokens - len(work.drafts)
+            moves += [(step.slots[row], first + i, first + j) for j, i in enumerate(kept) if i != j]
+        if moves:
+            self.move(*np.array(moves, np.int64).T)
 
     def _jobs(self, step: Step) -> list[PromptJob]:
         """Which hidden states of the step predict prompt tokens of rows that asked for prompt log-probabilities."""

@@ -11,6 +11,7 @@ import torch
 from lmkit.api import AttnBatch, EngineError, KVSpec, StateBatch, StepInputs, StepLimits, StepPlan
 from lmkit_layers.adapters import NONE
 
+from lmkit_worker import branches
 from lmkit_worker.buffers import ArrayBuffer
 from lmkit_worker.rows import UNREAD, RowTable
 from lmkit_worker.tables import StepTable
@@ -76,6 +77,8 @@ class Layout(NamedTuple):
     logit_slots: np.ndarray  # [S]
     next_positions: np.ndarray  # [S]
     num_drafts: np.ndarray | None  # [R']
+    places: np.ndarray | None = None  # [T] where in its row each token's keys stand; None: at its position
+    tree: np.ndarray | None = None  # [T] int64, as in AttnBatch; with places
 
 
 @dataclass(slots=True)
@@ -91,6 +94,7 @@ class Step:
     num_drafts: np.ndarray | None  # [R'] drafts of each sampling row; None: no row has drafts
     layout: Layout
     prompt_jobs: list[PromptJob] = field(default_factory=list)
+    kept: dict[int, list[int]] = field(default_factory=dict)  # row of the plan -> its accepted drafts of a tree
 
 
 class InputBuilder:
@@ -122,6 +126,7 @@ class InputBuilder:
         self.logits_rows = buffer((tokens,), torch.int64)
         self.adapters = buffer((tokens,), torch.int64)
         self.token_types = buffer((tokens,), torch.int64) if pairs else None
+        self.tree = buffer((tokens,), torch.int64)
         self.query_start = buffer((max_rows + 1,), torch.int32)
         self.seq_len = buffer((max_rows,), torch.int32)
         self.tables = [StepTable(rows, group, platform) for group in range(len(planners))]
@@ -159,10 +164,17 @@ class InputBuilder:
             layout = Layout(slots, starts, self.arange[: n + 1], n, 1, each, each, slots, ends, None)
         else:
             layout = self._layout(slots, starts, lengths, np.flatnonzero(samples), num_drafts)
+            if any(parents := [work.parents for work in plan.rows]):
+                places = layout.positions
+                positions, tree = branches.branched(places, layout.query_start, parents)
+                layout = layout._replace(
+                    positions=positions, places=places, tree=tree, next_positions=positions[layout.last] + 1
+                )
         held = None if adapters is None else adapters.of(slots)
         capture = self.capturable if decode_only else self.captures_drafts and len(layout.last) == num_tokens
         capture = capture and (held is None or adapters is None or adapters.tables.capturable)
-        self.drawn.ids[:num_tokens] = rows.tokens[layout.token_slots, layout.positions]
+        places = layout.positions if layout.places is None else layout.places
+        self.drawn.ids[:num_tokens] = rows.tokens[layout.token_slots, places]
         inputs = self._inputs(slots, layout, ends, self.graphs if capture else None)
         if held is not None and adapters is not None:
             found = adapters.of_slot[layout.token_slots]
@@ -178,6 +190,20 @@ class InputBuilder:
             layout,
         )  # fmt: skip
 
+    def spans(
+        self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, positions: np.ndarray | None = None,
+        tree: np.ndarray | None = None,
+    ) -> tuple[StepInputs, Layout]:  # fmt: skip
+        """`lengths` [R] tokens from `starts` on for each of `slots` [R], of which only the device knows: `token_ids` are
+        the caller's to fill. The step before is over.
+
+        With `positions` and `tree` [T] these are places, of nodes of a tree.
+        """
+        layout = self._layout(slots, starts, lengths, self.arange[:0], None)
+        if positions is not None:
+            layout = layout._replace(positions=positions, places=layout.positions, tree=tree)
+        return self._inputs(slots, layout, starts + lengths, None), layout
+
     def _inputs(self, slots: np.ndarray, layout: Layout, ends: np.ndarray, graphs: Graphs | None) -> StepInputs:
         """What a model reads, of token ids that stand in their buffer. Plans attention for each KV group.
 
@@ -188,10 +214,14 @@ class InputBuilder:
         self.positions.array[:num_tokens] = layout.positions
         self.query_start.array[: n + 1] = layout.query_start
         self.seq_len.array[:n] = ends
+        if layout.tree is not None:
+            self.tree.array[:num_tokens] = layout.tree
+            self.tree.array[num_tokens : num_tokens + padding] = branches.ALL
         for group, batch in enumerate(self.batches):
             self._fill_group(group, self.specs[group].block_size, slots, layout)
             batch.num_rows, batch.num_decode_rows = n + padding, layout.num_decode_rows + padding
             batch.num_tokens, batch.max_query, batch.max_seq = num_tokens + padding, layout.max_query, max_seq
+            batch.tree = self.tree.buffer if layout.tree is not None else None
         if padding:
             self._pad(n, n + padding)
             num_tokens += padding
@@ -241,7 +271,7 @@ class InputBuilder:
     def _fill_group(self, group: int, size: int, slots: np.ndarray, layout: Layout) -> None:
         """Where the step's keys and values go, and the blocks that its rows read."""
         table = self.rows.table[group]
-        blocks, offsets = np.divmod(layout.positions, size)
+        blocks, offsets = np.divmod(layout.positions if layout.places is None else layout.places, size)
         self.slots[group].array[: len(blocks)] = table[layout.token_slots, blocks] * np.int64(size) + offsets
         self.tables[group].fill(slots)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lmkit.api import PluginError
 
+from lmkit_worker.branches import check
 from lmkit_worker.lengths import Lengths
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Proposals:
         result.drafts = [[] for _ in step.plan.rows]
         for i, limit, guess in zip(asked, most, guesses, strict=True):
             result.drafts[rows[i]] = drafts = guess[:limit]
+            if result.parents and (why := check(guess, result.parents[rows[i]])):
+                raise PluginError(f"{self.source.name} guessed no tree: {why}")
             if not all(0 <= token < self._vocab_size for token in drafts):
                 raise PluginError(f"{self.source.name} guessed {drafts}: one is no token")
 

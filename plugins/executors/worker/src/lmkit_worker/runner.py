@@ -27,6 +27,7 @@ from lmkit_layers.adapters import AdapterBank
 from lmkit_layers.drafts import DraftProposer
 
 from lmkit_worker.blocks import Blocks
+from lmkit_worker.branches import Mover
 from lmkit_worker.drafting import Drafting, Source, Texts
 from lmkit_worker.heads import RowHead, TokenHead
 from lmkit_worker.inputs import InputBuilder, Step
@@ -35,6 +36,7 @@ from lmkit_worker.pooling import RowPooler
 from lmkit_worker.proposals import Proposals
 from lmkit_worker.rows import RowTable
 from lmkit_worker.sampling import Sampler
+from lmkit_worker.trees import TreeDrafting
 
 if TYPE_CHECKING:
     from lmkit.api import AttentionBackend, Event, Graphs, Platform
@@ -116,7 +118,8 @@ class Runner:
                 self._source(loaded, proposer, platform.graphs(limits), max_drafts) if proposer is not None else None
             )
             proposals = Proposals(source, self.rows, max_drafts, vocab_size) if source is not None else None
-            self.head = TokenHead(sampler, self.rows, self._logits, seed, proposals)
+            move = Mover(self.rows, self.blocks, needs, backends)
+            self.head = TokenHead(sampler, self.rows, self._logits, seed, move, proposals)
         self.platform = platform
         self.unread: Unread | None = None  # of the last step, while it is
         self.adapters = AdapterBank(loaded.model, limits.max_rows, device)
@@ -206,6 +209,8 @@ class Runner:
     def _source(self, loaded: LoadedModel, proposer: Any, graphs: Graphs, max_drafts: int) -> Source:
         if loaded.draft is None:
             return Texts(proposer, self.rows)
+        if proposer.children:
+            return TreeDrafting(proposer, self.rows, self.inputs)
         return Drafting(proposer, self.rows, self.inputs, graphs, loaded.draft.info, max_drafts)
 
     def _hidden(self, step: Step) -> Tensor:

@@ -31,7 +31,16 @@ class Chain(DraftProposer):
 
     def guess(self, state: Tensor) -> Tensor:
         """Contract: lmkit_layers.DraftProposer."""
-        return self.draft.logits(state).argmax(-1, keepdim=True)
+        return self.known(self.draft.logits(state).argmax(-1, keepdim=True))
+
+    def branch(self, state: Tensor, num: int) -> tuple[Tensor, Tensor]:
+        """Contract: lmkit_layers.DraftProposer."""
+        scores, ids = torch.log_softmax(self.draft.logits(state).float(), -1).topk(num)
+        return self.known(ids), scores
+
+    def known(self, ids: Tensor) -> Tensor:
+        """The model's ids of the draft's."""
+        return ids
 
 
 class HiddenChain(Chain):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from lmkit.api import StepInputs
@@ -17,6 +18,7 @@ class DraftProposer(Protocol):
     """
 
     reads_hidden: bool  # it reads at each place the model's hidden state there, and the token that follows
+    children: Sequence[int] = ()  # guesses that follow each at each depth, all verified together; (): chains
 
     def enter(self, token_ids: Tensor, hidden: Tensor | None) -> Tensor | None:
         """What enters the layers in place of embeddings: [T, D], or None.
@@ -32,4 +34,9 @@ class DraftProposer(Protocol):
 
     def guess(self, state: Tensor) -> Tensor:
         """The tokens that follow, likeliest first: [S, D] -> [S, K]. A draft without layers guesses no others."""
+        ...
+
+    def branch(self, state: Tensor, num: int) -> tuple[Tensor, Tensor]:
+        """The `num` likeliest tokens that may come next, and the logarithms of their probabilities: [S, D] -> [S, num]
+        each, likeliest first. Asked where there are `children`, whose attention needs say `tree`."""
         ...

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from lmkit.api import LinearSpec, ModelInfo, UnsupportedModel, WeightRule
+from lmkit.api import AttnNeed, ConfigError, LinearSpec, ModelInfo, UnsupportedModel, WeightRule
 from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, OneTensor, tensor_names, usual_config
 
 TAPS = 3  # layers of the model that EAGLE-3 reads
+DEEPEST, WIDEST = 16, 16  # of a tree of guesses: depth, and children of a node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +22,15 @@ class EagleConfig(DecoderConfig):
     num_tokens: int  # of the head's own vocabulary, if it has one
     taps: tuple[int, ...]
     fc_bias: bool
+    tree: bool  # guesses branch, which attention must know
 
     def attention_linears(self, i: int) -> list[LinearSpec]:
         specs = DecoderConfig.attention_linears(self, i)
         wide = self.version == 3
         return [replace(s, in_features=2 * s.in_features) if wide and s.name.endswith("qkv") else s for s in specs]
+
+    def need(self, layer: int) -> AttnNeed:
+        return replace(DecoderConfig.need(self, layer), tree=self.tree)
 
     def head(self) -> LinearSpec:
         return LinearSpec("lm_head", self.hidden_size, (self.num_tokens,), sources=(self.names["lm_head"],))
@@ -57,7 +62,17 @@ def eagle(r: ConfigReader) -> EagleConfig:
         num_tokens=r.integer("draft_vocab_size", r.integer("vocab_size")),
         taps=taps(r, layers) if version == 3 else (),
         fc_bias=r.flag("bias", version == 1),
+        tree=target.flag("tree", False),
     )
+
+
+def children(text: str) -> tuple[int, ...]:
+    """How many guesses follow each at each depth: of "4,2,1" the numbers, of "" none. Raises ConfigError."""
+    found = tuple(int(part) for part in text.split(",") if part.strip().isdecimal())
+    if text and (len(found) != len(text.split(",")) or len(found) > DEEPEST or not all(0 < n <= WIDEST for n in found)):
+        what = f"at most {DEEPEST} numbers from 1 to {WIDEST}, one for each depth"
+        raise ConfigError(f"proposer.eagle.tree: {text[:80]!r} is not {what}", fix="--proposer.eagle.tree 4,2,1")
+    return found
 
 
 def taps(r: ConfigReader, num_layers: int) -> tuple[int, ...]:

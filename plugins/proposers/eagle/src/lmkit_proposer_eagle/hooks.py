@@ -8,6 +8,8 @@ from typing import Any
 
 from lmkit.api import Checkpoint, ConfigError, ModelInfo, ModelSpec, ProposerSpec, Tier, hookimpl
 
+from lmkit_proposer_eagle.arch import children
+
 FOLDER = "eagle"
 
 
@@ -16,6 +18,7 @@ class Options:
     """Options of proposer.eagle."""
 
     model: str = ""  # the head: a directory, or what else --model takes; "": the folder `eagle` of the checkpoint
+    tree: str = ""  # "4,2,1": so many guesses follow each at each depth, the likeliest are verified; "": chains
 
 
 def draft(checkpoint: Checkpoint, info: ModelInfo, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -28,6 +31,7 @@ def draft(checkpoint: Checkpoint, info: ModelInfo, options: Mapping[str, Any]) -
             fix="--proposer.eagle.model DIRECTORY",
         )
     target = {"hidden_size": info.hidden_size, "num_layers": len(info.layers), "max_length": info.max_length}
+    target["tree"] = bool(children(str(options["tree"])))
     return ref, {"architectures": ["EagleForCausalLM"], "lmkit_target": target}
 
 

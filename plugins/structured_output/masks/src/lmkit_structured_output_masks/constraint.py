@@ -34,12 +34,29 @@ class Constraint:
         """The mask that forbids nothing."""
         return np.full_like(self._ends, -1)
 
-    def masks(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
-        """What may follow the tokens so far, and each of `drafts`; None: anything. Raises GrammarError."""
+    def masks(self, drafts: Sequence[int], parents: Sequence[int] = ()) -> list[np.ndarray | None]:
+        """What may follow the tokens so far, and each of `drafts`; None: anything. Raises GrammarError.
+
+        `parents`: the draft that each follows, as in RowWork.
+        """
         if unseen := self.request.tokens[self._num_seen :]:
             self._follow(unseen)
+        if parents:
+            return self._tree_masks(drafts, parents)
         if drafts and list(drafts) == self._forced[: len(drafts)]:
             return self._forced_masks(drafts)
+        return self._chain_masks(drafts)
+
+    def _tree_masks(self, drafts: Sequence[int], parents: Sequence[int]) -> list[np.ndarray | None]:
+        """Each draft is reached by its own path."""
+        found = self._chain_masks(())
+        paths: list[list[int]] = [[]]
+        for draft, parent in zip(drafts, parents, strict=True):
+            paths.append([*paths[parent + 1], draft])
+            found.append(self._chain_masks(paths[-1])[-1])
+        return found
+
+    def _chain_masks(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
         found, undo = [self._mask()], []
         for draft in drafts:
             before = self._channel.state if self._channel is not None else None

@@ -111,7 +111,7 @@ class ConstrainedOutput:
             if constraint is None or not work.sample:
                 continue
             began = thread_time()
-            found = self._try(work.id, partial(constraint.masks, work.drafts))
+            found = self._try(work.id, partial(constraint.masks, work.drafts, work.parents))
             if found is None or self._is_slow(work.id, len(found), thread_time() - began):
                 continue
             if any(mask is not None for mask in found):
@@ -146,6 +146,8 @@ class ConstrainedOutput:
             if forced and room > 0:
                 result.drafts = result.drafts or [[] for _ in plan.rows]
                 result.drafts[i] = forced[:room]
+                if result.parents:
+                    result.parents[i] = []
                 room -= len(result.drafts[i])
 
     def _try(self, id: str, work: Callable[[], T]) -> T | None:

@@ -57,11 +57,11 @@ class Processors:
 
     def apply(
         self, stage: Literal["logits", "probs"], x: Tensor, slots: np.ndarray, positions: np.ndarray,
-        greedy: np.ndarray, text: Callable[[int, int], Sequence[int]],
+        greedy: np.ndarray, text: Callable[[int], Sequence[int]],
     ) -> None:  # fmt: skip
         """In place on x [S, V]; greedy rows skip stage "probs", and processors that keep the argmax.
 
-        `text`: slot and position -> all tokens before it.
+        `text`: row of x -> all tokens before the one drawn of it.
         """
         for name, processor in self._all.items():
             if processor.stage != stage or not self._slots[name]:
@@ -73,10 +73,9 @@ class Processors:
             if wanted:
                 index = row_index(wanted, x.device)
                 part, places = x[index], (slots[wanted].tolist(), positions[wanted].tolist())
-                texts = partial(_row, text, *places)
-                processor.apply(part, SampleContext(*places, texts))
+                processor.apply(part, SampleContext(*places, partial(_text, text, wanted)))
                 x[index] = part
 
 
-def _row(text: Callable[[int, int], Sequence[int]], slots: list[int], positions: list[int], row: int) -> Sequence[int]:
-    return text(slots[row], positions[row])
+def _text(text: Callable[[int], Sequence[int]], wanted: Sequence[int], row: int) -> Sequence[int]:
+    return text(wanted[row])

@@ -50,13 +50,12 @@ class SampleBatch:
     plan_rows: np.ndarray  # [S'] row of the plan of each sampling row, S' <= S
     tokens: Callable[[int], Sequence[int]]  # slot -> tokens known, drafts excluded
     num_drafts: np.ndarray | None = None  # [S']; None: no row has drafts
-    drafts: Mapping[int, Sequence[int]] | None = None  # slot -> drafts being verified
+    guessed: Sequence[Sequence[int]] | None = None  # [S] the drafts after which each is drawn; None: no row has drafts
 
-    def text(self, slot: int, position: int) -> Sequence[int]:
-        """All tokens before a position of a row, as if the drafts before it were right."""
-        known = self.tokens(slot)
-        guessed = position - len(known)
-        return [*known, *self.drafts[slot][:guessed]] if guessed > 0 and self.drafts else known
+    def text(self, row: int) -> Sequence[int]:
+        """All tokens before the one drawn of a row of logits, as if the drafts before it were right."""
+        known = self.tokens(int(self.slots[row]))
+        return [*known, *self.guessed[row]] if self.guessed is not None and self.guessed[row] else known
 
 
 @dataclass(slots=True)
@@ -258,12 +257,10 @@ class Sampler:
     def _penalties(self, x: Tensor, batch: SampleBatch) -> None:
         """Touches only tokens that occur: positive logits are divided by the repetition penalty, others multiplied."""
         found = []
-        drafted = 0  # drafts before the row of logits
         for i, slot in enumerate(batch.slots.tolist()):
-            drafted = drafted + 1 if i and batch.slots[i - 1] == slot else 0
             counts = self.counts.get(slot)
             if counts is not None:
-                drafts = batch.drafts.get(slot, ())[:drafted] if batch.drafts and drafted else ()
+                drafts = batch.guessed[i] if batch.guessed is not None else ()
                 found.append((i, slot, *(counts.with_drafts(drafts) if drafts else (counts.ids, counts.output))))
         if not found:
             return
@@ -275,7 +272,7 @@ class Sampler:
             return [*_index([(i, ids) for i, _, ids, _ in found]), *np.repeat(np.array(each, "f4"), lengths, 0).T]
 
         # Tokens are only ever added to those of a row, but for drafts: as many are the same.
-        key = None if batch.drafts else (batch.slots.tolist(), lengths)
+        key = None if batch.guessed is not None else (batch.slots.tolist(), lengths)
         rows, ids, repetition, frequency, presence = self._on_device("penalties", key, x.device, arrays)
         (output,) = uploaded([np.concatenate([output for *_, output in found])], x.device)
         values = x[rows, ids]
