@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lmkit.api import PoolingParams, SamplingParams
-    from lmkit.llm import LLM, AsyncLLM
+    from lmkit_python.llm import LLM, AsyncLLM
 
-_LAZY = {"LLM": "lmkit.llm", "AsyncLLM": "lmkit.llm", "PoolingParams": "lmkit.api", "SamplingParams": "lmkit.api"}
+    from lmkit.api import PoolingParams, SamplingParams
+
+_LAZY = {
+    "LLM": "lmkit_python.llm",
+    "AsyncLLM": "lmkit_python.llm",
+    "PoolingParams": "lmkit.api",
+    "SamplingParams": "lmkit.api",
+}
 
 __all__ = ["LLM", "AsyncLLM", "PoolingParams", "SamplingParams", "__version__"]
 

@@ -29,12 +29,13 @@ from lmkit.front.ask import Adapters, Ask, Messages, Params, Prompt, chat_asks, 
 from lmkit.front.message import Change
 from lmkit.front.prepare import Turn, prepare_all
 from lmkit.front.run import Generation, at_once, check_taken, play
-from lmkit.outputs import RequestOutput, outputs_of
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
-from lmkit.pooled import PoolingCalls
 from lmkit.text.side import TextSide
 from lmkit.text.stream import OutputEvent
+
+from lmkit_python.outputs import RequestOutput, outputs_of
+from lmkit_python.pooled import PoolingCalls
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
@@ -357,8 +358,8 @@ def _bar(num_outputs: int, wanted: bool | None) -> Iterator[Any]:
         yield lambda num_tokens, finished: None
         return
     try:
-        from lmkit.progress import prompt_bar
-    except ModuleNotFoundError:  # rich, of the extra lmkit-core[progress]
+        from lmkit_python.progress import prompt_bar
+    except ModuleNotFoundError:  # rich, of the extra lmkit-python[progress]
         yield lambda num_tokens, finished: None
         return
     with prompt_bar(num_outputs) as advance:
