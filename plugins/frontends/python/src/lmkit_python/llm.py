@@ -34,6 +34,7 @@ from lmkit.plugins.resolve import resolve
 from lmkit.text.side import TextSide
 from lmkit.text.stream import OutputEvent
 
+from lmkit_python.beam import BeamSearchOutput, BeamSearchParams, beam_asks, beam_output
 from lmkit_python.outputs import RequestOutput, outputs_of
 from lmkit_python.pooled import PoolingCalls
 
@@ -129,6 +130,19 @@ class LLM(PoolingCalls):
         )  # fmt: skip
         return outputs_of(self._run(asks, progress))
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        adapter: Adapters = None,
+        progress: bool | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best outputs for each prompt. Needs the prefix cache to be quick: without it each token
+        costs its whole prompt. Raises RequestError."""
+        groups = self._run(beam_asks(prompts, params, adapter), progress)
+        return [beam_output(group, params, self.text.tokenizer) for group in groups]
+
     def stream_chat(
         self,
         messages: Messages,
@@ -186,7 +200,8 @@ class LLM(PoolingCalls):
     def _play(self, groups: Sequence[Sequence[Turn]]) -> Generator[tuple[Turn, list[OutputEvent]], None, None]:
         """Shows the events of the engine to the plugins that watch their requests, too."""
         turns = [turn for group in groups for turn in group]
-        watches = {t.request.id: watch for t in turns if (watch := self._observers.watch(t.request))}
+        requests = {turn.request.id: turn.request for turn in turns}
+        watches = {id: watch for id, r in requests.items() if (watch := self._observers.watch(r))}
         return play(self._shared, turns, (lambda event: watches[event.id].see(event)) if watches else None)
 
     def _read(self, asks: Sequence[Ask], read: Callable[[list[list[Turn]]], Any]) -> Any:
@@ -291,6 +306,13 @@ class AsyncLLM(PoolingCalls):
             template_options=template_options, continue_final_message=continue_final_message,
         )  # fmt: skip
         return outputs_of(await self._run(asks))
+
+    async def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, adapter: Adapters = None
+    ) -> list[BeamSearchOutput]:
+        """As `LLM.beam_search`."""
+        groups = await self._run(beam_asks(prompts, params, adapter))
+        return [beam_output(group, params, self.text.tokenizer) for group in groups]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[OutputEvent]:
         """As `LLM.stream`."""

@@ -29,6 +29,11 @@ class Completion:
     tool_calls: list[ToolCall] = field(default_factory=list)  # chat only
     error: ErrorInfo | None = None  # with finish_reason "error"
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the log-probabilities of its tokens, when params.logprobs is given."""
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
+
 
 @dataclass(slots=True)
 class RequestOutput:
