@@ -39,7 +39,8 @@ def run(engine: BeamCore, computed: list[int] | None = None) -> dict[str, list[T
     for _ in range(4000):
         if not engine.has_work():
             engine.executor.forward = real
-            assert not (engine._searches or engine._owners or engine.executor.rows), "something stays behind"
+            left = [engine._searches, engine._owners, engine.executor.rows]
+            assert not any(left), "something stays behind"
             return events
         for event in engine.step():
             events.setdefault(event.id, []).append(event)

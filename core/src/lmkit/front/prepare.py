@@ -146,7 +146,7 @@ def _text(text: TextSide, facts: EngineFacts, ask: TextAsk, id: str) -> list[Tur
                 skip_special=ask.skip_special,
             )  # fmt: skip
             turns.append(Turn(len(turns), read, request, stream, ask.grammar_field))
-    if ask.resume is None and len(turns) > 1:  # which of them went on cannot be told
+    if ask.resume is None and ask.beams is None and len(turns) > 1:  # which of them went on cannot be told
         for turn in turns:
             turn.request.resume = False
     return turns

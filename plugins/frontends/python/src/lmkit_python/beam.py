@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lmkit.api import Beams, FinishReason, InvalidParam, SamplingParams, Tokenizer, TokenLogprob
 from lmkit.front.ask import Adapters, Prompt, TextAsk, text_asks
+from lmkit.front.run import check_finish
 
 from lmkit_python.outputs import output_of
 
@@ -79,6 +80,8 @@ def beam_asks(prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, adap
 
 def beam_output(turns: Sequence[Turn], params: BeamSearchParams, tokenizer: Tokenizer) -> BeamSearchOutput:
     """What the turns of a prompt, which have finished, have found. Raises the error of one that failed."""
+    for turn in turns:
+        check_finish(turn)
     output = output_of(turns)
     prompt = tokenizer.decode(output.prompt_token_ids) if output.prompt is None else output.prompt
     found = []
