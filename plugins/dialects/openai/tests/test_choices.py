@@ -118,8 +118,10 @@ async def test_a_search_outlives_its_engine() -> None:
     async with supervised(delay=0.01) as llm, client(llm) as c:
         undisturbed = await completed(c, **SEARCH | {"max_tokens": 40}, n=4)
         asked = asyncio.create_task(completed(c, **SEARCH | {"max_tokens": 40}, n=4))
-        while not (await llm.client.stats()).sched.num_running:
-            await asyncio.sleep(0.001)
         supervisor: Any = llm.client
+        while not supervisor.client._streams:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert not asked.done()
         os.kill(supervisor.client.pid, signal.SIGKILL)
         assert (await asked)["choices"] == undisturbed["choices"]
