@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lmkit_python.beam import BeamSearchOutput, BeamSearchParams
     from lmkit_python.llm import LLM, AsyncLLM
     from lmkit_python.outputs import Completion, PoolingOutput, RequestOutput
+    from lmkit_python.stepping import LLMEngine
 
     from lmkit.api import PoolingParams, SamplingParams
 
@@ -22,12 +23,13 @@ _PLACES = {
     "lmkit_python.beam": ("BeamSearchOutput", "BeamSearchParams"),
     "lmkit_python.llm": ("LLM", "AsyncLLM"),
     "lmkit_python.outputs": ("Completion", "PoolingOutput", "RequestOutput"),
+    "lmkit_python.stepping": ("LLMEngine",),
 }
 _LAZY = {name: place for place, names in _PLACES.items() for name in names}
 
 __all__ = [
-    "LLM", "AsyncLLM", "BeamSearchOutput", "BeamSearchParams", "Completion", "PoolingOutput", "PoolingParams",
-    "RequestOutput", "SamplingParams", "__version__",
+    "LLM", "AsyncLLM", "LLMEngine", "BeamSearchOutput", "BeamSearchParams", "Completion", "PoolingOutput",
+    "PoolingParams", "RequestOutput", "SamplingParams", "__version__",
 ]  # fmt: skip
 
 

@@ -92,7 +92,7 @@ class Generation:
 
     def events(self) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
         """(turn, its new events) until every turn has finished. `turn.message.feed` makes a change of them."""
-        groups = list(_by_request(self.turns).values())
+        groups = list(by_request(self.turns).values())
         return self._one(groups[0]) if len(groups) == 1 else self._several(groups)
 
     async def _one(self, turns: list[Turn]) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
@@ -102,7 +102,7 @@ class Generation:
         source = self._client.submit(turns[0].request)
         self._sources.append(source)
         async for event in source:
-            for turn, own in _dealt(event, turns):
+            for turn, own in dealt(event, turns):
                 events = self._take(turn, own)
                 if events:
                     yield turn, events
@@ -152,7 +152,7 @@ def play(
 
     Raises what is wrong with a request; then nothing is left behind.
     """
-    running = _by_request(turns)
+    running = by_request(turns)
     with shared.open() as call:
         for several in running.values():
             call.add(several[0].request)
@@ -163,7 +163,7 @@ def play(
                     raise numbered(event, several[0].number)
                 if see is not None:
                     see(event)
-                fed = [(turn, turn.stream.feed(own)) for turn, own in _dealt(event, several)]
+                fed = [(turn, turn.stream.feed(own)) for turn, own in dealt(event, several)]
                 if several[0].stream.finished:
                     del running[id]
                     if several[0].stream.must_abort:
@@ -171,7 +171,7 @@ def play(
                 yield from ((turn, events) for turn, events in fed if events)
 
 
-def _by_request(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
+def by_request(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
     """The turns of each request: those of a search have one together."""
     groups: dict[str, list[Turn]] = {}
     for turn in turns:
@@ -179,7 +179,7 @@ def _by_request(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
     return groups
 
 
-def _dealt(event: TokenEvent, turns: Sequence[Turn]) -> list[tuple[Turn, TokenEvent]]:
+def dealt(event: TokenEvent, turns: Sequence[Turn]) -> list[tuple[Turn, TokenEvent]]:
     """What each turn of a request is told: its own output of a search, or what became of the request."""
     own = [event, *event.others] if event.others else [event] * len(turns)
     return list(zip(turns, own, strict=True))
