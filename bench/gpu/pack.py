@@ -19,7 +19,8 @@ LARGEST = 60 << 20  # bytes of all wheels: with the checkout less than the 64 Mi
 THERE = {"torch", "triton", "numpy", "transformers", "flashinfer-python", "accelerate", "huggingface-hub"}
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (34, 28, 27, 17)] + ["manylinux2014_x86_64"]
 PARTS = (  # dists whose needs are packed: those that the parts import
-    "lmkit-core", "lmkit-tokenizer-json", "lmkit-worker", "lmkit-cli", "lmkit-http", "lmkit-bench", "lmkit-testing",
+    "lmkit-core", "lmkit-tokenizer-json", "lmkit-worker", "lmkit-python", "lmkit-cli", "lmkit-http", "lmkit-bench",
+    "lmkit-testing",
 )  # fmt: skip
 
 

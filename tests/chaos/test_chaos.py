@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from lmkit.config import from_options
-from lmkit.llm import AsyncLLM
+from lmkit_python.llm import AsyncLLM
 from lmkit_testing.serving import listening, supervised
 from lmkit_worker.sampling import Sampler
 

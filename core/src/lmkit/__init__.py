@@ -11,12 +11,26 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from lmkit_python.beam import BeamSearchOutput, BeamSearchParams
+    from lmkit_python.llm import LLM, AsyncLLM
+    from lmkit_python.outputs import Completion, PoolingOutput, RequestOutput
+    from lmkit_python.stepping import LLMEngine
+
     from lmkit.api import PoolingParams, SamplingParams
-    from lmkit.llm import LLM, AsyncLLM
 
-_LAZY = {"LLM": "lmkit.llm", "AsyncLLM": "lmkit.llm", "PoolingParams": "lmkit.api", "SamplingParams": "lmkit.api"}
+_PLACES = {
+    "lmkit.api": ("PoolingParams", "SamplingParams"),
+    "lmkit_python.beam": ("BeamSearchOutput", "BeamSearchParams"),
+    "lmkit_python.llm": ("LLM", "AsyncLLM"),
+    "lmkit_python.outputs": ("Completion", "PoolingOutput", "RequestOutput"),
+    "lmkit_python.stepping": ("LLMEngine",),
+}
+_LAZY = {name: place for place, names in _PLACES.items() for name in names}
 
-__all__ = ["LLM", "AsyncLLM", "PoolingParams", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM", "AsyncLLM", "LLMEngine", "BeamSearchOutput", "BeamSearchParams", "Completion", "PoolingOutput",
+    "PoolingParams", "RequestOutput", "SamplingParams", "__version__",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

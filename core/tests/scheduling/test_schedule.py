@@ -144,12 +144,12 @@ def test_without_prefix_cache_nothing_is_found():
 
 
 def test_eviction_takes_the_least_recently_used_tail():
-    s = Stepper(hash_kv(7, 2), max_length=12)
-    s.add("a", [1, 1, 2, 2, 3], 1)  # publishes blocks 1 and 2; 3 stays anonymous
+    s = Stepper(hash_kv(8, 2), max_length=12)
+    s.add("a", [1, 1, 2, 2, 3], 1)  # publishes blocks 1 and 2, and at its end 3
     s.run()
-    s.add("b", [5, 5, 6, 6, 7], 1)  # 3 is reused, then the never used 4 and 5
+    s.add("b", [5, 5, 6, 6, 7], 1)  # takes the never used 4, 5 and 6
     s.run()
-    assert list(s.pools[0].free) == [5, 6, 2, 1, 4, 3]
+    assert list(s.pools[0].free) == [7, 3, 2, 1, 6, 5, 4]
     s.add("c", [8, 8, 9, 9, 9], 1)
     s.run()
     s.add("d", [1, 1, 2, 2, 3], 1)

@@ -91,6 +91,7 @@ from lmkit.contracts.params import (
     MAX_STOP_IDS,
     MAX_TOKENS,
     MIN_REPETITION,
+    Beams,
     Grammar,
     PoolingParams,
     PoolingTask,

@@ -153,6 +153,39 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Beams:
+    """Beam search: the `n` best of what a search with `width` beams finds. Raises InvalidParam on construction.
+
+    Outputs are ranked by the sum of the raw log-probabilities of their tokens / length ** `length_penalty`.
+    `early_stopping`: True: end with the first `width` outputs; False: when the likeliest running one would not be
+    better if it ended now; "never": when it could not be better at any length.
+    """
+
+    width: int
+    n: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def __post_init__(self) -> None:
+        _integer("beam_width", self.width, 1, MAX_LOGPROBS)
+        _integer("n", self.n, 1, self.width)
+        _number("length_penalty", self.length_penalty, -10.0, 10.0)
+        if self.early_stopping not in (True, False, "never"):
+            raise InvalidParam("early_stopping", self.early_stopping, "True, False or 'never'")
+
+    def check(self, params: SamplingParams, num_ends: int) -> None:
+        """Raises InvalidParam for what does not go together with a search; `num_ends`: tokens that end an output."""
+        kept = ("max_tokens", "ignore_eos", "stop_token_ids", "logprobs", "seed")
+        usual = SamplingParams(temperature=float(not params.greedy))
+        for name in [name for name in params.__dataclass_fields__ if name not in kept]:
+            if (value := getattr(params, name)) != getattr(usual, name):
+                raise InvalidParam(name, value, "left out with beam search: beams are ranked as the model scores them")
+        if self.width + num_ends > MAX_LOGPROBS:
+            limit = f"at most {MAX_LOGPROBS - num_ends}: with the {num_ends} tokens that end an output {MAX_LOGPROBS}"
+            raise InvalidParam("beam_width", self.width, limit)
+
+
+@dataclass(frozen=True, slots=True)
 class PoolingParams:
     """Which vectors a pooling model answers with. Raises InvalidParam on construction.
 

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from lmkit.contracts.errors import ErrorInfo
-from lmkit.contracts.params import PoolingParams, SamplingParams
+from lmkit.contracts.params import Beams, PoolingParams, SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -39,8 +39,9 @@ class EngineRequest(msgspec.Struct):
     media: list[MediaItem] = []
     transfer: dict | None = None  # opaque to the core, read by the KV connector
     pooling: PoolingParams | None = None  # then nothing is sampled: the answer is `TokenEvent.pooled`
+    beams: Beams | None = None  # then its outputs are searched for, and come in one event
     resume: bool = False  # after a death of the engine another one goes on with it
-    num_output: int = 0  # how many of `token_ids`, at their end, an engine before this one has generated
+    num_output: int = 0  # how many of `token_ids`, at their end, were generated before
 
 
 class NewRow(msgspec.Struct):
@@ -130,6 +131,7 @@ class TokenEvent(msgspec.Struct):
     prompt_logprobs: list[TokenLogprob] = []  # positions 1.. of the prompt, in order, over the first events
     num_cached: int | None = None  # prompt tokens found in the prefix cache; first event only
     pooled: Pooled | None = None  # of a pooling request, with its finish
+    others: list[TokenEvent] = []  # of a search: its next best outputs
     error: ErrorInfo | None = None
 
 

@@ -30,7 +30,7 @@ from lmkit.api import (
 )
 from lmkit.config import EngineConfig
 from lmkit.engine.adapters import Adapters, NoAdapters, parse_modules
-from lmkit.engine.core import EngineCore
+from lmkit.engine.beam import BeamCore
 from lmkit.engine.intake import Intake, NoStructuredOutput
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
@@ -95,7 +95,8 @@ def build_engine(
             adapters = Adapters(executor, config.lora.max_adapters) if config.lora.on else NoAdapters()
             intake = _intake(resolved, checkpoint, info, limits.max_length, constrained)
             intake = replace(intake, adapters=adapters.loaded)
-            core = EngineCore(_scheduler(resolved, limits, kv), executor, intake, adapters=adapters)
+            scheduler = _scheduler(resolved, limits, kv)
+            core = BeamCore(scheduler, executor, intake, adapters=adapters, eos_token_ids=limits.eos_token_ids)
         with phase("adapters"):
             for name, path in parse_modules(config.lora.modules):
                 adapters.load(name, path)

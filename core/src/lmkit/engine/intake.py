@@ -96,6 +96,8 @@ class Intake:
                 raise InvalidParam(
                     "media", item.kind, f"a kind the model reads ({', '.join(sorted(self.media)) or 'none'})"
                 )
+        if request.beams is not None:
+            raise InvalidParam("beams", request.beams, "an engine that searches, and this one does not")
         if request.transfer is not None:
             raise InvalidParam("transfer", request.transfer, "an engine with a KV connector, and none is configured")
         admitted = Request(

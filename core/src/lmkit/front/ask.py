@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from lmkit.api import InvalidParam, PoolingParams, RequestError, SamplingParams, ToolChoice, ToolDef
+from lmkit.api import Beams, InvalidParam, PoolingParams, RequestError, SamplingParams, ToolChoice, ToolDef
 from lmkit.text.constrain import TOOL_NAME
 from lmkit.text.tools import tool_def
 
@@ -54,6 +54,7 @@ class GenerateAsk(Ask):
     skip_special: bool = True  # special tokens are not shown
     grammar_field: str = "grammar"  # what the client calls the grammar, for errors
     default_tokens: int | None = None  # without `params.max_tokens` so many if they fit; None: as many as fit
+    beams: Beams | None = None  # the answers are the best that a beam search finds, and come at its end
     last: int | None = None  # of longer prompts only so many tokens at their end are read
 
     def __post_init__(self) -> None:
@@ -266,11 +267,12 @@ def _with_each(prompts: Sequence[T], params: Params, adapter: Adapters) -> Itera
 
 
 def text_asks(
-    prompts: Prompt | Sequence[Prompt], params: Params = None, n: int = 1, adapter: Adapters = None
-) -> list[TextAsk]:
+    prompts: Prompt | Sequence[Prompt], params: Params = None, n: int = 1, adapter: Adapters = None,
+    beams: Beams | None = None,
+) -> list[TextAsk]:  # fmt: skip
     """The asks of `LLM.generate`, one per prompt."""
     each = _with_each(as_prompts(prompts), params, adapter)
-    return [TextAsk(prompts=[prompt], params=one, n=n, adapter=name) for prompt, one, name in each]
+    return [TextAsk(prompts=[prompt], params=one, n=n, adapter=name, beams=beams) for prompt, one, name in each]
 
 
 def one_text_ask(prompt: Prompt, params: SamplingParams | None = None) -> list[TextAsk]:

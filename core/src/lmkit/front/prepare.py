@@ -124,8 +124,8 @@ def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Tur
 
     read = shown(prompt)
     return [
-        Turn(i, read, _request(ask, f"{id}-{i}", token_ids, one), stream(one), constrained_by)
-        for i, one in enumerate(expand(params, ask.n))
+        Turn(i, read, request, stream(request.params), constrained_by)
+        for i, request in enumerate(_requests(ask, id, 0, token_ids, params))
     ]
 
 
@@ -140,25 +140,37 @@ def _text(text: TextSide, facts: EngineFacts, ask: TextAsk, id: str) -> list[Tur
         token_ids = token_ids[-(ask.last or 0) :]
         room = check_prompt(token_ids, facts, ask.params.max_tokens, ask.default_tokens)
         read = prompt if isinstance(prompt, str) else text.decode_all(token_ids) if ask.shows_prompts else None
-        for params in expand(replace(ask.params, max_tokens=room), ask.n, ask.scores_each):
+        for request in _requests(ask, id, len(turns), token_ids, replace(ask.params, max_tokens=room)):
             stream = text.output_stream(
-                params, parse=False, prompt_ids=token_ids, include_stop=ask.include_stop, skip_special=ask.skip_special
-            )
-            request = _request(ask, f"{id}-{len(turns)}", token_ids, params)
+                request.params, parse=False, prompt_ids=token_ids, include_stop=ask.include_stop,
+                skip_special=ask.skip_special,
+            )  # fmt: skip
             turns.append(Turn(len(turns), read, request, stream, ask.grammar_field))
-    if ask.resume is None and len(turns) > 1:  # which of them went on cannot be told
+    if ask.resume is None and ask.beams is None and len(turns) > 1:  # which of them went on cannot be told
         for turn in turns:
             turn.request.resume = False
     return turns
 
 
-def _request(ask: GenerateAsk, id: str, token_ids: list[int], params: SamplingParams) -> EngineRequest:
-    """One of those whose tokens do not depend on chance is resumed without being told to."""
-    certain = ask.n == 1 and (params.greedy or params.seed is not None)
+def _requests(
+    ask: GenerateAsk, id: str, first: int, token_ids: list[int], params: SamplingParams
+) -> list[EngineRequest]:
+    """One for each answer to a prompt, numbered from `first` on; the answers of a search have one together.
+
+    One of those whose tokens do not depend on chance is resumed without being told to.
+    """
+    beams = replace(ask.beams, n=ask.n) if ask.beams is not None else None
+    certain = beams is not None or (ask.n == 1 and (params.greedy or params.seed is not None))
     resume = certain if ask.resume is None else ask.resume
-    return EngineRequest(
-        id, token_ids, params, ask.priority, monotonic(), ask.adapter, ask.salt, resume=resume
-    )  # fmt: skip
+    scores_each = isinstance(ask, TextAsk) and ask.scores_each
+    requests = [
+        EngineRequest(
+            f"{id}-{number}", token_ids, one, ask.priority, monotonic(), ask.adapter, ask.salt, beams=beams,
+            resume=resume,
+        )
+        for number, one in enumerate(expand(params, 1 if beams else ask.n, scores_each), start=first)
+    ]  # fmt: skip
+    return requests * ask.n if beams else requests
 
 
 def _pool(text: TextSide, facts: EngineFacts, ask: PoolAsk, id: str) -> list[Turn]:

@@ -92,33 +92,38 @@ class Generation:
 
     def events(self) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
         """(turn, its new events) until every turn has finished. `turn.message.feed` makes a change of them."""
-        return self._one(self.turns[0]) if len(self.turns) == 1 else self._several()
+        groups = list(by_request(self.turns).values())
+        return self._one(groups[0]) if len(groups) == 1 else self._several(groups)
 
-    async def _one(self, turn: Turn) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
-        turn.submitted = monotonic()
-        source = self._client.submit(turn.request)
+    async def _one(self, turns: list[Turn]) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
+        """The turns of one request."""
+        for turn in turns:
+            turn.submitted = monotonic()
+        source = self._client.submit(turns[0].request)
         self._sources.append(source)
         async for event in source:
-            events = self._take(turn, event)
-            if events:
-                yield turn, events
-            if turn.stream.finished:
+            for turn, own in dealt(event, turns):
+                events = self._take(turn, own)
+                if events:
+                    yield turn, events
+            if turns[0].stream.finished:
                 return
-        if not turn.stream.finished:
-            yield turn, turn.stream.fail(_ENDED)
+        for turn in turns:
+            if not turn.stream.finished:
+                yield turn, turn.stream.fail(_ENDED)
 
-    async def _several(self) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
+    async def _several(self, groups: list[list[Turn]]) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
         ready = self._ready
 
-        async def pump(turn: Turn) -> None:
+        async def pump(turns: list[Turn]) -> None:
             try:
                 async with self._room:
-                    async for item in self._one(turn):
+                    async for item in self._one(turns):
                         ready.put_nowait(item)
             except Exception as error:  # raised below, where the request is answered
                 ready.put_nowait(error)
 
-        self._pumps = [asyncio.create_task(pump(turn)) for turn in self.turns]
+        self._pumps = [asyncio.create_task(pump(turns)) for turns in groups]
         left = len(self.turns)
         while left:
             item = await ready.get()
@@ -147,24 +152,37 @@ def play(
 
     Raises what is wrong with a request; then nothing is left behind.
     """
-    running = {turn.request.id: turn for turn in turns}
+    running = by_request(turns)
     with shared.open() as call:
-        for turn in turns:
-            call.add(turn.request)
+        for several in running.values():
+            call.add(several[0].request)
         while running:
             for id, event in call.wait():
-                turn = running[id]
+                several = running[id]
                 if isinstance(event, Exception):
-                    raise numbered(event, turn.number)
+                    raise numbered(event, several[0].number)
                 if see is not None:
                     see(event)
-                events = turn.stream.feed(event)
-                if turn.stream.finished:
+                fed = [(turn, turn.stream.feed(own)) for turn, own in dealt(event, several)]
+                if several[0].stream.finished:
                     del running[id]
-                    if turn.stream.must_abort:
+                    if several[0].stream.must_abort:
                         call.abort(id)
-                if events:
-                    yield turn, events
+                yield from ((turn, events) for turn, events in fed if events)
+
+
+def by_request(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
+    """The turns of each request: those of a search have one together."""
+    groups: dict[str, list[Turn]] = {}
+    for turn in turns:
+        groups.setdefault(turn.request.id, []).append(turn)
+    return groups
+
+
+def dealt(event: TokenEvent, turns: Sequence[Turn]) -> list[tuple[Turn, TokenEvent]]:
+    """What each turn of a request is told: its own output of a search, or what became of the request."""
+    own = [event, *event.others] if event.others else [event] * len(turns)
+    return list(zip(turns, own, strict=True))
 
 
 def at_once(client: EngineClient) -> int:

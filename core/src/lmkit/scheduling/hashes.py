@@ -39,6 +39,17 @@ def media_bytes(media: Sequence[MediaItem], start: int, end: int) -> bytes:
     return b"".join(parts)
 
 
+def end_hash(r: Request, num_tokens: int, block_size: int) -> bytes:
+    """Digest of the first `num_tokens` tokens: of their last whole block, or one that no whole block has."""
+    whole = num_tokens // block_size
+    hashes, start = extend_hashes(r, whole, block_size), whole * block_size
+    parent = hashes[whole - 1] if whole else r.root_hash
+    if start == num_tokens:
+        return parent
+    media = media_bytes(r.media, start, num_tokens) if r.media else b""
+    return block_hash(b"end" + parent, r.tokens[start:num_tokens], media)
+
+
 def extend_hashes(r: Request, num_blocks: int, block_size: int) -> list[bytes]:
     """r.block_hashes, with at least the first `num_blocks` whole blocks of r.tokens. Each block is hashed once."""
     hashes = r.block_hashes

@@ -30,7 +30,7 @@ class Request(Admitted):
     block_hashes: list[bytes] = field(default_factory=list)  # of the leading whole blocks of `tokens`, made on demand
     num_published: int = 0  # leading blocks that were offered to the prefix cache; NEVER: no more will be
     keep_at: list[int] = field(default_factory=list)  # where its recurrent state is copied for others to find
-    restored: list[int] = field(default_factory=list)  # cached states to begin with, one per recurrent group; [] = zero
+    restored: list[tuple[int, int]] = field(default_factory=list)  # cached blocks to begin with copies of: group, block
     num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
     num_preempted: int = 0
     num_lost: int = 0  # steps lost with it, and nobody found to be the cause

@@ -37,7 +37,7 @@ from lmkit.api import (
     TokenEvent,
 )
 from lmkit.scheduling.groups import NEVER, hit_length, make_groups
-from lmkit.scheduling.hashes import extend_hashes
+from lmkit.scheduling.hashes import end_hash, extend_hashes
 from lmkit.scheduling.invariants import check_books
 from lmkit.scheduling.queue import OrderedQueue
 from lmkit.scheduling.request import Request
@@ -66,6 +66,7 @@ class Scheduler:
         self.groups = make_groups(kv)
         self.block_size = self.groups[0].block_size
         self.zeroed = [i for i, g in enumerate(self.groups) if not g.grows]
+        self.paged = [g for g in self.groups if g.grows]
         if self.zeroed and limits.lookahead:
             raise ConfigError("draft tokens: recurrent state is that of the last token only, it cannot be taken back")
         self.reserve = [int(limits.watermark * g.pool.num_usable) * g.grows for g in self.groups]  # free at admission
@@ -229,8 +230,8 @@ class Scheduler:
 
     def _start(self, r: Request, budget: int) -> int:
         """Give a waiting request its table: cached blocks and room for a first chunk. Returns its size, 0: no room."""
-        num_hits = self._num_hits(r)
-        start = num_hits * self.block_size
+        num_hits, end = self._find(r)
+        start = len(r.tokens) - 1 if end else num_hits * self.block_size
         r.keep_at = self._places_to_keep(r, start)
         n = self._up_to_kept(r, start, min(len(r.tokens) - start, budget))
         hits = []
@@ -245,7 +246,8 @@ class Scheduler:
             if need + group.pool.num_revived(held) > len(group.pool.free):
                 return 0
             hits.append(found)
-        r.restored = [self.groups[i].pool.renew(r.block_hashes[num_hits - 1]) for i in self.zeroed if num_hits]
+        copied = range(len(self.groups)) if end else self.zeroed if num_hits else ()
+        r.restored = [(i, self.groups[i].pool.renew(end or r.block_hashes[num_hits - 1])) for i in copied]
         r.table = BlockTable(self.groups)
         if num_hits:
             r.table.adopt(hits)
@@ -253,7 +255,7 @@ class Scheduler:
         assert took, "admission counted wrongly"
         r.num_computed = start
         r.num_published = num_hits
-        if not r.num_preempted:
+        if not r.num_preempted and not r.num_output:
             r.num_cached = min(start, r.num_prompt_tokens)
             self.totals.num_cached_tokens += r.num_cached
             self.totals.num_cache_queries += r.num_prompt_tokens if self._may_hit(r) else 0
@@ -266,8 +268,7 @@ class Scheduler:
         if not self.zeroed or not self.limits.prefix_cache:
             return []
         whole = (r.num_prompt_tokens - 1) // self.block_size
-        paged = [group for group in self.groups if group.grows]
-        shared = hit_length(paged, extend_hashes(r, whole, self.block_size), whole)
+        shared = hit_length(self.paged, extend_hashes(r, whole, self.block_size), whole)
         return [num * self.block_size for num in sorted({shared, whole}) if num * self.block_size > start]
 
     def _keep_state(self, plan: StepPlan, r: Request, n: int) -> int:
@@ -290,12 +291,31 @@ class Scheduler:
     def _may_hit(self, r: Request) -> bool:
         return self.limits.prefix_cache and not r.every_position and r.params.prompt_logprobs is None
 
-    def _num_hits(self, r: Request) -> int:
-        """Leading blocks found in the cache; at least one token is left to compute."""
+    def _find(self, r: Request) -> tuple[int, bytes]:
+        """Leading blocks found in the cache, and the digest of all tokens but the last if these are found to the end.
+
+        At least one token is left to compute.
+        """
         if not self._may_hit(r):
-            return 0
-        limit = (len(r.tokens) - 1) // self.block_size
-        return hit_length(self.groups, extend_hashes(r, limit, self.block_size), limit)
+            return 0, b""
+        limit, rest = divmod(len(r.tokens) - 1, self.block_size)
+        hashes = extend_hashes(r, limit, self.block_size)
+        if rest and r.num_output and hit_length(self.paged, hashes, limit) == limit:
+            end = end_hash(r, len(r.tokens) - 1, self.block_size)
+            if all(end in group.pool.cached for group in self.groups):
+                return limit, end
+        return hit_length(self.groups, hashes, limit), b""
+
+    def _publish_end(self, r: Request) -> None:
+        """Offer the last blocks of a request that has had its tokens: who goes on with it copies them."""
+        num_tokens = len(r.tokens) - 1
+        if not self.limits.prefix_cache or r.num_published == NEVER or r.num_computed != num_tokens:
+            return
+        whole, rest = divmod(num_tokens, self.block_size)
+        digest = end_hash(r, num_tokens, self.block_size)
+        for group, blocks in zip(self.groups, r.held.blocks, strict=True):
+            if rest or not group.grows:
+                group.pool.publish(blocks[whole if group.grows else 0], digest)
 
     def _seal(self, plan: StepPlan, long: list[RowWork], r: Request, n: int) -> None:
         """Put `n` positions of `r` into the plan: what workers lack, the row of work, and the counters after it."""
@@ -308,7 +328,7 @@ class Scheduler:
             r.resident = True
             states = [(i, table.blocks[i][0]) for i in self.zeroed]
             if r.restored:
-                plan.copies += [(i, kept, block) for (i, block), kept in zip(states, r.restored, strict=True)]
+                plan.copies += [(i, kept, table.blocks[i][-1]) for i, kept in r.restored]
             else:
                 plan.zero += states
             known, blocks = r.tokens[:], table.unsent()
@@ -377,6 +397,8 @@ class Scheduler:
                 events.append(event)
             if event.finish:
                 r.finish = event.finish
+                if r.finish == "length":
+                    self._publish_end(r)
                 self._remove(r)
             elif drafts and row.sample:
                 r.drafts = drafts[i][: min(self.limits.lookahead, r.max_length - len(r.tokens) - 1)]

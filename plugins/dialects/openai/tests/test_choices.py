@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from typing import Any
 
 import httpx
 import pytest
 from lmkit_http.app import build_app
-from lmkit_testing.serving import ServedLLM, hashed, scripted
+from lmkit_testing.serving import ServedLLM, hashed, scripted, supervised
 
 
 def client(llm: ServedLLM) -> httpx.AsyncClient:
@@ -15,7 +18,7 @@ def client(llm: ServedLLM) -> httpx.AsyncClient:
 
 
 async def completed(c: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
-    answer = await c.post("/v1/completions", json={"prompt": ["one", "two"], "max_tokens": 6, "seed": 1, **body})
+    answer = await c.post("/v1/completions", json={"prompt": ["one", "two"], "max_tokens": 6, "seed": 1} | body)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -61,3 +64,64 @@ async def test_words_become_their_tokens() -> None:
     assert llm.client.requests[0].params.extra == {  # type: ignore[attr-defined]
         "bad_words": {"ids": tokens}, "allowed_token_ids": {"ids": [3, 4]}, "dry": {},
     }  # fmt: skip
+
+
+SEARCH = {"prompt": "one", "max_tokens": 9, "seed": 1, "use_beam_search": True, "ignore_eos": True}
+
+
+async def test_a_beam_search_finds_the_best() -> None:
+    """n of them, likeliest first, from as many beams or from best_of; usage counts what is shown, prompts once."""
+    async with hashed() as llm, client(llm) as c:
+        four, chat = (
+            await completed(c, **SEARCH, n=4, logprobs=2, return_token_ids=True),
+            await c.post(
+                "/v1/chat/completions",
+                json={"messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "use_beam_search": True, "n": 3},
+            ),
+        )
+        two = await completed(c, **SEARCH, n=2, best_of=4)
+        short = await completed(c, **SEARCH, n=4, length_penalty=0, early_stopping="never", temperature=0)
+    scores = [sum(choice["logprobs"]["token_logprobs"]) for choice in four["choices"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(choice["token_ids"]) for choice in four["choices"]}) == 4
+    assert [choice["text"] for choice in two["choices"]] == [choice["text"] for choice in four["choices"][:2]]
+    assert [choice["index"] for choice in four["choices"]] == [0, 1, 2, 3]
+    prompt = four["usage"]["prompt_tokens"]
+    assert prompt == two["usage"]["prompt_tokens"] == short["usage"]["prompt_tokens"]
+    assert four["usage"]["completion_tokens"] == 4 * 9
+    assert two["usage"]["completion_tokens"] == 2 * 9
+    assert chat.status_code == 200, chat.text
+    assert len(chat.json()["choices"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "field"),
+    [("completions", {"stream": True}, "stream"), ("completions", {"temperature": 0.5}, "temperature"),
+     ("completions", {"stop": "x"}, "stop"), ("completions", {"n": 3, "best_of": 2}, "best_of"),
+     ("completions", {"best_of": 64}, "beam_width"), ("completions", {"vllm_xargs": {"dry": {}}}, "extra"),
+     ("completions", {"frequency_penalty": 1}, "frequency_penalty"),
+     ("completions", {"response_format": {"type": "json_object"}}, "response_format"),
+     ("completions", {"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
+     ("completions", {"use_beam_search": False, "early_stopping": True}, "early_stopping"),
+     ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+     ("chat/completions", {"stream": True}, "stream")],
+)  # fmt: skip
+async def test_what_does_not_go_with_a_search(route: str, body: dict[str, Any], field: str) -> None:
+    asked = {"prompt": "x"} if route == "completions" else {"messages": [{"role": "user", "content": "x"}]}
+    async with hashed() as llm, client(llm) as c:
+        answer = await c.post(f"/v1/{route}", json={**asked, "use_beam_search": True, "max_tokens": 4, **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), answer.text
+
+
+async def test_a_search_outlives_its_engine() -> None:
+    """It begins anew: nothing of it was told."""
+    async with supervised(delay=0.01) as llm, client(llm) as c:
+        undisturbed = await completed(c, **SEARCH | {"max_tokens": 40}, n=4)
+        asked = asyncio.create_task(completed(c, **SEARCH | {"max_tokens": 40}, n=4))
+        supervisor: Any = llm.client
+        while not supervisor.client._streams:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        os.kill(supervisor.client.pid, signal.SIGKILL)
+        assert (await asked)["choices"] == undisturbed["choices"]

@@ -28,13 +28,23 @@ SAMPLES: dict[str, Any] = {
     "allowed_token_ids": [1], "response_format": {"type": "text"},
     "tools": [TOOL], "parallel_tool_calls": True, "metadata": {"a": "b"}, "safety_identifier": "s",
     "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "flex", "include_reasoning": True,
+    "use_beam_search": True, "length_penalty": {"use_beam_search": True, "length_penalty": 2},
+    "early_stopping": {"use_beam_search": True, "early_stopping": "never"},
     "add_generation_prompt": True, "add_special_tokens": True,
     "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
     "top_logprobs": {"logprobs": True, "top_logprobs": 1}, "tool_choice": {"tools": [TOOL], "tool_choice": "auto"},
     "structured_outputs": {"structured_outputs": {"regex": "a"}},
     "continue_final_message": {"messages": [{"role": "assistant", "content": "x"}], "continue_final_message": True},
 }  # fmt: skip
-TOGETHER = ("stream_options", "top_logprobs", "tool_choice", "structured_outputs", "continue_final_message")
+TOGETHER = (
+    "length_penalty",
+    "early_stopping",
+    "stream_options",
+    "top_logprobs",
+    "tool_choice",
+    "structured_outputs",
+    "continue_final_message",
+)
 # honoured by templates that read them, which the one of the tests does not
 READ = {"chat_template_kwargs": {"x": 1}, "documents": [{"text": "x"}], "reasoning_effort": "low"}
 

@@ -13,8 +13,8 @@ import pytest_asyncio
 from lmkit import LLM, AsyncLLM
 from lmkit.api import LmkitError, ToolChoice
 from lmkit.config import from_options
-from lmkit.outputs import Completion
 from lmkit_http.app import build_app
+from lmkit_python.outputs import Completion
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # two engines for all
 OPTIONS: dict[str, Any] = {"max_length": 256, "kv_memory": "8MiB", "threads": 1}

@@ -13,7 +13,7 @@ from time import sleep
 
 from lmkit.api import Checkpoint, CheckpointError, DeviceInfo, Progress, RequestView, ResolvedPlan, SchedLimits
 from lmkit.config import EngineConfig
-from lmkit.engine.core import EngineCore
+from lmkit.engine.beam import BeamCore
 from lmkit.engine.intake import Intake
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
@@ -53,8 +53,8 @@ class Fcfs:
         return self.admit_key(r)
 
 
-class _Faulty(EngineCore):
-    """An EngineCore that fails at a given step."""
+class _Faulty(BeamCore):
+    """A step loop that fails at a given step."""
 
     def __init__(self, options: HashOptions, scheduler: Scheduler, executor: HashExecutor, intake: Intake) -> None:
         super().__init__(scheduler, executor, intake)

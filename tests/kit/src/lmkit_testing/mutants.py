@@ -19,11 +19,11 @@ Patches = list[tuple[object, str, object]]  # owner, attribute, replacement
 def full_hit() -> Patches:
     """A hit may cover the whole prompt: nothing is left to compute."""
 
-    def num_hits(self, r):
+    def find(self, r):
         limit = len(r.tokens) // self.block_size
-        return groups.hit_length(self.groups, hashes.extend_hashes(r, limit, self.block_size), limit)
+        return groups.hit_length(self.groups, hashes.extend_hashes(r, limit, self.block_size), limit), b""
 
-    return [(Scheduler, "_num_hits", num_hits)]
+    return [(Scheduler, "_find", find)]
 
 
 def hash_without_parent() -> Patches:

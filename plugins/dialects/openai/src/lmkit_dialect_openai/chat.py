@@ -219,6 +219,7 @@ def ask_of(request: ChatRequest, served: Served) -> ChatAsk:
         thinking_budget=r.thinking_token_budget,
         params=replace(params, grammar=r.answer_grammar()),
         n=r.n or 1,
+        beams=r.beams(r.n or 1),
         adapter=served.adapter(r.model),
         priority=r.priority or 0,
         salt=r.cache_salt,

@@ -186,8 +186,8 @@ class Completions(Exchange):
 def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
     """Raises RequestError."""
     r, prompts, n = request, request.prompts(), request.num_answers
-    if len(prompts) * n > served.max_choices:
-        raise UnsupportedField("n", f"{len(prompts)} prompts x n={n} are more than {served.max_choices} choices")
+    if len(prompts) * (made := max(n, r.best_of or 1)) > served.max_choices:
+        raise UnsupportedField("n", f"{len(prompts)} prompts x n={made} are more than {served.max_choices} choices")
     if r.max_tokens == 0 and not r.echo:
         raise UnsupportedField("max_tokens", "max_tokens=0 is only allowed with echo=true")
     max_tokens = 1 if r.max_tokens == 0 else r.max_tokens
@@ -204,6 +204,7 @@ def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
         default_tokens=_DEFAULT_TOKENS,
         params=params,
         n=n,
+        beams=r.beams(r.best_of or n),
         adapter=served.adapter(r.model),
         priority=r.priority or 0,
         salt=r.cache_salt,

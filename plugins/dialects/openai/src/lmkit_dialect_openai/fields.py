@@ -17,9 +17,6 @@ LABELS: Mapping[str, tuple[str, ...]] = {
 
 # fields that are refused when they say something
 HINTS: Mapping[str, Hint] = {
-    "use_beam_search": Hint("send n for several answers"),
-    "length_penalty": Hint("it belongs to beam search, which there is none of", (1.0,)),
-    "early_stopping": Hint("it belongs to beam search, which there is none of"),
     "best_of": Hint("send n, and choose among the answers; /v1/completions has it", (1,)),
     "suffix": Hint("write the model's own tokens for filling in into the prompt"),
     "watermarking": Hint("leave it out"),

@@ -13,6 +13,7 @@ from lmkit.api import (
     MAX_STOP_IDS,
     MAX_TOKENS,
     MIN_REPETITION,
+    Beams,
     Grammar,
     InvalidParam,
     SamplingParams,
@@ -192,6 +193,9 @@ class Sampling(Open):
     session_id: Label | None = None  # a label
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    use_beam_search: bool | None = None  # the answers are the n best that a search with as many beams finds
+    length_penalty: Annotated[float, Field(ge=-10, le=10), NUMBER] | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
     def _is_default(self, name: str) -> bool:
         value = getattr(self, name, None)
@@ -230,13 +234,30 @@ class Sampling(Open):
             self.dropped.add("stream_options.include_obfuscation")
         if self.truncate_prompt_tokens == 0:
             raise UnsupportedField("truncate_prompt_tokens", "truncate_prompt_tokens is a number of tokens, or -1")
+        self._check_search()
         self.dropped.update(name for name in LABELS if not self._is_default(name))
         if self.prompt_logprobs is not None and self.stream:
             raise UnsupportedField("prompt_logprobs", "prompt_logprobs is not available with stream=true")
 
+    def _check_search(self) -> None:
+        if self.use_beam_search:
+            if self.stream:
+                raise UnsupportedField("stream", "what a beam search finds is known at its end: it is not streamed")
+            return
+        for name, usual in (("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(self, name) not in (None, usual):
+                raise UnsupportedField(name, f"{name} needs use_beam_search=true")
+
+    def beams(self, width: int) -> Beams | None:
+        """The search that is asked for, if one is. Raises InvalidParam."""
+        if not self.use_beam_search:
+            return None
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        return Beams(width, length_penalty=penalty, early_stopping=self.early_stopping or False)
+
     def params(self, served: Served, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """Raises RequestError."""
-        given: dict[str, Any] = dict(served.default_params)
+        """Raises RequestError. The checkpoint's own defaults are for sampling, and a search does not sample."""
+        given: dict[str, Any] = {} if self.use_beam_search else dict(served.default_params)
         names = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "seed", "stop",
                  "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "prompt_logprobs")  # fmt: skip
         given |= {k: v for k in names if (v := getattr(self, k)) is not None}
@@ -297,6 +318,8 @@ class ChatRequest(Sampling):
             self.dropped.add("max_tokens")  # which the other replaces
         check_calls(self.messages)
         self._check_tools()
+        if self.use_beam_search and self.tools and self.tool_choice != "none":
+            raise UnsupportedField("tools", "calls are no part of a beam search: leave out tools or use_beam_search")
         if self.continue_final_message and self.add_generation_prompt:
             raise UnsupportedField(
                 "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
@@ -338,12 +361,12 @@ class CompletionRequest(Sampling):
 
     @property
     def num_answers(self) -> int:
-        """To each prompt; n of them are shown."""
-        return self.best_of or self.n or 1
+        """To each prompt; n of them are shown. A search with `best_of` beams finds the n best by itself."""
+        return (not self.use_beam_search and self.best_of) or self.n or 1
 
     def check(self) -> None:
         super().check()
-        if self.num_answers < (self.n or 1):
+        if self.best_of is not None and self.best_of < (self.n or 1):
             raise UnsupportedField("best_of", f"best_of={self.best_of} answers are fewer than n={self.n}")
         if self.num_answers > (self.n or 1) and self.stream:
             raise UnsupportedField("best_of", "which answers are the best is known when all have ended: not streamed")

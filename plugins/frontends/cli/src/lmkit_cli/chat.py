@@ -21,7 +21,7 @@ from lmkit_cli.settings import Sourced
 if TYPE_CHECKING:
     from lmkit.api import SamplingParams
     from lmkit.front.message import Change
-    from lmkit.llm import LLM
+    from lmkit_python.llm import LLM
 
     Messages = list[dict[str, Any]]
     Answers = Callable[[Messages, bool | None], Iterator[Change]]  # the conversation, and whether to think
@@ -73,7 +73,7 @@ lmkit chat --url http://127.0.0.1:8000       talk to a server that is running
 @contextmanager
 def _local(settings: Sourced, sampling: dict[str, Any]) -> Iterator[tuple[Answers, str]]:
     """A model of this machine."""
-    from lmkit.llm import LLM
+    from lmkit_python.llm import LLM
 
     from lmkit_cli.progress import StartBar
 

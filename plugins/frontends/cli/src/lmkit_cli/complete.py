@@ -32,7 +32,7 @@ def command(
     text = _prompt(prompt)
     from lmkit.front.ask import TextAsk
     from lmkit.front.run import check_finish
-    from lmkit.llm import LLM
+    from lmkit_python.llm import LLM
 
     with LLM(config=settings.config, host=plugin_host(settings), own_process=True) as llm:
         params = merge(dict(llm.text.default_params or {}), sampling)

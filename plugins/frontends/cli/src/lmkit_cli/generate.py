@@ -23,8 +23,8 @@ from lmkit_cli.sampling import merge, with_sampling
 from lmkit_cli.settings import Sourced
 
 if TYPE_CHECKING:
-    from lmkit.llm import LLM
-    from lmkit.outputs import RequestOutput
+    from lmkit_python.llm import LLM
+    from lmkit_python.outputs import RequestOutput
 
 KEYS = ("id", "prompt", "token_ids", "messages", "params")
 BATCH = 256  # prompts between writes: what an interruption can cost
@@ -56,8 +56,8 @@ def command(
     """Generate for a file of prompts, without a server. A bar on stderr shows progress."""
     items = read_items(file)
     done = _count_done(output) if resume else 0
-    from lmkit.llm import LLM
-    from lmkit.progress import prompt_bar
+    from lmkit_python.llm import LLM
+    from lmkit_python.progress import prompt_bar
 
     from lmkit_cli.progress import StartBar
 

@@ -105,7 +105,7 @@ async def _serve(
     on_ready: OnReady | None,
     start: Mapping[str, Any],
 ) -> None:
-    from lmkit.llm import AsyncLLM
+    from lmkit_python.llm import AsyncLLM
 
     serving = asyncio.current_task()
     assert serving is not None

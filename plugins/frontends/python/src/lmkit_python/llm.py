@@ -8,15 +8,15 @@ with LLM("demo") as llm:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import aclosing, closing, contextmanager
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from lmkit.api import ConfigError, Progress, SamplingParams, ToolChoice
+from lmkit.api import ConfigError, Progress, SamplingParams, Text, TokenEvent, ToolChoice
 from lmkit.config import EngineConfig, from_options
 from lmkit.config.environment import adopt_environment
 from lmkit.engine.client import ProcessClient
@@ -28,13 +28,16 @@ from lmkit.engine.supervisor import RESTARTS, Supervised
 from lmkit.front.ask import Adapters, Ask, Messages, Params, Prompt, chat_asks, one_text_ask, text_asks
 from lmkit.front.message import Change
 from lmkit.front.prepare import Turn, prepare_all
-from lmkit.front.run import Generation, at_once, check_taken, play
-from lmkit.outputs import RequestOutput, outputs_of
+from lmkit.front.run import Generation, GenerationFailed, at_once, check_finish, check_taken, play
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
-from lmkit.pooled import PoolingCalls
 from lmkit.text.side import TextSide
-from lmkit.text.stream import OutputEvent
+from lmkit.text.stream import Finish, OutputEvent
+
+from lmkit_python.asks import one_ask
+from lmkit_python.beam import BeamSearchOutput, BeamSearchParams, beam_asks, beam_output
+from lmkit_python.outputs import RequestOutput, outputs_of
+from lmkit_python.pooled import PoolingCalls
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
@@ -79,7 +82,7 @@ class LLM(PoolingCalls):
         self._observers = Observers(host, self.resolved, self.facts)
         self._observers.started()
         rows = self.facts.max_rows
-        self._shared = SharedCore(self._engine.core, rows + min(rows, self.config.sched.queue))
+        self.shared = SharedCore(self._engine.core, rows + min(rows, self.config.sched.queue))
         self._numbers = count(1)
 
     @property
@@ -128,6 +131,19 @@ class LLM(PoolingCalls):
         )  # fmt: skip
         return outputs_of(self._run(asks, progress))
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        adapter: Adapters = None,
+        progress: bool | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best outputs for each prompt. Needs the prefix cache to be quick: without it each token
+        costs its whole prompt. Raises RequestError."""
+        groups = self._run(beam_asks(prompts, params, adapter), progress)
+        return [beam_output(group, params, self.text.tokenizer) for group in groups]
+
     def stream_chat(
         self,
         messages: Messages,
@@ -139,13 +155,21 @@ class LLM(PoolingCalls):
         """The answer as it is made: Text, Reasoning, Tool* events and a Finish. Leaving the iterator early aborts."""
         yield from self._stream(chat_asks([messages], params, tools=tools, template_options=template_options))
 
+    def stream_text(self, prompt: Prompt | Messages, params: SamplingParams | None = None) -> Iterator[str]:
+        """The text of an answer as it is made; of a conversation, without reasoning and calls. Raises what ends it."""
+        with closing(self.changes(one_ask(prompt, params))) as changes:
+            for turn, change in changes:
+                if change.content:
+                    yield change.content
+                check_finish(turn)
+
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputEvent]:
         """The completion as it is made: Text events and a Finish. Leaving the iterator early aborts."""
         yield from self._stream(one_text_ask(prompt, params))
 
-    def changes(self, ask: Ask) -> Iterator[tuple[Turn, Change]]:
+    def changes(self, ask: Ask) -> Generator[tuple[Turn, Change], None, None]:
         """What each step adds to the messages of the ask's turns, until all have finished. Leaving it early aborts."""
-        with closing(self._play(self._prepare([ask]))) as playing:
+        with closing(self._play(self.prepare([ask]))) as playing:
             for turn, events in playing:
                 yield turn, turn.message.feed(events)
 
@@ -155,20 +179,21 @@ class LLM(PoolingCalls):
 
     def load_adapter(self, name: str, path: str) -> None:
         """A PEFT adapter under a name that `adapter=` takes. Needs enable_lora. Raises what prevents it."""
-        with self._shared.alone():
+        with self.shared.alone():
             self._engine.core.adapters.load(name, str(path))
 
     def unload_adapter(self, name: str) -> None:
-        with self._shared.alone():
+        with self.shared.alone():
             self._engine.core.adapters.unload(name)
 
-    def _prepare(self, asks: Sequence[Ask]) -> list[list[Turn]]:
-        self._shared.require_open()
+    def prepare(self, asks: Sequence[Ask]) -> list[list[Turn]]:
+        """The turns of each ask, ready to be played. Raises RequestError."""
+        self.shared.require_open()
         return prepare_all(self.text, self.facts, asks, f"llm-{next(self._numbers)}")
 
     def _run(self, asks: Sequence[Ask], progress: bool | None = None) -> list[list[Turn]]:
         """The turns of each ask, all of which have finished."""
-        groups = self._prepare(asks)
+        groups = self.prepare(asks)
         with _bar(sum(map(len, groups)), progress) as advance, closing(self._play(groups)) as playing:
             for turn, events in playing:
                 turn.message.feed(events)
@@ -178,22 +203,26 @@ class LLM(PoolingCalls):
         return groups
 
     def _stream(self, asks: Sequence[Ask]) -> Iterator[OutputEvent]:
-        with closing(self._play(self._prepare(asks))) as playing:
+        with closing(self._play(self.prepare(asks))) as playing:
             for _, events in playing:
                 yield from events
 
     def _play(self, groups: Sequence[Sequence[Turn]]) -> Generator[tuple[Turn, list[OutputEvent]], None, None]:
-        """Shows the events of the engine to the plugins that watch their requests, too."""
         turns = [turn for group in groups for turn in group]
-        watches = {t.request.id: watch for t in turns if (watch := self._observers.watch(t.request))}
-        return play(self._shared, turns, (lambda event: watches[event.id].see(event)) if watches else None)
+        return play(self.shared, turns, self.watch(turns))
+
+    def watch(self, turns: Sequence[Turn]) -> Callable[[TokenEvent], None] | None:
+        """What shows the events of the engine to the plugins that watch their requests; None when none do."""
+        requests = {turn.request.id: turn.request for turn in turns}
+        watches = {id: watch for id, r in requests.items() if (watch := self._observers.watch(r))}
+        return (lambda event: watches[event.id].see(event)) if watches else None
 
     def _read(self, asks: Sequence[Ask], read: Callable[[list[list[Turn]]], Any]) -> Any:
         return read(self._run(asks))
 
     def close(self) -> None:
         """Frees everything; what other threads are waiting for ends with EngineDead. Idempotent."""
-        if self._shared.close():
+        if self.shared.close():
             self._observers.stopping()
             self._engine.close()
 
@@ -281,6 +310,22 @@ class AsyncLLM(PoolingCalls):
         )  # fmt: skip
         return outputs_of(await self._run(asks))
 
+    async def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, adapter: Adapters = None
+    ) -> list[BeamSearchOutput]:
+        """As `LLM.beam_search`."""
+        groups = await self._run(beam_asks(prompts, params, adapter))
+        return [beam_output(group, params, self.text.tokenizer) for group in groups]
+
+    async def stream_text(self, prompt: Prompt | Messages, params: SamplingParams | None = None) -> AsyncIterator[str]:
+        """As `LLM.stream_text`."""
+        async with aclosing(self._stream([one_ask(prompt, params)])) as events:
+            async for event in events:
+                if isinstance(event, Text):
+                    yield event.text
+                elif isinstance(event, Finish) and event.error is not None:
+                    raise GenerationFailed(event.error)
+
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[OutputEvent]:
         """As `LLM.stream`."""
         return self._stream(one_text_ask(prompt, params))
@@ -314,7 +359,7 @@ class AsyncLLM(PoolingCalls):
                     check_taken(turn)
         return groups
 
-    async def _stream(self, asks: Sequence[Ask]) -> AsyncIterator[OutputEvent]:
+    async def _stream(self, asks: Sequence[Ask]) -> AsyncGenerator[OutputEvent, None]:
         ((turn,),) = await asyncio.to_thread(self._prepare, asks)
         async with Generation(self.client, [turn]) as generation:
             async for _, events in generation.events():
@@ -347,8 +392,8 @@ def _bar(num_outputs: int, wanted: bool | None) -> Iterator[Any]:
         yield lambda num_tokens, finished: None
         return
     try:
-        from lmkit.progress import prompt_bar
-    except ModuleNotFoundError:  # rich, of the extra lmkit-core[progress]
+        from lmkit_python.progress import prompt_bar
+    except ModuleNotFoundError:  # rich, of the extra lmkit-python[progress]
         yield lambda num_tokens, finished: None
         return
     with prompt_bar(num_outputs) as advance:

@@ -9,7 +9,8 @@ from lmkit.api import PoolingParams, UnsupportedTask
 from lmkit.front.ask import Ask, PoolAsk, Prompt, ScoreAsk, as_prompts
 from lmkit.front.prepare import Turn
 from lmkit.front.vectors import scores_of
-from lmkit.outputs import pooling_output
+
+from lmkit_python.outputs import pooling_output
 
 if TYPE_CHECKING:
     from lmkit.engine.messages import EngineFacts

@@ -29,6 +29,11 @@ class Completion:
     tool_calls: list[ToolCall] = field(default_factory=list)  # chat only
     error: ErrorInfo | None = None  # with finish_reason "error"
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the log-probabilities of its tokens, when params.logprobs is given."""
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
+
 
 @dataclass(slots=True)
 class RequestOutput:
@@ -39,6 +44,11 @@ class RequestOutput:
     outputs: list[Completion]
     prompt_logprobs: list[TokenLogprob] | None = None  # positions 1.. of the prompt, when asked for
     num_cached: int = 0  # prompt tokens found in the prefix cache
+    request_id: str = ""  # of LLMEngine
+
+    @property
+    def finished(self) -> bool:
+        return all(one.finish_reason is not None for one in self.outputs)
 
     @property
     def text(self) -> str:
@@ -85,7 +95,7 @@ def outputs_of(groups: Sequence[Sequence[Turn]]) -> list[RequestOutput]:
 
 
 def output_of(turns: Sequence[Turn]) -> RequestOutput:
-    """The answers to one prompt, all of which have finished."""
+    """The answers to one prompt, as far as they have come."""
     first = turns[0]
     prompt_logprobs = first.stream.prompt_logprobs if first.request.params.prompt_logprobs is not None else None
     return RequestOutput(
@@ -100,18 +110,17 @@ def output_of(turns: Sequence[Turn]) -> RequestOutput:
 def _completion(turn: Turn) -> Completion:
     message, stream = turn.message, turn.stream
     finish = message.finish
-    assert finish is not None
     logprobs = stream.logprobs[: len(stream.token_ids)] if turn.request.params.logprobs is not None else None
     return Completion(
         turn.index,
         message.content,
-        stream.token_ids,
-        finish.reason,
-        finish.stop,
+        list(stream.token_ids),
+        finish.reason if finish else None,
+        finish.stop if finish else None,
         logprobs,
         message.reasoning,
         message.calls,
-        finish.error,
+        finish.error if finish else None,
     )
 
 

@@ -1,0 +1,1 @@
+"""The Python API: `LLM` in this process, `AsyncLLM` with an engine in its own, `LLMEngine` step by step."""
