@@ -21,7 +21,7 @@ from lmkit_http.explain import story
 from lmkit_http.history import MAX_ENTRIES
 from lmkit_http.info_schema import DetokenizeRequest, LoadAdapterRequest, TokenizeRequest, UnloadAdapterRequest
 from lmkit_http.limits import values_limit
-from lmkit_http.load import STATS_WAIT, engine_stats, server_load
+from lmkit_http.load import SOON, STATS_WAIT, engine_stats, load
 from lmkit_http.messages import conversation, declared
 from lmkit_http.page import page
 from lmkit_http.strict import check_calls, parse
@@ -175,7 +175,9 @@ class _Routes:
         return _json({"status": "ok", "active": self._backend.num_active})
 
     async def load(self, request: Request) -> Response:
-        return _json(await server_load(self._backend))
+        """For balancers: how many requests this server is answering, and what the engine says when it says it soon."""
+        stats = await engine_stats(self._backend.client, SOON)
+        return _json({"server_load": self._backend.num_active, **(load(stats.sched) if stats is not None else {})})
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What a client needs to count and to render as this server does."""

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from lmkit.engine.client import EngineClient
     from lmkit.engine.messages import EngineStats
 
-    from lmkit_http.backend import Backend
-
 ASKED = "endpoint-load-metrics-format"  # of a request
 HEADER = "endpoint-load-metrics"  # of its answer
 STATS_WAIT = 1.0  # seconds; a step may be long, a probe must not be
 _FRESH = 0.5  # seconds for which an answer of the engine is good enough for a header
-_WAIT = 0.05  # seconds that an answer waits for figures
+SOON = 0.05  # seconds that an answer waits for figures
 
 
 async def engine_stats(client: EngineClient, seconds: float = STATS_WAIT) -> EngineStats | None:
@@ -49,7 +47,7 @@ class Load:
         if wanted not in ("text", "json"):
             return {}
         if time.monotonic() - self._at > _FRESH:
-            self._stats = await engine_stats(self._client, _WAIT) or self._stats
+            self._stats = await engine_stats(self._client, SOON) or self._stats
             self._at = time.monotonic()
         if self._stats is None:
             return {}
@@ -66,9 +64,3 @@ def load(stats: SchedStats) -> dict[str, float]:
         "num_requests_waiting": stats.num_waiting,
         "num_requests_running": stats.num_running,
     }
-
-
-async def server_load(backend: Backend) -> dict[str, float]:
-    """For balancers: how many requests this server is answering, and what the engine says when it says it soon."""
-    stats = await engine_stats(backend.client, _WAIT)
-    return {"server_load": backend.num_active, **(load(stats.sched) if stats is not None else {})}
