@@ -177,7 +177,7 @@ def test_prompt_logprobs_come_once_also_after_preemption():
     s.add("a", [1, 2], 12, arrival=0.0)
     b = s.add("b", range(20, 26), 6, arrival=1.0, prompt_logprobs=0)
     s.run()
-    assert b.num_preempted
+    assert b.started.num_preempted
     assert [entry.token for e in s.events["b"] for entry in e.prompt_logprobs] == list(range(21, 26))
 
 
@@ -449,6 +449,28 @@ def test_a_late_result_does_not_count_for_a_new_request_of_the_same_name():
     assert s.tokens("a") == expected_tokens(s.executor.model, [3, 4], make_request("x", [1], 8).params)
 
 
+def test_the_first_tokens_of_each_stay_say_how_it_came_to_them():
+    """The clock goes on by a second a step: `c` waits for a row, and later loses its blocks to others."""
+    s = Stepper(hash_kv(7, 2), max_length=10, max_tokens=4, prefix_cache=False, max_rows=2)
+    now = [0.0]
+    s.scheduler.clock = lambda: now[0]
+    s.add("a", range(7), 3, arrival=0.0)
+    s.add("b", [1], 9, arrival=1.0)
+    s.add("c", [2], 9, arrival=2.0)
+    while s.scheduler.has_work():
+        now[0] += 1.0
+        s.step()
+    told = {rid: [e.started for e in events if e.started is not None] for rid, events in s.events.items()}
+    assert all(events[0].started is not None for events in s.events.values())
+    assert (told["a"][0].queued, told["a"][0].prefill, told["a"][0].num_chunks) == (1.0, 1.0, 2), "7 tokens, 4 a step"
+    assert told["b"][0].queued == 2.0, "the whole first step was given to a"
+    assert told["c"][0].queued > 2.0
+    again = max((one for stays in told.values() for one in stays), key=lambda one: one.num_preempted)
+    assert again.num_preempted
+    assert again.stalled > 0
+    assert sum(len(stays) for stays in told.values()) == 3 + s.scheduler.stats().num_preempted
+
+
 # ------------------------------------------------------------------------------------------------ drafts, failures
 
 
@@ -462,6 +484,7 @@ def test_drafts_are_verified_and_rejected_ones_taken_back():
     assert plan.rows[0].drafts == [want[1], want[2], 96]
     assert work(plan) == [("a", 2, 4, True)]
     assert s.tokens("a") == want[:4], "two drafts were right, the third was not"
+    assert [event.drafts for event in s.events["a"]] == [None, (3, 2)]
     assert r.num_computed == 5
     s.run()
     assert s.tokens("a") == want

@@ -152,6 +152,7 @@ from lmkit.contracts.wire import (
     RowLogprobs,
     RowWork,
     SchedStats,
+    Started,
     StepPlan,
     StepResult,
     TokenEvent,

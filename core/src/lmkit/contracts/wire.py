@@ -120,7 +120,17 @@ class StepResult(msgspec.Struct):
     undrawn: list[tuple[int, str]] = []  # the same for rows that fail by their own parameters: the model was right
 
 
-class TokenEvent(msgspec.Struct):
+class Started(msgspec.Struct, array_like=True):
+    """How a request came to its first token, and to the first one after each preemption. Times are seconds."""
+
+    queued: float = 0.0  # before its first step
+    prefill: float = 0.0  # from there to its first token
+    stalled: float = 0.0  # in the queue after preemptions
+    num_chunks: int = 0  # steps that computed positions of its prompt
+    num_preempted: int = 0
+
+
+class TokenEvent(msgspec.Struct, omit_defaults=True):
     """News of one request: new tokens, and at the end the reason. Exactly one event per request carries `finish`."""
 
     id: str
@@ -133,6 +143,8 @@ class TokenEvent(msgspec.Struct):
     pooled: Pooled | None = None  # of a pooling request, with its finish
     others: list[TokenEvent] = []  # of a search: its next best outputs
     error: ErrorInfo | None = None
+    started: Started | None = None  # with the first tokens, and with the first ones after a preemption
+    drafts: tuple[int, int] | None = None  # how many were verified for `tokens`, and how many of them were right
 
 
 class GrammarMasks(msgspec.Struct):

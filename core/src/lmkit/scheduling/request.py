@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lmkit.api import Admitted, FinishReason
+from lmkit.api import Admitted, FinishReason, Started
 
 if TYPE_CHECKING:
     from lmkit.scheduling.table import BlockTable
@@ -32,10 +32,11 @@ class Request(Admitted):
     keep_at: list[int] = field(default_factory=list)  # where its recurrent state is copied for others to find
     restored: list[tuple[int, int]] = field(default_factory=list)  # cached blocks to begin with copies of: group, block
     num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
-    num_preempted: int = 0
+    since: float = 0.0  # seconds: when it came into the queue, or left it
+    started: Started = field(default_factory=Started)
     num_lost: int = 0  # steps lost with it, and nobody found to be the cause
     num_scored: int = 1  # prompt positions whose logprobs were reported (position 0 has none)
-    announced: bool = False  # its first event has been sent
+    announced: int = 0  # the epoch in which its latest event was sent
     finish: FinishReason | None = None
 
     @property

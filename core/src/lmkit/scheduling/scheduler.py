@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
+from time import monotonic
 
 from lmkit.api import (
     Admitted,
@@ -53,15 +54,17 @@ MAX_LOST = 3  # steps that a request may be in which are lost together, though e
 class Scheduler:
     """Implements lmkit.api.Scheduler. Not thread-safe: it belongs to the engine thread."""
 
-    def __init__(self, limits: SchedLimits, kv: KVConfig, policy: OrderPolicy) -> None:
-        """Raises ConfigError when the limits contradict each other."""
+    def __init__(
+        self, limits: SchedLimits, kv: KVConfig, policy: OrderPolicy, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """Raises ConfigError when the limits contradict each other. `clock`: seconds; it decides nothing."""
         if limits.lookahead and limits.depth > 1:
             raise ConfigError(
                 f"draft tokens need one step in flight, depth is {limits.depth}", fix="set parallel.depth to 1"
             )
         if min(limits.max_tokens, limits.max_rows, limits.depth) < 1 or limits.lookahead < 0:
             raise ConfigError(f"scheduler limits must be positive: {limits}")
-        self.limits = limits
+        self.limits, self.clock = limits, clock
         self.policy = policy
         self.groups = make_groups(kv)
         self.block_size = self.groups[0].block_size
@@ -111,7 +114,7 @@ class Scheduler:
             raise EngineBusy(f"{len(self.waiting)} requests are waiting, the limit is {limits.max_waiting}")
         self._num_added += 1
         r.order = self._num_added
-        r.epoch = self._new_epoch()
+        r.epoch, r.since = self._new_epoch(), self.clock()
         r.admit_key = self._key("admit_key", self.policy.admit_key, r)
         self.requests[r.id] = r
         self.waiting.add(r.admit_key, r)
@@ -255,7 +258,12 @@ class Scheduler:
         assert took, "admission counted wrongly"
         r.num_computed = start
         r.num_published = num_hits
-        if not r.num_preempted and not r.num_output:
+        came, r.since = r.since, self.clock()
+        if r.started.num_preempted:
+            r.started.stalled += r.since - came
+        else:
+            r.started.queued = r.since - came
+        if not r.started.num_preempted and not r.num_output:
             r.num_cached = min(start, r.num_prompt_tokens)
             self.totals.num_cached_tokens += r.num_cached
             self.totals.num_cache_queries += r.num_prompt_tokens if self._may_hit(r) else 0
@@ -324,6 +332,7 @@ class Scheduler:
         end = start + n
         sample = end >= num_tokens and r.pooling is None
         table = r.held
+        r.started.num_chunks += start < r.num_prompt_tokens
         if not r.resident:
             r.resident = True
             states = [(i, table.blocks[i][0]) for i in self.zeroed]
@@ -331,10 +340,9 @@ class Scheduler:
                 plan.copies += [(i, kept, table.blocks[i][-1]) for i, kept in r.restored]
             else:
                 plan.zero += states
-            known, blocks = r.tokens[:], table.unsent()
-            plan.new.append(
-                NewRow(r.id, r.epoch, known, r.num_prompt_tokens, blocks, start, r.params, r.adapter, r.pooling)
-            )
+            plan.new.append(NewRow(
+                r.id, r.epoch, r.tokens[:], r.num_prompt_tokens, table.unsent(), start, r.params, r.adapter, r.pooling
+            ))  # fmt: skip
         elif table.capacity > table.sent:
             plan.grown.append((r.id, table.unsent()))
         drafts: list[int] = []
@@ -391,9 +399,8 @@ class Scheduler:
             if i in pooled:
                 event.pooled, event.finish = pooled[i], "stop"
             if event.tokens or event.prompt_logprobs or event.pooled:
-                if not r.announced:
-                    r.announced = True
-                    event.num_cached = r.num_cached
+                if r.announced != r.epoch:
+                    self._announce(r, event)
                 events.append(event)
             if event.finish:
                 r.finish = event.finish
@@ -409,6 +416,13 @@ class Scheduler:
                     self._preempt(r)  # room for the next
         return events
 
+    def _announce(self, r: Request, event: TokenEvent) -> None:
+        """What is said of a request once in each of its stays."""
+        if not r.announced:
+            event.num_cached = r.num_cached
+            r.started.prefill = self.clock() - r.since
+        r.announced, event.started = r.epoch, r.started
+
     def _accept(self, r: Request, row: RowWork, tokens: list[int], event: TokenEvent) -> None:
         """Append sampled tokens up to the one that ends the request; take back rejected drafts."""
         num_rejected = len(row.drafts) + 1 - len(tokens)
@@ -416,8 +430,10 @@ class Scheduler:
         r.num_inflight -= 1
         r.num_unverified -= len(row.drafts)
         r.num_computed -= num_rejected
-        self.totals.num_drafts += len(row.drafts)
-        self.totals.num_accepted += len(tokens) - 1
+        if row.drafts:
+            event.drafts = (len(row.drafts), len(tokens) - 1)
+            self.totals.num_drafts += len(row.drafts)
+            self.totals.num_accepted += len(tokens) - 1
         for token in tokens:
             r.tokens.append(token)
             event.tokens.append(token)
@@ -513,7 +529,8 @@ class Scheduler:
         r.num_computed = r.num_inflight = r.num_unverified = r.num_published = 0
         r.drafts = []
         r.epoch = self._new_epoch()
-        r.num_preempted += 1
+        r.started.num_preempted += 1
+        r.since = self.clock()
         self.totals.num_preempted += 1
         self.waiting.add(r.admit_key, r)
 

@@ -19,6 +19,7 @@ from lmkit.api import (
     Pooled,
     Reasoning,
     SamplingParams,
+    Started,
     StreamParser,
     Text,
     TokenEvent,
@@ -30,12 +31,15 @@ from lmkit.text.stops import Stops
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of one choice. `reasoning_tokens` is part of `completion_tokens`."""
+    """Token counts of one choice, and how it came to its first. `reasoning_tokens` is part of `completion_tokens`."""
 
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    draft_tokens: int = 0  # guessed or forced, and verified
+    accepted_tokens: int = 0  # of these, that were right
+    started: Started | None = None  # None: it did not, or nobody said
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,11 @@ class OutputStream:
     def _feed(self, event: TokenEvent, events: list[OutputEvent]) -> None:
         if event.num_cached is not None:
             self.usage.cached_tokens = event.num_cached
+        if event.started is not None:
+            self.usage.started = event.started
+        if event.drafts is not None:
+            self.usage.draft_tokens += event.drafts[0]
+            self.usage.accepted_tokens += event.drafts[1]
         if event.prompt_logprobs:
             self.prompt_logprobs += event.prompt_logprobs
         if event.logprobs:

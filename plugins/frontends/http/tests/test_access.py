@@ -177,7 +177,9 @@ async def test_the_page_asks_for_the_key(connect: Any) -> None:
 async def test_balancers_and_tokenizers(connect: Any) -> None:
     llm = scripted("a")
     client = connect(llm)
-    assert (await client.get("/load")).json() == {"server_load": 0}
+    assert (await client.get("/load")).json() == {
+        "server_load": 0, "kv_cache_usage_perc": 0, "num_requests_waiting": 0, "num_requests_running": 0,
+    }  # fmt: skip
     info = (await client.get("/tokenizer_info")).json()
     assert (info["vocab_size"], info["eos_token"]) == (llm.text.tokenizer.vocab_size, "<|end|>")
     assert info["chat_template"] == llm.text.tokenizer.chat_template

@@ -283,7 +283,7 @@ def state_survives_preemption() -> Patches:
 
     def start(self, r, budget):
         n = real(self, r, budget)
-        if n and self.zeroed and r.num_preempted:
+        if n and self.zeroed and r.started.num_preempted:
             r.num_computed = min(n, len(r.tokens)) - 1
         return n and n - r.num_computed
 

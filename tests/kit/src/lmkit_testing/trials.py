@@ -137,6 +137,7 @@ class Story:
         require(not self.aborted, f"news of aborted request {event.id}")
         require(self.last is None or self.last.finish is None, f"news after the end of {event.id}")
         require((event.num_cached is not None) <= (not self.events), "num_cached belongs to the first event")
+        require(event.started is not None or bool(self.events) or not event.tokens, "the first tokens say how it began")
         self.events.append(event)
         self.tokens += event.tokens
         self.logprobs += event.logprobs

@@ -59,6 +59,10 @@ class _Text(Exchange):
             data += _encode({**self._object("", "", (), ()), **self._end(turn, finish)}) + b"\n"
         return data
 
+    def explained(self, told: bytes) -> bytes:
+        said = {**self._object("", "", (), ()), "done": True, "lmkit": msgspec.Raw(told)}
+        return _encode(said) + b"\n"
+
     def _object(
         self, content: str, thinking: str, calls: Sequence[ToolCall], logprobs: Sequence[TokenLogprob]
     ) -> dict[str, Any]:
@@ -77,13 +81,14 @@ class _Text(Exchange):
         return {"token": piece.decode(errors="replace"), "logprob": max(logprob, -9999.0), "bytes": list(piece)}
 
     def _end(self, turn: Turn, finish: Finish) -> dict[str, Any]:
-        """Counts, and nanoseconds: the prompt's until the first token came, with the time in the queue."""
-        first = turn.first or turn.last
+        """Counts, and nanoseconds: the prompt's without the queue's, where the engine says what that was."""
+        first, started = turn.first or turn.last, finish.usage.started
+        prompt = first - turn.submitted if started is None else started.prefill
         return {
             "done": True, "done_reason": finish.reason,
             "total_duration": _nanoseconds(time.monotonic() - self._began), "load_duration": 0,
             "prompt_eval_count": finish.usage.prompt_tokens,
-            "prompt_eval_duration": _nanoseconds(first - turn.submitted),
+            "prompt_eval_duration": _nanoseconds(prompt),
             "eval_count": finish.usage.completion_tokens, "eval_duration": _nanoseconds(turn.last - first),
         }  # fmt: skip
 

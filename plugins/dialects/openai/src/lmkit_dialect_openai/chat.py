@@ -191,6 +191,9 @@ class Chat(Exchange):
             delta.tool_calls, filled = [_call(call) for call in change.calls], True
         return delta, filled
 
+    def explained(self, told: bytes) -> bytes:
+        return self._head + b'],"lmkit":' + told + b"}\n\n"
+
     def end(self, turns: Sequence[Turn]) -> bytes:
         if not self._with_usage:
             return b""

@@ -177,6 +177,9 @@ class Completions(Exchange):
             out.insert(0, ChoiceBody(turn.index, change.content, logprobs, None))
         return out
 
+    def explained(self, told: bytes) -> bytes:
+        return self._head + b'],"lmkit":' + told + b"}\n\n"
+
     def end(self, turns: Sequence[Turn]) -> bytes:
         if not self._with_usage:
             return b""

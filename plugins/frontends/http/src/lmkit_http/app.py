@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
-from lmkit_http import info_routes
+from lmkit_http import explain, info_routes
 from lmkit_http.access import KEY_HEADERS, caller_of
 from lmkit_http.access_log import AccessLog
 from lmkit_http.answering import prepared, whole
@@ -29,6 +29,7 @@ from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming
 from lmkit_http.dialects import error_writer, installed_dialects, spoken_routes
 from lmkit_http.errors import ErrorWriter, HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate
+from lmkit_http.history import Entry
 from lmkit_http.limits import body_limit
 from lmkit_http.metrics import Metrics
 from lmkit_http.settings import ServerSettings
@@ -68,7 +69,7 @@ def build_app(
     if settings.cors_origins:  # outside of the gate: a browser asks beforehand, without the key
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=_METHODS, allow_headers=["*"],
-            expose_headers=["Retry-After"],
+            expose_headers=["Retry-After", "Server-Timing", "x-request-id"],
         )  # fmt: skip
     app.add_middleware(AccessLog)
     for status in (404, 405):
@@ -119,6 +120,7 @@ def _answering(
     async def handle(request: Request) -> Any:
         if not light:
             backend.check_room()  # before anything is read: what has no room takes no time from others
+        parts = explain.wanted(request.headers)
         backend.num_preparing += 1
         try:
             async with backend.bodies.read(request) as body:
@@ -132,17 +134,24 @@ def _answering(
                     return FileResponse(found.body, found.status, found.headers, found.media_type)
                 return Response(found.body, found.status, found.headers, found.media_type)
             exchange, generation = found
-            backend.running.add(generation)
-            backend.backlogs.watch()
+            entry = backend.begin(exchange, generation, path, caller.tenant, incoming.headers)
         finally:
             backend.num_preparing -= 1
         if exchange.streamed:
-            return _event_response(backend, path, dialect, exchange, generation)
+            exchange.headers |= await backend.load.headers(incoming.headers)
+            chunks = _chunks(exchange, generation)
+            if parts:
+                chunks = _explained(backend, exchange, chunks, entry, parts)
+            return _event_response(backend, path, dialect, exchange, generation, chunks)
         try:
             content = await while_connected(request.receive, whole(exchange, generation))
         finally:
-            backend.running.discard(generation)
-        return Response(content, headers=exchange.headers, media_type=exchange.media_type)
+            backend.end(generation)
+        if parts and exchange.media_type == "application/json":
+            content = explain.added(content, explain.told(backend, entry, parts))
+        timing = {"server-timing": explain.server_timing(entry.lives)}
+        headers = {**exchange.headers, **timing, **await backend.load.headers(incoming.headers)}
+        return Response(content, headers=headers, media_type=exchange.media_type)
 
     async def run(request: Request) -> Any:
         try:
@@ -183,15 +192,29 @@ async def _chunks(exchange: Exchange, generation: Generation) -> AsyncIterator[b
         yield data
 
 
+async def _explained(
+    backend: Backend, exchange: Exchange, chunks: AsyncIterator[bytes], entry: Entry, parts: frozenset[str]
+) -> AsyncIterator[bytes]:
+    """The chunks, and what the answer says of itself."""
+    async for chunk in chunks:
+        yield chunk
+    yield exchange.explained(explain.told(backend, entry, parts))
+
+
 def _event_response(
-    backend: Backend, path: str, dialect: Dialect, exchange: Exchange, generation: Generation
+    backend: Backend,
+    path: str,
+    dialect: Dialect,
+    exchange: Exchange,
+    generation: Generation,
+    chunks: AsyncIterator[bytes],
 ) -> EventResponse:
     def close() -> None:
-        backend.running.discard(generation)
         generation.close()
+        backend.end(generation)
         backend.metrics.http(path, response.status_code)
 
-    response = EventResponse(_chunks(exchange, generation), close, _log, dialect, exchange.headers)
+    response = EventResponse(chunks, close, _log, dialect, exchange.headers)
     return response
 
 

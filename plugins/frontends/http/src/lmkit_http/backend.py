@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,7 +13,9 @@ from lmkit.api import EngineBusy, EngineDead
 from lmkit_http.backlog import Backlogs
 from lmkit_http.body import Bodies
 from lmkit_http.dialect import Served
+from lmkit_http.history import Entry, History
 from lmkit_http.limits import body_limit, queue_limit, values_limit
+from lmkit_http.load import Load
 from lmkit_http.metrics import Metrics
 from lmkit_http.settings import ServerSettings
 from lmkit_http.workers import Workers
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from lmkit.engine.messages import EngineFacts
     from lmkit.front.run import Generation
     from lmkit.text.side import TextSide
+
+    from lmkit_http.dialect import Exchange
 
 
 class ServedModel(Protocol):
@@ -54,11 +59,14 @@ class Backend:
     backlogs: Backlogs = field(init=False)
     workers: Workers = field(default_factory=Workers)
     served: Served = field(init=False)  # what dialects know of it
+    history: History = field(default_factory=History)
+    load: Load = field(init=False)
     background: Any = None  # Background, which knows this class; set by build_app
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(body_limit(self.facts, self.settings), self.settings.max_bodies)
         self.backlogs = Backlogs(self.running)
+        self.load = Load(self.client)
         self._max_active = queue_limit(self.facts)
         self.served = Served(
             self.names, self.adapters, self.text.tokenizer, self.text.default_params or {}, self.facts.max_length,
@@ -83,6 +91,20 @@ class Backend:
                 "template_findings": renderer.findings if renderer else {},
             },
         }  # fmt: skip
+
+    def begin(
+        self, exchange: Exchange, generation: Generation, route: str, tenant: str, headers: Mapping[str, str]
+    ) -> Entry:
+        """From now on it is being answered."""
+        self.running.add(generation)
+        self.backlogs.watch()
+        model = exchange.ask.adapter or self.model
+        return self.history.open(exchange, generation, route, model, tenant, headers)
+
+    def end(self, generation: Generation) -> None:
+        """It is answered, or given up. Idempotent."""
+        self.running.discard(generation)
+        self.history.close(generation)
 
     @property
     def num_active(self) -> int:

@@ -98,13 +98,13 @@ class Background:
                 raise UnsupportedField("stream", "nobody reads a stream here", fix="leave stream out")
             for turn in generation.turns:
                 turn.request.priority = LAST
-            backend.running.add(generation)
+            backend.begin(exchange, generation, incoming.route, incoming.tenant, incoming.headers)
         finally:
             backend.num_preparing -= 1
         try:
             content = await whole(exchange, generation)
         finally:
-            backend.running.discard(generation)
+            backend.end(generation)
         return Answer(content, 200, exchange.media_type, exchange.headers)
 
 

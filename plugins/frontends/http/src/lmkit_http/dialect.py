@@ -116,6 +116,10 @@ class Exchange:
         """What follows the last chunk of an answer without an error."""
         return b""
 
+    def explained(self, told: bytes) -> bytes:
+        """What a stream says of itself at its end, to who asked for it: `told` is JSON."""
+        return b"event: lmkit\ndata: " + told + b"\n\n"
+
 
 class UnsupportedAnswer(RequestError):
     code = "unsupported"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmkit
 import msgspec
-from lmkit.api import EngineDead, InvalidParam, LmkitError
+from lmkit.api import EngineDead, InvalidParam
 from lmkit.front.ask import ChatAsk
 from lmkit.front.limits import check_texts, strings
 from starlette.requests import Request
@@ -17,21 +17,22 @@ from starlette.responses import Response
 
 from lmkit_http.access import caller_of
 from lmkit_http.errors import HttpError
+from lmkit_http.explain import story
+from lmkit_http.history import MAX_ENTRIES
 from lmkit_http.info_schema import DetokenizeRequest, LoadAdapterRequest, TokenizeRequest, UnloadAdapterRequest
 from lmkit_http.limits import values_limit
+from lmkit_http.load import SOON, STATS_WAIT, engine_stats, load
 from lmkit_http.messages import conversation, declared
 from lmkit_http.page import page
 from lmkit_http.strict import check_calls, parse
 
 if TYPE_CHECKING:
-    from lmkit.engine.messages import EngineStats
-
     from lmkit_http.backend import Backend
 
 Result = TypeVar("Result")
 Handler = Callable[[Request], Awaitable[Response]]
+_LISTED = 50  # requests of /debug/requests
 _MORE = 4  # times the context that may be tokenized
-_STATS_WAIT = 1.0  # seconds; a step may be long, a probe must not be
 
 
 def routes(backend: Backend) -> list[tuple[str, list[str], Handler]]:
@@ -52,6 +53,8 @@ def routes(backend: Backend) -> list[tuple[str, list[str], Handler]]:
         ("/metrics", ["GET"], r.metrics),
         ("/debug/plan", ["GET"], r.plan),
         ("/debug/startup", ["GET"], r.startup),
+        ("/debug/requests", ["GET"], r.requests),
+        ("/debug/requests/{id:path}", ["GET"], r.request),
         ("/", ["GET"], r.page),
     ]
 
@@ -167,13 +170,14 @@ class _Routes:
     async def health(self, request: Request) -> Response:
         """Deeper than /ready: the engine thread itself answers."""
         self._backend.check_open()
-        if await self._stats() is None:
-            raise EngineDead(f"the engine did not answer within {_STATS_WAIT} s")
+        if await engine_stats(self._backend.client) is None:
+            raise EngineDead(f"the engine did not answer within {STATS_WAIT} s")
         return _json({"status": "ok", "active": self._backend.num_active})
 
     async def load(self, request: Request) -> Response:
-        """For balancers: how many requests this server is answering."""
-        return _json({"server_load": self._backend.num_active})
+        """For balancers: how many requests this server is answering, and what the engine says when it says it soon."""
+        stats = await engine_stats(self._backend.client, SOON)
+        return _json({"server_load": self._backend.num_active, **(load(stats.sched) if stats is not None else {})})
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What a client needs to count and to render as this server does."""
@@ -191,7 +195,7 @@ class _Routes:
         return _json({"version": lmkit.__version__})
 
     async def metrics(self, request: Request) -> Response:
-        stats = await self._stats()
+        stats = await engine_stats(self._backend.client)
         client = self._backend.client
         content = self._backend.metrics.render(stats, client.state == "ready" and client.responsive)
         return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -206,12 +210,27 @@ class _Routes:
         """How long each phase of the start-up took, in seconds; they sum to the time until ready."""
         return _json({"phases": self._backend.startup})
 
+    async def requests(self, request: Request) -> Response:
+        """The newest requests that the caller may see: their ids."""
+        caller = caller_of(request.scope)
+        seen = islice((entry for entry in self._backend.history if entry.seen_by(caller)), _LISTED)
+        return _json({"requests": [
+            {"id": e.id, "request_id": e.request_id, "route": e.route, "at": e.at,
+             "finish": [life.finish for life in e.lives], "seconds": max((life.total for life in e.lives), default=0.0)}
+            for e in seen
+        ]})  # fmt: skip
+
+    async def request(self, request: Request) -> Response:
+        """The story of one request, running or not. Those of others are not found."""
+        id, caller = request.path_params["id"], caller_of(request.scope)
+        entry = self._backend.history.find(id, caller)
+        if entry is None:
+            raise HttpError(
+                404, "not-found", f"no request {id[:200]!r} is remembered",
+                fix=f"the last {MAX_ENTRIES} are, by their id or x-request-id; /debug/requests lists them",
+            )  # fmt: skip
+        return _json(story(self._backend, entry, caller))
+
     async def page(self, request: Request) -> Response:
         """A small chat page, all in one file."""
         return page()
-
-    async def _stats(self) -> EngineStats | None:
-        try:
-            return await asyncio.wait_for(self._backend.client.stats(), _STATS_WAIT)
-        except (LmkitError, TimeoutError):
-            return None

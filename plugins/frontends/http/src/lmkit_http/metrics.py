@@ -28,6 +28,13 @@ ALIASES = {
     "vllm:num_requests_running": "lmkit_requests_running",
     "vllm:kv_cache_usage_perc": "lmkit_kv_usage_ratio",
     "vllm:gpu_cache_usage_perc": "lmkit_kv_usage_ratio",
+    "vllm:num_preemptions": "lmkit_preemptions",
+    "vllm:prompt_tokens": "lmkit_engine_prompt_tokens",
+    "vllm:generation_tokens": "lmkit_engine_output_tokens",
+    "vllm:prefix_cache_queries": "lmkit_prefix_cache_queries",
+    "vllm:prefix_cache_hits": "lmkit_prefix_cache_hits",
+    "vllm:spec_decode_num_draft_tokens": "lmkit_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens": "lmkit_accepted_draft_tokens",
 }
 
 
@@ -63,16 +70,18 @@ class _EngineCollector:
             "lmkit_draft_tokens": ("tokens guessed by a proposer or forced by a grammar, and verified", s.num_drafts),
             "lmkit_accepted_draft_tokens": ("of these, tokens that were drawn", s.num_accepted),
         }
-        names = dict.fromkeys(gauges) | ALIASES
+        names = {name: name for name in (*gauges, *counters)} | ALIASES
         for name, source in names.items():
-            text, value = gauges[source or name]
+            if source in counters:
+                text, value = counters[source]
+                counter = CounterMetricFamily(name, text, labels=["model_name"])
+                counter.add_metric([self.model], float(value))
+                yield counter
+                continue
+            text, value = gauges[source]
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
             gauge.add_metric([self.model], float(value))
             yield gauge
-        for name, (text, value) in counters.items():
-            counter = CounterMetricFamily(name, text, labels=["model_name"])
-            counter.add_metric([self.model], float(value))
-            yield counter
 
 
 class Metrics:
