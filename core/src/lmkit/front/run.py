@@ -95,6 +95,9 @@ class Generation:
         return self._one(self.turns[0]) if len(self.turns) == 1 else self._several()
 
     async def _one(self, turn: Turn) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
+        if self._error is not None:  # it failed before this turn's was submitted
+            yield turn, turn.stream.fail(self._error)
+            return
         turn.submitted = monotonic()
         source = self._client.submit(turn.request)
         self._sources.append(source)
