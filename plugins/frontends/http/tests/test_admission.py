@@ -327,7 +327,7 @@ async def test_places_come_back_whatever_happens(connect: Any) -> None:
 
 
 def test_random_storms_keep_the_books() -> None:
-    """A longer mix of deadlines, keys and priorities: nothing is lost, and nobody waits longer than the room is deep."""
+    """A longer mix of deadlines, keys and priorities: nothing is lost, nobody waits longer than the room is deep."""
     rng = random.Random(7)
     server = Server(limit=40, rows=4, service=0.25, api_keys=TWO_KEYS, key_requests=3000)
     taken, told = 0, []
