@@ -284,6 +284,16 @@ def clients(session: nox.Session) -> None:
 
 
 @nox.session
+def api_fuzz(session: nox.Session) -> None:
+    """Schemathesis over all routes: no 5xx, no hang. Five minutes; `-- 30` takes so many."""
+    install(session)
+    session.install("-q", "-c", "constraints.txt", "schemathesis>=4")
+    minutes = float(session.posargs[0]) if session.posargs else 5.0
+    env = ONE_THREAD | {"API_FUZZ_SECONDS": str(60 * minutes)}
+    session.run("pytest", "-q", "-s", "tests/api_fuzz", env=env)
+
+
+@nox.session
 def structured(session: nox.Session) -> None:
     """Structured output: 2,000 sampled answers over the matrix, the JSON Schema test suite, round trips of formats."""
     install(session)

@@ -97,6 +97,10 @@ class Generation:
 
     async def _one(self, turns: list[Turn]) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
         """The turns of one request."""
+        if self._error is not None:  # it failed before these turns' was submitted
+            for turn in turns:
+                yield turn, turn.stream.fail(self._error)
+            return
         for turn in turns:
             turn.submitted = monotonic()
         source = self._client.submit(turns[0].request)

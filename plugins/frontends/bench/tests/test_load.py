@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from lmkit.api import ConfigError, EngineError
 from lmkit_bench.client import Client
-from lmkit_bench.serve import Load, closed_loop, metrics, open_loop, run_loads
+from lmkit_bench.plot import front
+from lmkit_bench.serve import Load, closed_loop, greatest_rate, metrics, open_loop, run_loads
 from lmkit_bench.stats import Slo, Timing
-from lmkit_bench.workload import Prompt, random_prompts, read_dataset
+from lmkit_bench.workload import Prompt, random_prompts, random_texts, read_dataset
 
 TICK = 0.05  # seconds; what a loaded machine adds must be small beside it
 
@@ -79,8 +80,8 @@ async def serving(fake: Fake) -> AsyncIterator[str]:
         server.close()
 
 
-async def ask(fake: Fake) -> Timing:
-    async with serving(fake) as url, Client(url) as client:
+async def ask(fake: Fake, **options: bool) -> Timing:
+    async with serving(fake) as url, Client(url, **options) as client:
         await client.open()
         assert client.model == "fake"
         return await client.complete(Prompt([300, 301], 5))
@@ -96,7 +97,43 @@ async def test_times_of_a_scripted_answer() -> None:
     assert (timing.num_prompt_tokens, timing.num_tokens) == (7, 5)
     assert timing.tpot == pytest.approx(4 * TICK / 4, abs=TICK / 8)
     assert fake.bodies[0]["prompt"] == [300, 301]
-    assert fake.bodies[0]["ignore_eos"] is True
+    standard = {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
+    assert set(fake.bodies[0]) == standard
+    await ask(fake, ignore_eos=True)
+    assert fake.bodies[1]["ignore_eos"] is True
+
+
+async def test_chat() -> None:
+    """Reasoning is output as well; a role alone is none."""
+    deltas: list[dict[str, object]] = [{"role": "assistant"}, {"reasoning_content": "a"}, {"content": "b"}, {}]
+    script = [(0.0, b"data: " + json.dumps({"choices": [{"delta": d}]}).encode() + b"\n\n") for d in deltas]
+    fake = Fake([*script, (0.0, b"data: [DONE]\n\n")])
+    timing = await ask(fake, chat=True)
+    assert timing.ok
+    assert len(timing.events) == 2
+    assert fake.bodies[0]["messages"] == [{"role": "user", "content": [300, 301]}]
+    assert "prompt" not in fake.bodies[0]
+
+
+@pytest.mark.parametrize("start", [0.01, 1.0, 7.0, 64.0])
+async def test_the_greatest_rate_within_an_slo(start: float) -> None:
+    """A server that keeps it up to 7 requests a second is found from either side, within a tenth."""
+    asked: list[float] = []
+
+    async def share(rate: float) -> float:
+        asked.append(rate)
+        return 1.0 if rate <= 7 else 0.5
+
+    found = await greatest_rate(share, start, steps=4)
+    assert 0.9 * 7 <= found <= 7
+    assert len(asked) <= 16
+
+
+async def test_no_rate_within_an_slo() -> None:
+    async def share(rate: float) -> float:
+        return 0.0
+
+    assert await greatest_rate(share, 1.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -220,3 +257,28 @@ def test_dataset(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "Hello", "max_tokens": 9}\n\n{"token_ids": [5, 6]}\n')
     assert read_dataset(file, 4) == [Prompt("Hello", 9), Prompt([5, 6], 4)]
+
+
+def test_conversations(tmp_path: Path) -> None:
+    file = tmp_path / "sharegpt.json"
+    turns = [{"from": "human", "value": "Hello?"}, {"from": "gpt", "value": "x" * 40}, {"from": "human", "value": "y"}]
+    others = [{"conversations": turns[:1]}, {"conversations": turns[1:]}]
+    file.write_text(json.dumps([{"id": "a", "conversations": turns}, *others]))
+    assert read_dataset(file, 4) == [Prompt("Hello?", 10)]
+    for text in ("[1]", "[", '[{"conversations": 1}]', '[{"conversations": [{"from": "human"}, {}]}]', "[]"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="conversation"):
+            read_dataset(file, 4)
+
+
+def test_random_texts() -> None:
+    first, second = random_texts(2, 5, 3, prefix=2, seed=1)
+    assert isinstance(first.prompt, str)
+    assert isinstance(second.prompt, str)
+    assert len(first.prompt.split()) == 5
+    assert first.prompt.split()[:2] == second.prompt.split()[:2]
+    assert first.prompt != second.prompt
+
+
+def test_the_points_that_no_other_beats() -> None:
+    assert front([(1, 10), (2, 9), (2, 3), (3, 9), (4, 1), (0.5, 10)]) == [(1, 10), (3, 9), (4, 1)]

@@ -1,4 +1,4 @@
-"""A client that only measures: one streamed completion over the OpenAI API, and when each event came."""
+"""A client that only measures: one streamed answer over the OpenAI API, and when each event came."""
 
 from __future__ import annotations
 
@@ -22,8 +22,18 @@ DATA, DONE = "data:", "[DONE]"
 CONNECT_SECONDS = 10.0
 
 
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
 class _Choice(msgspec.Struct):
     text: str = ""
+    delta: _Delta | None = None
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.text or (self.delta is not None and (self.delta.content or self.delta.reasoning_content)))
 
 
 class _Usage(msgspec.Struct):
@@ -46,8 +56,12 @@ class Client:
     `timeout` bounds the silence between two events, in seconds: a request that waits longer counts as failed.
     """
 
-    def __init__(self, url: str, *, model: str = "", api_key: str = "", timeout: float = 600.0) -> None:
-        """Raises ConfigError when `url` is none."""
+    def __init__(
+        self, url: str, *, model: str = "", api_key: str = "", timeout: float = 600.0, chat: bool = False,
+        ignore_eos: bool = False,
+    ) -> None:  # fmt: skip
+        """`chat`: texts go to /v1/chat/completions. `ignore_eos`: ask for answers of full length, with a field that the
+        OpenAI API has not. Raises ConfigError when `url` is none."""
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no address of a server", fix="write http://HOST:PORT")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -57,6 +71,8 @@ class Client:
             timeout=httpx.Timeout(timeout, connect=CONNECT_SECONDS),
         )  # fmt: skip
         self.model = model
+        self._path = "/v1/chat/completions" if chat else "/v1/completions"
+        self._chat, self._more = chat, {"ignore_eos": True} if ignore_eos else {}
 
     async def open(self) -> None:
         """Finds the model's name. Raises EngineError when the server does not answer as one should."""
@@ -73,16 +89,17 @@ class Client:
             ) from e
 
     async def complete(self, prompt: Prompt) -> Timing:
-        """One request of greedy tokens, ends ignored. What goes wrong is in the timing, not raised."""
+        """One request of greedy tokens. What goes wrong is in the timing, not raised."""
+        asked = {"messages": [{"role": "user", "content": prompt.prompt}]} if self._chat else {"prompt": prompt.prompt}
         body = {
-            "model": self.model, "prompt": prompt.prompt, "max_tokens": prompt.num_output, "temperature": 0,
-            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+            "model": self.model, **asked, "max_tokens": prompt.num_output, "temperature": 0, **self._more,
+            "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         data = msgspec.json.encode(body)
         headers = {"Content-Type": "application/json"}
         timing = Timing(perf_counter())
         try:
-            async with self._http.stream("POST", "/v1/completions", content=data, headers=headers) as response:
+            async with self._http.stream("POST", self._path, content=data, headers=headers) as response:
                 if response.status_code != 200:
                     text = (await response.aread()).decode(errors="replace")
                     timing.error = f"HTTP {response.status_code}: {text[:300]}"
@@ -107,7 +124,7 @@ class Client:
             if chunk.error is not None:
                 timing.error = str(chunk.error)[:300]
                 return
-            if any(choice.text for choice in chunk.choices):
+            if any(choice.has_text for choice in chunk.choices):
                 timing.events.append(now)
             if chunk.usage is not None:
                 timing.num_prompt_tokens = chunk.usage.prompt_tokens

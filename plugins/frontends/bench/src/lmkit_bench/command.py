@@ -37,7 +37,8 @@ Rounds = Annotated[int, typer.Option("--rounds", "-r", min=1, help="repetitions,
 Prefix = Annotated[int, typer.Option("--prefix", min=0, help="tokens at the start that all prompts share")]
 Seed = Annotated[int, typer.Option("--bench-seed", help="of the random prompts and arrivals")]
 Dataset = Annotated[
-    Path | None, typer.Option("--dataset", help='prompts from a file: JSON lines {"prompt": TEXT} or {"token_ids": []}')
+    Path | None,
+    typer.Option("--dataset", help='prompts from a file: ShareGPT, or JSON lines {"prompt": TEXT}, {"token_ids": []}'),
 ]
 File = Annotated[Path | None, typer.Option("--output", "-o", help="result file (JSON)", show_default=False)]
 
@@ -211,6 +212,11 @@ def serve(
     prefix: Prefix = 0,
     dataset: Dataset = None,
     slo: Annotated[str, typer.Option(help="limits in ms that goodput counts by: ttft:2000,tpot:100,e2e:30000")] = "",
+    find_rate: Annotated[bool, typer.Option("--find-rate", help="search the greatest rate that keeps --slo")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="ask /v1/chat/completions, with texts")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="answers of full length: a field that not every server takes")
+    ] = False,
     bench_seed: Seed = 0,
     output: File = None,
 ) -> None:
@@ -221,18 +227,19 @@ def serve(
     sending to the first token, TPOT the mean time per later token, ITL the gap between two events of the stream.
 
     Example: lmkit bench serve ./my-model --concurrency 1,16,32
-    Example: lmkit bench serve --url http://localhost:8000 --rate 2 --slo ttft:1000,tpot:100
+    Example: lmkit bench serve --url http://localhost:8000 --rate 2 --slo ttft:1000,tpot:100 --find-rate
     """
     from lmkit_bench.client import Client
     from lmkit_bench.serve import Load, run_loads
     from lmkit_bench.server import lmkit_serve
-    from lmkit_bench.workload import random_prompts, read_dataset
+    from lmkit_bench.workload import random_prompts, random_texts, read_dataset
 
     api_key = api_key or settings.environment.switch("LMKIT_API_KEY")
     loads = [Load("concurrency", x) for x in _numbers("--concurrency", concurrency, whole=True)]
     loads += [Load("rate", x) for x in _numbers("--rate", rate)]
     loads = loads or [Load("concurrency", 1), Load("concurrency", 16)]
-    limits = _slo(slo)
+    if (limits := _slo(slo)) is None and find_rate:
+        raise ConfigError("--find-rate needs limits", fix="--slo ttft:1000,tpot:100")
     data = read_dataset(dataset, num_output) if dataset else None
 
     def prompts(load: Load, number: int) -> Sequence[Prompt]:
@@ -240,17 +247,21 @@ def serve(
         count = num_prompts or (2 * int(load.value) if load.kind == "concurrency" else 32)
         if data is not None:
             return [data[i % len(data)] for i in range(count)]
-        return random_prompts(count, num_input, num_output, prefix=prefix, seed=bench_seed * 1000 + number)
+        make = random_texts if chat else random_prompts
+        return make(count, num_input, num_output, prefix=prefix, seed=bench_seed * 1000 + number)
 
     def measure(address: str) -> dict[str, Metric]:
         total = sum(len(prompts(load, i)) for i, load in enumerate(loads))
-        client = Client(address, model=served_model, api_key=api_key)
+        whole = ignore_eos or url is None  # our own server knows the field
+        client = Client(address, model=served_model, api_key=api_key, chat=chat, ignore_eos=whole)
         with _bar("requests", total) as advance:
-            return asyncio.run(run_loads(client, loads, prompts, slo=limits, seed=bench_seed, advance=advance))
+            run = run_loads(client, loads, prompts, slo=limits, seed=bench_seed, advance=advance, find=find_rate)
+            return asyncio.run(run)
 
     flags: dict[str, Any] = {
         "concurrency": concurrency, "rate": rate, "num_prompts": num_prompts, "input": num_input,
         "output": num_output, "prefix": prefix, "dataset": str(dataset or ""), "slo": slo, "seed": bench_seed,
+        "chat": chat, "ignore_eos": ignore_eos,
     }  # fmt: skip
     details: dict[str, Any] = {}
     if url:
@@ -308,14 +319,19 @@ def startup(
 def plot(
     files: Annotated[list[Path], typer.Argument(help="result files", metavar="FILE...")],
     output: Annotated[Path, typer.Option("--output", "-o", help="picture: .png, .svg or .pdf")] = Path("bench.png"),
+    as_pareto: Annotated[
+        bool, typer.Option("--pareto", help="tokens per second of all users over those of one, a point for each load")
+    ] = False,
 ) -> None:
     """Draw results: over concurrency or rate where there are several, else as bars. Needs matplotlib.
 
     Example: lmkit bench plot before.json after.json -o both.svg
     """
-    from lmkit_bench.plot import plot as draw
+    from lmkit_bench.plot import pareto
+    from lmkit_bench.plot import plot as over_load
     from lmkit_bench.result import read
 
+    draw = pareto if as_pareto else over_load
     draw([read(file) for file in files], [file.stem for file in files], output)
     typer.echo(str(output))
 

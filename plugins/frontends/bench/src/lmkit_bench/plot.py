@@ -46,6 +46,54 @@ def plot(results: Sequence[Result], names: Sequence[str], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def pareto(results: Sequence[Result], names: Sequence[str], path: Path) -> None:
+    """Tokens per second of all users together over those of one, a point for each load; the line joins the points that
+    no other one beats in both.
+
+    Raises ConfigError for results without loads, and as `plot` does.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path} is no picture", fix=f"let it end in {', '.join(SUFFIXES)}")
+    figure = _matplotlib()(figsize=(7, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for result, name in zip(results, names, strict=True):
+        points = tradeoff(result)
+        if not points:
+            raise ConfigError(f"{name} has no loads with an output and a TPOT", fix="measure with lmkit bench serve")
+        best = front([(x, y) for x, y, _ in points])
+        (line,) = axes.plot(*zip(*best, strict=True), marker="o", label=name)
+        axes.scatter(*zip(*[(x, y) for x, y, _ in points], strict=True), color=line.get_color(), alpha=0.4)
+        for x, y, load in points:
+            axes.annotate(load, (x, y), fontsize=7, xytext=(4, 4), textcoords="offset points")
+    axes.set(xlabel="tokens per second of one user (1 / median TPOT)", ylabel="output tokens per second")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def tradeoff(result: Result) -> list[tuple[float, float, str]]:
+    """(tokens per second of one user, of all together, the load) of each load."""
+    found = []
+    for key, metric in result.metrics.items():
+        load, _, name = key.rpartition("/")
+        output = result.metrics.get(f"{load}/output")
+        if name == "tpot" and output is not None and metric.median > 0:
+            found.append((1 / metric.median, output.median, load))
+    return found
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other one beats in both coordinates, by the first."""
+    kept: list[tuple[float, float]] = []
+    for x, y in sorted(set(points), reverse=True):
+        if not kept or y > kept[-1][1]:
+            kept.append((x, y))
+    return kept[::-1]
+
+
 def _matplotlib() -> Any:
     try:
         from matplotlib.backends import backend_agg  # noqa: F401  drawing without a screen

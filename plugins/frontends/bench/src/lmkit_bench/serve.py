@@ -34,6 +34,8 @@ Send = Callable[[Prompt], Awaitable[Timing]]
 Done = Callable[[Timing], None]
 
 PERCENTILES = (50, 90, 99)
+KEPT = 0.95  # of the requests: what a rate must do to count as within the SLO
+MAX_DOUBLINGS = 12
 
 
 async def closed_loop(
@@ -83,8 +85,10 @@ async def run_loads(
     slo: Slo | None = None,
     seed: int = 0,
     advance: Callable[[], None] = lambda: None,
+    find: bool = False,
 ) -> dict[str, Metric]:
-    """One load after the other, after a request that warms up. `prompts(load, number)` are those of each.
+    """One load after the other, after a request that warms up. `prompts(load, number)` are those of each. `find`: also
+    the greatest rate at which the SLO is kept.
 
     Raises EngineError when the server does not answer, or no request of a load succeeds.
     """
@@ -101,7 +105,46 @@ async def run_loads(
             else:
                 timings = await open_loop(client.complete, work, load.value, seed, done)
             found |= metrics(timings, slo, f"{load}/")
+        if find and slo is not None:
+            number = len(loads)
+
+            async def share(rate: float) -> float:
+                nonlocal number
+                number += 1
+                timings = await open_loop(client.complete, prompts(Load("rate", rate), number), rate, seed)
+                return sum(map(slo.kept_by, timings)) / len(timings)
+
+            rates = [load.value for load in loads if load.kind == "rate"]
+            best = await greatest_rate(share, rates[0] if rates else 1.0)
+            found["greatest rate within the SLO"] = Metric("req/s", "higher", [best])
     return found
+
+
+async def greatest_rate(share: Callable[[float], Awaitable[float]], start: float, steps: int = 4) -> float:
+    """The greatest rate, in requests per second, at which KEPT of the requests keep the SLO: doubled or halved from
+    `start` until it is enclosed, then `steps` bisections on a logarithmic scale. 0.0: none was found.
+
+    `share(rate)`: how many of the requests kept it.
+    """
+    rate, good, bad = start, 0.0, 0.0
+    for _ in range(MAX_DOUBLINGS):
+        if await share(rate) >= KEPT:
+            good = rate
+            if bad:
+                break
+            rate *= 2
+        else:
+            bad = rate
+            if good:
+                break
+            rate /= 2
+    for _ in range(steps if good and bad else 0):
+        middle = (good * bad) ** 0.5
+        if await share(middle) >= KEPT:
+            good = middle
+        else:
+            bad = middle
+    return good
 
 
 def metrics(timings: Sequence[Timing], slo: Slo | None = None, label: str = "") -> dict[str, Metric]:

@@ -45,15 +45,40 @@ def random_prompts(
     return [Prompt(shared + ids(num_input - prefix), num_output) for _ in range(count)]
 
 
+def random_texts(count: int, num_input: int, num_output: int, *, prefix: int = 0, seed: int = 0) -> list[Prompt]:
+    """The same as texts of `num_input` short words, for servers that take no token ids: about so many tokens each."""
+    made = random_prompts(count, num_input, num_output, prefix=prefix, seed=seed)
+    return [Prompt(" ".join(f"{word:x}" for word in p.prompt if isinstance(word, int)), num_output) for p in made]
+
+
 def read_dataset(path: Path, num_output: int) -> list[Prompt]:
-    """JSON lines with "prompt" (a text) or "token_ids", and optionally "max_tokens". Raises ConfigError."""
+    """JSON lines with "prompt" (a text) or "token_ids", and optionally "max_tokens"; or one list of conversations as
+    ShareGPT has them. Raises ConfigError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
+        if text.lstrip().startswith("["):
+            return _conversations(path, text)
+        lines = text.splitlines()
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"cannot read {path}: {e}", fix="give a file of JSON lines") from e
     prompts = [_parse(path, number, line, num_output) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise ConfigError(f"{path} has no prompts", fix='write lines like {"prompt": "Hello"}')
+    return prompts
+
+
+def _conversations(path: Path, text: str) -> list[Prompt]:
+    """The first question of each conversation; as many tokens as its answer has, one for four characters."""
+    try:
+        data = json.loads(text)
+        turns = [conversation["conversations"] for conversation in data if len(conversation["conversations"]) > 1]
+        pairs = [(first["value"], second["value"]) for first, second, *_ in turns if first["from"] in ("human", "user")]
+        prompts = [Prompt(str(asked), max(1, len(answer) // 4)) for asked, answer in pairs if asked]
+    except (ValueError, TypeError, LookupError) as e:
+        fix = 'write [{"conversations": [{"from": "human", "value": TEXT}, {"from": "gpt", "value": TEXT}]}]'
+        raise ConfigError(f"{path} has no conversations: {type(e).__name__}: {e}", fix=fix) from e
+    if not prompts:
+        raise ConfigError(f"{path} has no conversation that begins with a question and its answer")
     return prompts
 
 

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "show-config": ("lmkit_cli.show_config:command", "Show every configuration value and who set it.", LOOK),
     "bench": ("lmkit_bench.command:app", "Measure engine, server, start-up and kernels; compare results.", LOOK),
     "doctor": ("lmkit_cli.doctor:command", "Check this installation.", MANAGE),
+    "collect-env": ("lmkit_cli.collect_env:command", "Print versions, devices and plugins for a report.", MANAGE),
     "plugins": ("lmkit_cli.plugins:app", "List, show, check and create plugins.", MANAGE),
 }
 

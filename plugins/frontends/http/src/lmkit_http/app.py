@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from starlette.types import Scope
 from lmkit_http import explain, info_routes
 from lmkit_http.access import KEY_HEADERS, caller_of
 from lmkit_http.access_log import AccessLog
+from lmkit_http.admission import DEADLINE_PASSED, Place, RateLimited, retry_after
 from lmkit_http.answering import prepared, whole
 from lmkit_http.backend import Backend, ServedModel
 from lmkit_http.background import Background
@@ -69,7 +71,7 @@ def build_app(
     if settings.cors_origins:  # outside of the gate: a browser asks beforehand, without the key
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=_METHODS, allow_headers=["*"],
-            expose_headers=["Retry-After", "Server-Timing", "x-request-id"],
+            expose_headers=["Retry-After", "Server-Timing", "retry-after-ms", "x-request-id"],
         )  # fmt: skip
     app.add_middleware(AccessLog)
     for status in (404, 405):
@@ -107,7 +109,7 @@ def _log(error: BaseException) -> None:
         log.error("a request failed", exc_info=error)
     elif is_inside(info := error.info()) and info.code != EngineDead.code:
         log.error("a request failed: %s: %s", info.code, info.message)
-    elif not isinstance(error, (EngineBusy, EngineDead)):
+    elif not isinstance(error, (EngineBusy, EngineDead, RateLimited)):
         log.info("refused: %s%s", info.code, f" ({info.field})" if info.field else "")
 
 
@@ -118,8 +120,21 @@ def _answering(
     path, light = route.split(" ")[1], route in asked.light_routes
 
     async def handle(request: Request) -> Any:
-        if not light:
-            backend.check_room()  # before anything is read: what has no room takes no time from others
+        if light:
+            return await take(request, None)
+        backend.check_open()
+        tenant = caller_of(request.scope).tenant
+        place = backend.admission.enter(tenant, request.headers)  # before anything is read: what has no room
+        try:  # takes no time from others
+            response = await take(request, place)
+        except BaseException:
+            place.leave()
+            raise
+        if not isinstance(response, EventResponse):
+            place.leave()
+        return response
+
+    async def take(request: Request, place: Place | None) -> Any:
         parts = explain.wanted(request.headers)
         backend.num_preparing += 1
         try:
@@ -135,6 +150,7 @@ def _answering(
                 return Response(found.body, found.status, found.headers, found.media_type)
             exchange, generation = found
             entry = backend.begin(exchange, generation, path, caller.tenant, incoming.headers)
+            deadline = _deadline(place, generation)
         finally:
             backend.num_preparing -= 1
         if exchange.streamed:
@@ -142,11 +158,12 @@ def _answering(
             chunks = _chunks(exchange, generation)
             if parts:
                 chunks = _explained(backend, exchange, chunks, entry, parts)
-            return _event_response(backend, path, dialect, exchange, generation, chunks)
+            return _event_response(backend, path, dialect, exchange, generation, chunks, deadline)
         try:
             content = await while_connected(request.receive, whole(exchange, generation))
         finally:
             backend.end(generation)
+            deadline()
         if parts and exchange.media_type == "application/json":
             content = explain.added(content, explain.told(backend, entry, parts))
         timing = {"server-timing": explain.server_timing(entry.lives)}
@@ -160,7 +177,7 @@ def _answering(
             response = Response(status_code=499)
         except Exception as error:
             _log(error)
-            response = error_response(info_of(error), asked.error)
+            response = error_response(info_of(error), asked.error, retry_after(error))
         if not isinstance(response, EventResponse):
             backend.metrics.http(path, response.status_code)
         return response
@@ -201,17 +218,30 @@ async def _explained(
     yield exchange.explained(explain.told(backend, entry, parts))
 
 
+def _deadline(place: Place | None, generation: Generation) -> Callable[[], None]:
+    """Ends the generation at its deadline. What is returned is called when it is over."""
+    if place is None:
+        return lambda: None
+    place.begin(generation.turns)
+    if (remaining := place.remaining()) is None:
+        return place.leave
+    timer = asyncio.get_running_loop().call_later(remaining, generation.fail, DEADLINE_PASSED)
+
+    def over() -> None:
+        timer.cancel()
+        place.leave()
+
+    return over
+
+
 def _event_response(
-    backend: Backend,
-    path: str,
-    dialect: Dialect,
-    exchange: Exchange,
-    generation: Generation,
-    chunks: AsyncIterator[bytes],
-) -> EventResponse:
+    backend: Backend, path: str, dialect: Dialect, exchange: Exchange, generation: Generation,
+    chunks: AsyncIterator[bytes], over: Callable[[], None],
+) -> EventResponse:  # fmt: skip
     def close() -> None:
         generation.close()
         backend.end(generation)
+        over()
         backend.metrics.http(path, response.status_code)
 
     response = EventResponse(chunks, close, _log, dialect, exchange.headers)

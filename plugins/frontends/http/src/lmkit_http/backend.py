@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lmkit.api import EngineBusy, EngineDead
 
+from lmkit_http.admission import Admission
 from lmkit_http.backlog import Backlogs
 from lmkit_http.body import Bodies
 from lmkit_http.dialect import Served
@@ -56,6 +57,7 @@ class Backend:
     num_preparing: int = 0  # accepted, not yet running
     startup: tuple[tuple[str, float], ...] = ()  # phase, seconds; from the start of the process until ready
     bodies: Bodies = field(init=False)
+    admission: Admission = field(init=False)
     backlogs: Backlogs = field(init=False)
     workers: Workers = field(default_factory=Workers)
     served: Served = field(init=False)  # what dialects know of it
@@ -68,6 +70,8 @@ class Backend:
         self.backlogs = Backlogs(self.running)
         self.load = Load(self.client)
         self._max_active = queue_limit(self.facts)
+        rows = self.facts.max_rows or 1
+        self.admission = Admission(self._max_active, rows, self.settings, lambda: self.num_active)
         self.served = Served(
             self.names, self.adapters, self.text.tokenizer, self.text.default_params or {}, self.facts.max_length,
             self.settings.max_choices, values_limit(self.facts, self.settings), self.facts.pooler, self._about(),

@@ -76,6 +76,19 @@ def command(
     drain_timeout: Annotated[
         float, typer.Option(help="seconds that running requests get after SIGTERM", min=0, rich_help_panel=PANEL)
     ] = 30.0,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(help="seconds from a request to the end of its answer", min=0.001, rich_help_panel=PANEL),
+    ] = None,
+    key_requests: Annotated[
+        int | None, typer.Option(help="requests a minute of each key", min=1, rich_help_panel=PANEL)
+    ] = None,
+    key_tokens: Annotated[
+        int | None, typer.Option(help="tokens a minute of each key", min=1, rich_help_panel=PANEL)
+    ] = None,
+    key_concurrent: Annotated[
+        int | None, typer.Option(help="requests of each key at once", min=1, rich_help_panel=PANEL)
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="show why each part would be chosen, and do not serve")
     ] = False,
@@ -100,6 +113,10 @@ def command(
         allowed_hosts=tuple(allowed_host or ()),
         drain_timeout=drain_timeout,
         unknown_fields=unknown_fields,
+        max_seconds=max_seconds,
+        key_requests=key_requests,
+        key_tokens=key_tokens,
+        key_concurrent=key_concurrent,
         served_names=settings.config.model.names,
     )
     with ctx.obj or EngineProcess() as process:

@@ -33,7 +33,8 @@ from lmkit.front.vectors import scores_of
 from lmkit.text.stream import Finish, Usage
 
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
-          413: "invalid_request_error", 431: "invalid_request_error", 503: "service_unavailable"}  # fmt: skip
+          413: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error",
+          503: "service_unavailable", 504: "timeout_error"}  # fmt: skip
 
 
 class UnknownModel(RequestError):

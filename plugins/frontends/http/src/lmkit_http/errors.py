@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 
 import msgspec
 from lmkit.api import EngineDead, EngineError, ErrorInfo, LmkitError
@@ -36,9 +37,11 @@ def public(info: ErrorInfo) -> ErrorInfo:
     return msgspec.structs.replace(_INTERNAL, code=info.code, status=info.status)
 
 
-def error_response(info: ErrorInfo, body: ErrorWriter = error_json) -> Response:
-    """`body`: how the dialect that was spoken writes errors."""
+def error_response(info: ErrorInfo, body: ErrorWriter = error_json, retry_after: float | None = None) -> Response:
+    """`body`: how the dialect that was spoken writes errors. `retry_after`: seconds; None: one, where trying helps."""
     headers = {"Retry-After": "1"} if info.status == 503 and info.retryable else {}
+    if retry_after is not None:  # whole seconds; some clients read the finer one first
+        headers = {"Retry-After": str(max(1, ceil(retry_after))), "retry-after-ms": str(ceil(retry_after * 1000))}
     if info.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(body(public(info)), info.status, headers, media_type="application/json")

@@ -27,6 +27,10 @@ class ServerSettings:
     max_bodies: int = 64 << 20  # bytes, bodies of all requests that are being read together
     max_headers: int = 64 << 10  # bytes, all headers together
     max_choices: int = 128  # prompts x n
+    max_seconds: float | None = None  # from a request to the end of its answer; None: no limit but the client's
+    key_requests: int | None = None  # a minute, of each key
+    key_tokens: int | None = None  # a minute, of each key: of prompts as they come, of answers as they end
+    key_concurrent: int | None = None  # requests of a key that are in at once
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
     unknown_fields: Literal["refuse", "warn"] = "refuse"  # of requests, those that say something
     served_names: tuple[str, ...] = ()  # of the model, the main one first; empty: as the engine says
@@ -37,6 +41,10 @@ class ServerSettings:
                 raise ConfigError(
                     f"{path!r} always needs the key", fix=f"only these can be open: {', '.join(OPENABLE)}"
                 )
+        for name in ("max_seconds", "key_requests", "key_tokens", "key_concurrent"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} is {value}", fix="give a positive number, or leave it out: no limit")
         for key in (*self.api_keys, *self.admin_keys):
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 what = "empty" if not key.strip() else "not plain text without blanks"

@@ -1,0 +1,254 @@
+"""Admission: who may come in, who is told to come back, and when.
+
+Three things refuse a request before anything of it is read. The room for requests is full (503); a key has used up what
+`--key-requests`, `--key-tokens` or `--key-concurrent` leave it (429); a key fills the room, and others have keys too
+(429). Once its prompt is known, one that cannot be answered within its deadline is refused (503), and what still runs
+at its deadline is ended (504).
+
+`Retry-After` is a prediction. Of a key's own limits it is exact. Of the room it comes from the measured rate at which
+requests leave: whoever is told first gets the first place that is expected to be free, the next one the second. It
+holds as long as those who come for the first time leave these places alone: a returning client cannot be told apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from lmkit.api import EngineBusy, ErrorInfo, LmkitError
+
+from lmkit_http.errors import HttpError
+
+if TYPE_CHECKING:
+    from lmkit.front.prepare import Turn
+
+    from lmkit_http.settings import ServerSettings
+
+DEADLINE_HEADER = "x-request-timeout"  # seconds, from when the request came in until the end of its answer
+MAX_SECONDS = 86400.0  # that a client may ask for
+MAX_WAIT = 60.0  # seconds: no Retry-After is longer, except of a key's own limits
+FIRST_WAIT = 1.0  # seconds, while no speed is measured
+_SHARE = 8  # a key may hold so many times what is left free (Choudhury and Hahne, IEEE/ACM Trans. Networking 1998)
+_WINDOW = 64  # requests that left last: the speed is theirs
+_MINUTE = 60.0
+DEADLINE_PASSED = ErrorInfo(
+    "deadline", "the answer was not finished at the deadline of the request", "allow more time, or ask for less",
+    status=504,
+)  # fmt: skip
+
+
+class Overloaded(EngineBusy):
+    """There is no room. `retry_after`: seconds until a place is expected to be free."""
+
+    def __init__(self, message: str, retry_after: float, *, fix: str = "try again in a while") -> None:
+        super().__init__(message, fix=fix)
+        self.retry_after = retry_after
+
+
+class RateLimited(LmkitError):
+    """A key has had what it may have for now. `retry_after`: seconds."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+    retryable = True
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message, fix="slow down: Retry-After says when to come back")
+        self.retry_after = retry_after
+
+
+class Bucket:
+    """A balance that grows to at most `minute`, by so much in a minute, and that may be overdrawn by its last taker."""
+
+    def __init__(self, minute: float, now: float) -> None:
+        self._minute = self._balance = float(minute)
+        self._at = now
+
+    def take(self, amount: float, now: float) -> None:
+        self._balance = min(self._minute, self._balance + (now - self._at) * self._minute / _MINUTE) - amount
+        self._at = now
+
+    def wait(self, need: float, now: float) -> float:
+        """Seconds until `need` is there; 0: it is."""
+        self.take(0, now)
+        return max(0.0, need - self._balance) * _MINUTE / self._minute
+
+
+@dataclass(slots=True)
+class _Account:
+    """What one key holds and may still have."""
+
+    num: int = 0  # requests that are in
+    requests: Bucket | None = None
+    tokens: Bucket | None = None
+
+
+class Speed:
+    """How fast requests leave when all rows are taken: the time that the last ones spent in rows, shared by the rows.
+
+    While fewer rows are taken their time counts for less, so that an idle server looks no slower; it may look faster
+    than it is with all of them, until as many requests as are remembered have left a full one.
+    """
+
+    def __init__(self, rows: int, now: float) -> None:
+        self._rows, self._num, self._at, self._busy = rows, 0, now, 0.0
+        self._left: deque[float] = deque(maxlen=_WINDOW + 1)  # `busy`, when a request left
+
+    def look(self, num: int, now: float) -> None:
+        """`num`: how many requests there are from now on."""
+        self._busy += (now - self._at) * min(self._num, self._rows) / self._rows
+        self._at, self._num = now, num
+
+    def leave(self, now: float) -> None:
+        self.look(self._num, now)
+        self._left.append(self._busy)
+
+    def interval(self) -> float | None:
+        """Seconds between two that leave; None: unknown. It grows while nobody does."""
+        seconds = self._busy - self._left[0] if self._left else 0.0
+        return seconds / (len(self._left) - 1) if len(self._left) > 1 and seconds > 0 else None
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """One request that came in. Whoever took it leaves it, once."""
+
+    admission: Admission
+    tenant: str
+    came: float
+    seconds: float | None  # from `came` to its deadline
+    turns: list[Turn] = field(default_factory=list)
+    left: bool = False
+
+    def begin(self, turns: list[Turn]) -> None:
+        """Its prompts are known. Raises Overloaded when it would still wait at its deadline."""
+        self.turns = turns
+        self.admission.begin(self)
+
+    def remaining(self) -> float | None:
+        """Seconds until its deadline; None: it has none."""
+        return None if self.seconds is None else self.seconds - (self.admission.clock() - self.came)
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if not self.left:
+            self.left = True
+            self.admission.leave(self)
+
+
+class Admission:
+    """The places of one server. `limit` requests may be in, of which `rows` are computed together."""
+
+    def __init__(
+        self, limit: int, rows: int, settings: ServerSettings, count: Callable[[], int],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:  # fmt: skip
+        """`count`: how many are in, those that take no place among them. `clock`: seconds."""
+        self.clock = clock
+        self._limit, self._rows, self._settings, self._count = limit, rows, settings, count
+        self._several = len(settings.api_keys) > 1
+        self._accounts: dict[str, _Account] = {}  # by tenant: as many as there are keys
+        self._speed = Speed(rows, clock())
+        self._promised = 0.0  # when the last of those that were told to come back is expected
+
+    def enter(self, tenant: str, headers: Mapping[str, str]) -> Place:
+        """Raises Overloaded, RateLimited, and HttpError for a deadline that is none."""
+        now, seconds = self.clock(), self._seconds(headers)
+        account = self._account(tenant, now)
+        self._check_key(account, now)
+        free = self._limit - self._count()
+        if free <= 0:
+            raise Overloaded(f"{self._count()} requests are waiting or running", self._promise(now))
+        if self._several and account.num >= _SHARE * free:
+            raise RateLimited(f"this key has {account.num} of {self._limit} places", self._interval(now))
+        if account.requests is not None:
+            account.requests.take(1, now)
+        account.num += 1
+        self._speed.look(self._count() + 1, now)
+        return Place(self, tenant, now, seconds)
+
+    def begin(self, place: Place) -> None:
+        """Prompts are paid for. Raises Overloaded when the requests before it take longer than it may wait."""
+        now, account = self.clock(), self._accounts[place.tenant]
+        remaining = place.remaining()
+        if remaining is not None:
+            wait = self.wait(place.tenant) if all(turn.request.priority >= 0 for turn in place.turns) else 0.0
+            if remaining <= wait:
+                left = max(0.0, remaining)
+                message = f"the answer would begin in about {wait:.1f} s, its deadline is in {left:.1f} s"
+                raise Overloaded(message, min(MAX_WAIT, wait), fix="allow more time, or try again in a while")
+        if account.tokens is not None:
+            account.tokens.take(sum(len(turn.request.token_ids) for turn in place.turns), now)
+
+    def leave(self, place: Place) -> None:
+        """Answers are paid for as far as they were drawn, whoever ended them."""
+        now, account = self.clock(), self._accounts[place.tenant]
+        account.num -= 1
+        if account.tokens is not None:
+            account.tokens.take(sum(turn.stream.usage.completion_tokens for turn in place.turns), now)
+        answered = any(turn.stream.token_ids or turn.message.pooled is not None for turn in place.turns)
+        if answered:  # else it had no row
+            self._speed.leave(now)
+        self._speed.look(self._count(), now)
+
+    def wait(self, tenant: str) -> float:
+        """Seconds that the key's own requests before a new one take, at least: whatever the order, they go first."""
+        interval = self._speed.interval()
+        return 0.0 if interval is None else max(0, self._accounts[tenant].num - self._rows) * interval
+
+    def _account(self, tenant: str, now: float) -> _Account:
+        if tenant not in self._accounts:
+            s = self._settings
+            self._accounts[tenant] = _Account(
+                requests=Bucket(s.key_requests, now) if s.key_requests else None,
+                tokens=Bucket(s.key_tokens, now) if s.key_tokens else None,
+            )
+        return self._accounts[tenant]
+
+    def _check_key(self, account: _Account, now: float) -> None:
+        s = self._settings
+        if s.key_concurrent and account.num >= s.key_concurrent:
+            raise RateLimited(f"this key has {account.num} requests at once, its limit", self._interval(now))
+        if account.requests is not None and (wait := account.requests.wait(1, now)):
+            raise RateLimited(f"this key has sent {s.key_requests} requests within a minute, its limit", wait)
+        if account.tokens is not None and (wait := account.tokens.wait(1, now)):
+            raise RateLimited(f"this key has used {s.key_tokens} tokens within a minute, its limit", wait)
+
+    def _promise(self, now: float) -> float:
+        """Seconds until the next place that was promised to nobody else.
+
+        Requests leave in bursts, so the first one waits for as long as a request is in a row: the queue is full, and no
+        row stays empty for that.
+        """
+        interval = self._interval(now)
+        self._promised = min(max(now + self._rows * interval, self._promised) + interval, now + MAX_WAIT)
+        return self._promised - now
+
+    def _interval(self, now: float) -> float:
+        """Seconds until the next request leaves."""
+        self._speed.look(self._count(), now)
+        return min(MAX_WAIT, self._speed.interval() or FIRST_WAIT / self._rows)
+
+    def _seconds(self, headers: Mapping[str, str]) -> float | None:
+        """The sooner of what the client asks for and what the server allows."""
+        asked, most = headers.get(DEADLINE_HEADER), self._settings.max_seconds
+        if asked is None:
+            return most
+        try:
+            seconds = float(asked)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds <= MAX_SECONDS:
+            raise HttpError(
+                400, "deadline", f"{DEADLINE_HEADER} is {asked[:40]!r}", fix=f"seconds, up to {MAX_SECONDS:g}"
+            )
+        return seconds if most is None else min(seconds, most)
+
+
+def retry_after(error: BaseException) -> float | None:
+    """Seconds after which a refused request is expected to be taken; None: the error does not know."""
+    return getattr(error, "retry_after", None)
