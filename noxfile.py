@@ -277,8 +277,10 @@ def page(session: nox.Session) -> None:
 
 @nox.session
 def clients(session: nox.Session) -> None:
-    """Official clients over real sockets; writes docs/clients.md, which says what of each passed. A minute."""
+    """Real clients over sockets, most in environments of their own; writes docs/clients.md, which says what of each
+    passed. `-- CLIENT` runs one. Five minutes, and more the first time: 6 GB are installed."""
     install(session)
+    session.install("-q", "uv")
     env = ONE_THREAD | {"RESPONSE_PROMPTS": "500"}
     session.run("python", "tools/clients.py", *session.posargs, env=env)
 

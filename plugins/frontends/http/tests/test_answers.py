@@ -176,14 +176,15 @@ async def test_completions_of_all_kinds_of_prompts(connect: Any, prompt: Any, n:
 
 
 async def test_echo_with_logprobs(connect: Any) -> None:
+    """The token that ends an answer has no text, and an entry: harnesses count from the end."""
     body = {"prompt": "é x", "echo": True, "logprobs": 1, "max_tokens": 4}
     client = connect(scripted("ab"))
     choice = (await client.post("/v1/completions", json=body)).json()["choices"][0]
     assert choice["text"] == "é xab"
     logprobs = choice["logprobs"]
     assert logprobs["token_logprobs"][0] is None
-    assert len(logprobs["tokens"]) == len(logprobs["text_offset"]) == len(logprobs["top_logprobs"]) == 4 + 2
-    assert logprobs["text_offset"] == [0, 0, 1, 2, 3, 4]
+    assert len(logprobs["tokens"]) == len(logprobs["text_offset"]) == len(logprobs["top_logprobs"]) == 4 + 3
+    assert logprobs["text_offset"] == [0, 0, 1, 2, 3, 4, 5]
     streamed = chunks((await client.post("/v1/completions", json=body | {"stream": True})).text)
     assert "".join(c["choices"][0]["text"] for c in streamed) == "é xab"
     offsets = [at for c in streamed for at in (c["choices"][0]["logprobs"] or {}).get("text_offset", ())]

@@ -98,7 +98,8 @@ class Completions(Exchange):
         logprobs = None
         if r.logprobs is not None:
             logprobs = LogprobsBody([], [], [], [])
-            self._add(logprobs, message.logprobs, message.offsets)
+            last = _stop_token(turn)
+            self._add(logprobs, message.logprobs + last, message.offsets + [len(text)] * len(last))
         if r.max_tokens == 0:
             text, token_ids, logprobs = "", [], logprobs and LogprobsBody([], [], [], [])
         if r.echo:
@@ -170,9 +171,11 @@ class Completions(Exchange):
         if r.max_tokens == 0:
             return [ChoiceBody(turn.index, "", None, "length")] if out else []
         logprobs = None
-        if change.logprobs and r.logprobs is not None:
+        last = _stop_token(turn) if finish is not None else []
+        if (change.logprobs or last) and r.logprobs is not None:
             logprobs = LogprobsBody([], [], [], [])
-            self._add(logprobs, change.logprobs, change.offsets, len(turn.prompt or "") if r.echo else 0)
+            offsets = change.offsets + [len(turn.message.content)] * len(last)
+            self._add(logprobs, change.logprobs + last, offsets, len(turn.prompt or "") if r.echo else 0)
         if change.content or logprobs:
             out.insert(0, ChoiceBody(turn.index, change.content, logprobs, None))
         return out
@@ -217,6 +220,13 @@ def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
         grammar_field=r.answer_field,
         last=r.last(served.max_length, max_tokens or _DEFAULT_TOKENS),
     )
+
+
+def _stop_token(turn: Turn) -> list[TokenLogprob]:
+    """The entry of the token that ended the answer and has no text in it: each token that was made has an entry."""
+    finish, entries = turn.message.finish, turn.stream.logprobs
+    ends = finish is not None and isinstance(finish.stop, int) and len(turn.message.logprobs) < len(entries)
+    return entries[-1:] if ends else []
 
 
 def _surprise(turn: Turn) -> float:
