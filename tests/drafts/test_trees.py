@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import SamplingParams, TokenEvent
 from lmkit_testing.toy_engine import Places, ToyEngine, Trees
-from lmkit_worker import branches, proposals
+from lmkit_worker import branches, lengths, proposals
 from lmkit_worker.branches import Mover, check, follow, paths, seen
 from lmkit_worker.trees import Tree
 
@@ -30,7 +30,8 @@ Follows = dict[tuple[int, ...], list[int]]
 def _large_trees(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Rows hardly share the tokens of a step."""
     with monkeypatch.context() as patch:
-        patch.setattr(proposals, "TOKENS", 64)
+        patch.setattr(lengths, "TOKENS", 64)
+        patch.setattr(proposals, "clock", lambda: 0.0)
         yield
 
 

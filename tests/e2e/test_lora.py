@@ -234,7 +234,7 @@ def test_drafts_change_no_token_of_adapters(
     """A draft runs without adapters: what it guesses for rows that have one is less often right, and no more."""
     pytest.importorskip(f"lmkit_proposer_{proposer}", reason="the proposer is not installed")
     model = str(eagle1(base, tmp_path)) if proposer == "eagle" else str(base)
-    monkeypatch.setattr("lmkit_worker.proposals.TOKENS", 40)  # for each row several
+    monkeypatch.setattr("lmkit_worker.lengths.TOKENS", 40)  # for each row several
     plugins, given = {f"proposer.{proposer}": {"model": model, **more}}, [None, *(f"a{i}" for i in range(4))]
     modules = ",".join(f"a{i}={adapters[i][0]}" for i in range(4))
     found = []

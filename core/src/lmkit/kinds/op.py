@@ -16,7 +16,7 @@ Example, entry point `[project.entry-points."lmkit.op"] toy_linear = "toy_ops.ho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmkit.contracts.refusal import Refusal
@@ -93,7 +93,7 @@ class OpSpec(Spec):
     op: str
     formats: frozenset[str] = frozenset()  # weight formats it runs; empty = any that can be dequantized
     dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
-    bits: Mapping[str, float] = field(default_factory=dict)  # of a packed weight, by format: for plans, where few are
+    bits: float | Mapping[str, float] | None = None  # of a packed weight, also by format: for plans, where few are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -316,9 +316,9 @@ class Resolver:
             self._keep(outcome, outcome.choice(candidate, f"fallback {i}" if i else ""), candidate)
         best = outcome.chosen.spec if outcome.chosen else None
         if request.op == "linear" and isinstance(best, OpSpec):
-            bits = best.bits.get(request.format) or (
-                8 * itemsize(self.known.dtype) if best.tier == Tier.REFERENCE else None
-            )
+            bits = best.bits.get(request.format) if isinstance(best.bits, Mapping) else best.bits
+            if bits is None and best.tier == Tier.REFERENCE:
+                bits = 8 * itemsize(self.known.dtype)
             if bits is not None:
                 self._derive(f"{request.format}_bits", bits, best.name)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmkit_layers.drafts import DraftProposer
     from torch import Tensor
 
-    from lmkit_worker.inputs import InputBuilder, Layout, Step
+    from lmkit_worker.inputs import InputBuilder, Step
     from lmkit_worker.rows import RowTable
 
 

@@ -194,8 +194,8 @@ class InputBuilder:
         self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, positions: np.ndarray | None = None,
         tree: np.ndarray | None = None,
     ) -> tuple[StepInputs, Layout]:  # fmt: skip
-        """`lengths` [R] tokens from `starts` on for each of `slots` [R], of which only the device knows: `token_ids` are
-        the caller's to fill. The step before is over.
+        """`lengths` [R] tokens from `starts` on for each of `slots` [R], of which only the device knows: `token_ids`
+        are the caller's to fill. The step before is over.
 
         With `positions` and `tree` [T] these are places, of nodes of a tree.
         """

@@ -131,7 +131,9 @@ class TreeDrafting:
         following = self._rows.tokens[layout.token_slots, layout.positions + 1].astype(np.int64)
         x.token_ids.copy_(torch.from_numpy(following))
         hidden = hidden[torch.from_numpy(np.concatenate(tokens)).to(hidden.device)]
-        x = replace(x, embeds=self.proposer.enter(x.token_ids, hidden), logits_rows=last, only_logits=len(last) < len(hidden))
+        x = replace(
+            x, embeds=self.proposer.enter(x.token_ids, hidden), logits_rows=last, only_logits=len(last) < len(hidden)
+        )
         state = self.proposer.state(x)
         return state if len(state) == len(last) else state[last]
 

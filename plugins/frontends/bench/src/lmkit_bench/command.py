@@ -195,12 +195,8 @@ def parsers(
 @measuring("serve")
 def serve(
     settings: Sourced,
-    url: Annotated[
-        str | None, typer.Option(help="a running server; without it, one is started from the engine options")
-    ] = None,
-    served_model: Annotated[
-        str, typer.Option("--request-model", help="model name to ask for; default: its first")
-    ] = "",
+    url: Annotated[str | None, typer.Option(help="a running server; default: one is started from the options")] = None,
+    served_model: Annotated[str, typer.Option("--request-model", help="model to ask for; default: its first")] = "",
     api_key: Annotated[str, typer.Option(help="key of the server; also LMKIT_API_KEY")] = "",
     concurrency: Annotated[str, typer.Option("--concurrency", "-c", help="closed loop: clients, like 1,16,32")] = "",
     rate: Annotated[str, typer.Option("--rate", help="open loop: arrivals per second, like 0.5,1,2")] = "",

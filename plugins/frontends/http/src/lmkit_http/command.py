@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,71 +25,33 @@ if TYPE_CHECKING:
     from lmkit.engine.messages import EngineFacts
 
 PANEL = "Server"
+option = partial(typer.Option, rich_help_panel=PANEL)
 
 
 @with_config
 def command(
     ctx: typer.Context,  # its object: an engine process that was started ahead, or None
     settings: Sourced,
-    host: Annotated[str, typer.Option(help="address to listen on", rich_help_panel=PANEL)] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port to listen on", min=0, max=65535, rich_help_panel=PANEL)] = 8000,
+    host: Annotated[str, option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, option(help="port to listen on", min=0, max=65535)] = 8000,
     api_key: Annotated[
-        list[str] | None,
-        typer.Option(help="key that clients must send; repeatable; also LMKIT_API_KEY", rich_help_panel=PANEL),
+        list[str] | None, option(help="key that clients must send; repeatable; or LMKIT_API_KEY")
     ] = None,
-    admin_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="key that may also change the server (adapters, priority); also LMKIT_ADMIN_KEY", rich_help_panel=PANEL
-        ),
-    ] = None,
-    open_path: Annotated[
-        list[str] | None,
-        typer.Option(help=f"path that needs no key, of {', '.join(OPENABLE)}; repeatable", rich_help_panel=PANEL),
-    ] = None,
-    open_priority: Annotated[
-        bool,
-        typer.Option(
-            "--open-priority",
-            help="every client may ask to be served before others (priority < 0)",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
-    cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="site whose pages may ask, such as http://localhost:3000, or '*'; repeatable", rich_help_panel=PANEL
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="allow a public address without a key", rich_help_panel=PANEL)
-    ] = False,
-    allowed_host: Annotated[
-        list[str] | None, typer.Option(help="accepted Host headers; repeatable", rich_help_panel=PANEL)
-    ] = None,
+    admin_key: Annotated[list[str] | None, option(help="key of administrators; also LMKIT_ADMIN_KEY")] = None,
+    open_path: Annotated[list[str] | None, option(help=f"path without a key, of {', '.join(OPENABLE)}")] = None,
+    open_priority: Annotated[bool, option("--open-priority", help="all may ask for priority < 0")] = False,
+    cors_origin: Annotated[list[str] | None, option(help="site whose pages may ask, or '*'; repeatable")] = None,
+    insecure: Annotated[bool, option("--insecure", help="allow a public address without a key")] = False,
+    allowed_host: Annotated[list[str] | None, option(help="accepted Host headers; repeatable")] = None,
     unknown_fields: Annotated[
         Literal["refuse", "warn"],
-        typer.Option(
-            help="fields of requests that nobody knows: refuse, or drop and name them in a header",
-            rich_help_panel=PANEL,
-        ),
+        option(help="those of requests: or drop and name them"),
     ] = "refuse",
-    drain_timeout: Annotated[
-        float, typer.Option(help="seconds that running requests get after SIGTERM", min=0, rich_help_panel=PANEL)
-    ] = 30.0,
-    max_seconds: Annotated[
-        float | None,
-        typer.Option(help="seconds from a request to the end of its answer", min=0.001, rich_help_panel=PANEL),
-    ] = None,
-    key_requests: Annotated[
-        int | None, typer.Option(help="requests a minute of each key", min=1, rich_help_panel=PANEL)
-    ] = None,
-    key_tokens: Annotated[
-        int | None, typer.Option(help="tokens a minute of each key", min=1, rich_help_panel=PANEL)
-    ] = None,
-    key_concurrent: Annotated[
-        int | None, typer.Option(help="requests of each key at once", min=1, rich_help_panel=PANEL)
-    ] = None,
+    drain_timeout: Annotated[float, option(help="seconds that running requests get after SIGTERM", min=0)] = 30.0,
+    max_seconds: Annotated[float | None, option(help="seconds until an answer has to end", min=0.001)] = None,
+    key_requests: Annotated[int | None, option(help="requests a minute of each key", min=1)] = None,
+    key_tokens: Annotated[int | None, option(help="tokens a minute of each key", min=1)] = None,
+    key_concurrent: Annotated[int | None, option(help="requests of each key at once", min=1)] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="show why each part would be chosen, and do not serve")
     ] = False,

@@ -73,9 +73,9 @@ class _EngineCollector:
         names = {name: name for name in (*gauges, *counters)} | ALIASES
         for name, source in names.items():
             if source in counters:
-                text, value = counters[source]
+                text, total = counters[source]
                 counter = CounterMetricFamily(name, text, labels=["model_name"])
-                counter.add_metric([self.model], float(value))
+                counter.add_metric([self.model], float(total))
                 yield counter
                 continue
             text, value = gauges[source]
