@@ -160,7 +160,7 @@ def test_weights_of_few_bits_have_kernels(
         if t["kind"] == "op"
     }
     quantized = {name: names for name, names in chosen.items() if name.split(":")[-1] not in ("plain", "rowwise")}
-    assert {name.split(":")[0] for name in quantized} == {"linear", "moe"}
+    assert {name.split(":")[0] for name in quantized} >= {"linear", "moe"}
     for name, (kernel,) in quantized.items():
         assert "triton" in kernel or kernel == "fp8_scaled_mm", f"{name} by {kernel}"
 

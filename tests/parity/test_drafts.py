@@ -119,7 +119,8 @@ def trees_change_no_token(directory: Path, plain: list[list[list[int]]], patch: 
     defaults = AttnNeed.__init__.__defaults__ or ()
     patch.setattr(AttnNeed.__init__, "__defaults__", (*defaults[:-1], True))
     assert AttnNeed(1, 1, 1).tree
-    patch.setattr("lmkit_worker.proposals.TOKENS", 32)
+    patch.setattr("lmkit_worker.lengths.TOKENS", 32)
+    patch.setattr("lmkit_worker.proposals.clock", lambda: 0.0)
     try:
         llm = engine(directory, "ngram")
     except SelectionError as e:

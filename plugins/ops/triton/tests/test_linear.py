@@ -25,7 +25,7 @@ from lmkit_testing.triton_lab import Seen, lab, mutant
 from torch import Tensor
 
 CODES, FLOAT8 = TritonLinear(), TritonFloat8Linear()
-CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest value
+CLOSE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest value
 EXACT, EIGHT_BITS = 1.0, 4.0  # times that, where activations are rounded as well: the reference rounds them, too
 GPU = DeviceInfo("cuda", "gpu", capability=(9, 0))
 WRITTEN = ("out", "codes", "sums")

@@ -70,8 +70,15 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
     return NativeRowOps().embed(at.flatten(), table).view(*at.shape, *x.shape[1:])
 
 
-def add(x: Tensor, y: Tensor, alpha: float = 1) -> Tensor | None:
-    if x.dim() != 2 or y.shape != x.shape or y.dtype != x.dtype or x.dtype not in DTYPES or alpha != 1:
+def add(x: Tensor, y: Tensor | float, alpha: float = 1) -> Tensor | None:
+    if (
+        not isinstance(y, Tensor)
+        or x.dim() != 2
+        or y.shape != x.shape
+        or y.dtype != x.dtype
+        or x.dtype not in DTYPES
+        or alpha != 1
+    ):
         return None
     out = clone(x)
     return None if out is None or _rows(y) is None else NativeRowOps().add(out, y, y)
