@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from select import POLLHUP, POLLIN, poll
 from threading import Lock, Thread
 from time import monotonic
@@ -129,7 +129,10 @@ class MultiprocExecutor:
             raise ConfigError("the executor multiproc has one step in flight", fix="--depth 1")
         if config.lora.on and self.size > 1:
             raise ConfigError(f"adapters cannot be split over {self.size} ranks", fix="--tp 1, or no adapters")
+        if resolved.draft is not None and self.size > 1:  # each would choose lengths by a clock of its own
+            raise ConfigError(f"guesses of a model cannot be split over {self.size} ranks", fix="--proposer ngram")
         self._processes: list[Process] = []
+        self._news, self._by_fd = poll(), dict[int, Process]()  # made once: it is asked in every step
         self._told: Callable[[Failure], None] | None = None
         self._failure: Failure | None = None
         self._lock = Lock()  # of the two above, and of ending
@@ -138,6 +141,9 @@ class MultiprocExecutor:
     def start(self) -> WorkerFacts:
         with _meeting_place() as (path, fd):
             self._processes = [Process(rank, fd) for rank in range(self.size)]
+            for process in self._processes:
+                self._by_fd[process.connection.fileno()] = process
+                self._news.register(process.connection.fileno(), POLLIN | POLLHUP)
             Thread(target=self._watch, name="lmkit-ranks", daemon=True).start()
             self._order(Load(self._config, self._resolved, self._checkpoint, f"file://{path}"))
             answers = self._answers(Loaded)
@@ -232,9 +238,8 @@ class MultiprocExecutor:
 
     def _reports(self, until: float | None = None) -> Iterator[tuple[Process, Report]]:
         """What ranks have to say: waits for one, or until that time. Raises EngineDead when a rank is gone."""
-        of = {process.connection: process for process in self._processes}
-        for ready in wait(of, None if until is None else max(0.0, until - monotonic())):
-            process = of[ready]  # type: ignore[index]
+        for fd, _ in self._news.poll(None if until is None else max(0.0, until - monotonic()) * 1000):
+            process = self._by_fd[fd]
             try:
                 report = decode_report(process.connection.recv_bytes())
             except (EOFError, OSError):
