@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from lmkit.api import (
+    AttnNeed,
     CapacityError,
     Checkpoint,
     IntegerFormat,
@@ -38,8 +40,25 @@ def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) ->
     return DRAFTS if can_force or resolved.choice("proposer") is not None else 0
 
 
-def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan) -> int:
-    """Bytes of a loaded model: quantized weights as integers or as stored, or as what packs them; others in the dtype.
+def info_of_rank(info: ModelInfo, num_ranks: int) -> ModelInfo:
+    """The same model with the attention heads that one of `num_ranks` has: of keys that all heads share, each has all.
+
+    Whether heads divide is for the model to say, when it is built.
+    """
+
+    def own(need: AttnNeed) -> AttnNeed:
+        num_kv = need.num_kv_heads if need.mla else max(1, need.num_kv_heads // num_ranks)
+        return replace(need, num_q_heads=max(1, need.num_q_heads // num_ranks), num_kv_heads=num_kv)
+
+    if num_ranks == 1:
+        return info
+    layers = [replace(layer, attn=own(layer.attn)) if layer.attn is not None else layer for layer in info.layers]
+    return replace(info, layers=tuple(layers))
+
+
+def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan, num_ranks: int = 1) -> int:
+    """Bytes of a loaded model, or of one rank's part: quantized weights as integers or as stored, or as what packs
+    them; others in the dtype.
 
     A tied output head that is packed takes the place of the embedding, which stays mapped from its file.
     """
@@ -52,13 +71,15 @@ def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan
         plain = linear.total_out * linear.in_features * size
         fmt = scheme.for_layer(linear) if scheme is not None else None
         bits = resolved.value(f"{fmt.name if fmt else 'plain'}_bits")
+        held = float(plain)
         if bits and (fmt is not None or not linear.experts):
-            total -= plain * (1 - bits / 8 / size)
+            held *= bits / 8 / size
         elif isinstance(fmt, IntegerFormat):
-            total -= plain - _integer_bytes(fmt, linear)
+            held = _integer_bytes(fmt, linear)
         elif fmt is not None:
             stored = fmt.params(linear, resolved.value("dtype") or info.dtype)
-            total -= plain - sum(prod(spec.shape) * itemsize(spec.dtype) for spec in stored.values())
+            held = sum(prod(spec.shape) * itemsize(spec.dtype) for spec in stored.values())
+        total -= plain - held / (1 if linear.shard == "none" else num_ranks)
     return round(total)
 
 

@@ -44,6 +44,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     dtype: str = ""
     device: str = ""
     process_bytes: int = 0  # what the process takes before it holds anything of a model
+    num_ranks: int = 1  # the sizes are those of one
     weight_bytes: int = 0
     activation_bytes: int = 0
     kv_bytes: int = 0

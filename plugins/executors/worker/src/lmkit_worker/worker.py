@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lmkit import memory
 from lmkit.api import (
-    AttnNeed,
     CapacityError,
     Checkpoint,
     Control,
@@ -60,7 +59,7 @@ class Worker:
         self.config, self.resolved, self.checkpoint, self.progress = config, resolved, checkpoint, progress
         self.rank, self.size, self.init_method, self.debug_kv = rank, config.parallel.tp, init_method, debug_kv
         self.platform: Platform = make(choice_of(resolved, "platform"))
-        self.info = own_heads(describe_model(resolved, checkpoint), self.size)
+        self.info = memory.info_of_rank(describe_model(resolved, checkpoint), self.size)
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None
 
@@ -123,7 +122,7 @@ class Worker:
             )  # fmt: skip
 
         draft, info = self.resolved.draft, self.info
-        drafted = own_heads(describe_model(draft.plan, draft.checkpoint), self.size) if draft is not None else None
+        drafted = describe_model(draft.plan, draft.checkpoint) if draft is not None else None
         first = len(info.layers) - (len(drafted.layers) if drafted is not None else 0)
         own = replace(info, layers=info.layers[:first])
         loaded = load(self.resolved, self.checkpoint, own, 0, adapters=self.config.lora.on)
@@ -208,22 +207,6 @@ class Worker:
         if self.runner is None:
             raise EngineError("the worker is not configured, or closed")
         return self.runner
-
-
-def own_heads(info: ModelInfo, size: int) -> ModelInfo:
-    """The same model with the attention heads that one of `size` ranks has: of keys that all heads share, each has all.
-
-    Whether heads divide is for the model to say, when it is built.
-    """
-
-    def own(need: AttnNeed) -> AttnNeed:
-        num_kv = need.num_kv_heads if need.mla else max(1, need.num_kv_heads // size)
-        return replace(need, num_q_heads=max(1, need.num_q_heads // size), num_kv_heads=num_kv)
-
-    if size == 1:
-        return info
-    layers = [replace(layer, attn=own(layer.attn)) if layer.attn is not None else layer for layer in info.layers]
-    return replace(info, layers=tuple(layers))
 
 
 def base_model(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> BaseModel:

@@ -15,7 +15,7 @@ from lmkit.api import (
     itemsize,
 )
 from lmkit.config import EngineConfig, format_size
-from lmkit.memory import activation_bytes, fit_length, plan_kv, step_tokens, weight_bytes
+from lmkit.memory import activation_bytes, fit_length, info_of_rank, plan_kv, step_tokens, weight_bytes
 from lmkit.plugins.proposals import settled
 
 
@@ -31,6 +31,7 @@ class Estimate:
     kv_bytes_per_token: int
     num_kv_tokens: int  # tokens the cache holds, all rows together
     max_length: int
+    num_ranks: int = 1  # of which this is one
 
     @property
     def total_bytes(self) -> int:
@@ -53,6 +54,8 @@ def estimate(
     max_tokens = step_tokens(config)
     activations = activation_bytes(info, dtype, max_tokens, config.sched.rows)
     memory = device.free_memory or device.total_memory
+    if device.device_type == "cpu":  # which the ranks share
+        memory //= config.parallel.tp
     usable = max(0, memory - device.process_bytes)
     free = usable - weights - activations
     if free <= 0:
@@ -68,17 +71,19 @@ def estimate(
     tokens = min((n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True))
     full = [(n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True) if spec.window is None]
     return Estimate(
-        memory, device.process_bytes, weights, activations, kv.nbytes, per_token, min(full, default=tokens), length
-    )
+        memory, device.process_bytes, weights, activations, kv.nbytes, per_token, min(full, default=tokens), length,
+        config.parallel.tp,
+    )  # fmt: skip
 
 
 def planned(config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> Estimate:
-    """The estimate of what `resolve(config)` gave."""
-    weights = weight_bytes(info, checkpoint, resolved)
+    """The estimate of what `resolve(config)` gave: of one rank, where there are several."""
+    ranks = config.parallel.tp
+    weights = weight_bytes(info, checkpoint, resolved, ranks)
     if (draft := resolved.draft) is not None:
-        weights += weight_bytes(describe_model(draft.plan, draft.checkpoint), draft.checkpoint, draft.plan)
+        weights += weight_bytes(describe_model(draft.plan, draft.checkpoint), draft.checkpoint, draft.plan, ranks)
     return estimate(
-        info,
+        info_of_rank(info, ranks),
         settled(config, resolved),
         resolved.device,
         dtype=resolved.value("dtype"),

@@ -45,9 +45,11 @@ def choices(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> 
 
 
 def budget(found: Estimate | EngineFacts) -> Table:
-    """Memory, and what it buys."""
+    """Memory, of one rank where there are several, and what it buys."""
     table = _table()
-    table.add_row("weights", format_size(found.weight_bytes), "")
+    table.add_row(
+        "weights", format_size(found.weight_bytes), f"of each of {found.num_ranks} ranks" if found.num_ranks > 1 else ""
+    )
     table.add_row("activations", format_size(found.activation_bytes), "one step at the limits")
     table.add_row("KV cache", format_size(found.kv_bytes), f"{found.num_kv_tokens:,} tokens")
     if found.process_bytes:

@@ -60,7 +60,7 @@ class CpuPlatform:
     device_type = "cpu"
 
     def __init__(self, isa: str = "auto") -> None:
-        self._isa = isa
+        self._isa, self._num_ranks = isa, 1
 
     @property
     def native(self) -> Native | None:
@@ -108,10 +108,11 @@ class CpuPlatform:
         return torch.device("cpu")
 
     def free_memory(self) -> int:
-        """What is free now, without the part left to the rest of the host. Freed memory goes back to the system."""
+        """What is free now, without the part left to the rest of the host; of several ranks each takes its share. Freed
+        memory goes back to the system."""
         trim()
         total, free = memory()
-        return max(0, free - reserve(total))
+        return max(0, free - reserve(total)) // self._num_ranks
 
     def measure(self, work: Callable[[], None]) -> None:
         """What a step takes is estimated: memory of the host is taken as it is used, and shared with others."""
@@ -138,6 +139,7 @@ class CpuPlatform:
 
     def collectives(self, rank: int, size: int, init_method: str = "") -> Collectives:
         """Native ones on one host, gloo between hosts."""
+        self._num_ranks = size
         if size == 1:
             return NullCollectives()
         from lmkit_platform_cpu.ranks import open_collectives
