@@ -30,6 +30,7 @@ from lmkit_http.dialects import error_writer, installed_dialects, spoken_routes
 from lmkit_http.errors import ErrorWriter, HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate
 from lmkit_http.limits import body_limit
+from lmkit_http.listening import RootPath
 from lmkit_http.metrics import Metrics
 from lmkit_http.settings import ServerSettings
 from lmkit_http.sse import ClientGone, EventResponse, while_connected
@@ -71,6 +72,8 @@ def build_app(
             expose_headers=["Retry-After"],
         )  # fmt: skip
     app.add_middleware(AccessLog)
+    if settings.root_path:
+        app.add_middleware(RootPath, root=settings.root_path)
     for status in (404, 405):
         app.add_exception_handler(status, partial(_no_route, writer))
     return app

@@ -24,6 +24,22 @@ if TYPE_CHECKING:
     from lmkit.engine.messages import EngineFacts
 
 PANEL = "Server"
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="allow a public address without a key", rich_help_panel=PANEL)
+]
+AllowedHosts = Annotated[
+    list[str] | None, typer.Option(help="accepted Host headers; repeatable", rich_help_panel=PANEL)
+]
+UnixSocket = Annotated[
+    str, typer.Option(help="path of a Unix socket to listen on, instead of host and port", rich_help_panel=PANEL)
+]
+TlsCert = Annotated[
+    str, typer.Option(help="PEM file: certificate, with its chain; read again when it changes", rich_help_panel=PANEL)
+]
+TlsKey = Annotated[str, typer.Option(help="PEM file: the certificate's key", rich_help_panel=PANEL)]
+RootPath = Annotated[
+    str, typer.Option(help="where a site has this server, such as /llm behind a proxy", rich_help_panel=PANEL)
+]
 
 
 @with_config
@@ -60,12 +76,12 @@ def command(
             help="site whose pages may ask, such as http://localhost:3000, or '*'; repeatable", rich_help_panel=PANEL
         ),
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="allow a public address without a key", rich_help_panel=PANEL)
-    ] = False,
-    allowed_host: Annotated[
-        list[str] | None, typer.Option(help="accepted Host headers; repeatable", rich_help_panel=PANEL)
-    ] = None,
+    insecure: Insecure = False,
+    allowed_host: AllowedHosts = None,
+    uds: UnixSocket = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    root_path: RootPath = "",
     unknown_fields: Annotated[
         Literal["refuse", "warn"],
         typer.Option(
@@ -91,6 +107,10 @@ def command(
     server = ServerSettings(
         host=host,
         port=port,
+        uds=uds,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        root_path=root_path,
         api_keys=tuple(api_key or ([key] if key else ())),
         admin_keys=tuple(admin_key or ([admin] if admin else ())),
         open_paths=tuple(open_path or ()),
@@ -199,8 +219,9 @@ def first_screen(
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_keys else ""
     path, fields = example(facts, has_template)
     body = json.dumps({"model": facts.model, **fields})
+    where = f" --unix-socket {server.uds}" if server.uds else ""
     console.print(
-        f"curl {url}{path} -H 'Content-Type: application/json'{key} -d '{body}'",
+        f"curl{where} {url}{path} -H 'Content-Type: application/json'{key} -d '{body}'",
         markup=False,
         soft_wrap=True,
     )
