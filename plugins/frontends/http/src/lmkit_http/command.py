@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from lmkit.engine.messages import EngineFacts
 
 PANEL = "Server"
+OpenPriority = Annotated[
+    bool,
+    typer.Option(
+        "--open-priority", help="every client may ask to be served before others (priority < 0)", rich_help_panel=PANEL
+    ),
+]
+CorsOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="site whose pages may ask, such as http://localhost:3000, or '*'; repeatable", rich_help_panel=PANEL
+    ),
+]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="allow a public address without a key", rich_help_panel=PANEL)
 ]
@@ -62,20 +74,8 @@ def command(
         list[str] | None,
         typer.Option(help=f"path that needs no key, of {', '.join(OPENABLE)}; repeatable", rich_help_panel=PANEL),
     ] = None,
-    open_priority: Annotated[
-        bool,
-        typer.Option(
-            "--open-priority",
-            help="every client may ask to be served before others (priority < 0)",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
-    cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="site whose pages may ask, such as http://localhost:3000, or '*'; repeatable", rich_help_panel=PANEL
-        ),
-    ] = None,
+    open_priority: OpenPriority = False,
+    cors_origin: CorsOrigins = None,
     insecure: Insecure = False,
     allowed_host: AllowedHosts = None,
     uds: UnixSocket = "",
