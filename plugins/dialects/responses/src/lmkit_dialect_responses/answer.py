@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from lmkit.api import ErrorInfo, SamplingParams
@@ -20,7 +21,7 @@ from lmkit_http.strict import warnings_header
 from lmkit_dialect_responses.conversation import Placed, Reader, sealed
 from lmkit_dialect_responses.history import items_of, kept_item
 from lmkit_dialect_responses.schema import CountRequest, NamedTool, ResponsesRequest, Tool
-from lmkit_dialect_responses.store import Kept, Store
+from lmkit_dialect_responses.store import Kept, Store, progress
 
 _encode = msgspec.json.encode
 _PREFIX = {"reasoning": "rs", "content": "msg", "call": "fc"}
@@ -37,11 +38,11 @@ class Respond(Exchange):
         """`id`: of an answer in the background, which is kept already."""
         items, own = items_of(request, store, tenant)
         super().__init__(ask_of(request, served, items))
-        self._key = (id or self.id).rpartition("_" if id else "-")[2]
+        self._key: str = id.removeprefix("resp_") if id is not None else uuid4().hex
         self.id = f"resp_{self._key}"
         self.streamed = bool(request.stream)
         self._request, self._tokenizer, self._model = request, served.tokenizer, request.model or served.names[0]
-        self._created = int(time.time())
+        self._created = progress(store.get(tenant, id)).created_at if id is not None else int(time.time())
         self._store = store if request.store is not False else None
         self._background = bool(request.background)
         self._tenant, self._asked = tenant, _encode([kept_item(item) for item in own])

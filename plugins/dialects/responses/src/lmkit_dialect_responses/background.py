@@ -89,7 +89,7 @@ class Desk:
             self._loop.call_soon_threadsafe(self._news.set)
 
     def _change(self, later: Later, **fields: object) -> None:
-        """Of an answer that is not finished, if it is still kept."""
+        """Writes into an answer that is not finished, if it is still kept."""
         self._finish(later, lambda body: msgspec.json.encode({**msgspec.json.decode(body), **fields}))
 
     def _finish(self, later: Later, change: Callable[[bytes], bytes]) -> None:

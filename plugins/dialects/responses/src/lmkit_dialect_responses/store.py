@@ -71,6 +71,7 @@ class Status(msgspec.Struct, frozen=True):
 
     status: str
     background: bool = False
+    created_at: int = 0  # seconds since 1970
 
 
 def progress(kept: Kept) -> Status:
@@ -103,9 +104,9 @@ class Store:
     def replace(self, tenant: str, id: str, body: Callable[[Kept], bytes]) -> None:
         """The body of an answer that goes on; one that is not kept any more does not come back."""
         with self._lock:
-            kept = self._kept.get(tenant, {}).get(id)
-            if kept is not None:
-                self._put(tenant, replace(kept, body=body(kept)))
+            those = self._kept.get(tenant)
+            if those is not None and id in those:
+                self._put(tenant, replace(those[id], body=body(those[id])))
 
     def get(self, tenant: str, id: str) -> Kept:
         """Raises NotKept."""
