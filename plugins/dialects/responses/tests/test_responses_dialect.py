@@ -169,7 +169,8 @@ ASKED = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"
         ({"tool_choice": {"type": "function"}, "tools": [WEATHER]}, "tool_choice.name is required"),
         ({"tool_choice": {"type": "web_search"}, "tools": [WEATHER]}, "tools of type 'web_search'"),
         ({"tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "g"}]}}, "no tool 'g'"),
-        ({"background": True}, 'Send "stream": true'),
+        ({"background": True, "stream": True}, "ask for it by its id"),
+        ({"background": True, "store": False}, "kept until it is read"),
         ({"conversation": "conv_1"}, "Send previous_response_id"),
         ({"prompt": {"id": "x"}}, "instructions"),
         ({"previous_response_id": "resp_1"}, "no answer 'resp_1' is kept"),
@@ -360,9 +361,24 @@ class StoreMachine(RuleBasedStateMachine):
         if not delete:
             those.append(kept)
 
+    @rule(tenant=st.sampled_from("ab"), number=st.integers(1, 9), size=st.integers(0, 120))
+    def replace(self, tenant: str, number: int, size: int) -> None:
+        """An answer goes on where it is kept still; it does not come back."""
+        self.store.replace(tenant, f"r{number}", lambda _: b"z" * size)
+        those = self.used.get(tenant, [])
+        kept = next((one for one in those if one.id == f"r{number}"), None)
+        if kept is None:
+            return
+        those.remove(kept)
+        those.append(Kept(kept.id, kept.previous, kept.input, b"z" * size))
+        while sum(one.size for one in those) > 100:
+            those.pop(0)
+
     @invariant()
     def right(self) -> None:
         self.store.check()
+        for tenant, those in self.used.items():
+            assert list(self.store._kept.get(tenant, {}).values()) == those
 
 
 TestStore = StoreMachine.TestCase
@@ -512,8 +528,8 @@ async def test_the_client_knows_errors() -> None:
             with pytest.raises(openai.BadRequestError) as found:
                 await client.responses.create(**HELLO | {"temperature": 9.0})
             assert (found.value.param, found.value.code) == ("temperature", "invalid-param")
-            with pytest.raises(openai.BadRequestError, match="background"):
-                await client.responses.create(**HELLO, background=True)
+            with pytest.raises(openai.BadRequestError, match="streamed"):
+                await client.responses.create(**HELLO, background=True, stream=True)
 
 
 async def test_streamed_is_whole_on_many_prompts() -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from lmkit.api import ConfigError
 from lmkit_http.app import build_app
-from lmkit_http.run import PortInUse, bind, check_address, is_loopback
+from lmkit_http.listening import PortInUse, bind, check_address, is_loopback
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import listening, scripted
 

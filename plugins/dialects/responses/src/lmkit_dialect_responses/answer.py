@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from lmkit.api import ErrorInfo, SamplingParams
@@ -20,7 +21,7 @@ from lmkit_http.strict import warnings_header
 from lmkit_dialect_responses.conversation import Placed, Reader, sealed
 from lmkit_dialect_responses.history import items_of, kept_item
 from lmkit_dialect_responses.schema import CountRequest, NamedTool, ResponsesRequest, Tool
-from lmkit_dialect_responses.store import Kept, Store
+from lmkit_dialect_responses.store import Kept, Store, progress
 
 _encode = msgspec.json.encode
 _PREFIX = {"reasoning": "rs", "content": "msg", "call": "fc"}
@@ -31,15 +32,19 @@ _ENDS = {"completed": "response.completed", "incomplete": "response.incomplete",
 class Respond(Exchange):
     """One request: its answer as an object, or as events."""
 
-    def __init__(self, request: ResponsesRequest, served: Served, store: Store, tenant: str) -> None:
+    def __init__(
+        self, request: ResponsesRequest, served: Served, store: Store, tenant: str, id: str | None = None
+    ) -> None:  # fmt: skip
+        """`id`: of an answer in the background, which is kept already."""
         items, own = items_of(request, store, tenant)
         super().__init__(ask_of(request, served, items))
-        key = self.id.rpartition("-")[2]
-        self.id, self._key = f"resp_{key}", key
+        self._key: str = id.removeprefix("resp_") if id is not None else uuid4().hex
+        self.id = f"resp_{self._key}"
         self.streamed = bool(request.stream)
         self._request, self._tokenizer, self._model = request, served.tokenizer, request.model or served.names[0]
-        self._created = int(time.time())
+        self._created = progress(store.get(tenant, id)).created_at if id is not None else int(time.time())
         self._store = store if request.store is not False else None
+        self._background = bool(request.background)
         self._tenant, self._asked = tenant, _encode([kept_item(item) for item in own])
         self.headers = {"x-request-id": self.id, **warnings_header(request.dropped)}
         self._number = 0  # of the next event
@@ -58,9 +63,14 @@ class Respond(Exchange):
         assert message.finish is not None
         output = [self._item(message, i) for i in range(len(_parts(message)))]
         body = _encode(self._body(_status(message.finish), output, message.finish, turn.stream.usage))
-        if self._store is not None:
+        if self._store is not None and not self._background:
             self._store.put(self._tenant, Kept(self.id, self._request.previous_response_id, self._asked, body))
         return body
+
+    def queued(self) -> Kept:
+        """The answer before it is made."""
+        body = _encode(self._body("queued", []))
+        return Kept(self.id, self._request.previous_response_id, self._asked, body)
 
     def _body(
         self, status: str, output: list[Any], finish: Finish | None = None, usage: Usage | None = None
@@ -72,7 +82,7 @@ class Respond(Exchange):
         form = r.text.format if r.text is not None else None
         return {
             "id": self.id, "object": "response", "created_at": self._created, "status": status, "model": self._model,
-            "completed_at": int(time.time()) if status == "completed" else None, "background": False,
+            "completed_at": int(time.time()) if status == "completed" else None, "background": self._background,
             "error": _error(finish.error if finish is not None else None), "incomplete_details": reason,
             "instructions": r.instructions, "max_output_tokens": r.max_output_tokens, "metadata": r.metadata or {},
             "output": output, "parallel_tool_calls": r.parallel_tool_calls is not False,

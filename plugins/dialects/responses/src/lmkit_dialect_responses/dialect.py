@@ -10,9 +10,10 @@ from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming, Served, Unsu
 from lmkit_http.strict import parse
 
 from lmkit_dialect_responses.answer import Count, Respond
+from lmkit_dialect_responses.background import Ask, Desk, Later
 from lmkit_dialect_responses.history import answered, listed
 from lmkit_dialect_responses.schema import CountRequest, ResponsesRequest
-from lmkit_dialect_responses.store import Store
+from lmkit_dialect_responses.store import Store, progress
 
 CREATE, COUNT = "POST /v1/responses", "POST /v1/responses/input_tokens"
 ONE, DELETE = "GET /v1/responses/{id}", "DELETE /v1/responses/{id}"
@@ -28,6 +29,10 @@ class Responses(Dialect):
 
     def __init__(self, store: Store | None = None) -> None:
         self._store = store or Store()
+        self._desk = Desk(self._store)
+
+    async def work(self, answer: Ask) -> None:
+        await self._desk.work(answer)
 
     def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer:
         if incoming.route not in self.routes:
@@ -38,14 +43,27 @@ class Responses(Dialect):
         served.check_model(request.model)
         request.check()
         if isinstance(request, ResponsesRequest):
-            return Respond(request, served, self._store, incoming.tenant)
+            return self._respond(incoming, request, served)
         return Count(request, served, self._store, incoming.tenant)
+
+    def _respond(self, incoming: Incoming, request: ResponsesRequest, served: Served) -> Exchange | Answer:
+        if isinstance(incoming, Later):
+            self._desk.begin(incoming)
+            return Respond(request, served, self._store, incoming.tenant, incoming.id)
+        respond = Respond(request, served, self._store, incoming.tenant)
+        if not request.background:
+            return respond
+        kept = respond.queued()
+        # its body is the server's again when this request has been answered
+        self._desk.accept(kept, Later(CREATE, bytes(incoming.body), tenant=incoming.tenant, id=kept.id))
+        return Answer(kept.body, headers=respond.headers)
 
     def _kept(self, incoming: Incoming) -> bytes:
         """Raises RequestError."""
         id, tenant = incoming.path["id"], incoming.tenant
         if incoming.route == DELETE:
             self._store.delete(tenant, id)
+            self._desk.give_up(id)
             return _encode({"id": id, "object": "response", "deleted": True})
         kept = self._store.get(tenant, id)
         if incoming.route == ITEMS:
@@ -53,10 +71,13 @@ class Responses(Dialect):
             before = [item for one in chain[:-1] for item in listed(one) + answered(one)]
             return _page(before + listed(kept), incoming)
         if incoming.route == CANCEL:
-            raise UnsupportedField(
-                "id", "only answers in the background can be cancelled, and there are none",
-                fix="close the connection of a request to end it",
-            )  # fmt: skip
+            if not progress(kept).background:
+                raise UnsupportedField(
+                    "id", "only answers in the background can be cancelled",
+                    fix="close the connection of a request to end it",
+                )  # fmt: skip
+            self._desk.cancel(tenant, id)
+            return self._store.get(tenant, id).body
         if incoming.query.get("stream", "false").lower() not in ("false", "0", ""):
             raise UnsupportedField("stream", "an answer that is kept is whole", fix="leave stream out")
         return kept.body

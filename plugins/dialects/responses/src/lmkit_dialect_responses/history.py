@@ -11,7 +11,16 @@ from pydantic import TypeAdapter
 
 from lmkit_dialect_responses.conversation import Placed
 from lmkit_dialect_responses.schema import CountRequest, Item, Items, Part
-from lmkit_dialect_responses.store import Kept, NotFound, NotKept, PreviousNotFound, Store
+from lmkit_dialect_responses.store import (
+    UNFINISHED,
+    Kept,
+    NotFound,
+    NotKept,
+    PreviousNotFound,
+    Store,
+    Unfinished,
+    progress,
+)
 
 _items: TypeAdapter[list[Item]] = TypeAdapter(Items)
 # of the types of items that are read: the first part of an id, and which fields are kept
@@ -24,10 +33,12 @@ _KEPT = {
 
 
 def items_of(request: CountRequest, store: Store, tenant: str) -> tuple[list[Placed], list[Item]]:
-    """All items, those of kept answers first, and the request's own. Raises NotFound."""
+    """All items, those of kept answers first, and the request's own. Raises NotFound, Unfinished."""
     items: list[Placed] = []
     try:
         for kept in store.chain(tenant, request.previous_response_id):
+            if progress(kept).status in UNFINISHED:
+                raise Unfinished(kept.id)
             before = _items.validate_python(listed(kept) + answered(kept))
             items += [("previous_response_id", item) for item in before]
     except NotKept:

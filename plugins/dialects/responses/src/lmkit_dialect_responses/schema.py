@@ -35,8 +35,7 @@ LABELS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 HINTS: Mapping[str, Hint] = {
-    "background": Hint('send "stream": true, and read the answer as it comes'),
-    "background_options": Hint('send "stream": true, and read the answer as it comes'),
+    "background_options": Hint("leave it out, and ask for the answer by its id"),
     "conversation": Hint("send previous_response_id, or the items themselves"),
     "prompt": Hint("write the prompt into instructions and input"),
     "context_management": Hint('send "truncation": "auto", or fewer items'),
@@ -192,6 +191,7 @@ class ResponsesRequest(CountRequest):
     ] | None = None  # fmt: skip
     metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = None
     store: bool | None = None
+    background: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # labels that change nothing in the answer
@@ -210,14 +210,28 @@ class ResponsesRequest(CountRequest):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
     def check(self) -> None:
-        """Names what is accepted and changes nothing."""
+        """Names what is accepted and changes nothing. Raises RequestError."""
         super().check()
+        if self.background:
+            self._check_background()
         for name, nothing in LABELS.items():
             if not says_nothing(value := getattr(self, name)) and value not in nothing:
                 self.dropped.add(name)
         options = self.stream_options
         if options is not None and options.include_obfuscation:
             self.dropped.add("stream_options.include_obfuscation")
+
+    def _check_background(self) -> None:
+        if self.stream:
+            raise UnsupportedField(
+                "stream",
+                "an answer in the background is not streamed",
+                fix="leave stream out, and ask for it by its id",
+            )
+        if self.store is False:
+            raise UnsupportedField("store", "an answer in the background is kept until it is read", fix="leave it out")
+        if self.priority:
+            self.dropped.add("priority")  # it is behind all others
 
     @property
     def logprobs(self) -> int | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from threading import Lock
 
+import msgspec
 from lmkit.api import RequestError
 
 MAX_KEPT = 1024  # answers of a tenant
@@ -51,6 +53,31 @@ class Kept:
         return len(self.input) + len(self.body)
 
 
+UNFINISHED = ("queued", "in_progress")
+
+
+class Unfinished(RequestError):
+    """It goes on in the background."""
+
+    code = "response_not_finished"
+    field = "previous_response_id"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"the answer {id[:100]!r} is not finished", fix="wait until it is")
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What of a kept answer says how far it is."""
+
+    status: str
+    background: bool = False
+    created_at: int = 0  # seconds since 1970
+
+
+def progress(kept: Kept) -> Status:
+    return msgspec.json.decode(kept.body, type=Status)
+
+
 class Store:
     """May be used by several threads at once. What was used last is kept longest."""
 
@@ -63,12 +90,23 @@ class Store:
     def put(self, tenant: str, kept: Kept) -> None:
         """The oldest make room, an answer that is larger than all may be among them."""
         with self._lock:
-            those = self._kept.setdefault(tenant, OrderedDict())
-            those[kept.id] = kept
-            self._sizes[tenant] = self._sizes.get(tenant, 0) + kept.size
-            while len(those) > self._max_kept or self._sizes[tenant] > self._max_bytes:
-                _, gone = those.popitem(last=False)
-                self._sizes[tenant] -= gone.size
+            self._put(tenant, kept)
+
+    def _put(self, tenant: str, kept: Kept) -> None:
+        those = self._kept.setdefault(tenant, OrderedDict())
+        before = those.pop(kept.id, None)
+        those[kept.id] = kept
+        self._sizes[tenant] = self._sizes.get(tenant, 0) + kept.size - (before.size if before is not None else 0)
+        while len(those) > self._max_kept or self._sizes[tenant] > self._max_bytes:
+            _, gone = those.popitem(last=False)
+            self._sizes[tenant] -= gone.size
+
+    def replace(self, tenant: str, id: str, body: Callable[[Kept], bytes]) -> None:
+        """The body of an answer that goes on; one that is not kept any more does not come back."""
+        with self._lock:
+            those = self._kept.get(tenant)
+            if those is not None and id in those:
+                self._put(tenant, replace(those[id], body=body(those[id])))
 
     def get(self, tenant: str, id: str) -> Kept:
         """Raises NotKept."""

@@ -33,6 +33,7 @@ from lmkit_http.errors import ErrorWriter, HttpError, error_response, info_of, i
 from lmkit_http.gate import Gate
 from lmkit_http.history import Entry
 from lmkit_http.limits import body_limit
+from lmkit_http.listening import RootPath
 from lmkit_http.metrics import Metrics
 from lmkit_http.settings import ServerSettings
 from lmkit_http.sse import ClientGone, EventResponse, while_connected
@@ -74,6 +75,8 @@ def build_app(
             expose_headers=["Retry-After", "Server-Timing", "retry-after-ms", "x-request-id"],
         )  # fmt: skip
     app.add_middleware(AccessLog)
+    if settings.root_path:
+        app.add_middleware(RootPath, root=settings.root_path)
     for status in (404, 405):
         app.add_exception_handler(status, partial(_no_route, writer))
     return app

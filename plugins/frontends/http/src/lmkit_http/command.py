@@ -43,6 +43,10 @@ def command(
     cors_origin: Annotated[list[str] | None, option(help="site whose pages may ask, or '*'; repeatable")] = None,
     insecure: Annotated[bool, option("--insecure", help="allow a public address without a key")] = False,
     allowed_host: Annotated[list[str] | None, option(help="accepted Host headers; repeatable")] = None,
+    uds: Annotated[str, option(help="path of a Unix socket to listen on, instead of host and port")] = "",
+    tls_cert: Annotated[str, option(help="PEM file: certificate with its chain; read again when it changes")] = "",
+    tls_key: Annotated[str, option(help="PEM file: the key of the certificate")] = "",
+    root_path: Annotated[str, option(help="where a site has this server, such as /llm behind a proxy")] = "",
     unknown_fields: Annotated[
         Literal["refuse", "warn"],
         option(help="those of requests: or drop and name them"),
@@ -67,6 +71,10 @@ def command(
     server = ServerSettings(
         host=host,
         port=port,
+        uds=uds,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        root_path=root_path,
         api_keys=tuple(api_key or ([key] if key else ())),
         admin_keys=tuple(admin_key or ([admin] if admin else ())),
         open_paths=tuple(open_path or ()),
@@ -179,8 +187,9 @@ def first_screen(
     key = " -H 'Authorization: Bearer YOUR_KEY'" if server.api_keys else ""
     path, fields = example(facts, has_template)
     body = json.dumps({"model": facts.model, **fields})
+    where = f" --unix-socket {server.uds}" if server.uds else ""
     console.print(
-        f"curl {url}{path} -H 'Content-Type: application/json'{key} -d '{body}'",
+        f"curl{where} {url}{path} -H 'Content-Type: application/json'{key} -d '{body}'",
         markup=False,
         soft_wrap=True,
     )

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import ipaddress
 import logging
 import signal
-import socket
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from lmkit.api import ConfigError, EngineDead
+from lmkit.api import EngineDead
 from lmkit.logs import TIMED, written_logs
 
 from lmkit_http.access_log import figures
+from lmkit_http.listening import Certificate, bind, is_loopback, release, url_of
 from lmkit_http.settings import ServerSettings
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lmkit.contracts.config import EngineConfig
@@ -37,45 +36,6 @@ _LAST_WORDS = 5.0  # seconds that a server without an engine says so
 _LINGER = 0.25  # seconds
 
 
-class PortInUse(ConfigError):
-    code = "port-in-use"
-
-
-def check_address(settings: ServerSettings) -> None:
-    """Raises ConfigError for a public address without a key."""
-    if not (settings.api_keys or settings.insecure or is_loopback(settings.host)):
-        raise ConfigError(
-            f"{settings.host} can be reached by others, and there is no API key",
-            fix="set --api-key KEY, bind to 127.0.0.1, or say --insecure",
-        )
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def bind(settings: ServerSettings) -> socket.socket:
-    """The listening socket, bound before anything slow is started. Raises PortInUse, ConfigError."""
-    check_address(settings)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((settings.host.strip("[]"), settings.port))
-        sock.set_inheritable(False)
-    except OSError as e:
-        sock.close()
-        if e.errno == errno.EADDRINUSE:
-            raise PortInUse(f"port {settings.port} is in use", fix="stop the other server or choose --port") from e
-        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {e.strerror}", fix="check --host") from e
-    return sock
-
-
 def serve(
     config: EngineConfig,
     settings: ServerSettings,
@@ -87,15 +47,16 @@ def serve(
     `on_ready(llm, url)` is called when the first request would be answered, and may return the phases of the start-up
     for /debug/startup. `start`: options of AsyncLLM.start.
     """
+    certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     sock = bind(settings)
     try:
         level = logging.getLevelNamesMapping()[(config.log_level or "info").upper()]
         with written_logs(TIMED, level), asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config, settings, sock, on_ready, start))
+            runner.run(_serve(config, settings, sock, on_ready, start, certificate))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
     finally:
-        sock.close()
+        release(sock)
 
 
 async def _serve(
@@ -104,6 +65,7 @@ async def _serve(
     sock: socket.socket,
     on_ready: OnReady | None,
     start: Mapping[str, Any],
+    certificate: Certificate | None,
 ) -> None:
     from lmkit_python.llm import AsyncLLM
 
@@ -121,7 +83,7 @@ async def _serve(
         await asyncio.gather(starting, return_exceptions=True)
         raise
     try:
-        await run_app(llm, settings, sock, on_ready, dialects)
+        await run_app(llm, settings, sock, on_ready, dialects, certificate)
     finally:
         await llm.close()
 
@@ -145,17 +107,18 @@ async def run_app(
     sock: socket.socket,
     on_ready: OnReady | None = None,
     dialects: Sequence[Dialect] | None = None,
+    certificate: Certificate | None = None,
 ) -> None:
     """Serves on a bound socket until a signal; then drains. `dialects`: None = those of this environment."""
     from lmkit_http.app import build_app
 
-    if not (settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host)):
+    if not (settings.uds or settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host)):
         # without a key a web page must not reach us through a name that resolves to this machine
         settings = _with_hosts(settings)
     app = build_app(llm, settings, dialects)
-    server = _Server(transport(app, settings, timeout_graceful_shutdown=5, backlog=2048), app.state.backend)
-    host, port = sock.getsockname()[:2]
-    url = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=2048)
+    server = _Server(how, app.state.backend, certificate)
+    url = url_of(sock, settings)
 
     def ready() -> None:
         if on_ready is not None:
@@ -186,9 +149,12 @@ def _with_hosts(settings: ServerSettings) -> ServerSettings:
 class _Server(uvicorn.Server):
     """uvicorn with our own signals: drain first, then stop. A second signal stops at once."""
 
-    def __init__(self, config: uvicorn.Config, backend: Backend) -> None:
+    def __init__(self, config: uvicorn.Config, backend: Backend, certificate: Certificate | None) -> None:
         super().__init__(config)
-        self._backend = backend
+        self._backend, self._certificate = backend, certificate
+        if certificate is not None:
+            config.load()
+            config.ssl = certificate.context
         self._stopping: asyncio.Task[None] | None = None
 
     async def run_until_signal(self, sock: socket.socket, ready: Callable[[], None]) -> None:
@@ -204,6 +170,8 @@ class _Server(uvicorn.Server):
             if not serving.done():
                 ready()
             beside = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(figures(self._backend))]
+            if self._certificate is not None:
+                beside.append(asyncio.ensure_future(self._certificate.watch()))
             await serving
             for task in beside:
                 task.cancel()

@@ -10,12 +10,16 @@ from lmkit.api import ConfigError
 OPENABLE = ("/health", "/metrics", "/version", "/load")  # what says nothing of prompts, models or clients
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ServerSettings:
     """Limits are per request unless they say otherwise. Raises ConfigError for a key that would open to anyone."""
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str = ""  # path of a Unix socket to listen on instead
+    tls_cert: str = ""  # file, PEM: the certificate and those that vouch for it; "": plain HTTP
+    tls_key: str = ""  # file, PEM
+    root_path: str = ""  # where a site has this server: /llm; "": at its root
     api_keys: tuple[str, ...] = ()  # any of them opens everything but what takes an administrator's
     admin_keys: tuple[str, ...] = ()  # these open everything
     open_paths: tuple[str, ...] = ()  # of OPENABLE, those that need no key
@@ -36,6 +40,13 @@ class ServerSettings:
     served_names: tuple[str, ...] = ()  # of the model, the main one first; empty: as the engine says
 
     def __post_init__(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("TLS needs a certificate and its key", fix="give both --tls-cert and --tls-key")
+        if self.uds and (self.host, self.port) != (ServerSettings.host, ServerSettings.port):
+            raise ConfigError("a Unix socket takes the place of an address", fix="leave out --host and --port")
+        root = self.root_path
+        if root and (not root.startswith("/") or root.endswith("/") or "//" in root or not root.isprintable()):
+            raise ConfigError(f"{root!r} is no place on a site", fix="write --root-path like /llm")
         for path in self.open_paths:
             if path not in OPENABLE:
                 raise ConfigError(
