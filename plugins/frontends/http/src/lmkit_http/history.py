@@ -1,4 +1,4 @@
-"""The requests that run and the last that ended: what `lmkit why`, traces and the log of requests tell of them.
+"""The requests that run and the last that ended: what `lmkit why` tells of them.
 
 No texts are kept. Prompts are kept as token ids for a while, so that one can say where two of them part.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -85,11 +85,8 @@ class Entry:
     model: str
     tenant: str
     at: float  # seconds since the epoch
-    began: float  # monotonic seconds
-    headers: Mapping[str, str]  # of the request
     turns: Sequence[Turn] = ()  # while it runs
     ended: Sequence[Life] = ()  # afterwards
-    texts: Sequence[tuple[str | None, str]] = ()  # prompt and answer of each turn, only for whoever is told of its end
 
     @property
     def lives(self) -> Sequence[Life]:
@@ -105,9 +102,8 @@ class Entry:
 
 @dataclass(eq=False)
 class History:
-    """Bounded; used from the event loop. `told` are called with each entry that ends."""
+    """Bounded; used from the event loop."""
 
-    told: list[Callable[[Entry], None]] = field(default_factory=list)
     _running: dict[Generation, Entry] = field(default_factory=dict)
     _past: OrderedDict[str, Entry] = field(default_factory=OrderedDict)
     _num_tokens: int = 0  # of the prompts in `_past`
@@ -119,13 +115,10 @@ class History:
         route: str,
         model: str,
         tenant: str,
-        headers: Mapping[str, str],
     ) -> Entry:
         """The headers of the answer get the id under which the request is found."""
         request_id = exchange.headers.setdefault("x-request-id", exchange.headers.get("request-id", exchange.id))
-        entry = Entry(
-            exchange.id, request_id, route, model, tenant, time.time(), time.monotonic(), headers, generation.turns
-        )
+        entry = Entry(exchange.id, request_id, route, model, tenant, time.time(), generation.turns)
         self._running[generation] = entry
         return entry
 
@@ -136,11 +129,7 @@ class History:
             return
         now = time.monotonic()
         entry.ended = tuple(_life(turn, now) for turn in entry.turns)
-        if self.told:
-            entry.texts = [(turn.prompt, turn.message.content) for turn in entry.turns]
-            for tell in self.told:
-                tell(entry)
-        entry.turns, entry.texts, entry.headers = (), (), {}
+        entry.turns = ()
         self._forget(self._past.pop(entry.id, None))
         self._past[entry.id] = entry
         self._num_tokens += _size(entry)
