@@ -136,7 +136,7 @@ def _answering(
                     return FileResponse(found.body, found.status, found.headers, found.media_type)
                 return Response(found.body, found.status, found.headers, found.media_type)
             exchange, generation = found
-            entry = backend.begin(exchange, generation, path, caller.tenant)
+            entry = backend.begin(exchange, generation, path, caller.tenant, incoming.headers)
         finally:
             backend.num_preparing -= 1
         if exchange.streamed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -91,12 +92,14 @@ class Backend:
             },
         }  # fmt: skip
 
-    def begin(self, exchange: Exchange, generation: Generation, route: str, tenant: str) -> Entry:
+    def begin(
+        self, exchange: Exchange, generation: Generation, route: str, tenant: str, headers: Mapping[str, str]
+    ) -> Entry:
         """From now on it is being answered."""
         self.running.add(generation)
         self.backlogs.watch()
         model = exchange.ask.adapter or self.model
-        return self.history.open(exchange, generation, route, model, tenant)
+        return self.history.open(exchange, generation, route, model, tenant, headers)
 
     def end(self, generation: Generation) -> None:
         """It is answered, or given up. Idempotent."""

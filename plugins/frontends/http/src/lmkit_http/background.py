@@ -98,7 +98,7 @@ class Background:
                 raise UnsupportedField("stream", "nobody reads a stream here", fix="leave stream out")
             for turn in generation.turns:
                 turn.request.priority = LAST
-            backend.begin(exchange, generation, incoming.route, incoming.tenant)
+            backend.begin(exchange, generation, incoming.route, incoming.tenant, incoming.headers)
         finally:
             backend.num_preparing -= 1
         try:

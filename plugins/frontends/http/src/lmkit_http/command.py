@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from lmkit.engine.messages import EngineFacts
 
 PANEL = "Server"
+Traces = Annotated[
+    str,
+    typer.Option(help="send traces to this OpenTelemetry collector: http://HOST:4318/v1/traces", rich_help_panel=PANEL),
+]
 
 
 @with_config
@@ -73,6 +77,7 @@ def command(
             rich_help_panel=PANEL,
         ),
     ] = "refuse",
+    traces: Traces = "",
     drain_timeout: Annotated[
         float, typer.Option(help="seconds that running requests get after SIGTERM", min=0, rich_help_panel=PANEL)
     ] = 30.0,
@@ -100,6 +105,7 @@ def command(
         allowed_hosts=tuple(allowed_host or ()),
         drain_timeout=drain_timeout,
         unknown_fields=unknown_fields,
+        traces=traces,
         served_names=settings.config.model.names,
     )
     with ctx.obj or EngineProcess() as process:

@@ -1,4 +1,4 @@
-"""The requests that run and the last that ended: what `lmkit why` tells of them.
+"""The requests that run and the last that ended: what `lmkit why` and traces tell of them.
 
 No texts are kept. Prompts are kept as token ids for a while, so that one can say where two of them part.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MAX_ENTRIES = 1000  # requests that have ended
 MAX_TOKENS = 2 << 20  # of their prompts together
 RUNNING = "running"
+_TRACE = ("traceparent", "tracestate")  # https://www.w3.org/TR/trace-context
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +86,8 @@ class Entry:
     model: str
     tenant: str
     at: float  # seconds since the epoch
+    asked: type  # of its ask
+    trace: Mapping[str, str]  # headers that say of which trace it is a part
     turns: Sequence[Turn] = ()  # while it runs
     ended: Sequence[Life] = ()  # afterwards
 
@@ -102,8 +105,9 @@ class Entry:
 
 @dataclass(eq=False)
 class History:
-    """Bounded; used from the event loop."""
+    """Bounded; used from the event loop. `on_end` is called with each entry that ends."""
 
+    on_end: Callable[[Entry], None] | None = None
     _running: dict[Generation, Entry] = field(default_factory=dict)
     _past: OrderedDict[str, Entry] = field(default_factory=OrderedDict)
     _num_tokens: int = 0  # of the prompts in `_past`
@@ -115,10 +119,14 @@ class History:
         route: str,
         model: str,
         tenant: str,
+        headers: Mapping[str, str],
     ) -> Entry:
         """The headers of the answer get the id under which the request is found."""
         request_id = exchange.headers.setdefault("x-request-id", exchange.headers.get("request-id", exchange.id))
-        entry = Entry(exchange.id, request_id, route, model, tenant, time.time(), generation.turns)
+        trace = {name: headers[name] for name in _TRACE if name in headers}
+        entry = Entry(
+            exchange.id, request_id, route, model, tenant, time.time(), type(exchange.ask), trace, generation.turns
+        )
         self._running[generation] = entry
         return entry
 
@@ -130,6 +138,8 @@ class History:
         now = time.monotonic()
         entry.ended = tuple(_life(turn, now) for turn in entry.turns)
         entry.turns = ()
+        if self.on_end is not None:
+            self.on_end(entry)
         self._forget(self._past.pop(entry.id, None))
         self._past[entry.id] = entry
         self._num_tokens += _size(entry)

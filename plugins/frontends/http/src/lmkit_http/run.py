@@ -87,6 +87,10 @@ def serve(
     `on_ready(llm, url)` is called when the first request would be answered, and may return the phases of the start-up
     for /debug/startup. `start`: options of AsyncLLM.start.
     """
+    if settings.traces:
+        from lmkit_http.traces import check_traces
+
+        check_traces(settings.traces)
     sock = bind(settings)
     try:
         level = logging.getLevelNamesMapping()[(config.log_level or "info").upper()]
@@ -161,8 +165,11 @@ async def run_app(
         if on_ready is not None:
             app.state.backend.startup = tuple(on_ready(llm, url) or ())
 
-    async with app.state.backend.background:
-        await server.run_until_signal(sock, ready)
+    from lmkit_http.traces import sent
+
+    with sent(app.state.backend):
+        async with app.state.backend.background:
+            await server.run_until_signal(sock, ready)
 
 
 def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Config:

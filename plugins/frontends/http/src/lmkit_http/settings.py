@@ -29,6 +29,7 @@ class ServerSettings:
     max_choices: int = 128  # prompts x n
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
     unknown_fields: Literal["refuse", "warn"] = "refuse"  # of requests, those that say something
+    traces: str = ""  # address of an OpenTelemetry collector (OTLP over HTTP); empty: none are made
     served_names: tuple[str, ...] = ()  # of the model, the main one first; empty: as the engine says
 
     def __post_init__(self) -> None:
