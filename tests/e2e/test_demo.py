@@ -9,6 +9,7 @@ from io import StringIO
 from time import perf_counter
 from typing import Any
 
+import httpx
 import lmkit_cli
 import openai
 import pytest
@@ -165,7 +166,7 @@ def test_the_anthropic_client_calls_a_tool_and_thinks(server: Server) -> None:
 def test_a_server_is_talked_to_and_watched(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`lmkit chat --url` and `lmkit top` against the real one."""
+    """`lmkit chat --url`, `lmkit top` and `lmkit why` against the real one."""
     monkeypatch.setattr(sys, "stdin", StringIO("What is 17 + 25?\n"))
     assert lmkit_cli.run(("chat", "--url", server.url(), "--temperature", "0")) == 0
     assert "42" in capsys.readouterr().out
@@ -173,6 +174,11 @@ def test_a_server_is_talked_to_and_watched(
     shown = capsys.readouterr().out
     assert "demo" in shown
     assert "KV cache" in shown
+    with httpx.Client(base_url=server.url()) as client:
+        asked = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, "request_id": "told"})
+    assert asked.status_code == 200
+    assert lmkit_cli.run(("why", "told", "--url", server.url())) == 0
+    assert "tokens computed in one step" in capsys.readouterr().out
 
 
 @pytest.mark.full("lmkit-cli", "lmkit-http")

@@ -214,6 +214,7 @@ def _facts(
         pooler=info.pooler,
         adapters=tuple(name for name, _ in parse_modules(config.lora.modules)),
         loads_adapters=config.lora.enabled,
+        max_adapters=config.lora.max_adapters if config.lora.on else 0,
         dtype=str(resolved.value("dtype", info.dtype)),
         device=resolved.device.name or resolved.device.platform,
         process_bytes=resolved.device.process_bytes,

@@ -41,6 +41,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     pooler: PoolerInfo | None = None  # None: it generates
     adapters: tuple[str, ...] = ()  # names loaded at start
     loads_adapters: bool = False  # more may be loaded while it runs
+    max_adapters: int = 0  # how many may be loaded at once
     dtype: str = ""
     device: str = ""
     process_bytes: int = 0  # what the process takes before it holds anything of a model

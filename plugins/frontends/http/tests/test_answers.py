@@ -273,11 +273,8 @@ async def test_metrics_are_a_contract(connect: Any) -> None:
         lmkit_preemptions_total lmkit_engine_prompt_tokens_total lmkit_output_tokens_total
         lmkit_engine_output_tokens_total lmkit_prefix_cache_queries_total lmkit_prefix_cache_hits_total
         lmkit_time_to_first_token_seconds_bucket lmkit_inter_token_latency_seconds_bucket lmkit_request_seconds_bucket
-        lmkit_requests_finished_total lmkit_prompt_tokens_total lmkit_http_requests_total vllm:num_requests_waiting
-        vllm:num_requests_running vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc
-        vllm:num_preemptions_total vllm:prompt_tokens_total vllm:generation_tokens_total
-        vllm:prefix_cache_queries_total vllm:prefix_cache_hits_total vllm:spec_decode_num_draft_tokens_total
-        vllm:spec_decode_num_accepted_tokens_total
+        lmkit_requests_finished_total lmkit_prompt_tokens_total lmkit_http_requests_total
+        lmkit_request_queue_seconds_bucket lmkit_request_prefill_seconds_bucket lmkit_request_decode_seconds_bucket
     """
     for name in names.split():
         assert f"\n{name}" in text, name

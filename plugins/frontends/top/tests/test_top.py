@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from lmkit.api import ConfigError, EngineError, SchedStats
 from lmkit.engine.messages import EngineStats
 from lmkit_http.metrics import Metrics
-from lmkit_top.command import Server, top, watch
+from lmkit_top.command import top, watch
 from lmkit_top.figures import COUNTERS, GAUGES, HISTOGRAMS, Snapshot, quantile, rate, read, share
 from lmkit_top.screen import WIDTH, bars, screen
+from lmkit_top.server import Server
 from rich.console import Console
 
 VLLM = """\

@@ -35,6 +35,7 @@ from lmkit_http.history import Entry
 from lmkit_http.limits import body_limit
 from lmkit_http.listening import RootPath
 from lmkit_http.metrics import Metrics
+from lmkit_http.server_info import ServerInfo
 from lmkit_http.settings import ServerSettings
 from lmkit_http.sse import ClientGone, EventResponse, while_connected
 
@@ -54,6 +55,7 @@ def build_app(
     settings = replace(settings, max_body=body_limit(llm.facts, settings))
     model = next(iter(settings.served_names), llm.facts.model)
     backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
+    backend.metrics.others.register(ServerInfo(backend))
     backend.adapters.update(llm.facts.adapters)
     dialects = installed_dialects() if dialects is None else dialects
     own = [

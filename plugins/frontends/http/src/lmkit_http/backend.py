@@ -111,6 +111,11 @@ class Backend:
         self.history.close(generation)
 
     @property
+    def prefix_cache(self) -> bool:
+        """Whether prompts are looked up in it."""
+        return bool(self.plan is None or self.plan.value("prefix_cache", True))
+
+    @property
     def num_active(self) -> int:
         return len(self.running) + self.num_preparing
 

@@ -51,6 +51,7 @@ def command(
         Literal["refuse", "warn"],
         option(help="those of requests: or drop and name them"),
     ] = "refuse",
+    traces: Annotated[str, option(help="OpenTelemetry collector for traces: http://HOST:4318/v1/traces")] = "",
     drain_timeout: Annotated[float, option(help="seconds that running requests get after SIGTERM", min=0)] = 30.0,
     max_seconds: Annotated[float | None, option(help="seconds until an answer has to end", min=0.001)] = None,
     key_requests: Annotated[int | None, option(help="requests a minute of each key", min=1)] = None,
@@ -88,6 +89,7 @@ def command(
         key_requests=key_requests,
         key_tokens=key_tokens,
         key_concurrent=key_concurrent,
+        traces=traces,
         served_names=settings.config.model.names,
     )
     with ctx.obj or EngineProcess() as process:

@@ -130,8 +130,7 @@ def _cache(backend: Backend, life: Life, caller: Caller) -> Cache:
         other for other in _lives(backend.history, caller)
         if other.id != life.id and 0 < other.submitted <= life.submitted and (caller.admin or other.salt == life.salt)
     )  # fmt: skip
-    enabled = backend.plan is None or backend.plan.value("prefix_cache", True)
-    return cache_of(life, earlier, backend.facts.block_size, enabled)
+    return cache_of(life, earlier, backend.facts.block_size, backend.prefix_cache)
 
 
 def _lives(history: History, caller: Caller) -> Iterator[Life]:

@@ -1,4 +1,4 @@
-"""The requests that run and the last that ended: what `lmkit why`, traces and the log of requests tell of them.
+"""The requests that run and the last that ended: what `lmkit why` and traces tell of them.
 
 No texts are kept. Prompts are kept as token ids for a while, so that one can say where two of them part.
 """
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MAX_ENTRIES = 1000  # requests that have ended
 MAX_TOKENS = 2 << 20  # of their prompts together
 RUNNING = "running"
+_TRACE = ("traceparent", "tracestate")  # https://www.w3.org/TR/trace-context
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,11 +86,10 @@ class Entry:
     model: str
     tenant: str
     at: float  # seconds since the epoch
-    began: float  # monotonic seconds
-    headers: Mapping[str, str]  # of the request
+    asked: type  # of its ask
+    trace: Mapping[str, str]  # headers that say of which trace it is a part
     turns: Sequence[Turn] = ()  # while it runs
     ended: Sequence[Life] = ()  # afterwards
-    texts: Sequence[tuple[str | None, str]] = ()  # prompt and answer of each turn, only for whoever is told of its end
 
     @property
     def lives(self) -> Sequence[Life]:
@@ -105,9 +105,9 @@ class Entry:
 
 @dataclass(eq=False)
 class History:
-    """Bounded; used from the event loop. `told` are called with each entry that ends."""
+    """Bounded; used from the event loop. `on_end` is called with each entry that ends."""
 
-    told: list[Callable[[Entry], None]] = field(default_factory=list)
+    on_end: Callable[[Entry], None] | None = None
     _running: dict[Generation, Entry] = field(default_factory=dict)
     _past: OrderedDict[str, Entry] = field(default_factory=OrderedDict)
     _num_tokens: int = 0  # of the prompts in `_past`
@@ -123,8 +123,9 @@ class History:
     ) -> Entry:
         """The headers of the answer get the id under which the request is found."""
         request_id = exchange.headers.setdefault("x-request-id", exchange.headers.get("request-id", exchange.id))
+        trace = {name: headers[name] for name in _TRACE if name in headers}
         entry = Entry(
-            exchange.id, request_id, route, model, tenant, time.time(), time.monotonic(), headers, generation.turns
+            exchange.id, request_id, route, model, tenant, time.time(), type(exchange.ask), trace, generation.turns
         )
         self._running[generation] = entry
         return entry
@@ -136,11 +137,9 @@ class History:
             return
         now = time.monotonic()
         entry.ended = tuple(_life(turn, now) for turn in entry.turns)
-        if self.told:
-            entry.texts = [(turn.prompt, turn.message.content) for turn in entry.turns]
-            for tell in self.told:
-                tell(entry)
-        entry.turns, entry.texts, entry.headers = (), (), {}
+        entry.turns = ()
+        if self.on_end is not None:
+            self.on_end(entry)
         self._forget(self._past.pop(entry.id, None))
         self._past[entry.id] = entry
         self._num_tokens += _size(entry)

@@ -1,7 +1,6 @@
 """Prometheus metrics in a registry of their own. The names are a contract, see docs; a test lists them.
 
-Counters and gauges of the engine are read when /metrics is asked; nothing is sampled in the background. The aliases
-(`vllm:...`) carry the same values under the names that existing dashboards and autoscalers read.
+Counters and gauges of the engine are read when /metrics is asked; nothing is sampled in the background.
 """
 
 from __future__ import annotations
@@ -15,27 +14,14 @@ from lmkit.text.stream import Finish, OutputEvent
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from lmkit_http.aliases import Aliases
+
 if TYPE_CHECKING:
     from lmkit.engine.messages import EngineStats
     from lmkit.front.prepare import Turn
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)
-
-# alias -> our name
-ALIASES = {
-    "vllm:num_requests_waiting": "lmkit_requests_waiting",
-    "vllm:num_requests_running": "lmkit_requests_running",
-    "vllm:kv_cache_usage_perc": "lmkit_kv_usage_ratio",
-    "vllm:gpu_cache_usage_perc": "lmkit_kv_usage_ratio",
-    "vllm:num_preemptions": "lmkit_preemptions",
-    "vllm:prompt_tokens": "lmkit_engine_prompt_tokens",
-    "vllm:generation_tokens": "lmkit_engine_output_tokens",
-    "vllm:prefix_cache_queries": "lmkit_prefix_cache_queries",
-    "vllm:prefix_cache_hits": "lmkit_prefix_cache_hits",
-    "vllm:spec_decode_num_draft_tokens": "lmkit_draft_tokens",
-    "vllm:spec_decode_num_accepted_tokens": "lmkit_accepted_draft_tokens",
-}
 
 
 class _EngineCollector:
@@ -70,17 +56,13 @@ class _EngineCollector:
             "lmkit_draft_tokens": ("tokens guessed by a proposer or forced by a grammar, and verified", s.num_drafts),
             "lmkit_accepted_draft_tokens": ("of these, tokens that were drawn", s.num_accepted),
         }
-        names = {name: name for name in (*gauges, *counters)} | ALIASES
-        for name, source in names.items():
-            if source in counters:
-                text, total = counters[source]
-                counter = CounterMetricFamily(name, text, labels=["model_name"])
-                counter.add_metric([self.model], float(total))
-                yield counter
-                continue
-            text, value = gauges[source]
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(name, text, labels=["model_name"])
+            counter.add_metric([self.model], float(value))
+            yield counter
+        for name, (text, level) in gauges.items():
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])
-            gauge.add_metric([self.model], float(value))
+            gauge.add_metric([self.model], float(level))
             yield gauge
 
 
@@ -91,6 +73,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._engine = _EngineCollector(model)
         self.registry.register(self._engine)
+        self.others = CollectorRegistry()  # what is said beside our own names
+        self.others.register(Aliases(self.registry))
 
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
             made = Histogram(name, text, ["model_name"], registry=self.registry, buckets=tuple(buckets))
@@ -99,6 +83,9 @@ class Metrics:
         self._ttft = histogram("lmkit_time_to_first_token_seconds", "from submission to the first token", _SECONDS)
         self._itl = histogram("lmkit_inter_token_latency_seconds", "between tokens of a request", _STEP_SECONDS)
         self._e2e = histogram("lmkit_request_seconds", "from submission to the last token", _SECONDS)
+        self._queue = histogram("lmkit_request_queue_seconds", "in the queue before the first step", _SECONDS)
+        self._prefill = histogram("lmkit_request_prefill_seconds", "from there to the first token", _SECONDS)
+        self._decode = histogram("lmkit_request_decode_seconds", "from the first to the last token", _SECONDS)
         self._finished = Counter(
             "lmkit_requests_finished", "finished choices", ["model_name", "reason"], registry=self.registry
         )
@@ -127,6 +114,10 @@ class Metrics:
             self._e2e.observe(now - turn.submitted)
             self._finished.labels(self._model, last.reason).inc()
             self._prompt.inc(last.usage.prompt_tokens)
+            if (started := last.usage.started) is not None:
+                self._queue.observe(started.queued)
+                self._prefill.observe(started.prefill)
+                self._decode.observe(turn.last - turn.first)
 
     def aborted(self) -> None:
         self._finished.labels(self._model, "abort").inc()
@@ -136,4 +127,4 @@ class Metrics:
 
     def render(self, stats: EngineStats | None, up: bool) -> bytes:
         self._engine.stats, self._engine.up = stats, up
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + generate_latest(self.others)

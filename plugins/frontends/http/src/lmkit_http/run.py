@@ -48,6 +48,10 @@ def serve(
     for /debug/startup. `start`: options of AsyncLLM.start.
     """
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
+    if settings.traces:
+        from lmkit_http.traces import check_traces
+
+        check_traces(settings.traces)
     sock = bind(settings)
     try:
         level = logging.getLevelNamesMapping()[(config.log_level or "info").upper()]
@@ -124,8 +128,11 @@ async def run_app(
         if on_ready is not None:
             app.state.backend.startup = tuple(on_ready(llm, url) or ())
 
-    async with app.state.backend.background:
-        await server.run_until_signal(sock, ready)
+    from lmkit_http.traces import sent
+
+    with sent(app.state.backend):
+        async with app.state.backend.background:
+            await server.run_until_signal(sock, ready)
 
 
 def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Config:

@@ -37,6 +37,7 @@ class ServerSettings:
     key_concurrent: int | None = None  # requests of a key that are in at once
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
     unknown_fields: Literal["refuse", "warn"] = "refuse"  # of requests, those that say something
+    traces: str = ""  # address of an OpenTelemetry collector (OTLP over HTTP); empty: none are made
     served_names: tuple[str, ...] = ()  # of the model, the main one first; empty: as the engine says
 
     def __post_init__(self) -> None:

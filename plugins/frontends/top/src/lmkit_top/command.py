@@ -8,55 +8,14 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Annotated
 
-import httpx
 import typer
-from lmkit.api import ConfigError, EngineError
+from lmkit.api import EngineError
 from rich.console import Console
 from rich.live import Live
 
-from lmkit_top.figures import Snapshot, read
+from lmkit_top.figures import Snapshot
 from lmkit_top.screen import WIDTH, screen
-
-TIMEOUT = 10.0  # seconds
-MAX_BYTES = 16 << 20  # of an answer
-
-
-class Server:
-    """The metrics of one server. Use it in a `with`."""
-
-    def __init__(self, url: str, api_key: str = "") -> None:
-        """Raises ConfigError when `url` is none."""
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"{url!r} is no address of a server", fix="write http://HOST:PORT")
-        self.url = url.rstrip("/").removesuffix("/v1")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(headers=headers, timeout=TIMEOUT)
-
-    def look(self) -> Snapshot:
-        """Raises EngineError when the server does not say."""
-        try:
-            with self._http.stream("GET", f"{self.url}/metrics") as answer:
-                if answer.status_code in (401, 403):
-                    fix = "give --api-key KEY, or start the server with --open-path /metrics"
-                    raise EngineError(f"{self.url}/metrics wants a key", fix=fix)
-                answer.raise_for_status()
-                data = bytearray()
-                for piece in answer.iter_bytes():
-                    data += piece
-                    if len(data) > MAX_BYTES:
-                        raise ValueError(f"it has more than {MAX_BYTES} bytes")
-            return read(data.decode(), time.monotonic())
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as e:
-            raise EngineError(
-                f"{self.url}/metrics cannot be read: {str(e) or type(e).__name__}",
-                fix="check the address, and that the server is running: lmkit serve MODEL",
-            ) from e
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
+from lmkit_top.server import Server
 
 
 def top(
