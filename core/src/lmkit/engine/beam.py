@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from lmkit.api import Beams, EngineRequest, InvalidParam, SamplingParams, TokenEvent, TokenLogprob
 from lmkit.engine.core import EngineCore
+from lmkit.scheduling.request import Request
 
 Beam = tuple[float, tuple[TokenLogprob, ...]]  # a score, and what is known of each token of the output
 
@@ -31,6 +32,7 @@ class Search:
     ends: frozenset[int]  # tokens that end an output
     running: list[Beam] = field(default_factory=lambda: [(0.0, ())])  # scored by the sum of log-probabilities
     finished: list[Beam] = field(default_factory=list)  # best first, scored with the length penalty
+    first: Request | None = None  # of the prompt alone: it knows the digests of the blocks of it
     num_cached: int = 0  # tokens of the prompt
     num_asked: int = 0
     asked: dict[str, int] = field(default_factory=dict)  # requests under way -> number of the beam
@@ -44,13 +46,14 @@ class Search:
     def requests(self) -> Iterator[EngineRequest]:
         """One for each beam. Their token is not drawn for its own sake: what is read are the likeliest ones."""
         request, num_top = self.request, self.beams.width + len(self.ends)
+        num_output = len(self.running[0][1])
+        params = SamplingParams(max_tokens=num_output + 1, temperature=0.0, ignore_eos=True, logprobs=num_top)
         for beam, (_, entries) in enumerate(self.running):
             id = f"{request.id}/{self.num_asked}"
             self.num_asked += 1
             self.asked[id] = beam
             tokens = [*request.token_ids, *[entry.token for entry in entries]]
-            params = SamplingParams(max_tokens=len(entries) + 1, temperature=0.0, ignore_eos=True, logprobs=num_top)
-            yield replace(request, id=id, token_ids=tokens, params=params, num_output=len(entries), beams=None)
+            yield replace(request, id=id, token_ids=tokens, params=params, num_output=num_output, beams=None)
 
     def feed(self, event: TokenEvent) -> bool:
         """Whether all beams have their candidates now."""
@@ -145,8 +148,17 @@ class BeamCore(EngineCore):
 
     def _ask(self, search: Search) -> None:
         for request in search.requests():
-            super().add(request)
             self._owners[request.id] = search
+            super().add(request)
+
+    def _admit(self, request: EngineRequest) -> Request:
+        """A beam knows the digests of its prompt's blocks: they are not made again for each token."""
+        admitted = super()._admit(request)
+        if (search := self._owners.get(request.id)) is not None:
+            search.first = first = search.first or admitted
+            if admitted.root_hash == first.root_hash:  # its adapter may have been loaded anew
+                admitted.block_hashes = first.block_hashes[:]
+        return admitted
 
     def abort(self, ids: Iterable[str]) -> None:
         """Idempotent; no event follows."""

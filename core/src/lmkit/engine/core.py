@@ -28,6 +28,7 @@ from lmkit.api import (
 )
 from lmkit.engine.adapters import Adapters, NoAdapters
 from lmkit.engine.intake import Intake
+from lmkit.scheduling.request import Request
 
 log = logging.getLogger("lmkit.engine")
 
@@ -82,14 +83,17 @@ class EngineCore:
     def add(self, request: EngineRequest) -> None:
         """Raises RequestError when the request is wrong, EngineBusy when too many wait."""
         if request.adapter is None:
-            self.scheduler.add(self.intake.admit(request))
+            self.scheduler.add(self._admit(request))
             return
         try:
             held = msgspec.structs.replace(request, adapter=self.adapters.hold(request.id, request.adapter))
-            self.scheduler.add(self.intake.admit(held))
+            self.scheduler.add(self._admit(held))
         except Exception:
             self.adapters.release([request.id])
             raise
+
+    def _admit(self, request: EngineRequest) -> Request:
+        return self.intake.admit(request)
 
     def abort(self, ids: Iterable[str]) -> None:
         """Idempotent; no event follows."""

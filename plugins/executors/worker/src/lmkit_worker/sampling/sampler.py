@@ -212,8 +212,10 @@ class Sampler:
         """Those of the rows that asked, perhaps none of this step."""
         found = [(i, self.logprobs[slot]) for i, slot in enumerate(batch.slots.tolist()) if slot in self.logprobs]
         rows = [i for i, _ in found]
-        (at,) = self._on_device("logprobs", rows, logits.device, lambda: [np.array(rows, np.int64)])
-        values = torch.log_softmax(logits[at].float(), -1)
+        if len(rows) < len(logits):
+            (at,) = self._on_device("logprobs", rows, logits.device, lambda: [np.array(rows, np.int64)])
+            logits = logits[at]
+        values = torch.log_softmax(logits, -1, dtype=torch.float32)
         return RawLogprobs(rows, values, [n for _, n in found])
 
     def _grammar(self, x: Tensor, batch: SampleBatch, masks: GrammarMasks) -> None:
