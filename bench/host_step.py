@@ -38,10 +38,10 @@ from lmkit_attention_triton.backend import TritonAttention
 from lmkit_gpu import GpuPlatform
 from lmkit_layers.rowwise import TorchRowOps
 from lmkit_testing.stepper import ArrivalOrder
+from lmkit_worker.future import StepFuture
 from lmkit_worker.inputs import InputBuilder
 from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.runner import Runner
-from lmkit_worker.uniproc import StepFuture
 from torch import Tensor
 
 VOCAB, BLOCK, LAYERS = 128256, 16, 32
@@ -139,7 +139,7 @@ class Steps:
         self.runner.forward(plan)
 
     def sample(self, step: int, masks: Any) -> StepFuture:
-        return StepFuture(self.runner.sample(step, masks))
+        return StepFuture(self.runner.sample(step, masks).read)
 
     def on_failure(self, callback: Any) -> None:
         pass

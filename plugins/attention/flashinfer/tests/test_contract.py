@@ -50,9 +50,9 @@ from lmkit_testing.attention import Rows
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.stepper import ArrivalOrder
 from lmkit_testing.toy import ToyPlatform
+from lmkit_worker.future import StepFuture
 from lmkit_worker.loading.load import load_model
 from lmkit_worker.runner import Runner
-from lmkit_worker.uniproc import StepFuture
 from torch import Tensor
 
 with warnings.catch_warnings():
@@ -453,7 +453,7 @@ class Steps:
         self.runner.forward(plan)
 
     def sample(self, step: int, masks: Any) -> StepFuture:
-        return StepFuture(self.runner.sample(step, masks))
+        return StepFuture(self.runner.sample(step, masks).read)
 
     def on_failure(self, callback: Any) -> None:
         pass

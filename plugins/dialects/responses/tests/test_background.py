@@ -22,9 +22,11 @@ HELLO: dict[str, Any] = {"model": "scripted", "input": "Hello"}
 
 
 @asynccontextmanager
-async def client_of(llm: ServedLLM, **settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client_of(
+    llm: ServedLLM, dialect: Responses | None = None, **settings: Any
+) -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
-        listening(llm, ServerSettings(port=0, **settings), dialects=[Responses()]) as url,
+        listening(llm, ServerSettings(port=0, **settings), dialects=[dialect or Responses()]) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="a", max_retries=0) as client,
     ):
         yield client
@@ -52,6 +54,18 @@ async def test_an_answer_is_made_while_nobody_waits() -> None:
         assert later.output_text == "And so on."
         again = await client.responses.cancel(queued.id)  # a finished one stays as it is
         assert (again.status, again.output_text) == ("completed", "Good day.")
+
+
+def test_one_event_loop_after_another() -> None:
+    """A dialect that is served again, on a loop of its own each time, goes on answering."""
+    dialect = Responses()
+
+    async def once() -> str:
+        async with client_of(scripted("Good day."), dialect) as client:
+            queued = await client.responses.create(**HELLO, background=True)
+            return str((await finished(client, queued.id)).output_text)
+
+    assert [asyncio.run(once()) for _ in range(2)] == ["Good day."] * 2
 
 
 async def test_a_cancelled_answer_frees_the_engine() -> None:

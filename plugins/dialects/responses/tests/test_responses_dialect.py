@@ -356,7 +356,7 @@ class StoreMachine(RuleBasedStateMachine):
                 do(tenant, f"r{number}")
             return
         found = do(tenant, kept.id)
-        assert delete or found is kept
+        assert delete or found == kept
         those.remove(kept)
         if not delete:
             those.append(kept)

@@ -27,8 +27,8 @@ from lmkit.engine.intake import Intake
 from lmkit.scheduling.scheduler import Scheduler
 from lmkit_testing.stepper import ArrivalOrder
 from lmkit_testing.toy import RECURRENT, TOY_VOCAB, ToyAttention, ToyPlatform, toy_model, toy_tokens
+from lmkit_worker.future import StepFuture
 from lmkit_worker.runner import Runner
-from lmkit_worker.uniproc import StepFuture
 
 MAX_LENGTH = 40
 Windows = tuple[int | None, ...]
@@ -96,7 +96,7 @@ class RunnerExecutor:
                 self.propose(rows.row_tokens(rows.slot_of[w.id]).tolist())[: self.lookahead] if w.sample else []
                 for w in plan.rows
             ]
-        return StepFuture(unread)
+        return StepFuture(unread.read)
 
     def control(self, command: Control) -> list[Reply]:
         self.runner.reset()

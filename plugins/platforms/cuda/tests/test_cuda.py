@@ -22,4 +22,4 @@ def test_defaults_and_ranks() -> None:
     assert small == {"sched.max_tokens": 2048, "sched.max_rows": 64, "parallel.depth": 2}
     assert platform.collectives(0, 1).size == 1
     with pytest.raises(ConfigError, match="one rank"):
-        platform.collectives(0, 2)
+        platform.collectives(0, 2, "file:///ranks")  # as a worker calls it

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from lmkit.api import Control, Failure, GrammarMasks, KVConfig, Reply, SchedLimits, StepPlan, StepResult, WorkerFacts
+from lmkit_worker.future import StepFuture
 from lmkit_worker.runner import Runner
-from lmkit_worker.uniproc import StepFuture
 
 
 class OneRunner:
@@ -26,7 +26,7 @@ class OneRunner:
         self.runner.forward(plan)
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
-        return StepFuture(self.runner.sample(step, masks))
+        return StepFuture(self.runner.sample(step, masks).read)
 
     def control(self, command: Control) -> list[Reply]:
         return [Reply(False, "a step that fails here is a test that fails")]

@@ -52,8 +52,7 @@ class Desk:
         self._waiting: dict[str, Later] = {}  # not begun
         self._open: dict[str, Later] = {}  # not finished
         self._stopped: set[str] = set()  # to be given up
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._news = asyncio.Event()
+        self._wake: Callable[[], object] | None = None  # tells `work`, while it runs, that something has changed
 
     def accept(self, kept: Kept, later: Later) -> None:
         """`kept`: the answer as long as it is none. Raises TooMany."""
@@ -85,8 +84,8 @@ class Desk:
         self._tell()
 
     def _tell(self) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._news.set)
+        if (wake := self._wake) is not None:
+            wake()
 
     def _change(self, later: Later, **fields: object) -> None:
         """Writes into an answer that is not finished, if it is still kept."""
@@ -99,11 +98,12 @@ class Desk:
 
     async def work(self, ask: Ask) -> None:
         """Until it is cancelled: what is not finished then has failed."""
-        self._loop = asyncio.get_running_loop()
+        news = asyncio.Event()  # belongs to this event loop
+        self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
         tasks: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
-                self._news.clear()
+                news.clear()
                 with self._lock:
                     begun, self._waiting = self._waiting, {}
                     stopped, self._stopped = self._stopped, set()
@@ -115,13 +115,13 @@ class Desk:
                     tasks[id].add_done_callback(partial(self._done, tasks, id))
                 for id in stopped & tasks.keys():
                     tasks[id].cancel()
-                await self._news.wait()
+                await news.wait()
         finally:
             running = list(tasks.values())
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-            self._loop = None
+            self._wake = None
             with self._lock:
                 left, self._open, self._waiting = list(self._open.values()), {}, {}
             for later in left:

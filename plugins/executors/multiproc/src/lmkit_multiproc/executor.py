@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from select import POLLHUP, POLLIN, poll
 from threading import Lock, Thread
@@ -39,13 +40,15 @@ from lmkit.api import (
     WorkerFacts,
     error_of,
 )
+from lmkit_worker.future import StepFuture
 
 from lmkit_multiproc.messages import (
-    CONTROLS,
     Answered,
     Command,
     Configure,
+    Configured,
     Forward,
+    Known,
     Load,
     Loaded,
     Order,
@@ -63,22 +66,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ALONE_SECONDS = 1.5  # after which a rank whose order failed is alone with that
-
-
-class StepFuture(Future[StepResult]):
-    """The result of a step, read in the thread that asks for it: the one that runs the steps."""
-
-    def __init__(self, step: int, read: Callable[[int], StepResult]) -> None:
-        super().__init__()
-        self._step, self._read = step, read
-
-    def result(self, timeout: float | None = None) -> StepResult:
-        if not self.done():
-            try:
-                self.set_result(self._read(self._step))
-            except Exception as e:
-                self.set_exception(e)
-        return super().result(timeout)
 
 
 class Process:
@@ -160,17 +147,17 @@ class MultiprocExecutor:
 
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
         self._order(Configure(kv, limits))
-        self._answers(object)
+        self._answers(Configured)
 
     def forward(self, plan: StepPlan) -> None:
         self._order(Forward(plan))
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
         self._order(Sample(step, masks))
-        return StepFuture(step, self._result)
+        return StepFuture(partial(self._result, step))
 
     def control(self, command: Control) -> list[Reply]:
-        if not isinstance(command, CONTROLS):
+        if not isinstance(command, Known):
             return [Reply(False, f"{type(command).__name__} is not supported by this executor")] * self.size
         self._order(Command(command))
         return [answer.reply for answer in self._answers(Answered)]

@@ -25,7 +25,7 @@ from lmkit.api import (
     WorkerFacts,
 )
 
-CONTROLS = (LoadAdapter, DropAdapter, ForgetRows, ResetCache)
+Known = LoadAdapter | DropAdapter | ForgetRows | ResetCache
 
 
 class Load(msgspec.Struct, tag="load"):
@@ -56,7 +56,7 @@ class Sample(msgspec.Struct, tag="sample"):
 
 
 class Command(msgspec.Struct, tag="command"):
-    control: LoadAdapter | DropAdapter | ForgetRows | ResetCache
+    control: Known
 
 
 Order = Load | Configure | Forward | Sample | Command

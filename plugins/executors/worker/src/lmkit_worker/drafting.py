@@ -13,7 +13,7 @@ import torch
 from lmkit_worker.ahead import Ahead
 
 if TYPE_CHECKING:
-    from lmkit.api import Graphs, ModelInfo, Proposer, StepInputs, StepResult
+    from lmkit.api import Graphs, Proposer, StepInputs, StepResult
     from lmkit_layers.drafts import DraftProposer
     from torch import Tensor
 
@@ -61,13 +61,11 @@ class Drafting:
     branches = False
 
     def __init__(
-        self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder, graphs: Graphs, draft: ModelInfo,
-        most: int,
-    ) -> None:  # fmt: skip
-        """`draft`: what runs; `graphs` are its own; `most` guesses of a row."""
+        self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder, graphs: Graphs, num_layers: int, most: int
+    ) -> None:
+        """`num_layers` of the draft; `graphs` are its own; `most` guesses of a row."""
         self.proposer, self.name, self.reads_hidden = proposer, type(proposer).__name__, proposer.reads_hidden
-        self._rows, self._inputs, self._graphs = rows, inputs, graphs
-        self._num_layers, self._size = len(draft.layers), draft.hidden_size
+        self._rows, self._inputs, self._graphs, self._num_layers = rows, inputs, graphs, num_layers
         self._sizes = [spec.block_size for spec in inputs.specs]
         self._ahead = Ahead(inputs, most)
         self._chains = [partial(self._chain, num) for num in range(most + 1)]

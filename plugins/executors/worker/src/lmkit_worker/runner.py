@@ -211,7 +211,7 @@ class Runner:
             return Texts(proposer, self.rows)
         if proposer.children:
             return TreeDrafting(proposer, self.rows, self.inputs)
-        return Drafting(proposer, self.rows, self.inputs, graphs, loaded.draft.info, max_drafts)
+        return Drafting(proposer, self.rows, self.inputs, graphs, len(loaded.draft.info.layers), max_drafts)
 
     def _hidden(self, step: Step) -> Tensor:
         hidden = self.graphs.run(self.plain if step.inputs.adapters is None else self.adapters.tables, step.inputs)

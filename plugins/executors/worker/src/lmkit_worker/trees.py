@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from lmkit.api import PluginError
 
 from lmkit_worker.branches import MOST, seen
 
@@ -68,13 +69,18 @@ class TreeDrafting:
     the draft's own probabilities (Li et al. 2024, arXiv:2406.16858, "EAGLE-2").
 
     As Drafting it runs over what the step computed, then over the nodes of one depth at a time, whose keys stand one
-    behind the other. The draft reads hidden states.
+    behind the other.
     """
 
     reads_hidden = branches = True
 
     def __init__(self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder) -> None:
+        """Raises PluginError for a draft that reads no hidden states."""
         self.proposer, self.name = proposer, type(proposer).__name__
+        if not proposer.reads_hidden:
+            raise PluginError(
+                f"{self.name}: guesses branch only where a draft reads hidden states", fix="no `children`"
+            )
         self._rows, self._inputs = rows, inputs
         self._sizes = [spec.block_size for spec in inputs.specs]
 

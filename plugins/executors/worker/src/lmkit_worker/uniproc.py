@@ -21,27 +21,11 @@ from lmkit.api import (
     WorkerFacts,
 )
 
-from lmkit_worker.runner import Unread
+from lmkit_worker.future import StepFuture
 from lmkit_worker.worker import Worker
 
 if TYPE_CHECKING:
     from lmkit.api import EngineConfig, Progress
-
-
-class StepFuture(Future[StepResult]):
-    """The result of a step, read in the thread that asks for it: the one that runs the steps."""
-
-    def __init__(self, unread: Unread) -> None:
-        super().__init__()
-        self._unread = unread
-
-    def result(self, timeout: float | None = None) -> StepResult:
-        if not self.done():
-            try:
-                self.set_result(self._unread.read())
-            except Exception as e:
-                self.set_exception(e)
-        return super().result(timeout)
 
 
 class UniprocExecutor:
@@ -74,7 +58,7 @@ class UniprocExecutor:
         try:
             if error := self._failed.pop(step, None):
                 raise error
-            return StepFuture(self._open.sample(step, masks))
+            return StepFuture(self._open.sample(step, masks).read)
         except Exception as e:
             failed: Future[StepResult] = Future()
             failed.set_exception(e)

@@ -70,9 +70,8 @@ class Worker:
         self.device = self.platform.bind(self.rank, threads)
         if threads:
             torch.set_num_threads(threads)
-        self.ranks = self.platform.collectives(self.rank, 1)
-        if self.size > 1:
-            self.ranks = self.platform.collectives(self.rank, self.size, self.init_method)
+        where = (self.init_method,) if self.size > 1 else ()  # a platform of one rank need not know of it
+        self.ranks = self.platform.collectives(self.rank, self.size, *where)
         self.loaded = self._load()
         self.ranks.all_reduce(torch.zeros(1, device=self.device))  # memory is counted when all have theirs
         dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")

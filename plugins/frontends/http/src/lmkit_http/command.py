@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 
 PANEL = "Server"
 option = partial(typer.Option, rich_help_panel=PANEL)
+ApiKeys = Annotated[list[str] | None, option(help="key that clients must send; repeatable; also LMKIT_API_KEY")]
+AdminKeys = Annotated[
+    list[str] | None,
+    option(help="key that may also change the server (adapters, priority); repeatable; also LMKIT_ADMIN_KEY"),
+]
+OpenPaths = Annotated[list[str] | None, option(help=f"path that needs no key, of {', '.join(OPENABLE)}; repeatable")]
+OpenPriority = Annotated[
+    bool, option("--open-priority", help="every client may ask to be served before others (priority < 0)")
+]
+CorsOrigins = Annotated[
+    list[str] | None, option(help="site whose pages may ask, such as http://localhost:3000, or '*'; repeatable")
+]
+UnknownFields = Annotated[
+    Literal["refuse", "warn"],
+    option(help="fields of requests that nobody knows: refuse, or drop and name them in a header"),
+]
 
 
 @with_config
@@ -34,26 +50,23 @@ def command(
     settings: Sourced,
     host: Annotated[str, option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, option(help="port to listen on", min=0, max=65535)] = 8000,
-    api_key: Annotated[
-        list[str] | None, option(help="key that clients must send; repeatable; or LMKIT_API_KEY")
-    ] = None,
-    admin_key: Annotated[list[str] | None, option(help="key of administrators; also LMKIT_ADMIN_KEY")] = None,
-    open_path: Annotated[list[str] | None, option(help=f"path without a key, of {', '.join(OPENABLE)}")] = None,
-    open_priority: Annotated[bool, option("--open-priority", help="all may ask for priority < 0")] = False,
-    cors_origin: Annotated[list[str] | None, option(help="site whose pages may ask, or '*'; repeatable")] = None,
+    api_key: ApiKeys = None,
+    admin_key: AdminKeys = None,
+    open_path: OpenPaths = None,
+    open_priority: OpenPriority = False,
+    cors_origin: CorsOrigins = None,
     insecure: Annotated[bool, option("--insecure", help="allow a public address without a key")] = False,
     allowed_host: Annotated[list[str] | None, option(help="accepted Host headers; repeatable")] = None,
     uds: Annotated[str, option(help="path of a Unix socket to listen on, instead of host and port")] = "",
     tls_cert: Annotated[str, option(help="PEM file: certificate with its chain; read again when it changes")] = "",
     tls_key: Annotated[str, option(help="PEM file: the key of the certificate")] = "",
     root_path: Annotated[str, option(help="where a site has this server, such as /llm behind a proxy")] = "",
-    unknown_fields: Annotated[
-        Literal["refuse", "warn"],
-        option(help="those of requests: or drop and name them"),
-    ] = "refuse",
+    unknown_fields: UnknownFields = "refuse",
     traces: Annotated[str, option(help="OpenTelemetry collector for traces: http://HOST:4318/v1/traces")] = "",
     drain_timeout: Annotated[float, option(help="seconds that running requests get after SIGTERM", min=0)] = 30.0,
-    max_seconds: Annotated[float | None, option(help="seconds until an answer has to end", min=0.001)] = None,
+    max_seconds: Annotated[
+        float | None, option(help="seconds from a request to the end of its answer", min=0.001)
+    ] = None,
     key_requests: Annotated[int | None, option(help="requests a minute of each key", min=1)] = None,
     key_tokens: Annotated[int | None, option(help="tokens a minute of each key", min=1)] = None,
     key_concurrent: Annotated[int | None, option(help="requests of each key at once", min=1)] = None,

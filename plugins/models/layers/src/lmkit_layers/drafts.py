@@ -18,7 +18,7 @@ class DraftProposer(Protocol):
     """
 
     reads_hidden: bool  # it reads at each place the model's hidden state there, and the token that follows
-    children: Sequence[int] = ()  # guesses that follow each at each depth, all verified together; (): chains
+    children: Sequence[int] = ()  # guesses after each at each depth, if it reads hidden states; (): chains
 
     def enter(self, token_ids: Tensor, hidden: Tensor | None) -> Tensor | None:
         """What enters the layers in place of embeddings: [T, D], or None.

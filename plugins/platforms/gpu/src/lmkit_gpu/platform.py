@@ -120,7 +120,7 @@ class GpuPlatform:
     def graphs(self, limits: StepLimits) -> GpuGraphs:
         return GpuGraphs(self.runtime, min(limits.max_rows, limits.max_tokens))
 
-    def collectives(self, rank: int, size: int) -> NullCollectives:
+    def collectives(self, rank: int, size: int, init_method: str = "") -> NullCollectives:
         if size != 1:
             raise ConfigError(f"the {self.name} platform runs one rank, not {size}", fix="--tp 1")
         return NullCollectives()
