@@ -26,7 +26,7 @@ WIDTH = 4
 
 def count(llm: LLM) -> list[int]:
     """Steps, rows and positions, counted from now on."""
-    scheduler = llm._engine.core.scheduler  # type: ignore[attr-defined]
+    scheduler = llm._engine.core.scheduler
     plan, counts = scheduler.schedule, [0, 0, 0]
 
     def schedule() -> object:
