@@ -287,10 +287,13 @@ def deploy(session: nox.Session) -> None:
 @nox.session
 def clients(session: nox.Session) -> None:
     """Real clients over sockets, most in environments of their own; writes docs/clients.md, which says what of each
-    passed. `-- CLIENT` runs one. Five minutes, and more the first time: 6 GB are installed."""
+    passed. `-- CLIENT` runs one; without, the streams of all routes are compared with whole answers, too. Six
+    minutes, and more the first time: 6 GB are installed."""
     install(session)
     session.install("-q", "uv")
-    env = ONE_THREAD | {"RESPONSE_PROMPTS": "500"}
+    env = ONE_THREAD | {"RESPONSE_PROMPTS": "500", "STREAM_PROMPTS": "500"}
+    if not session.posargs:
+        session.run("pytest", "-q", "tests/wire/test_streams.py", env=env)
     session.run("python", "tools/clients.py", *session.posargs, env=env)
 
 

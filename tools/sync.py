@@ -11,6 +11,7 @@ import inspect
 import json
 import sys
 import tomllib
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -240,32 +241,39 @@ def architecture_page(page: str) -> str:
 
 def fields_page() -> str:
     """Which field of a request works on which route."""
-    for folder in ("plugins/frontends/http", "plugins/tool_parsers/formats", "plugins/dialects/openai"):
-        sys.path.insert(0, str(ROOT / folder / "src"))
-    from lmkit_dialect_openai.dialect import REQUESTS
-    from lmkit_dialect_openai.fields import HINTS, LABELS
-
-    def state(kind: Any, name: str) -> str:
-        if name in kind.model_fields:
-            return "dropped" if name in LABELS else "works"
-        return "refused" if name in kind.hints else ""
-
-    names = sorted({name for kind in REQUESTS.values() for name in (*kind.model_fields, *kind.hints)})
-    rows = [[f"`{name}`", *(state(kind, name) for kind in REQUESTS.values())] for name in names]
-    instead = [f"| `{name}` | {hint.fix} | {', '.join(f'`{json.dumps(v)}`' for v in hint.nothing)} |"
-               for name, hint in sorted(HINTS.items())]  # fmt: skip
-    return "\n".join([
+    dialects = sorted(path.name for path in (ROOT / "plugins" / "dialects").iterdir() if path.is_dir())
+    folders = ("frontends/http", "frontends/run-batch", "tool_parsers/formats", *(f"dialects/{d}" for d in dialects))
+    for folder in folders:
+        sys.path.insert(0, str(ROOT / "plugins" / folder / "src"))
+    page = [
         "# Fields of requests\n",
-        "Made by `tools/sync.py` from `lmkit_dialect_openai`; a test sends each of them to each route. *works*:",
+        "Made by `tools/sync.py` from what the dialects declare; a test sends each of them to each route. *works*:",
         "honoured. *dropped*: accepted, changes nothing, and is named in the header `x-lmkit-warnings`. *refused*: 400",
         'when it says something. `null`, `false`, `""`, `[]` and `{}` say nothing, whatever the field. All other',
         "fields that say something are refused as well, or dropped with `--unknown-fields warn`.\n",
-        "| field | " + " | ".join(f"`{route.split(' ')[1]}`" for route in REQUESTS) + " |",
-        "|---" * (1 + len(REQUESTS)) + "|",
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "\n## Instead of what is refused\n",
-        "| field | instead | values that say nothing, too |", "|---|---|---|", *instead, "",
-    ])  # fmt: skip
+        "`/invocations` of the dialect `sagemaker` hands bodies on to these routes. The routes that only render",
+        "prompts read bodies of chat and completions, and refuse what token ids cannot say.",
+    ]
+    for name in dialects:
+        requests = getattr(import_module(f"lmkit_dialect_{name}.dialect"), "REQUESTS", None)
+        if requests is not None:
+            page += _fields_of(name, requests)
+    return "\n".join([*page, ""])
+
+
+def _fields_of(dialect: str, requests: Mapping[str, Any]) -> list[str]:
+    """The part of one dialect: its routes and fields, and what to send instead of those that are refused."""
+    states = {route: kind.states() for route, kind in requests.items()}
+    hints = {name: hint for kind in requests.values() for name, hint in kind.all_hints().items()}
+    rows = [[f"`{name}`", *(found.get(name, "") for found in states.values())]
+            for name in sorted({name for found in states.values() for name in found})]  # fmt: skip
+    lines = [f"\n## {dialect}\n", "| field | " + " | ".join(f"`{route.split(' ')[1]}`" for route in requests) + " |",
+             "|---" * (1 + len(requests)) + "|", *("| " + " | ".join(row) + " |" for row in rows)]  # fmt: skip
+    if hints:
+        lines += ["\n| field | instead | values that say nothing, too |", "|---|---|---|"]
+        lines += [f"| `{name}` | {hint.fix} | {', '.join(f'`{json.dumps(v)}`' for v in hint.nothing)} |"
+                  for name, hint in sorted(hints.items())]  # fmt: skip
+    return lines
 
 
 def outputs() -> dict[Path, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from lmkit_dialect_anthropic.schema import CountRequest, MessagesRequest
 
 MESSAGES, COUNT = "POST /v1/messages", "POST /v1/messages/count_tokens"
 MODELS, MODEL = "GET /v1/models", "GET /v1/models/{name:path}"
+REQUESTS: Mapping[str, type[CountRequest]] = {MESSAGES: MessagesRequest, COUNT: CountRequest}
 _KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error",
@@ -22,7 +24,7 @@ _KINDS = {
 
 
 class Anthropic(Dialect):
-    routes = (MESSAGES, COUNT)
+    routes = tuple(REQUESTS)
     light_routes = (MODELS, MODEL)
     mark = "anthropic-version"
 
@@ -34,8 +36,7 @@ class Anthropic(Dialect):
         if incoming.route == MODEL:
             served.check_model(incoming.path["name"])
             return Answer(msgspec.json.encode(_model(incoming.path["name"], served)))
-        kind = MessagesRequest if incoming.route == MESSAGES else CountRequest
-        request = parse(kind, incoming.body, served.max_values, served.lenient)
+        request = parse(REQUESTS[incoming.route], incoming.body, served.max_values, served.lenient)
         request.model = request.model or None
         served.check_model(request.model)
         return Messages(request, served) if isinstance(request, MessagesRequest) else Count(request, served)

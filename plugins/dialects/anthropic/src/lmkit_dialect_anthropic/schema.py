@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, ClassVar, Literal
 
 from lmkit.api import MAX_STOP, MAX_TOKENS
@@ -90,6 +90,7 @@ class CountRequest(Open):
     """What both routes read: a conversation."""
 
     hints: ClassVar[Mapping[str, Hint]] = HINTS
+    labels: ClassVar[Collection[str]] = LABELS
     model: Annotated[str, Field(max_length=512)] | None = None
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     system: Content | Blocks | None = None

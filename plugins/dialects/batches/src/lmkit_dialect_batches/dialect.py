@@ -20,6 +20,7 @@ from lmkit_dialect_batches.schema import HOUR, MONTH, BatchRequest, limit_of
 from lmkit_dialect_batches.store import KEPT, Store, StoreFull, new_id
 
 log = logging.getLogger("lmkit.batches")
+REQUESTS = {"POST /v1/batches": BatchRequest}
 _DAY = 86_400  # seconds: the only completion window of the OpenAI API
 _FIELDS = {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}
 
@@ -111,7 +112,7 @@ def _kept(parts: Mapping[str, Part]) -> int:
 
 def _created(store: Store, incoming: Incoming, served: Served) -> Batch:
     """Raises RequestError."""
-    request = parse(BatchRequest, incoming.body, lenient=served.lenient)
+    request = parse(REQUESTS[incoming.route], incoming.body, lenient=served.lenient)
     request.check()
     file = store.file(incoming.tenant, request.input_file_id)
     if file.purpose != "batch":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -22,6 +23,10 @@ _CHANGES = {
     "POST /api/copy": "copying", "DELETE /api/delete": "deleting", "POST /api/blobs/{digest}": "uploading",
 }  # fmt: skip
 Request = TypeVar("Request", bound=Base)
+REQUESTS: Mapping[str, type[Base]] = {
+    "POST /api/chat": ChatRequest, "POST /api/generate": GenerateRequest, "POST /api/embed": EmbedRequest,
+    "POST /api/embeddings": EmbeddingsRequest,
+}  # fmt: skip
 
 
 class NoSuchWork(RequestError):
@@ -33,7 +38,7 @@ class NoSuchWork(RequestError):
 class Ollama(Dialect):
     """Lines of JSON; errors are {"error": "..."}."""
 
-    routes = ("POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings")
+    routes = tuple(REQUESTS)
     light_routes = ("GET /api/tags", "GET /api/ps", "GET /api/version", "POST /api/show", *_CHANGES)
     stream_type = "application/x-ndjson"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import (
@@ -48,6 +48,7 @@ StopText = Annotated[str, Field(max_length=1024)]
 class Options(Open):
     """How to sample. What says how a model is loaded is settled when the server starts: it is dropped, and named."""
 
+    labels: ClassVar[Collection[str]] = _HARDWARE | {"num_ctx"}
     hints: ClassVar[Mapping[str, Hint]] = {
         "mirostat": Hint("send temperature with top_p or min_p", (0,)),
         "mirostat_tau": Hint("send temperature with top_p or min_p", (5.0,)),
@@ -69,11 +70,11 @@ class Options(Open):
     presence_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
 
-    def close(self, lenient: bool = False) -> None:
+    def close(self, lenient: bool = False, within: str = "options") -> None:
         for name in _HARDWARE & set(self.model_extra or {}):
-            self.dropped.add(f"options.{name}")
+            self.dropped.add(name)
             (self.model_extra or {}).pop(name)
-        super().close(lenient)
+        super().close(lenient, within)
 
     def check(self, served: Served) -> None:
         """What the types cannot say. Raises RequestError."""
@@ -81,7 +82,7 @@ class Options(Open):
             if self.num_ctx > served.max_length:
                 limit = f"at most {served.max_length}, the context that this server was started with"
                 raise InvalidParam("options.num_ctx", self.num_ctx, limit)
-            self.dropped.add("options.num_ctx")  # a smaller one would save nothing here
+            self.dropped.add("num_ctx")  # a smaller one would save nothing here
         penalizes = self.repeat_penalty not in (None, 1.0)
         if penalizes and self.repeat_last_n not in (None, 0, -1):
             raise UnsupportedField(
@@ -113,6 +114,7 @@ class Named(Open):
 
 
 class Base(Open):
+    labels: ClassVar[Collection[str]] = ("keep_alive",)
     model: Annotated[str, Field(min_length=1, max_length=512)]
     options: Options | None = None
     keep_alive: float | Label | None = None  # the model stays as long as the server
@@ -124,7 +126,7 @@ class Base(Open):
         if self.options is not None:
             self.options.close(served.lenient)
             self.options.check(served)
-            self.dropped.update(self.options.dropped)
+            self.dropped.update(f"options.{name}" for name in self.options.dropped)
 
 
 class Generating(Base):

@@ -15,6 +15,7 @@ from lmkit_http.messages import conversation, declared
 
 from lmkit_dialect_openai.schema import ChatRequest
 from lmkit_dialect_openai.wire import (
+    NewIds,
     UsageBody,
     answer_headers,
     chunk_frame,
@@ -55,6 +56,7 @@ class ChunkChoice(msgspec.Struct):
     delta: Delta
     finish_reason: str | None = None
     logprobs: LogprobsBody | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class FinalChunkChoice(ChunkChoice, omit_defaults=False):
@@ -122,6 +124,7 @@ class Chat(Exchange):
         )
         self.headers = answer_headers(request, self.id)
         self._begun = [False] * (request.n or 1)
+        self._ids = NewIds(request.return_token_ids)
 
     # -- whole
 
@@ -166,17 +169,22 @@ class Chat(Exchange):
             tail = b'],"usage":' + _encode(usage_of([turn.stream.usage])) + b"}\n\n"
         data = b""
         if not self._begun[index]:
+            prompt = b""
+            if self._request.return_token_ids and not any(self._begun):
+                prompt = b'],"prompt_token_ids":' + _encode(turn.request.token_ids)
             self._begun[index] = True
-            data = head + _encode(ChunkChoice(index, Delta(role="assistant", content=""))) + tail
+            beginning = ChunkChoice(index, Delta(role="assistant", content=""))
+            data = head + _encode(beginning) + (prompt + tail[1:] if prompt else tail)
         delta, filled = self._delta(change)
         entries = self._logprobs(change.logprobs) if change.logprobs else None
         if filled or entries:
             logprobs = LogprobsBody(entries) if entries else None
-            data += head + _encode(ChunkChoice(index, delta, None, logprobs)) + tail
+            data += head + _encode(ChunkChoice(index, delta, None, logprobs, self._ids.take(turn))) + tail
         finish = change.finish
         if finish is not None and finish.reason != "error":
             reason = _reason(finish, bool(turn.message.calls))
-            data += head + _encode(FinalChunkChoice(index, Delta(), reason, stop_reason=finish.stop)) + tail
+            last = FinalChunkChoice(index, Delta(), reason, None, self._ids.take(turn), finish.stop)
+            data += head + _encode(last) + tail
         return data
 
     def _delta(self, change: Change) -> tuple[Delta, bool]:

@@ -15,7 +15,7 @@ from lmkit_http.dialect import Change, Exchange, Served, TextAsk, Turn, Unsuppor
 from lmkit_http.logprobs import finite, label
 
 from lmkit_dialect_openai.schema import CompletionRequest
-from lmkit_dialect_openai.wire import UsageBody, answer_headers, chunk_frame, prompt_logprobs, usage_of
+from lmkit_dialect_openai.wire import NewIds, UsageBody, answer_headers, chunk_frame, prompt_logprobs, usage_of
 
 _encode = msgspec.json.Encoder().encode
 _DEFAULT_TOKENS = 16  # of the OpenAI API
@@ -65,6 +65,7 @@ class Completions(Exchange):
         self._head, self._tail = chunk_frame(self.id, "text_completion", self._created, self._model, self._with_usage)
         self.headers = answer_headers(request, self.id)
         self._begun: set[int] = set()
+        self._ids = NewIds(request.return_token_ids)
 
     # -- whole
 
@@ -147,10 +148,14 @@ class Completions(Exchange):
 
     def chunk(self, turn: Turn, change: Change) -> bytes:
         index, out = turn.index, []
-        if self._request.echo and index not in self._begun:
-            self._begun.add(index)
+        first = index not in self._begun
+        if self._request.echo and first:
             out.append(self._echo_chunk(turn))
         out += self._chunks(turn, change)
+        if first and out:
+            self._begun.add(index)
+            if self._request.return_token_ids:
+                out[0].prompt_token_ids = turn.request.token_ids
         head, tail = self._head, self._tail
         if self._each_usage:
             tail = b'],"usage":' + _encode(self._usage([turn])) + b"}\n\n"
@@ -165,19 +170,20 @@ class Completions(Exchange):
 
     def _chunks(self, turn: Turn, change: Change) -> list[ChoiceBody]:
         r, finish = self._request, change.finish
-        out = []
-        if finish is not None and finish.reason != "error":
-            out.append(ChoiceBody(turn.index, "", None, finish.reason, finish.stop))
+        ended = finish is not None and finish.reason != "error"
         if r.max_tokens == 0:
-            return [ChoiceBody(turn.index, "", None, "length")] if out else []
-        logprobs = None
+            return [ChoiceBody(turn.index, "", None, "length")] if ended else []
+        out, logprobs = [], None
         last = _stop_token(turn) if finish is not None else []
         if (change.logprobs or last) and r.logprobs is not None:
             logprobs = LogprobsBody([], [], [], [])
             offsets = change.offsets + [len(turn.message.content)] * len(last)
             self._add(logprobs, change.logprobs + last, offsets, len(turn.prompt or "") if r.echo else 0)
         if change.content or logprobs:
-            out.insert(0, ChoiceBody(turn.index, change.content, logprobs, None))
+            out.append(ChoiceBody(turn.index, change.content, logprobs, None, token_ids=self._ids.take(turn)))
+        if finish is not None and ended:
+            ids = self._ids.take(turn)
+            out.append(ChoiceBody(turn.index, "", None, finish.reason, finish.stop, token_ids=ids))
         return out
 
     def explained(self, told: bytes) -> bytes:

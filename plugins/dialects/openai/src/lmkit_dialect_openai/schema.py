@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import (
@@ -151,6 +151,7 @@ class Sampling(Open):
     """Fields common to both routes."""
 
     hints: ClassVar[Mapping[str, Hint]] = HINTS
+    labels: ClassVar[Collection[str]] = ("user", "session_id")
     model: Annotated[str, Field(max_length=512)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100), NUMBER] | None = None
     top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
@@ -288,6 +289,7 @@ class Sampling(Open):
 
 
 class ChatRequest(Sampling):
+    labels: ClassVar[Collection[str]] = frozenset(LABELS)
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER] | None = None
     logprobs: bool | None = None

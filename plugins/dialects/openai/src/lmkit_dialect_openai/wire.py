@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,7 +11,7 @@ from lmkit_http.logprobs import finite
 from lmkit_http.strict import warnings_header
 
 if TYPE_CHECKING:
-    from lmkit_http.dialect import Usage
+    from lmkit_http.dialect import Turn, Usage
 
     from lmkit_dialect_openai.schema import Sampling
 
@@ -61,6 +62,21 @@ def prompt_logprobs(entries: list[TokenLogprob], tokenizer: Tokenizer) -> list[d
             row.setdefault(str(token), PromptLogprob(finite(logprob), rank, text))
         shown.append(row)
     return shown
+
+
+class NewIds:
+    """The token ids of a stream: each is shown once, those that have no text yet with the next that have."""
+
+    def __init__(self, wanted: bool | None) -> None:
+        self._wanted, self._num_shown = bool(wanted), Counter[int]()
+
+    def take(self, turn: Turn) -> list[int] | msgspec.UnsetType:
+        """Those of the choice that were not taken yet."""
+        if not self._wanted:
+            return msgspec.UNSET
+        found = turn.stream.token_ids[self._num_shown[turn.index] :]
+        self._num_shown[turn.index] += len(found)
+        return found
 
 
 def answer_headers(request: Sampling, id: str) -> dict[str, str]:

@@ -166,10 +166,11 @@ ANSWERS: dict[str, tuple[type[PoolingBase], type[_Answer[Any, Any]]]] = {
     **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, Score)),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, Rerank)),
 }
+REQUESTS = {f"POST {path}": kind for path, (kind, _) in ANSWERS.items()}
 
 
 class PoolingDialect(Dialect):
-    routes: ClassVar[tuple[str, ...]] = tuple(f"POST {path}" for path in ANSWERS)
+    routes: ClassVar[tuple[str, ...]] = tuple(REQUESTS)
 
     def parse(self, incoming: Incoming, served: Served) -> Exchange:
         kind, answer = ANSWERS[incoming.route.removeprefix("POST ")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
@@ -21,6 +21,7 @@ Input = Annotated[
 class PoolingBase(Open):
     """Fields of every pooling route. `truncate_prompt_tokens`: -1 cuts to what the model reads."""
 
+    labels: ClassVar[Collection[str]] = ("user",)
     model: Annotated[str, Field(max_length=512)] | None = None
     user: Label | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None

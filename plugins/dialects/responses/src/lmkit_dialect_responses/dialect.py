@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from lmkit_dialect_responses.schema import CountRequest, ResponsesRequest
 from lmkit_dialect_responses.store import Store, progress
 
 CREATE, COUNT = "POST /v1/responses", "POST /v1/responses/input_tokens"
+REQUESTS: Mapping[str, type[CountRequest]] = {CREATE: ResponsesRequest, COUNT: CountRequest}
 ONE, DELETE = "GET /v1/responses/{id}", "DELETE /v1/responses/{id}"
 ITEMS, CANCEL = "GET /v1/responses/{id}/input_items", "POST /v1/responses/{id}/cancel"
 _PAGE, _MOST = 20, 100  # items of a list
@@ -24,7 +26,7 @@ _encode = msgspec.json.encode
 
 
 class Responses(Dialect):
-    routes = (CREATE, COUNT)
+    routes = tuple(REQUESTS)
     light_routes = (ONE, DELETE, ITEMS, CANCEL)
 
     def __init__(self, store: Store | None = None) -> None:
@@ -37,8 +39,7 @@ class Responses(Dialect):
     def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer:
         if incoming.route not in self.routes:
             return Answer(self._kept(incoming))
-        kind = ResponsesRequest if incoming.route == CREATE else CountRequest
-        request = parse(kind, incoming.body, served.max_values, served.lenient)
+        request = parse(REQUESTS[incoming.route], incoming.body, served.max_values, served.lenient)
         request.model = request.model or None
         served.check_model(request.model)
         request.check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, ClassVar, Literal
 
 from lmkit.api import MAX_LOGPROBS, MAX_TOKENS, Grammar
@@ -177,6 +177,7 @@ class CountRequest(Open):
 
 
 class ResponsesRequest(CountRequest):
+    labels: ClassVar[Collection[str]] = frozenset(LABELS)
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER] | None = None
     temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = None
     top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None

@@ -19,6 +19,7 @@ from lmkit_dialect_tokens.schema import GenerateRequest, sampling_params
 
 _encode = msgspec.json.Encoder().encode
 GENERATE = "POST /inference/v1/generate"
+REQUESTS = {GENERATE: GenerateRequest}
 CHAT, COMPLETIONS = "POST /v1/chat/completions/render", "POST /v1/completions/render"
 
 
@@ -158,7 +159,7 @@ class Tokens(Dialect):
 
     def parse(self, incoming: Incoming, served: Served) -> Exchange:
         if incoming.route == GENERATE:
-            request = parse(GenerateRequest, incoming.body, served.max_values, served.lenient)
+            request = parse(REQUESTS[GENERATE], incoming.body, served.max_values, served.lenient)
             request.model = request.model or None
             served.check_model(request.model)
             request.check(served.lenient)

@@ -20,6 +20,7 @@ _ABOVE = (
     "cache_salt",
     "request_id",
 )  # of the request
+_NO_PARAMS = (*_ABOVE, "truncate_prompt_tokens", "resume")  # fields of Sampling that say nothing of sampling
 _ELSEWHERE = Hint("leave it out: each server has a cache of its own")
 # what sampling parameters say in a rendered prompt: not what is said above them, nor what only a prompt can mean
 _RENDERED = frozenset(Sampling.model_fields) - {*_ABOVE, "user", "session_id", "truncate_prompt_tokens",
@@ -36,6 +37,10 @@ class Params(Sampling):
         "prompt_logprob_start": Hint("leave it out: all of the prompt is scored", (0,)),
     }  # fmt: skip
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
+
+    @classmethod
+    def states(cls) -> dict[str, str]:
+        return super().states() | dict.fromkeys(_NO_PARAMS, "refused")
 
 
 class GenerateRequest(Open):
@@ -61,8 +66,8 @@ class GenerateRequest(Open):
     def check(self, lenient: bool) -> None:
         """What the types cannot say. Raises RequestError."""
         params = self.sampling_params
-        params.close(lenient)
-        for name in (*_ABOVE, "truncate_prompt_tokens", "resume"):
+        params.close(lenient, "sampling_params")
+        for name in _NO_PARAMS:
             if getattr(params, name) is not None:
                 fix = f"send {name} beside sampling_params" if name in _ABOVE else "leave it out"
                 raise UnsupportedField(f"sampling_params.{name}", f"{name} is no sampling parameter", fix=fix)

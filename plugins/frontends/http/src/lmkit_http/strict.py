@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 from lmkit.api import MAX_TOKENS, InvalidParam, RequestError
@@ -73,17 +73,18 @@ class Open(Strict):
 
     model_config = ConfigDict(extra="allow")
     hints: ClassVar[Mapping[str, Hint]] = {}
+    labels: ClassVar[Collection[str]] = ()  # fields that change nothing: they are dropped, and named
     _dropped: set[str] = PrivateAttr(default_factory=set)  # names of what was accepted and changes nothing
 
-    def close(self, lenient: bool = False) -> None:
+    def close(self, lenient: bool = False, within: str = "") -> None:
         """Drops the fields that nobody knows. Raises UnsupportedField for one that says something; with `lenient`
-        it is dropped as well, and named."""
+        it is dropped as well, and named. `within`: the field that this is a part of, for the error."""
         for name, value in (self.model_extra or {}).items():
             hint = self.hints.get(name)
             if says_nothing(value) or (hint is not None and value in hint.nothing):
                 continue
             if not lenient:
-                raise _unknown(type(self), [name])
+                raise _unknown(type(self), [name], within)
             self._dropped.add(name)
         if self.model_extra:
             self.model_extra.clear()
@@ -91,6 +92,27 @@ class Open(Strict):
     @property
     def dropped(self) -> set[str]:
         return self._dropped
+
+    @classmethod
+    def states(cls) -> dict[str, str]:
+        """Known fields: "works", "dropped", or "refused" when they say something. Those of a part are "part.field"."""
+        parts = cls._parts()
+        within = {f"{part}.{name}": state for part, kind in parts.items() for name, state in kind.states().items()}
+        works = dict.fromkeys((name for name in cls.model_fields if name not in parts), "works")
+        return {**dict.fromkeys(cls.hints, "refused"), **works, **within, **dict.fromkeys(cls.labels, "dropped")}
+
+    @classmethod
+    def all_hints(cls) -> dict[str, Hint]:
+        """Those of its parts, too."""
+        within = {f"{part}.{name}": hint for part, kind in cls._parts().items() for name, hint in kind.hints.items()}
+        return {**cls.hints, **within}
+
+    @classmethod
+    def _parts(cls) -> dict[str, type[Open]]:
+        """Fields that have fields."""
+        kinds = {name: get_args(f.annotation) or (f.annotation,) for name, f in cls.model_fields.items()}
+        return {name: kind for name, found in kinds.items() for kind in found
+                if isinstance(kind, type) and issubclass(kind, Open)}  # fmt: skip
 
 
 def says_nothing(value: object) -> bool:
@@ -203,11 +225,12 @@ def _names(body: bytes | bytearray) -> list[str]:
         return []
 
 
-def _unknown(kind: type[BaseModel], path: list[str]) -> RequestError:
+def _unknown(kind: type[BaseModel], path: list[str], within: str = "") -> RequestError:
     field = _field(path)
     hint = getattr(kind, "hints", {}).get(field)
     like = get_close_matches(path[-1][:100], list(_known(kind) if len(path) == 1 else ()), 1, _ALIKE)
     fix = hint.fix if hint else f"did you mean {like[0]!r}?" if like else "leave it out"
+    field = f"{within}.{field}" if within else field
     return UnsupportedField(field, f"unknown or unsupported field {field!r}", fix=fix)
 
 
