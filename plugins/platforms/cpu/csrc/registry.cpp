@@ -19,6 +19,7 @@
     X(experts)      \
     X(route)        \
     X(rowops)       \
+    X(recurrent)    \
     X(sample)       \
     X(integer)      \
     X(ranks)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lmkit.api import BuildContext, StepInputs
+from lmkit_layers.norm import RMSNorm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,11 +22,12 @@ class GatedNorm(nn.Module):
     y [T, D] float32, gate [T, D] -> [T, D] in the gate's dtype.
     """
 
-    def __init__(self, kind: str, size: int, groups: int, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, kind: str, size: int, groups: int, eps: float, ctx: BuildContext) -> None:
         super().__init__()
         if kind != "none":
-            self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
-        self.kind, self.groups, self.eps = kind, groups, eps
+            self.weight = nn.Parameter(torch.empty(size, dtype=ctx.dtype), requires_grad=False)
+        self.kind, self.groups = kind, groups
+        self.length = RMSNorm(size // groups, eps, torch.float32, ctx.rows, weight=False)
 
     def forward(self, y: Tensor, gate: Tensor) -> Tensor:
         opened = F.silu(gate.float())
@@ -36,8 +38,7 @@ class GatedNorm(nn.Module):
         return y.to(gate.dtype)
 
     def norm(self, y: Tensor) -> Tensor:
-        y = y.unflatten(-1, (self.groups, -1))
-        return F.rms_norm(y, y.shape[-1:], eps=self.eps).flatten(-2) * self.weight
+        return self.length(y.unflatten(-1, (self.groups, -1))).flatten(-2) * self.weight
 
 
 class Mamba(nn.Module):
@@ -87,7 +88,7 @@ class Mamba2(nn.Module):
         self.A, self.D, self.dt_bias = (
             nn.Parameter(torch.empty(self.heads, dtype=torch.float32), requires_grad=False) for _ in range(3)
         )
-        self.norm = GatedNorm(given["norm"], size, given["norm_groups"], given["norm_eps"] or cfg.norm_eps, ctx.dtype)
+        self.norm = GatedNorm(given["norm"], size, given["norm_groups"], given["norm_eps"] or cfg.norm_eps, ctx)
 
     def forward(self, h: Tensor, angles: object, x: StepInputs) -> Tensor:
         assert x.state is not None

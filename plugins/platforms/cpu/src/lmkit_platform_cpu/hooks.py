@@ -91,6 +91,14 @@ def lmkit_ops() -> Iterable[OpSpec]:
         platforms=("cpu",),
         check="lmkit_platform_cpu.check:native",
     )
+    yield OpSpec(
+        name="recurrent_native",
+        summary="scans, delta rules and convolutions of recurrent layers by native kernels",
+        target="lmkit_platform_cpu.recurrent:NativeRecurrentOps",
+        op="recurrent",
+        platforms=("cpu",),
+        check="lmkit_platform_cpu.check:native",
+    )
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Operators of torch that a tape can hold: what moves rows, adds them, or finds the largest value of each.
+"""Operators of torch that a tape can hold: what moves rows, computes value by value, or finds the largest of each row.
 
 A function here takes what torch's operator takes, and gives None where the native kernels do not cover it.
 """
@@ -6,7 +6,8 @@ A function here takes what torch's operator takes, and gives None where the nati
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -70,18 +71,78 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
     return NativeRowOps().embed(at.flatten(), table).view(*at.shape, *x.shape[1:])
 
 
-def add(x: Tensor, y: Tensor | float, alpha: float = 1) -> Tensor | None:
-    if (
-        not isinstance(y, Tensor)
-        or x.dim() != 2
-        or y.shape != x.shape
-        or y.dtype != x.dtype
-        or x.dtype not in DTYPES
-        or alpha != 1
-    ):
+class EachArgs(Args):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "y", "out")),
+        *((name, c_int64) for name in ("rows", "size", "step", "x_row", "y_row", "x_value", "y_value")),
+        *((name, c_int32) for name in ("x_dtype", "y_dtype", "dtype", "what")),
+        *((name, c_float) for name in ("low", "high")),
+    ]
+
+
+AS_IT_IS, EXP, SIGMOID, SOFTPLUS, CLAMP, PRODUCT, SUM, SCALED = range(8)  # as in rowops.inc
+
+
+def each(
+    what: int, x: Tensor, y: Tensor | None = None, dtype: torch.dtype | None = None, low: float = 0, high: float = 0
+) -> Tensor | None:
+    """Value by value, shapes broadcast as torch does; computed in float32 and rounded once, to `dtype`."""
+    shape = x.shape if y is None else torch.broadcast_shapes(x.shape, y.shape)
+    given = [x, x if y is None else y]
+    dtype = dtype or torch.result_type(*given)
+    if {dtype, *(t.dtype for t in given)} - DTYPES.keys() or not shape or not prod(shape):
         return None
-    out = clone(x)
-    return None if out is None or _rows(y) is None else NativeRowOps().add(out, y, y)
+    (first, second), axes = [t.expand(shape) for t in given], range(len(shape))
+    for axis in axes:  # rows as long as they can be
+        found = [(_distance(t, range(axis)), _distance(t, axes[axis:])) for t in (first, second)]
+        if all(row is not None and value in (0, 1) for row, value in found):
+            break
+    else:
+        return None
+    (x_row, x_value), (y_row, y_value) = found
+    out, size = torch.empty(shape, dtype=dtype), prod(shape[axis:])
+    args = EachArgs(
+        x=first.data_ptr(), y=second.data_ptr(), out=out.data_ptr(), rows=prod(shape[:axis]), size=size,
+        step=max(1, CHUNK // (4 * size)), x_row=x_row, y_row=y_row, x_value=x_value, y_value=y_value,
+        x_dtype=DTYPES[x.dtype], y_dtype=DTYPES[second.dtype], dtype=DTYPES[dtype], what=what, low=low, high=high,
+    )  # fmt: skip
+    args.chunks[0] = -(-args.rows // args.step)
+    NativeRowOps().native.run("each", args)
+    return out
+
+
+def _distance(x: Tensor, axes: range) -> int | None:
+    """Values between neighbours when these axes are one; None where it is not the same everywhere."""
+    found = [(x.shape[i], x.stride(i)) for i in axes if x.shape[i] > 1]
+    if any(stride != inner * size for (_, stride), (size, inner) in zip(found, found[1:], strict=False)):
+        return None
+    return found[-1][1] if found else 0
+
+
+def add(x: Tensor, y: Tensor | float, alpha: float = 1) -> Tensor | None:
+    return each(SUM, x, y) if isinstance(y, Tensor) and alpha == 1 else None
+
+
+def mul(x: Tensor, y: Tensor | float) -> Tensor | None:
+    return each(PRODUCT, x, y) if isinstance(y, Tensor) else each(SCALED, x, low=y)
+
+
+def to_copy(x: Tensor, dtype: torch.dtype | None = None, **others: object) -> Tensor | None:
+    others.pop("non_blocking", None)
+    return None if any(others.values()) else each(AS_IT_IS, x, dtype=dtype or x.dtype)
+
+
+def clamp(x: Tensor, low: float | None = None, high: float | None = None) -> Tensor | None:
+    return each(CLAMP, x, low=-inf if low is None else low, high=inf if high is None else high)
+
+
+def softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor | None:
+    return each(SOFTPLUS, x) if (beta, threshold) == (1, 20) else None
+
+
+def silu(x: Tensor) -> Tensor | None:
+    rows = _rows(x)
+    return None if rows is None or x.dtype not in DTYPES else NativeRowOps().activate(rows, "silu").view(x.shape)
 
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor | None:
@@ -98,6 +159,14 @@ MOVES: dict[Any, Callable[..., Tensor | None]] = {
     aten.cat.default: cat,
     aten.index.Tensor: index,
     aten.add.Tensor: add,
+    aten.mul.Tensor: mul,
+    aten.neg.default: lambda x: each(SCALED, x, low=-1),
+    aten._to_copy.default: to_copy,
+    aten.clamp.default: clamp,
+    aten.exp.default: lambda x: each(EXP, x),
+    aten.sigmoid.default: lambda x: each(SIGMOID, x),
+    aten.softplus.default: softplus,
+    aten.silu.default: silu,
     aten.argmax.default: argmax,
 }
 
