@@ -15,7 +15,6 @@ from lmkit_op_triton.recurrent import TritonRecurrentOps
 from lmkit_testing import PluginConformance
 from lmkit_testing.recurrent import CLOSE, NAMES, batch_of, operands
 from lmkit_testing.triton_lab import Seen, lab
-from torch import Tensor
 
 OPS, REFERENCE = TritonRecurrentOps(), TorchRecurrentOps()
 DTYPES = st.sampled_from(list(CLOSE))

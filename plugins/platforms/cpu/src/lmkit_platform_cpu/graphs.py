@@ -73,8 +73,10 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.is_view:
-            return func(*args, **kwargs)
+        if func.is_view:  # some copy where they must (reshape, to): what these are made of is looked at
+            with self:
+                made = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if made is NotImplemented else made
         if func in ALLOCATIONS:
             like = func(*args, **{**kwargs, "device": "meta"})
             if like.is_contiguous():

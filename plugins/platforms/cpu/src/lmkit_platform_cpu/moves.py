@@ -5,6 +5,7 @@ A function here takes what torch's operator takes, and gives None where the nati
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from math import inf, prod
@@ -89,8 +90,8 @@ def each(
     """Value by value, shapes broadcast as torch does; computed in float32 and rounded once, to `dtype`."""
     shape = x.shape if y is None else torch.broadcast_shapes(x.shape, y.shape)
     given = [x, x if y is None else y]
-    dtype = dtype or torch.result_type(*given)
-    if {dtype, *(t.dtype for t in given)} - DTYPES.keys() or not shape or not prod(shape):
+    dtype = dtype or (x.dtype if given[1].dtype == x.dtype else torch.float32)
+    if {dtype, *(t.dtype for t in given)} - DTYPES.keys() or not all(t.dim() for t in given) or not prod(shape):
         return None
     (first, second), axes = [t.expand(shape) for t in given], range(len(shape))
     for axis in axes:  # rows as long as they can be
@@ -114,7 +115,7 @@ def each(
 def _distance(x: Tensor, axes: range) -> int | None:
     """Values between neighbours when these axes are one; None where it is not the same everywhere."""
     found = [(x.shape[i], x.stride(i)) for i in axes if x.shape[i] > 1]
-    if any(stride != inner * size for (_, stride), (size, inner) in zip(found, found[1:], strict=False)):
+    if any(stride != inner * size for (_, stride), (size, inner) in itertools.pairwise(found)):
         return None
     return found[-1][1] if found else 0
 
@@ -156,6 +157,7 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor |
 MOVES: dict[Any, Callable[..., Tensor | None]] = {
     aten.copy_.default: copy,
     aten.clone.default: clone,
+    aten._unsafe_view.default: lambda x, shape: x.view(shape),
     aten.cat.default: cat,
     aten.index.Tensor: index,
     aten.add.Tensor: add,

@@ -28,7 +28,7 @@ class ConvArgs(Args):
         *((name, c_void_p) for name in ("x", "weight", "bias", "state", "out")),
         ("rows", Rows),
         *((name, c_int64) for name in ("channels", "taps", "blocks", "x_row", "state_row")),
-        ("dtype", c_int32),
+        *((name, c_int32) for name in ("dtype", "state_dtype")),
     ]
 
 
@@ -73,8 +73,9 @@ class NativeRecurrentOps(TorchRecurrentOps):
         return None if getattr(torch, dtype) in DTYPES else f"{dtype} is not among {', '.join(map(str, DTYPES))}"
 
     def causal_conv1d(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateBatch) -> Tensor:
-        given = [weight, state, *(() if bias is None else (bias,))]
-        if weight.shape[1] > MOST_TAPS or x.dtype not in DTYPES or any(t.dtype != x.dtype for t in given):
+        given = [x, weight, *(() if bias is None else (bias,))]
+        same = x.dtype in DTYPES and all(t.dtype == x.dtype for t in given)
+        if weight.shape[1] > MOST_TAPS or not same or state.dtype not in (x.dtype, torch.float32):
             return super().causal_conv1d(x, weight, bias, state, rows)
         x, channels = _lines(x), x.shape[1]
         _shaped("causal_conv1d", (channels, weight.shape[1]), weight)
@@ -87,6 +88,7 @@ class NativeRecurrentOps(TorchRecurrentOps):
             x=x.data_ptr(), weight=weight.data_ptr(), bias=None if bias is None else bias.data_ptr(),
             state=state.data_ptr(), out=out.data_ptr(), rows=_rows(x, rows), channels=channels, taps=weight.shape[1],
             blocks=blocks, x_row=x.stride(0), state_row=state.stride(0), dtype=DTYPES[x.dtype],
+            state_dtype=DTYPES[state.dtype],
         )  # fmt: skip
         self._run("conv", args, rows, blocks)
         return out
