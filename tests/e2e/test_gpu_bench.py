@@ -40,6 +40,7 @@ def run(out: Path, *arguments: str) -> tuple[int, str, list[dict[str, Any]]]:
     return done.returncode, done.stdout + done.stderr, json.loads(raw[0].read_text()) if raw else []
 
 
+@pytest.mark.full("lmkit-gpu", "lmkit-bench")
 def test_a_model_is_measured_against_the_device(tmp_path: Path) -> None:
     code, text, lines = run(tmp_path, "--cpu", "--parts", "limits,large")
     assert code == 0, text

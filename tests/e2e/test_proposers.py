@@ -77,6 +77,7 @@ DRAFTS = {"eagle": {}, "draft_model": {"proposer.draft_model": {"model": "demo"}
 
 @pytest.mark.parametrize("proposer", ["ngram", "suffix", *DRAFTS])
 @pytest.mark.parametrize("options", [{}, {"max_rows": 1}, {"prefix_cache": False, "max_step_tokens": 16}], ids=str)
+@pytest.mark.one_in(2)
 def test_guesses_change_no_token(plain: list[Any], proposer: str, options: dict[str, Any]) -> None:
     pytest.importorskip(f"lmkit_proposer_{proposer}", reason="the proposer is not installed")
     found, stats = answers(proposer=proposer, plugins=DRAFTS.get(proposer, {}), **options)

@@ -88,14 +88,17 @@ async def ask(fake: Fake, **options: bool) -> Timing:
 
 
 async def test_times_of_a_scripted_answer() -> None:
+    """A machine that is busy makes them longer, never shorter."""
     fake = Fake(ANSWER)
     timing = await ask(fake)
     assert timing.ok
-    assert timing.ttft == pytest.approx(6 * TICK, abs=TICK / 2)
-    assert timing.itl == pytest.approx([TICK, 3 * TICK], abs=TICK / 2)
-    assert timing.e2e == pytest.approx(10 * TICK, abs=TICK / 2)
+    assert timing.ttft > 5.9 * TICK
+    assert len(timing.itl) == 2
+    assert timing.ttft + sum(timing.itl) > 9.9 * TICK
+    assert timing.e2e > 9.9 * TICK
+    assert timing.e2e == pytest.approx(timing.ttft + sum(timing.itl))
     assert (timing.num_prompt_tokens, timing.num_tokens) == (7, 5)
-    assert timing.tpot == pytest.approx(4 * TICK / 4, abs=TICK / 8)
+    assert timing.tpot == pytest.approx(sum(timing.itl) / 4, abs=0.01)
     assert fake.bodies[0]["prompt"] == [300, 301]
     standard = {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
     assert set(fake.bodies[0]) == standard

@@ -51,6 +51,7 @@ def test_values_and_states_are_the_references(name: str, data: st.DataObject) ->
     compared(name, decode, prompts, sizes, data.draw(DTYPES), data.draw(st.integers(0, 99)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_where_a_prompt_is_cut_does_not_matter(name: str) -> None:
     given = operands(name, 37, 2, (24, 16, 1), torch.float32)
@@ -67,6 +68,7 @@ def test_where_a_prompt_is_cut_does_not_matter(name: str) -> None:
     torch.testing.assert_close(cut, whole, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES[1:])
 @pytest.mark.parametrize("prompts", [[], [48]], ids=["decode", "prompt"])
 def test_bytes_are_those_that_must_move(name: str, prompts: list[int]) -> None:

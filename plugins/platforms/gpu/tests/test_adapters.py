@@ -63,6 +63,7 @@ def checked(gpu: Gpu, checkpoint: Path) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.full("lmkit-gpu", "lmkit-op-triton", "lmkit-worker")
 def test_a_step_with_adapters_is_a_graph(gpu: Gpu, checkpoint: Path) -> None:
     """Rows with two adapters and with none, in one step: the tokens are the CPU's."""
     assert checked(gpu, checkpoint) == expected(checkpoint)

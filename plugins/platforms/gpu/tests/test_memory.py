@@ -93,6 +93,7 @@ def with_workspace(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(TritonAttention, "planner", planner)
 
 
+@pytest.mark.full("lmkit-gpu", "lmkit-op-triton", "lmkit-worker")
 def test_what_planners_keep_is_measured(gpu: Gpu, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = worker(checkpoint).load().activation_bytes
     with_workspace(monkeypatch, WORKSPACE)

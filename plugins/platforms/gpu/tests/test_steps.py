@@ -159,6 +159,7 @@ def mixture(folder: Path, family: str, layers: int = 1) -> Path:
     return path if path.exists() else tiny_checkpoint(family, path, num_hidden_layers=layers, **MIXTURES[family])
 
 
+@pytest.mark.full("lmkit-gpu", "lmkit-op-triton", "lmkit-worker")
 @pytest.mark.parametrize("family", ["Qwen3MoeForCausalLM", pytest.param("GptOssForCausalLM", marks=pytest.mark.slow)])
 def test_a_mixture_waits_for_nothing(gpu: Gpu, folder: Path, family: str) -> None:
     """One graph serves every choice of experts; tokens are the CPU's, expert by expert."""
