@@ -66,7 +66,7 @@ def hooks_page() -> str:
 def use_of(kind: Any) -> tuple[str, str, str]:
     """Where a kind's plugins are called (file:function), the kit that proves them, and a test of one of ours."""
     sys.path.insert(0, str(ROOT / "tests" / "kit" / "src"))
-    from lmkit_testing.run import kit_of
+    from lmkit_testing.run import kit_for
 
     file = kind.used_by.replace(".", "/") + ".py"
     path = next(found for folder in ("core/src", "plugins/*/*/src") for found in ROOT.glob(f"{folder}/{file}"))
@@ -83,7 +83,7 @@ def use_of(kind: Any) -> tuple[str, str, str]:
     folders = [ROOT / folder for folder in ("plugins", "core/tests", "tests")]
     tests = [test for folder in folders for test in sorted(folder.rglob("test_*.py"))
              if needle in test.read_text(encoding="utf-8")]  # fmt: skip
-    kit = "ModelConformance" if kind.name == "model" else kit_of(kind.name)
+    kit = kit_for(kind.name)
     called = f"{path.relative_to(ROOT).as_posix()}:{functions[0]}" if functions else ""
     return called, kit, tests[0].relative_to(ROOT).as_posix() if tests else ""
 
@@ -279,6 +279,9 @@ def _fields_of(dialect: str, requests: Mapping[str, Any]) -> list[str]:
 def outputs() -> dict[Path, str]:
     """Every generated file with its content."""
     sys.path.insert(0, str(ROOT / "core" / "src"))
+    from kind_pages import page
+    from lmkit.kinds import KINDS
+
     docs = ROOT / "docs"
     pages = docs / "reference"
     report = json.loads((pages / "models.json").read_text())
@@ -288,6 +291,7 @@ def outputs() -> dict[Path, str]:
         pages / "hooks.md": hooks_page(),
         pages / "refusal-codes.md": codes_page(),
         pages / "fields.md": fields_page(),
+        **{docs / "kinds" / f"{kind.name}.md": page(kind, use_of(kind)) for kind in KINDS},
         docs / "quantization.md": quantization_page((docs / "quantization.md").read_text()),
         docs / "gpu.md": gpu_page((docs / "gpu.md").read_text()),
         docs / "models.md": models_page(report, introduction),

@@ -19,6 +19,8 @@ _LAZY = {
     "ExecutorConformance": "lmkit_testing.executor",
     "AttentionConformance": "lmkit_testing.attention",
     "QuantizationConformance": "lmkit_testing.quantization",
+    "LinearConformance": "lmkit_testing.linears",
+    "LoaderConformance": "lmkit_testing.loaders",
     "ModelConformance": "lmkit_testing.model",
     "ArchitectureConformance": "lmkit_testing.model",
     "PoolingConformance": "lmkit_testing.pooling",
@@ -40,3 +42,7 @@ def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'lmkit_testing' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lmkit_cli import scaffold
 from lmkit_cli.options import plugin_host
 from lmkit_cli.settings import gather
 
@@ -175,19 +176,21 @@ def doctor(
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(help="kind of plugin")],
+    kind: Annotated[str, typer.Argument(help=f"one of: {', '.join(scaffold.kinds())}")],
     name: Annotated[str, typer.Argument(help="its name: lower case, digits, underscores")],
     folder: Annotated[Path | None, typer.Option("--folder", help="where to write; default: ./lmkit-KIND-NAME")] = None,
+    architecture: Annotated[
+        str | None, typer.Option("--architecture", help="of a model: as in its config.json; default: NAMEForCausalLM")
+    ] = None,
 ) -> None:
     """Write a new plugin: a distribution with an implementation and a conformance test that passes."""
-    from lmkit_cli.scaffold import write_plugin
-
-    written = write_plugin(kind, name, folder)
+    written = scaffold.write_plugin(kind, name, folder, architecture)
     console = Console(highlight=False)
     for path in written:
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
     root = written[0].parent
-    console.print(f"next: pip install -e {escape(str(root))} && pytest {escape(str(root))}", soft_wrap=True)
+    shown = escape(str(root))
+    console.print(f"next: pip install -e '{shown}\\[test]' && pytest {shown}", soft_wrap=True)
 
 
 @app.command("test")

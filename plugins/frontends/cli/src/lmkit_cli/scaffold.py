@@ -10,12 +10,20 @@ from string import Template
 import lmkit
 from lmkit.api import ConfigError, UnknownName
 from lmkit.contracts.specs import NAME
+from lmkit.kinds import BY_NAME
 
 MORE_DEPENDENCIES = {
     "attention": ', "torch>=2.4"',
+    "dialect": ', "lmkit-http{range}"',
+    "loader": ', "safetensors>=0.4"',
     "model": ', "lmkit-decoders{range}", "torch>=2.4"',
+    "op": ', "torch>=2.4"',
+    "platform": ', "torch>=2.4"',
+    "proposer": ', "numpy>=1.26"',
+    "reasoning_parser": ', "lmkit-formats{range}"',
     "tool_parser": ', "lmkit-formats{range}"',
 }
+COMMON = {"workflow.yml.tmpl": ".github/workflows/test.yml"}  # where else than at the top
 
 
 def kinds() -> list[str]:
@@ -23,15 +31,20 @@ def kinds() -> list[str]:
     return sorted(t.name for t in _templates().iterdir() if t.is_dir())
 
 
-def write_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]:
+def write_plugin(kind: str, name: str, folder: Path | None = None, architecture: str | None = None) -> list[Path]:
     """Write a new plugin; returns its files, pyproject.toml first. Nothing is ever overwritten.
 
-    Raises UnknownName for a kind without template, ConfigError for a bad name or a folder that is not empty.
+    `architecture`: of a model, as its config.json has it. Raises UnknownName for a kind without template, ConfigError
+    for a bad name, an architecture of what is no model, or a folder that is not empty.
     """
     if kind not in kinds():
         raise UnknownName("template for plugin kind", kind, kinds(), fix="start from the example in lmkit.kinds")
     if not NAME.match(name):
         raise ConfigError(f"{name!r} is no name for a plugin", fix="use lower case letters, digits and underscores")
+    if architecture is not None and (kind != "model" or not architecture.isidentifier()):
+        raise ConfigError(
+            f"--architecture {architecture!r} of kind {kind}", fix="it is of a model, as in its config.json"
+        )
     dist = f"lmkit-{kind}-{name}".replace("_", "-")
     module = f"lmkit_{kind}_{name}"
     root = folder or Path(dist)
@@ -45,11 +58,12 @@ def write_plugin(kind: str, name: str, folder: Path | None = None) -> list[Path]
         "dist": dist,
         "module": module,
         "class_name": _class_name(name),
-        "entry": entry_name(kind, name),
+        "entry": architecture or entry_name(kind, name),
+        "interface": str(BY_NAME[kind].interface) if kind in BY_NAME else "",
         "core_range": f"lmkit-core{versions}",
         "more": MORE_DEPENDENCIES.get(kind, "").format(range=versions),
     }
-    files = {name.removesuffix(".tmpl"): file for name, file in _files(_templates())}
+    files = {COMMON.get(name, name.removesuffix(".tmpl")): file for name, file in _files(_templates())}
     files |= {_place(name.removesuffix(".tmpl"), module): file for name, file in _files(_templates() / kind)}
     written = []
     for path, file in files.items():
