@@ -175,7 +175,8 @@ class InputBuilder:
         capture = capture and (held is None or adapters is None or adapters.tables.capturable)
         places = layout.positions if layout.places is None else layout.places
         self.drawn.ids[:num_tokens] = rows.tokens[layout.token_slots, places]
-        inputs = self._inputs(slots, layout, ends, self.graphs if capture else None)
+        captured = None if not capture else self.graphs.num_rows(n) if num_tokens == n else n
+        inputs = self._inputs(slots, layout, ends, captured)
         if held is not None and adapters is not None:
             found = adapters.of_slot[layout.token_slots]
             padding = len(inputs.token_ids) - num_tokens
@@ -204,13 +205,23 @@ class InputBuilder:
             layout = layout._replace(positions=positions, places=layout.positions, tree=tree)
         return self._inputs(slots, layout, starts + lengths, None), layout
 
-    def _inputs(self, slots: np.ndarray, layout: Layout, ends: np.ndarray, graphs: Graphs | None) -> StepInputs:
+    def nothing(self, num_rows: int, adapters: bool) -> StepInputs:
+        """A decode step of rows that stand for nothing, as it may be captured; with `adapters`, which no row has. No
+        step is under way."""
+        none = self.arange[:0]
+        layout = Layout(none, none, self.arange[:1], 0, 1, none, none, none, none, None)
+        inputs = self._inputs(none, layout, none, num_rows)
+        if adapters:
+            inputs.adapters = self.push_adapters(np.full(num_rows, NONE))
+        return inputs
+
+    def _inputs(self, slots: np.ndarray, layout: Layout, ends: np.ndarray, captured: int | None) -> StepInputs:
         """What a model reads, of token ids that stand in their buffer. Plans attention for each KV group.
 
-        With `graphs` one of them may run it; a step of one token a row gets as many rows as it wants.
+        `captured`: it may run as a graph of so many rows; those beyond its own, of one token each, stand for nothing.
         """
-        n, num_tokens, max_seq = len(slots), len(layout.positions), int(ends.max())
-        padding = graphs.num_rows(n) - n if graphs is not None and num_tokens == n else 0
+        n, num_tokens, max_seq = len(slots), len(layout.positions), int(ends.max(initial=1))
+        padding = captured - n if captured is not None else 0
         self.positions.array[:num_tokens] = layout.positions
         self.query_start.array[: n + 1] = layout.query_start
         self.seq_len.array[:n] = ends
@@ -235,7 +246,7 @@ class InputBuilder:
             kv=self.kv,
             logits_rows=self.logits_rows.push(num_logits),
             only_logits=num_logits < num_tokens - padding,
-            capture=graphs is not None,
+            capture=captured is not None,
             state=self._state_batch(slots, layout, padding) if self.state else None,
         )
 

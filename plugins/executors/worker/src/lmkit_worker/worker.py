@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from lmkit.api import (
     SchedLimits,
     StepLimits,
     StepPlan,
+    WorkAhead,
     WorkerFacts,
     describe_model,
     itemsize,
@@ -46,6 +48,8 @@ from lmkit_worker.runner import Runner, Unread
 
 if TYPE_CHECKING:
     from lmkit.api import EngineConfig, Platform, Progress
+
+log = logging.getLogger("lmkit.worker")
 
 
 class Worker:
@@ -172,12 +176,23 @@ class Worker:
             case ForgetRows() | ResetCache():
                 self._running.reset()
                 return Reply(True)
+            case WorkAhead():
+                return self._work_ahead()
             case LoadAdapter(id, path):
                 return self._load_adapter(id, path)
             case DropAdapter(id):
                 self._running.adapters.drop(id)
                 return Reply(True)
         return Reply(False, f"{type(command).__name__} is not supported by this worker")
+
+    def _work_ahead(self) -> Reply:
+        """What fails is said in the log, and tried again by the step that needs it."""
+        try:
+            if self._running.work_ahead():
+                return Reply(True)
+        except Exception:
+            log.exception("a decode step could not be captured ahead")
+        return Reply(False, "nothing is left to be done ahead")
 
     def inspect_adapter(self, path: str) -> str:
         self._open_adapter(path)
