@@ -79,6 +79,7 @@ class EngineCore:
         self.on_larger: Callable[[], None] = lambda: None  # told before a step that is larger than any before
         self._largest = 0  # tokens of a step
         self._since_check = 0
+        self.num_compiled = 0  # kernels that steps waited for
         self._ahead = False  # something may be left to be done ahead
         executor.on_failure(self._on_failure)
 
@@ -165,6 +166,7 @@ class EngineCore:
         plan, future = self._pending.popleft()
         with _faults_of_executor(plan):
             result = future.result()
+        self.num_compiled += len(result.compiled)
         self.grammars.propose(plan, result)
         return self.scheduler.update(plan, result)
 

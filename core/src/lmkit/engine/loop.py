@@ -52,6 +52,7 @@ class Core(Protocol):
     def abort(self, ids: Iterable[str]) -> None: ...
 
     on_larger: Callable[[], None]
+    num_compiled: int
 
     def step(self) -> list[TokenEvent]: ...
     def has_work(self) -> bool: ...
@@ -185,7 +186,7 @@ class EngineLoop:
         return None
 
     def stats(self) -> EngineStats:
-        return EngineStats(self._core.stats())
+        return EngineStats(self._core.stats(), self._core.num_compiled)
 
 
 def _portions(events: list[TokenEvent]) -> Iterator[list[TokenEvent]]:

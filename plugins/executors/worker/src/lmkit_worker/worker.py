@@ -38,6 +38,7 @@ from lmkit.api import (
 from lmkit_layers.adapters import Adapter
 
 from lmkit_worker.chosen import choice_of, make
+from lmkit_worker.compiles import Compiles
 from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter, reserved_bytes
 from lmkit_worker.loading.adapter_files import digest
@@ -66,6 +67,7 @@ class Worker:
         self.info = memory.info_of_rank(describe_model(resolved, checkpoint), self.size)
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None
+        self.compiles = Compiles()
 
     def load(self) -> WorkerFacts:
         """Binds the device and loads the weights. Returns what is left for the KV cache."""
@@ -143,6 +145,7 @@ class Worker:
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
         self.runner = self._runner(kv, limits)
         self.runner.warm()
+        self.compiles.listen()  # from now on each is one too many
 
     def _runner(self, kv: KVConfig, limits: SchedLimits) -> Runner:
         if self.loaded is None:
@@ -168,7 +171,11 @@ class Worker:
         self._running.forward(plan)
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Unread:
-        return self._running.sample(step, masks)
+        unread = self._running.sample(step, masks)
+        if names := self.compiles.take():
+            log.warning("step %d waited for kernels that were compiled: %s", step, ", ".join(names))
+            unread.result.compiled = names
+        return unread
 
     def control(self, command: Control) -> Reply:
         """Commands this worker does not know are refused by name."""
@@ -189,6 +196,7 @@ class Worker:
         """What fails is said in the log, and tried again by the step that needs it."""
         try:
             if self._running.work_ahead():
+                self.compiles.take()  # no request waited for them
                 return Reply(True)
         except Exception:
             log.exception("a decode step could not be captured ahead")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lmkit.api import ConfigError, DeviceInfo, ModelInfo, NullCollectives, StepLimits
 
 from lmkit_gpu.budget import GIB, headroom
+from lmkit_gpu.caches import kernel_caches
 from lmkit_gpu.graphs import GpuGraphs
 from lmkit_gpu.ring import PinnedRing
 from lmkit_gpu.runtime import Runtime, TorchRuntime
@@ -78,9 +80,14 @@ class GpuPlatform:
         return {}
 
     def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
-        """One host thread is enough: the work is on the device."""
-        threads = str(config.parallel.threads or 1)
-        return {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **self.env()}
+        """One host thread is enough: the work is on the device. What compiles kernels keeps them in one folder."""
+        return {
+            "OMP_NUM_THREADS": str(config.parallel.threads or 1),
+            "TOKENIZERS_PARALLELISM": "false",
+            "TRITON_DEFAULT_FP_FUSION": os.environ.get("TRITON_DEFAULT_FP_FUSION", "1"),  # not Triton 3.10's
+            **kernel_caches(os.environ),
+            **self.env(),
+        }
 
     def bind(self, rank: int, threads: int | None = None) -> torch.device:
         self._device = self.runtime.select(rank)
