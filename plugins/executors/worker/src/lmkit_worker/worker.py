@@ -32,7 +32,6 @@ from lmkit.api import (
     WorkAhead,
     WorkerFacts,
     describe_model,
-    itemsize,
     load_target,
 )
 from lmkit_layers.adapters import Adapter
@@ -40,7 +39,7 @@ from lmkit_layers.adapters import Adapter
 from lmkit_worker.chosen import choice_of, make
 from lmkit_worker.compiles import Compiles
 from lmkit_worker.loaded import LoadedModel
-from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter, reserved_bytes
+from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter
 from lmkit_worker.loading.adapter_files import digest
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.load import load_model
@@ -113,9 +112,9 @@ class Worker:
                 f"({self.loaded.weight_bytes if self.loaded else 0} bytes): {str(e).splitlines()[0]}",
                 fix="use a smaller --max-step-tokens, --max-rows or model",
             ) from None
-        if taken is not None:
-            return taken + reserved_bytes(info, config, itemsize(dtype))
-        return memory.activation_bytes(info, dtype, limits.max_tokens, limits.max_rows)
+        if taken is None:
+            taken = memory.activation_bytes(info, dtype, limits.max_tokens, limits.max_rows)
+        return taken + memory.adapter_bytes(info, config, dtype)
 
     def _load(self) -> LoadedModel:
         """The model, and the draft that its proposer runs: layers of one cache."""
