@@ -12,12 +12,12 @@ from lmkit.api import AttnBatch, EngineError, KVSpec, StateBatch, StepInputs, St
 from lmkit_layers.adapters import NONE
 
 from lmkit_worker import branches
-from lmkit_worker.buffers import ArrayBuffer
+from lmkit_worker.buffers import ArrayBuffer, SteadyBuffer
 from lmkit_worker.rows import UNREAD, RowTable
 from lmkit_worker.tables import StepTable
 
 if TYPE_CHECKING:
-    from lmkit.api import AttnPlanner, Graphs, Platform
+    from lmkit.api import AttnPlanner, Buffer, Graphs, Platform
     from lmkit_layers.adapters import AdapterBank
 
 
@@ -27,8 +27,9 @@ class DrawnTokens:
     One table: the tokens of the step that the host knows, then those drawn by slot.
     """
 
-    def __init__(self, max_tokens: int, max_rows: int, buffer: Callable[[int], ArrayBuffer]) -> None:
-        self.table, self.source, self.targets = buffer(max_tokens + max_rows), buffer(max_tokens), buffer(max_rows)
+    def __init__(self, max_tokens: int, max_rows: int, buffer: Callable[[int], Buffer]) -> None:
+        self.table = ArrayBuffer(buffer(max_tokens + max_rows))
+        self.source, self.targets = (ArrayBuffer(SteadyBuffer(buffer(n))) for n in (max_tokens, max_rows))
         self.known = max_tokens
         self.ids = self.table.array[:max_tokens]  # of a step, as far as the host knows them
         self._expected = self.targets.push(0)
@@ -121,13 +122,16 @@ class InputBuilder:
         def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> ArrayBuffer:
             return ArrayBuffer(platform.buffer(shape, dtype))
 
-        self.drawn = DrawnTokens(tokens, max_rows, lambda n: buffer((n,), torch.int64))
+        def steady(shape: tuple[int, ...], dtype: torch.dtype) -> ArrayBuffer:
+            return ArrayBuffer(SteadyBuffer(platform.buffer(shape, dtype)))
+
+        self.drawn = DrawnTokens(tokens, max_rows, lambda n: platform.buffer((n,), torch.int64))
         self.positions = buffer((tokens,), torch.int64)
-        self.logits_rows = buffer((tokens,), torch.int64)
+        self.logits_rows = steady((tokens,), torch.int64)
         self.adapters = buffer((tokens,), torch.int64)
         self.token_types = buffer((tokens,), torch.int64) if pairs else None
         self.tree = buffer((tokens,), torch.int64)
-        self.query_start = buffer((max_rows + 1,), torch.int32)
+        self.query_start = steady((max_rows + 1,), torch.int32)
         self.seq_len = buffer((max_rows,), torch.int32)
         self.tables = [StepTable(rows, group, platform) for group in range(len(planners))]
         self.slots = [buffer((tokens,), torch.int64) for _ in planners]

@@ -28,7 +28,7 @@ class TwinBuffer:
     """Host memory with a twin on the device. What is pushed goes through one of several pinned copies, so that the host
     side may be written again at once: while one step runs, the next is built."""
 
-    __slots__ = ("_copies", "_turn", "device", "host")
+    __slots__ = ("_copies", "_num", "_parts", "_turn", "device", "host")
 
     def __init__(self, runtime: Runtime, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         import torch
@@ -36,17 +36,22 @@ class TwinBuffer:
         self.host, self.device = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype, device=device)
         self._copies = [(runtime.pinned(shape, dtype), runtime.event()) for _ in range(COPIES)]
         self._turn = 0
+        self._num = -1
+        self._parts: list[tuple[Tensor, ...]] = []  # views of so many rows, one tuple for each copy
 
     def push(self, n: int) -> Tensor:
         """Asynchronous; it waits only where as many pushes as there are copies are still on their way."""
-        staged, sent = self._copies[self._turn]
+        if n != self._num:
+            self._num = n
+            self._parts = [(self.host[:n], staged[:n], self.device[:n]) for staged, _ in self._copies]
+        (host, staged, device), sent = self._parts[self._turn], self._copies[self._turn][1]
         self._turn = (self._turn + 1) % COPIES
         if not sent.query():
             sent.synchronize()
-        staged[:n].copy_(self.host[:n])
-        self.device[:n].copy_(staged[:n], non_blocking=True)
+        staged.copy_(host)
+        device.copy_(staged, non_blocking=True)
         sent.record()
-        return self.device[:n]
+        return device
 
 
 class QueueEvent:
