@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import Work
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from lmkit_testing.simqueues import Block, Clock, Order, SimError, Use, join, site, uses
@@ -368,6 +369,15 @@ def _storages(tree: Any) -> set[int]:
     return {t.untyped_storage().data_ptr() for t in tree_leaves(tree) if isinstance(t, Tensor)}
 
 
+def _called(func: Any, operands: Any, inner: Any) -> Any:
+    """What ranks do together is over then: it runs in threads of its own, which the device would wait for."""
+    result = func(*operands, **inner)
+    if func.namespace == "c10d":
+        for work in (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.ScriptObject)):
+            Work.unbox(work).wait()
+    return result
+
+
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
     """One operator: a view costs nothing, all else is a launch. New tensors lie in the pool."""
     inner = {k: (torch.device("cpu") if isinstance(v, torch.device) else v) for k, v in raw(kwargs).items()}
@@ -380,7 +390,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         written = tree_leaves([inner[n] if n in inner else operands[places[n]] for n in names])
         if gpu.graph is not None:
             gpu.graph.keep(written)
-    result = func(*operands, **inner)
+    result = _called(func, operands, inner)
     viewing = func.is_view or func.overloadpacket.__name__ in ("_unsafe_view", "_reshape_alias", "lift_fresh")
     if viewing and _storages(result) <= given:  # `reshape` and the like copy where no view would do: a launch
         return tree_map_only(Tensor, SimTensor, result)
@@ -397,7 +407,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if name not in ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like"):
 
         def again() -> list[Tensor]:
-            made = func(*operands, **inner)
+            made = _called(func, operands, inner)
             return [
                 t for t in tree_leaves(made) if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in given
             ]
@@ -497,6 +507,7 @@ class SimRuntime:
     """The device as `lmkit_gpu.GpuPlatform` uses it."""
 
     device_type = DEVICE
+    collectives = "gloo"  # what is sent lies on the host in truth
 
     def __init__(self) -> None:
         register()

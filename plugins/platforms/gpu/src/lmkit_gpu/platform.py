@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lmkit.api import ConfigError, DeviceInfo, ModelInfo, NullCollectives, StepLimits
+from lmkit.api import Collectives, DeviceInfo, ModelInfo, NullCollectives, StepLimits
 
 from lmkit_gpu.budget import GIB, headroom
 from lmkit_gpu.caches import kernel_caches
@@ -132,7 +132,9 @@ class GpuPlatform:
     def graphs(self, limits: StepLimits) -> GpuGraphs:
         return GpuGraphs(self.runtime, min(limits.max_rows, limits.max_tokens))
 
-    def collectives(self, rank: int, size: int, init_method: str = "") -> NullCollectives:
-        if size != 1:
-            raise ConfigError(f"the {self.name} platform runs one rank, not {size}", fix="--tp 1")
-        return NullCollectives()
+    def collectives(self, rank: int, size: int, init_method: str = "") -> Collectives:
+        if size == 1:
+            return NullCollectives()
+        from lmkit_gpu.ranks import DeviceRanks
+
+        return DeviceRanks(self.runtime.collectives, rank, size, init_method)
