@@ -26,10 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import Work
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from lmkit_testing.simqueues import Block, Clock, Order, SimError, Use, join, site, uses
+from lmkit_testing.simqueues import Block, Clock, Order, SimError, Use, called, join, site, tree_leaves, uses
 from lmkit_testing.triton_numbers import right_numbers
 
 DEVICE = "sim"
@@ -45,13 +44,6 @@ WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "item", "unique_consecutive", "_unique2",
     "bincount", "equal",
 }  # fmt: skip
-
-
-def tree_leaves(tree: Any) -> list[Any]:
-    """What is in tuples, lists and dicts. torch's own function leaves cycles behind, which would hold tensors."""
-    if isinstance(tree, dict):
-        tree = tuple(tree.values())
-    return [leaf for part in tree for leaf in tree_leaves(part)] if isinstance(tree, (tuple, list)) else [tree]
 
 
 def tree_map_only(kind: type, work: Callable[[Any], Any], tree: Any) -> Any:
@@ -369,15 +361,6 @@ def _storages(tree: Any) -> set[int]:
     return {t.untyped_storage().data_ptr() for t in tree_leaves(tree) if isinstance(t, Tensor)}
 
 
-def _called(func: Any, operands: Any, inner: Any) -> Any:
-    """What ranks do together is over then: it runs in threads of its own, which the device would wait for."""
-    result = func(*operands, **inner)
-    if func.namespace == "c10d":
-        for work in (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.ScriptObject)):
-            Work.unbox(work).wait()
-    return result
-
-
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
     """One operator: a view costs nothing, all else is a launch. New tensors lie in the pool."""
     inner = {k: (torch.device("cpu") if isinstance(v, torch.device) else v) for k, v in raw(kwargs).items()}
@@ -390,7 +373,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         written = tree_leaves([inner[n] if n in inner else operands[places[n]] for n in names])
         if gpu.graph is not None:
             gpu.graph.keep(written)
-    result = _called(func, operands, inner)
+    result = called(func, operands, inner)
     viewing = func.is_view or func.overloadpacket.__name__ in ("_unsafe_view", "_reshape_alias", "lift_fresh")
     if viewing and _storages(result) <= given:  # `reshape` and the like copy where no view would do: a launch
         return tree_map_only(Tensor, SimTensor, result)
@@ -407,7 +390,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if name not in ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like"):
 
         def again() -> list[Tensor]:
-            made = _called(func, operands, inner)
+            made = called(func, operands, inner)
             return [
                 t for t in tree_leaves(made) if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in given
             ]
