@@ -15,12 +15,14 @@ from lmkit.api import (
     DeviceInfo,
     KVConfig,
     LayerInfo,
+    LinearSpec,
     ModelInfo,
     StateTensor,
     WorkerFacts,
 )
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
-from lmkit.memory import activation_bytes, blocks_needed, fit_length, plan_kv, step_tokens
+from lmkit.contracts.config import LoraConfig
+from lmkit.memory import activation_bytes, adapter_bytes, blocks_needed, fit_length, plan_kv, step_tokens
 from lmkit_cli.estimate import estimate
 
 GIB = 1 << 30
@@ -211,6 +213,25 @@ def test_activations_grow_with_tokens_rows_and_vocabulary() -> None:
     assert activation_bytes(info, "bfloat16", 1024, 8) > base
     assert activation_bytes(info, "bfloat16", 512, 16) - base == 8 * 151936 * 14
     assert activation_bytes(info, "float32", 512, 8) > base
+
+
+def test_adapters_have_room() -> None:
+    """Columns of A and rows of B: of the query alone, of query and key, which share an input, and of the embedding."""
+    qkv = LinearSpec("layers.0.qkv", 8, (16, 4, 4), parts=("q", "k", "v"), sources=("a.q", "a.k", "a.v"))
+    down = LinearSpec("layers.0.down", 32, (8,), sources=("a.down",))
+    one = replace(model(), linears=(qkv, down), adapter_targets=("q",), embedding="")
+    many = EngineConfig(lora=LoraConfig(enabled=True, max_adapters=3, max_rank=4))
+    two = EngineConfig(lora=LoraConfig(modules="x=/x,y=/y", max_rank=4))
+    assert adapter_bytes(one, EngineConfig(), "bfloat16") == 0
+    assert adapter_bytes(one, many, "bfloat16") == 3 * 4 * (8 + 16) * 2
+    assert adapter_bytes(one, two, "float32") == 2 * 4 * (8 + 16) * 4
+    both = replace(one, adapter_targets=("q", "k"))
+    assert adapter_bytes(both, many, "bfloat16") == 3 * 4 * (8 + 16 + 8 + 4) * 2
+    whole = replace(one, embedding="embed")
+    assert adapter_bytes(whole, many, "bfloat16") == 3 * 4 * (8 + 16 + one.vocab_size + one.hidden_size) * 2
+    device = DeviceInfo("some", "cpu", total_memory=16 * GIB, free_memory=8 * GIB, dtypes=("bfloat16",))
+    with_room, without = (estimate(whole, config, device) for config in (many, EngineConfig()))
+    assert with_room.activation_bytes - without.activation_bytes == adapter_bytes(whole, many, "bfloat16")
 
 
 def test_estimate_adds_up() -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import lmkit_cli
 import pytest
@@ -61,13 +62,18 @@ def test_generate_reports_bad_lines_before_loading(
     assert "'prompt'" in shown
 
 
-def test_plan_agrees_with_what_is_loaded(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("adapters", [{}, {"enable_lora": True, "max_loras": 4, "max_lora_rank": 8}])
+def test_plan_agrees_with_what_is_loaded(
+    tiny: Path, capsys: pytest.CaptureFixture[str], adapters: dict[str, Any]
+) -> None:
     from lmkit import LLM
 
-    assert lmkit_cli.run(("plan", str(tiny), "--json", "--max-rows", "8")) == 0
+    room = ["--enable-lora", "--max-loras", "4", "--max-lora-rank", "8"] if adapters else []
+    assert lmkit_cli.run(("plan", str(tiny), "--json", "--max-rows", "8", *room)) == 0
     plan = json.loads(capsys.readouterr().out)
-    with LLM(str(tiny), max_rows=8) as llm:
+    with LLM(str(tiny), max_rows=8, **adapters) as llm:
         facts = llm.facts
+    assert plan["max_adapters"] == facts.max_adapters == (4 if adapters else 0)
     assert abs(plan["weight_bytes"] - facts.weight_bytes) <= 0.05 * facts.weight_bytes
     assert abs(plan["activation_bytes"] - facts.activation_bytes) <= 0.05 * facts.activation_bytes
     assert abs(plan["kv_bytes"] - facts.kv_bytes) <= 0.05 * facts.kv_bytes

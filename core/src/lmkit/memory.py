@@ -107,6 +107,20 @@ def activation_bytes(info: ModelInfo, dtype: str, max_tokens: int, max_rows: int
     return max_tokens * per_token + max_rows * (state + info.vocab_size * (size + 3 * 4))
 
 
+def adapter_bytes(info: ModelInfo, config: EngineConfig, dtype: str) -> int:
+    """What the adapters that an engine lets in take at most: the columns of A and the rows of B of each linear that may
+    have some, and of the embedding; but not those of experts, routers and latents, and no weights of their own."""
+    sizes = {
+        source: spec.in_features + size
+        for spec in info.linears if len(spec.sources) == len(spec.out_features)
+        for source, size in zip(spec.sources, spec.out_features, strict=True)
+        if source.rpartition(".")[2] in info.adapter_targets
+    }  # fmt: skip
+    widths = sum(sizes.values()) + (info.vocab_size + info.hidden_size if info.embedding else 0)
+    num = config.lora.max_adapters if config.lora.enabled else config.lora.modules.count("=")
+    return num * config.lora.max_rank * widths * itemsize(dtype)
+
+
 def blocks_needed(spec: KVSpec, length: int, max_tokens: int) -> int:
     """Blocks that one row of `length` tokens holds at most. A window keeps its tokens and those of the current step."""
     if spec.recurrent:

@@ -265,12 +265,21 @@ def test_reference_on_an_accelerator_is_a_warning(world: World) -> None:
 
 
 QUANT = """
+from types import SimpleNamespace
 from lmkit.api import OpSpec, QuantizationSpec, hookimpl
+
+class Scheme:
+    @classmethod
+    def parse(cls, config):
+        return cls()
+
+    def for_layer(self, layer):
+        return SimpleNamespace(name="packed4") if layer.name.endswith("up") else None
 
 @hookimpl
 def lmkit_quantization_methods():
     yield QuantizationSpec(
-        name="toy4", summary="Four bits", target="toy_quant.hooks:lmkit_ops", checkpoint_methods=("toy4",),
+        name="toy4", summary="Four bits", target="toy_quant.hooks:Scheme", checkpoint_methods=("toy4",),
         weight_formats=("packed4",),
     )
 
@@ -280,6 +289,15 @@ def lmkit_ops():
         name="fast4", summary="Fast", target="toy_quant.hooks:lmkit_ops", op="linear", formats=frozenset({"packed4"}),
     )
 """
+
+TWO_FORMATS = (
+    QUANT.replace('("packed4",)', '("packed4", "packed8")')
+    + """
+    yield OpSpec(
+        name="bytes8", summary="Fast", target="toy_quant.hooks:lmkit_ops", op="linear", formats=frozenset({"packed8"}),
+    )
+"""
+)
 
 
 def test_quantization_follows_the_checkpoint(whole: World) -> None:
@@ -323,22 +341,30 @@ def test_quantization_while_loading_is_asked_for_by_name(whole: World) -> None:
 def test_kernels_by_name(whole: World) -> None:
     """A named kernel serves what it can be for, alone; the rest is chosen as ever; one without work is an error."""
     whole.add(
-        "toy-quant", {"quantization": {"toy4": "toy_quant.hooks"}, "op": {"fast4": "toy_quant.hooks"}},
-        {"toy_quant.hooks": QUANT},
+        "toy-quant",
+        {"quantization": {"toy4": "toy_quant.hooks"}, "op": dict.fromkeys(("fast4", "bytes8"), "toy_quant.hooks")},
+        {"toy_quant.hooks": TWO_FORMATS},
     )  # fmt: skip
 
     def ops(names: str, model: str = "toy-quantized") -> list[tuple[str, str, str]]:
         plan, _, _ = resolve(replace(with_model(model=model), wanted={"op": names}), whole.host())
         return [(c.component, c.name, c.why) for c in plan.choices if c.kind == "op"]
 
-    rest = [("linear:plain", "matmul", "auto"), ("rowwise", "rows", "only candidate")]
-    assert ops("fast4") == [rest[0], ("linear:packed4", "fast4", "explicit"), rest[1]]
+    found = [choice for choice in ops("fast4") if not choice[2].startswith("fallback")]
+    assert found == [
+        ("linear:plain", "matmul", "auto"),
+        ("linear:packed4", "fast4", "explicit"),
+        ("linear:packed8", "bytes8", "auto"),
+        ("rowwise", "rows", "only candidate"),
+    ]
     assert ops("matmul,fast4")[1:3] == [
         ("linear:packed4", "matmul", "explicit"),
         ("linear:packed4", "fast4", "fallback 1"),
     ]
     with pytest.raises(ConfigError, match="op fast4 has nothing to run: the model needs linear:plain, rowwise"):
         ops("fast4", model="toy")
+    with pytest.raises(ConfigError, match="op bytes8 has nothing to run: the model needs linear:plain, linear:packed4"):
+        ops("fast4,bytes8")  # a scheme that may have such weights, and a checkpoint that has none
     with pytest.raises(UnknownName, match="fast5") as unknown:
         ops("fast5")
     assert "fast4" in unknown.value.fix

@@ -59,6 +59,7 @@ from lmkit.contracts.execution import (
     StateBatch,
     StepInputs,
     StepLimits,
+    WorkAhead,
     WorkerFacts,
 )
 from lmkit.contracts.model import (

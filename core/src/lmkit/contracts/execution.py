@@ -262,6 +262,11 @@ class ResetCache(Control):
     """Forget all rows and all steps in flight; no KV content is valid any more. Sent when ForgetRows was refused."""
 
 
+class WorkAhead(Control):
+    """Nothing runs: do a piece of what later steps would have to do. Refused when there is none. Sent again and again
+    while no request comes."""
+
+
 class Reply(msgspec.Struct):
     ok: bool
     message: str = ""

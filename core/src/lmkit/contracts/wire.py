@@ -118,6 +118,7 @@ class StepResult(msgspec.Struct):
     pooled: list[tuple[int, Pooled]] = []  # row index, answer; of rows whose last prompt position was computed
     faults: list[tuple[int, str]] = []  # row index, reason; that request fails, the engine lives
     undrawn: list[tuple[int, str]] = []  # the same for rows that fail by their own parameters: the model was right
+    compiled: list[str] = []  # kernels that the step had to wait for
 
 
 class Started(msgspec.Struct, array_like=True):

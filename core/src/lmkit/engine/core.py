@@ -25,6 +25,7 @@ from lmkit.api import (
     StepResult,
     StructuredOutput,
     TokenEvent,
+    WorkAhead,
 )
 from lmkit.engine.adapters import Adapters, NoAdapters
 from lmkit.engine.intake import Intake
@@ -78,6 +79,8 @@ class EngineCore:
         self.on_larger: Callable[[], None] = lambda: None  # told before a step that is larger than any before
         self._largest = 0  # tokens of a step
         self._since_check = 0
+        self.num_compiled = 0  # kernels that steps waited for
+        self._ahead = False  # something may be left to be done ahead
         executor.on_failure(self._on_failure)
 
     def add(self, request: EngineRequest) -> None:
@@ -103,6 +106,12 @@ class EngineCore:
 
     def has_work(self) -> bool:
         return bool(self._pending) or self.scheduler.has_work()
+
+    def work_ahead(self) -> bool:
+        """Nothing runs: has the workers do a piece of what later steps would have to do. False: there is none left, or
+        no request has been answered yet."""
+        self._ahead = self._ahead and all(reply.ok for reply in self.executor.control(WorkAhead()))
+        return self._ahead
 
     def stats(self) -> SchedStats:
         return self.scheduler.stats()
@@ -157,6 +166,7 @@ class EngineCore:
         plan, future = self._pending.popleft()
         with _faults_of_executor(plan):
             result = future.result()
+        self.num_compiled += len(result.compiled)
         self.grammars.propose(plan, result)
         return self.scheduler.update(plan, result)
 
@@ -200,6 +210,7 @@ class EngineCore:
 
     def _on_idle(self) -> None:
         """Nothing runs: a good moment to verify ourselves."""
+        self._ahead = True
         self._since_check += 1
         if self._since_check >= CHECK_INTERVAL:
             self._since_check = 0

@@ -52,9 +52,11 @@ class Core(Protocol):
     def abort(self, ids: Iterable[str]) -> None: ...
 
     on_larger: Callable[[], None]
+    num_compiled: int
 
     def step(self) -> list[TokenEvent]: ...
     def has_work(self) -> bool: ...
+    def work_ahead(self) -> bool: ...
 
     @property
     def blocked(self) -> bool:
@@ -107,7 +109,7 @@ class EngineLoop:
         core.on_larger = lambda: emit(Larger())
         try:
             while self._running:
-                self._apply_commands(None if not core.has_work() else GATE_POLL if core.blocked else 0.0)
+                self._apply_commands(self._patience())
                 if not self._running or not core.has_work():
                     continue
                 for part in _portions(core.step()):
@@ -117,6 +119,12 @@ class EngineLoop:
             emit(Failed(_told(error)))
             return False
         return True
+
+    def _patience(self) -> float | None:
+        """How long to wait for a command: not at all while there is something to do; None: for ever."""
+        if self._core.has_work():
+            return GATE_POLL if self._core.blocked else 0.0
+        return 0.0 if not self._inbox.empty() or self._core.work_ahead() else None
 
     def _apply_commands(self, wait: float | None) -> None:
         """Applies what has arrived; waits up to `wait` seconds (None: for ever) for the first command."""
@@ -178,7 +186,7 @@ class EngineLoop:
         return None
 
     def stats(self) -> EngineStats:
-        return EngineStats(self._core.stats())
+        return EngineStats(self._core.stats(), self._core.num_compiled)
 
 
 def _portions(events: list[TokenEvent]) -> Iterator[list[TokenEvent]]:

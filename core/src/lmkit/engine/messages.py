@@ -61,6 +61,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Gauges and counters of a running engine."""
 
     sched: SchedStats
+    num_compiled: int = 0  # kernels that were compiled in a step, not before the engine was ready
 
 
 class Start(msgspec.Struct, tag="start"):

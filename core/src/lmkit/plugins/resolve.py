@@ -29,6 +29,7 @@ from lmkit.api import (
     DeviceInfo,
     Dims,
     Draft,
+    LinearSpec,
     LmkitError,
     ModelInfo,
     ModelRequest,
@@ -40,6 +41,7 @@ from lmkit.api import (
     PlatformSpec,
     PluginError,
     QuantizationSpec,
+    QuantScheme,
     Refusal,
     Refused,
     ResolvedPlan,
@@ -114,6 +116,7 @@ class Resolver:
         self._choices: list[Choice] = []
         self._specs: list[Spec] = []
         self._used_ops: set[Wanted] = set()
+        self._stored: set[str] = set()  # formats of weights that some layer has, where kernels are named
         self._parsers: ParserChooser | None = None
         self._derived: list[Derived] = []
         self._warnings: list[str] = []
@@ -270,16 +273,31 @@ class Resolver:
                 self._keep(outcome, outcome.choice(candidate), candidate)
 
     def _choose_ops(self) -> None:
-        """Kernels for each format that the weights may be in."""
+        """Kernels for each format that the weights may be in; each that the user names has to run some."""
         quantized = [spec for spec in self._specs if isinstance(spec, QuantizationSpec)]
         self.known.formats += tuple(fmt for spec in quantized for fmt in spec.weight_formats)
+        self._stored = self._formats_of_layers() if self._wanted_ops() else set()
         for request in op.ask(self.known):
             self._choose_op(request)
         if idle := [str(w) for w in self._wanted_ops() if w not in self._used_ops]:
-            runs = ", ".join(c.component for c in self._choices if c.kind == "op" and not c.why.startswith("fallback"))
+            needed = (c for c in self._choices if c.kind == "op" and not c.why.startswith("fallback"))
+            runs = ", ".join(c.component for c in needed if (c.component.partition(":")[2] or "plain") in self._stored)
             raise ConfigError(
                 f"op {', '.join(idle)} has nothing to run: the model needs {runs}", fix="lmkit explain op"
             )
+
+    def _formats_of_layers(self) -> set[str]:
+        """What the scheme says that the weights of each layer are in, of a single expert too."""
+        info, choice = self.known.info, next((c for c in self._choices if c.kind == "quantization"), None)
+        if choice is None:
+            return {"plain"}
+        declared = self.known.checkpoint.config.get("quantization_config")
+        scheme: QuantScheme = load_target(choice).parse(declared or choice.options)
+        head = () if declared else (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,)),)
+        stacks = [spec for spec in info.linears if spec.experts]
+        alone = [replace(s, out_features=s.out_features[: len(s.out_features) // s.experts], experts=0) for s in stacks]
+        found = (scheme.for_layer(spec) for spec in (*info.linears, *head, *alone))
+        return {"plain"} | {fmt.name for fmt in found if fmt is not None}
 
     def _wanted_ops(self) -> tuple[Wanted, ...]:
         return parse_selection(self.config.wants("op"))
@@ -297,7 +315,8 @@ class Resolver:
                 spec.op == request.op and (not spec.formats or request.format in spec.formats)
             ):
                 asked.append(wanted)
-        self._used_ops.update(asked)
+        if request.format in self._stored and not (request.op == "moe" and self.config.lora.on):  # which it cannot show
+            self._used_ops.update(asked)
         return ",".join(map(str, asked)) or "auto"
 
     def _choose_op(self, request: OpRequest) -> None:

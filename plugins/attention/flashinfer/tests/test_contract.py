@@ -7,6 +7,7 @@ planted to see that they are found.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
@@ -821,3 +822,28 @@ def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch, o
     FAULTS[fault](monkeypatch)
     with pytest.raises((AssertionError, ValueError, TypeError, RuntimeError, IndexError)):
         scenario()
+
+
+# ---------------------------------------------------------------------------------------- what flashinfer does not have
+
+TURNS_THAT_WRITE = {
+    "rope_quantize_fp8_append_paged_kv_cache",  # queries come back in float8
+    "cake_fused_qk_rmsnorm_rope_quantize_fp8_append_paged_kv_cache",  # they too
+    "cake_fused_qk_rmsnorm_rope_append_paged_kv_cache",  # two numbers of heads, and a table of blocks
+}
+
+
+def turns_that_write(package: Path) -> set[str]:
+    """Its public functions that are named after a rotary turn and an append to the cache."""
+    found = {
+        node.name
+        for path in package.glob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    return {name for name in found if "rope" in name and "append" in name and not name.startswith("_")}
+
+
+def test_turns_that_write() -> None:
+    """A release that has another one is worth a look: the backend could turn and write in one launch."""
+    assert turns_that_write(Path(flashinfer.__file__).parent) <= TURNS_THAT_WRITE

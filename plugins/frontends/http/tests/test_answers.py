@@ -269,6 +269,7 @@ async def test_metrics_are_a_contract(connect: Any) -> None:
     text = (await client.get("/metrics")).text
     names = """
         lmkit_engine_up lmkit_requests_waiting lmkit_requests_running lmkit_kv_usage_ratio lmkit_kv_blocks
+        lmkit_kernels_compiled_total
         lmkit_steps_total
         lmkit_preemptions_total lmkit_engine_prompt_tokens_total lmkit_output_tokens_total
         lmkit_engine_output_tokens_total lmkit_prefix_cache_queries_total lmkit_prefix_cache_hits_total

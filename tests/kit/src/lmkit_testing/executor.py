@@ -26,6 +26,7 @@ from lmkit.api import (
     SchedLimits,
     StepPlan,
     StepResult,
+    WorkAhead,
 )
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig
 from lmkit.plugins import load_target
@@ -141,6 +142,17 @@ class ExecutorConformance(PluginConformance):
             if all(reply.ok for reply in executor.control(command)) or isinstance(command, ResetCache):
                 assert self.play(executor) == expected
         assert not failures
+
+    def test_work_ahead_comes_to_an_end(
+        self, executor: Executor, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint]
+    ) -> None:
+        """It is refused when nothing is left, by an executor that knows of none at once, and changes no answer."""
+        self.ready(executor, tiny[0])
+        expected = self.play(executor)
+        replies = (executor.control(WorkAhead()) for _ in range(1000))
+        assert any(not all(reply.ok for reply in each) for each in replies)
+        executor.control(ResetCache())
+        assert self.play(executor) == expected
 
     def test_unknown_commands_are_refused_by_name(
         self, executor: Executor, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint]

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from lmkit.api import Control, Failure, GrammarMasks, KVConfig, Reply, SchedLimits, StepPlan, StepResult, WorkerFacts
+from lmkit.api import (
+    Control,
+    Failure,
+    GrammarMasks,
+    KVConfig,
+    Reply,
+    SchedLimits,
+    StepPlan,
+    StepResult,
+    WorkAhead,
+    WorkerFacts,
+)
 from lmkit_worker.future import StepFuture
 from lmkit_worker.runner import Runner
 
@@ -29,6 +40,8 @@ class OneRunner:
         return StepFuture(self.runner.sample(step, masks).read)
 
     def control(self, command: Control) -> list[Reply]:
+        if isinstance(command, WorkAhead):
+            return [Reply(self.runner.work_ahead())]
         return [Reply(False, "a step that fails here is a test that fails")]
 
     def inspect_adapter(self, path: str) -> str:

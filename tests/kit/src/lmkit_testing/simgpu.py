@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from lmkit_testing.simqueues import Block, Clock, Order, SimError, Use, join, site, uses
+from lmkit_testing.simqueues import Block, Clock, Order, SimError, Use, called, join, site, tree_leaves, uses
 from lmkit_testing.triton_numbers import right_numbers
 
 DEVICE = "sim"
@@ -44,13 +44,6 @@ WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "item", "unique_consecutive", "_unique2",
     "bincount", "equal",
 }  # fmt: skip
-
-
-def tree_leaves(tree: Any) -> list[Any]:
-    """What is in tuples, lists and dicts. torch's own function leaves cycles behind, which would hold tensors."""
-    if isinstance(tree, dict):
-        tree = tuple(tree.values())
-    return [leaf for part in tree for leaf in tree_leaves(part)] if isinstance(tree, (tuple, list)) else [tree]
 
 
 def tree_map_only(kind: type, work: Callable[[Any], Any], tree: Any) -> Any:
@@ -380,7 +373,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         written = tree_leaves([inner[n] if n in inner else operands[places[n]] for n in names])
         if gpu.graph is not None:
             gpu.graph.keep(written)
-    result = func(*operands, **inner)
+    result = called(func, operands, inner)
     viewing = func.is_view or func.overloadpacket.__name__ in ("_unsafe_view", "_reshape_alias", "lift_fresh")
     if viewing and _storages(result) <= given:  # `reshape` and the like copy where no view would do: a launch
         return tree_map_only(Tensor, SimTensor, result)
@@ -397,7 +390,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if name not in ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like"):
 
         def again() -> list[Tensor]:
-            made = func(*operands, **inner)
+            made = called(func, operands, inner)
             return [
                 t for t in tree_leaves(made) if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in given
             ]
@@ -497,6 +490,7 @@ class SimRuntime:
     """The device as `lmkit_gpu.GpuPlatform` uses it."""
 
     device_type = DEVICE
+    collectives = "gloo"  # what is sent lies on the host in truth
 
     def __init__(self) -> None:
         register()

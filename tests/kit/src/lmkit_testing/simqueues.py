@@ -15,7 +15,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.distributed import Work
 
 Clock = dict[int, int]  # by number of a queue
 
@@ -129,3 +131,19 @@ def uses(reads: Iterable[Any], writes: Iterable[Any]) -> list[Use]:
     """What is used of tensors on the CPU that stand for memory of the device, or are pinned."""
     found = [Use(place(t), False) for t in reads if isinstance(t, Tensor) and t.numel()]
     return found + [Use(place(t), True) for t in writes if isinstance(t, Tensor) and t.numel()]
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """What is in tuples, lists and dicts. torch's own function leaves cycles behind, which would hold tensors."""
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    return [leaf for part in tree for leaf in tree_leaves(part)] if isinstance(tree, (tuple, list)) else [tree]
+
+
+def called(func: Any, operands: Any, inner: Any) -> Any:
+    """What ranks do together is over then: it runs in threads of its own, which the device would wait for."""
+    result = func(*operands, **inner)
+    if func.namespace == "c10d":
+        for work in (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.ScriptObject)):
+            Work.unbox(work).wait()
+    return result

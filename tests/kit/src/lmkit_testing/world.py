@@ -34,7 +34,7 @@ def lmkit_attention_backends():
 """
 
 MODEL = """
-from lmkit.api import AttnNeed, LayerInfo, ModelInfo, ModelSpec, hookimpl
+from lmkit.api import AttnNeed, LayerInfo, LinearSpec, ModelInfo, ModelSpec, hookimpl
 
 class Toy:
     names = ("ToyForCausalLM",)
@@ -47,6 +47,7 @@ class Toy:
             architecture="ToyForCausalLM", vocab_size=100, hidden_size=256,
             layers=(LayerInfo(0, full), LayerInfo(1, local)), max_length=128,
             dtype=config.get("dtype", "bfloat16"), num_parameters=1000, eos_token_ids=(2,),
+            linears=(LinearSpec("layers.0.up", 256, (512,)), LinearSpec("layers.0.down", 512, (256,))),
         )
 
 @hookimpl

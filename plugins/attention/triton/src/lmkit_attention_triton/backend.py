@@ -149,12 +149,15 @@ class TritonPlanner:
         n, width = batch.num_rows, batch.table.host.shape[1]
         if width not in self.starts:
             self.starts[width] = self.rows * width
-        queries = np.diff(batch.query_start.host[: n + 1].numpy())
-        decode = batch.num_decode_rows if (queries[: batch.num_decode_rows] <= 1).all() else 0
+        decode, longest = batch.num_decode_rows, int(n > batch.num_decode_rows)
+        if batch.max_query > 1:
+            queries = np.diff(batch.query_start.host[: n + 1].numpy())
+            decode = decode if (queries[:decode] <= 1).all() else 0
+            longest = int(queries[decode:].max(initial=0))
         return TritonPlan(
             slots=batch.slots.push(batch.num_tokens), query_start=batch.query_start.push(n + 1),
             seq_len=batch.seq_len.push(n), page_start=self.starts[width], pages=batch.table.push(n),
-            num_decode=decode, num_rows=n, max_query=int(queries[decode:].max(initial=0)),
+            num_decode=decode, num_rows=n, max_query=longest,
             splits=self.splits(max(1, decode)), owner=self,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lmkit.api import ExecutorSpec, Tier, hookimpl
+from lmkit.api import ConfigProposal, ExecutorSpec, ResolvedPlan, Tier, hookimpl
 
 
 @hookimpl
@@ -17,3 +17,10 @@ def lmkit_executors() -> Iterable[ExecutorSpec]:
         stability="beta",
         max_ranks=64,
     )
+
+
+@hookimpl
+def lmkit_configure(plan: ResolvedPlan) -> Iterable[ConfigProposal]:
+    executor = plan.choice("executor")
+    if executor is not None and executor.name == "multiproc":
+        yield ConfigProposal("parallel.depth", 1, "ranks have one step in flight", strength="require")

@@ -22,10 +22,11 @@ from lmkit.api import (
     SchedLimits,
     StepPlan,
     StepResult,
+    WorkAhead,
     WorkerFacts,
 )
 
-Known = LoadAdapter | DropAdapter | ForgetRows | ResetCache
+Known = LoadAdapter | DropAdapter | ForgetRows | ResetCache | WorkAhead
 
 
 class Load(msgspec.Struct, tag="load"):

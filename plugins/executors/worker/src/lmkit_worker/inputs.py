@@ -12,12 +12,12 @@ from lmkit.api import AttnBatch, EngineError, KVSpec, StateBatch, StepInputs, St
 from lmkit_layers.adapters import NONE
 
 from lmkit_worker import branches
-from lmkit_worker.buffers import ArrayBuffer
+from lmkit_worker.buffers import ArrayBuffer, SteadyBuffer
 from lmkit_worker.rows import UNREAD, RowTable
 from lmkit_worker.tables import StepTable
 
 if TYPE_CHECKING:
-    from lmkit.api import AttnPlanner, Graphs, Platform
+    from lmkit.api import AttnPlanner, Buffer, Graphs, Platform
     from lmkit_layers.adapters import AdapterBank
 
 
@@ -27,8 +27,9 @@ class DrawnTokens:
     One table: the tokens of the step that the host knows, then those drawn by slot.
     """
 
-    def __init__(self, max_tokens: int, max_rows: int, buffer: Callable[[int], ArrayBuffer]) -> None:
-        self.table, self.source, self.targets = buffer(max_tokens + max_rows), buffer(max_tokens), buffer(max_rows)
+    def __init__(self, max_tokens: int, max_rows: int, buffer: Callable[[int], Buffer]) -> None:
+        self.table = ArrayBuffer(buffer(max_tokens + max_rows))
+        self.source, self.targets = (ArrayBuffer(SteadyBuffer(buffer(n))) for n in (max_tokens, max_rows))
         self.known = max_tokens
         self.ids = self.table.array[:max_tokens]  # of a step, as far as the host knows them
         self._expected = self.targets.push(0)
@@ -121,13 +122,16 @@ class InputBuilder:
         def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> ArrayBuffer:
             return ArrayBuffer(platform.buffer(shape, dtype))
 
-        self.drawn = DrawnTokens(tokens, max_rows, lambda n: buffer((n,), torch.int64))
+        def steady(shape: tuple[int, ...], dtype: torch.dtype) -> ArrayBuffer:
+            return ArrayBuffer(SteadyBuffer(platform.buffer(shape, dtype)))
+
+        self.drawn = DrawnTokens(tokens, max_rows, lambda n: platform.buffer((n,), torch.int64))
         self.positions = buffer((tokens,), torch.int64)
-        self.logits_rows = buffer((tokens,), torch.int64)
+        self.logits_rows = steady((tokens,), torch.int64)
         self.adapters = buffer((tokens,), torch.int64)
         self.token_types = buffer((tokens,), torch.int64) if pairs else None
         self.tree = buffer((tokens,), torch.int64)
-        self.query_start = buffer((max_rows + 1,), torch.int32)
+        self.query_start = steady((max_rows + 1,), torch.int32)
         self.seq_len = buffer((max_rows,), torch.int32)
         self.tables = [StepTable(rows, group, platform) for group in range(len(planners))]
         self.slots = [buffer((tokens,), torch.int64) for _ in planners]
@@ -175,7 +179,8 @@ class InputBuilder:
         capture = capture and (held is None or adapters is None or adapters.tables.capturable)
         places = layout.positions if layout.places is None else layout.places
         self.drawn.ids[:num_tokens] = rows.tokens[layout.token_slots, places]
-        inputs = self._inputs(slots, layout, ends, self.graphs if capture else None)
+        captured = None if not capture else self.graphs.num_rows(n) if num_tokens == n else n
+        inputs = self._inputs(slots, layout, ends, captured)
         if held is not None and adapters is not None:
             found = adapters.of_slot[layout.token_slots]
             padding = len(inputs.token_ids) - num_tokens
@@ -204,13 +209,23 @@ class InputBuilder:
             layout = layout._replace(positions=positions, places=layout.positions, tree=tree)
         return self._inputs(slots, layout, starts + lengths, None), layout
 
-    def _inputs(self, slots: np.ndarray, layout: Layout, ends: np.ndarray, graphs: Graphs | None) -> StepInputs:
+    def nothing(self, num_rows: int, adapters: bool) -> StepInputs:
+        """A decode step of rows that stand for nothing, as it may be captured; with `adapters`, which no row has. No
+        step is under way."""
+        none = self.arange[:0]
+        layout = Layout(none, none, self.arange[:1], 0, 1, none, none, none, none, None)
+        inputs = self._inputs(none, layout, none, num_rows)
+        if adapters:
+            inputs.adapters = self.push_adapters(np.full(num_rows, NONE))
+        return inputs
+
+    def _inputs(self, slots: np.ndarray, layout: Layout, ends: np.ndarray, captured: int | None) -> StepInputs:
         """What a model reads, of token ids that stand in their buffer. Plans attention for each KV group.
 
-        With `graphs` one of them may run it; a step of one token a row gets as many rows as it wants.
+        `captured`: it may run as a graph of so many rows; those beyond its own, of one token each, stand for nothing.
         """
-        n, num_tokens, max_seq = len(slots), len(layout.positions), int(ends.max())
-        padding = graphs.num_rows(n) - n if graphs is not None and num_tokens == n else 0
+        n, num_tokens, max_seq = len(slots), len(layout.positions), int(ends.max(initial=1))
+        padding = captured - n if captured is not None else 0
         self.positions.array[:num_tokens] = layout.positions
         self.query_start.array[: n + 1] = layout.query_start
         self.seq_len.array[:n] = ends
@@ -235,7 +250,7 @@ class InputBuilder:
             kv=self.kv,
             logits_rows=self.logits_rows.push(num_logits),
             only_logits=num_logits < num_tokens - padding,
-            capture=graphs is not None,
+            capture=captured is not None,
             state=self._state_batch(slots, layout, padding) if self.state else None,
         )
 

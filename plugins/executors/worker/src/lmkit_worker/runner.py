@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from lmkit.api import (
     Proposer,
     RowWork,
     SamplingParams,
+    StepInputs,
     StepLimits,
     StepPlan,
     StepResult,
@@ -41,6 +43,8 @@ from lmkit_worker.trees import TreeDrafting
 if TYPE_CHECKING:
     from lmkit.api import AttentionBackend, Event, Graphs, Platform
     from torch import Tensor
+
+Function = Callable[[StepInputs], "Tensor"]  # hidden states of a step
 
 
 class Unread:
@@ -124,6 +128,7 @@ class Runner:
         self.unread: Unread | None = None  # of the last step, while it is
         self.adapters = AdapterBank(loaded.model, limits.max_rows, device)
         self.plain = loaded.model.forward  # one object, of which graphs are captured
+        self._uncaptured: WeakKeyDictionary[Function, list[int]] = WeakKeyDictionary()  # sizes of steps
         self.pooling = PoolingParams(pooler.task) if pooler is not None else None  # of steps that nobody asked for
         self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
 
@@ -171,6 +176,31 @@ class Runner:
             self._try([1] * n, SamplingParams(temperature=0))
         self._try([1], SamplingParams(top_k=10, top_p=0.9, seed=0))
         self._try([min(limits.max_tokens, limits.max_length)], SamplingParams(temperature=0))
+
+    def work_ahead(self) -> bool:
+        """Captures one more size of decode steps, the largest first, whose memory the others share; False: all are.
+
+        No step is under way. The rows of these stand for nothing, so nothing that others hold is read or written.
+        """
+        if not self.inputs.capturable or self.pooling is not None:
+            return False
+        functions: list[Function] = [self.plain]
+        if self.adapters.used and self.adapters.tables.capturable:
+            functions.append(self.adapters.tables)
+        for function in functions:
+            left = self._uncaptured.get(function)
+            if left is None:
+                left = self._uncaptured[function] = list(self.graphs.sizes)
+            if left:
+                self._capture(function, left.pop())
+                return True
+        return False
+
+    @torch.inference_mode()
+    def _capture(self, function: Function, num_rows: int) -> None:
+        """Kernels are compiled in the first run, and the second is captured."""
+        for _ in range(2):
+            self.graphs.run(function, self.inputs.nothing(num_rows, adapters=function is not self.plain))
 
     def largest(self) -> None:
         """The steps that take most memory: as many rows as there may be, with as many tokens, and all that sampling

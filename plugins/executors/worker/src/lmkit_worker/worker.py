@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,16 +29,17 @@ from lmkit.api import (
     SchedLimits,
     StepLimits,
     StepPlan,
+    WorkAhead,
     WorkerFacts,
     describe_model,
-    itemsize,
     load_target,
 )
 from lmkit_layers.adapters import Adapter
 
 from lmkit_worker.chosen import choice_of, make
+from lmkit_worker.compiles import Compiles
 from lmkit_worker.loaded import LoadedModel
-from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter, reserved_bytes
+from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter
 from lmkit_worker.loading.adapter_files import digest
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.load import load_model
@@ -46,6 +48,8 @@ from lmkit_worker.runner import Runner, Unread
 
 if TYPE_CHECKING:
     from lmkit.api import EngineConfig, Platform, Progress
+
+log = logging.getLogger("lmkit.worker")
 
 
 class Worker:
@@ -62,6 +66,7 @@ class Worker:
         self.info = memory.info_of_rank(describe_model(resolved, checkpoint), self.size)
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None
+        self.compiles = Compiles()
 
     def load(self) -> WorkerFacts:
         """Binds the device and loads the weights. Returns what is left for the KV cache."""
@@ -107,9 +112,9 @@ class Worker:
                 f"({self.loaded.weight_bytes if self.loaded else 0} bytes): {str(e).splitlines()[0]}",
                 fix="use a smaller --max-step-tokens, --max-rows or model",
             ) from None
-        if taken is not None:
-            return taken + reserved_bytes(info, config, itemsize(dtype))
-        return memory.activation_bytes(info, dtype, limits.max_tokens, limits.max_rows)
+        if taken is None:
+            taken = memory.activation_bytes(info, dtype, limits.max_tokens, limits.max_rows)
+        return taken + memory.adapter_bytes(info, config, dtype)
 
     def _load(self) -> LoadedModel:
         """The model, and the draft that its proposer runs: layers of one cache."""
@@ -139,6 +144,7 @@ class Worker:
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
         self.runner = self._runner(kv, limits)
         self.runner.warm()
+        self.compiles.listen()  # from now on each is one too many
 
     def _runner(self, kv: KVConfig, limits: SchedLimits) -> Runner:
         if self.loaded is None:
@@ -164,7 +170,11 @@ class Worker:
         self._running.forward(plan)
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Unread:
-        return self._running.sample(step, masks)
+        unread = self._running.sample(step, masks)
+        if names := self.compiles.take():
+            log.warning("step %d waited for kernels that were compiled: %s", step, ", ".join(names))
+            unread.result.compiled = names
+        return unread
 
     def control(self, command: Control) -> Reply:
         """Commands this worker does not know are refused by name."""
@@ -172,12 +182,24 @@ class Worker:
             case ForgetRows() | ResetCache():
                 self._running.reset()
                 return Reply(True)
+            case WorkAhead():
+                return self._work_ahead()
             case LoadAdapter(id, path):
                 return self._load_adapter(id, path)
             case DropAdapter(id):
                 self._running.adapters.drop(id)
                 return Reply(True)
         return Reply(False, f"{type(command).__name__} is not supported by this worker")
+
+    def _work_ahead(self) -> Reply:
+        """What fails is said in the log, and tried again by the step that needs it."""
+        try:
+            if self._running.work_ahead():
+                self.compiles.take()  # no request waited for them
+                return Reply(True)
+        except Exception:
+            log.exception("a decode step could not be captured ahead")
+        return Reply(False, "nothing is left to be done ahead")
 
     def inspect_adapter(self, path: str) -> str:
         self._open_adapter(path)

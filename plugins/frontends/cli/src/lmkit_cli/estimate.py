@@ -15,7 +15,7 @@ from lmkit.api import (
     itemsize,
 )
 from lmkit.config import EngineConfig, format_size
-from lmkit.memory import activation_bytes, fit_length, info_of_rank, plan_kv, step_tokens, weight_bytes
+from lmkit.memory import activation_bytes, adapter_bytes, fit_length, info_of_rank, plan_kv, step_tokens, weight_bytes
 from lmkit.plugins.proposals import settled
 
 
@@ -32,6 +32,7 @@ class Estimate:
     num_kv_tokens: int  # tokens the cache holds, all rows together
     max_length: int
     num_ranks: int = 1  # of which this is one
+    max_adapters: int = 0  # for which `activation_bytes` have room
 
     @property
     def total_bytes(self) -> int:
@@ -52,7 +53,7 @@ def estimate(
     specs = tuple(info.kv_specs(block_size, kv_dtype or dtype))
     weights = info.num_parameters * itemsize(dtype) if weight_bytes is None else weight_bytes
     max_tokens = step_tokens(config)
-    activations = activation_bytes(info, dtype, max_tokens, config.sched.rows)
+    activations = activation_bytes(info, dtype, max_tokens, config.sched.rows) + adapter_bytes(info, config, dtype)
     memory = device.free_memory or device.total_memory
     if device.device_type == "cpu":  # which the ranks share
         memory //= config.parallel.tp
@@ -62,7 +63,9 @@ def estimate(
         raise CapacityError(
             f"weights ({format_size(weights)}) and activations ({format_size(activations)}) need "
             f"{format_size(weights + activations)}, the device has {format_size(usable)}",
-            fix="use a smaller model or dtype, or another device",
+            fix="use a smaller model or dtype, "
+            + ("a smaller --max-loras or --max-lora-rank, " if config.lora.on else "")
+            + "or another device",
         )
     facts = WorkerFacts(free, weights, activations, specs)
     kv = plan_kv(facts, config, max_length=info.max_length, causal=info.causal)
@@ -72,7 +75,7 @@ def estimate(
     full = [(n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True) if spec.window is None]
     return Estimate(
         memory, device.process_bytes, weights, activations, kv.nbytes, per_token, min(full, default=tokens), length,
-        config.parallel.tp,
+        config.parallel.tp, config.lora.max_adapters if config.lora.on else 0,
     )  # fmt: skip
 
 

@@ -103,6 +103,7 @@ def _memory(resolver: Resolver, info: ModelInfo, context: int) -> dict[str, Any]
     specs = info.kv_specs(plan.value("block_size", 16), plan.value("kv_dtype", dtype))
     weights = memory.weight_bytes(info, resolver.known.checkpoint, plan)
     activations = memory.activation_bytes(info, dtype, tokens, config.sched.rows)
+    activations += memory.adapter_bytes(info, config, dtype)
     kv, process = memory.bytes_for(specs, context, tokens), plan.device.process_bytes
     return {
         "context": context, "dtype": dtype, "weights": weights, "activations": activations, "kv": kv,

@@ -53,6 +53,7 @@ class _EngineCollector:
             "lmkit_engine_output_tokens": ("tokens generated", s.num_output_tokens),
             "lmkit_prefix_cache_queries": ("prompt tokens looked up in the prefix cache", s.num_cache_queries),
             "lmkit_prefix_cache_hits": ("prompt tokens found in the prefix cache", s.num_cached_tokens),
+            "lmkit_kernels_compiled": ("kernels that steps waited for", self.stats.num_compiled),
             "lmkit_draft_tokens": ("tokens guessed by a proposer or forced by a grammar, and verified", s.num_drafts),
             "lmkit_accepted_draft_tokens": ("of these, tokens that were drawn", s.num_accepted),
         }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lmkit.api import ConfigError, DeviceInfo, ModelInfo, NullCollectives, StepLimits
+from lmkit.api import Collectives, DeviceInfo, ModelInfo, NullCollectives, StepLimits
 
 from lmkit_gpu.budget import GIB, headroom
+from lmkit_gpu.caches import kernel_caches
 from lmkit_gpu.graphs import GpuGraphs
 from lmkit_gpu.ring import PinnedRing
 from lmkit_gpu.runtime import Runtime, TorchRuntime
@@ -26,7 +28,7 @@ class TwinBuffer:
     """Host memory with a twin on the device. What is pushed goes through one of several pinned copies, so that the host
     side may be written again at once: while one step runs, the next is built."""
 
-    __slots__ = ("_copies", "_turn", "device", "host")
+    __slots__ = ("_copies", "_num", "_parts", "_turn", "device", "host")
 
     def __init__(self, runtime: Runtime, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         import torch
@@ -34,17 +36,22 @@ class TwinBuffer:
         self.host, self.device = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype, device=device)
         self._copies = [(runtime.pinned(shape, dtype), runtime.event()) for _ in range(COPIES)]
         self._turn = 0
+        self._num = -1
+        self._parts: list[tuple[Tensor, ...]] = []  # views of so many rows, one tuple for each copy
 
     def push(self, n: int) -> Tensor:
         """Asynchronous; it waits only where as many pushes as there are copies are still on their way."""
-        staged, sent = self._copies[self._turn]
+        if n != self._num:
+            self._num = n
+            self._parts = [(self.host[:n], staged[:n], self.device[:n]) for staged, _ in self._copies]
+        (host, staged, device), sent = self._parts[self._turn], self._copies[self._turn][1]
         self._turn = (self._turn + 1) % COPIES
         if not sent.query():
             sent.synchronize()
-        staged[:n].copy_(self.host[:n])
-        self.device[:n].copy_(staged[:n], non_blocking=True)
+        staged.copy_(host)
+        device.copy_(staged, non_blocking=True)
         sent.record()
-        return self.device[:n]
+        return device
 
 
 class QueueEvent:
@@ -78,9 +85,14 @@ class GpuPlatform:
         return {}
 
     def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
-        """One host thread is enough: the work is on the device."""
-        threads = str(config.parallel.threads or 1)
-        return {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **self.env()}
+        """One host thread is enough: the work is on the device. What compiles kernels keeps them in one folder."""
+        return {
+            "OMP_NUM_THREADS": str(config.parallel.threads or 1),
+            "TOKENIZERS_PARALLELISM": "false",
+            "TRITON_DEFAULT_FP_FUSION": os.environ.get("TRITON_DEFAULT_FP_FUSION", "1"),  # not Triton 3.10's
+            **kernel_caches(os.environ),
+            **self.env(),
+        }
 
     def bind(self, rank: int, threads: int | None = None) -> torch.device:
         self._device = self.runtime.select(rank)
@@ -120,7 +132,9 @@ class GpuPlatform:
     def graphs(self, limits: StepLimits) -> GpuGraphs:
         return GpuGraphs(self.runtime, min(limits.max_rows, limits.max_tokens))
 
-    def collectives(self, rank: int, size: int, init_method: str = "") -> NullCollectives:
-        if size != 1:
-            raise ConfigError(f"the {self.name} platform runs one rank, not {size}", fix="--tp 1")
-        return NullCollectives()
+    def collectives(self, rank: int, size: int, init_method: str = "") -> Collectives:
+        if size == 1:
+            return NullCollectives()
+        from lmkit_gpu.ranks import DeviceRanks
+
+        return DeviceRanks(self.runtime.collectives, rank, size, init_method)

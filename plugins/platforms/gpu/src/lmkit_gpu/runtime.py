@@ -6,6 +6,8 @@ import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lmkit.api import ConfigError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -23,6 +25,7 @@ class Runtime(Protocol):
     """A kind of device as GpuPlatform uses it."""
 
     device_type: str  # of torch
+    collectives: str  # of torch.distributed, by which ranks with such devices talk
 
     def select(self, index: int) -> torch.device:
         """The device, with a queue of our own for the calling thread."""
@@ -51,6 +54,7 @@ class TorchRuntime:
     """torch's "cuda" devices: NVIDIA's, and AMD's where torch is built for ROCm."""
 
     device_type = "cuda"
+    collectives = "nccl"
 
     def __init__(self) -> None:
         self._pool: Any = None  # one for all graphs: they never run at the same time
@@ -59,6 +63,8 @@ class TorchRuntime:
         """The legacy default stream would wait for others and be waited for, so work goes to a stream of its own."""
         import torch
 
+        if index >= (found := torch.cuda.device_count()):
+            raise ConfigError(f"rank {index} has no device: there are {found}", fix=f"--tp {max(1, found)}")
         device = torch.device(self.device_type, index)
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream(device))
@@ -79,7 +85,8 @@ class TorchRuntime:
 
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # what other threads do, as those of NCCL that look for errors, does not end it
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = work()
         return graph.replay, result
 

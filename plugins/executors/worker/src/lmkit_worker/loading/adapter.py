@@ -27,7 +27,7 @@ from lmkit_worker.loading.safetensors import SafetensorsLoader
 
 if TYPE_CHECKING:
     import torch
-    from lmkit.api import EngineConfig, Loader, TensorEntry
+    from lmkit.api import Loader, TensorEntry
     from torch import Tensor
 
 MAX_ALPHA = 1e6
@@ -323,15 +323,6 @@ def _names(module: str, place: Place) -> tuple[str, ...]:
     if not place.experts:
         return (module, f"{module}.weight")
     return (f"{module}.{'gate_up_proj' if place.linear.endswith('.up') else 'down_proj'}", module)
-
-
-def reserved_bytes(info: ModelInfo, config: EngineConfig, itemsize: int) -> int:
-    """What the adapters that an engine lets in take on a device at most, but for those of experts, routers and latents,
-    and weights of their own."""
-    lora, sizes = config.lora, sum(place.in_features + place.high - place.low for place in places_of(info).values())
-    if not lora.on:
-        return 0
-    return (lora.max_adapters if lora.enabled else lora.modules.count("=")) * lora.max_rank * sizes * itemsize
 
 
 def _most_bytes(info: ModelInfo, max_rank: int) -> int:

@@ -184,9 +184,15 @@ def _attention(resolved: ResolvedPlan, info: ModelInfo) -> AttentionBackend | No
 
 
 def _operators(resolved: ResolvedPlan, op: str, dtype: str) -> Any:
-    """The first of the chosen sets of such operators that runs here."""
-    found = (make(c) for c in resolved.choices if c.kind == "op" and c.component == op)
-    return next((ops for ops in found if ops.can_run(dtype, resolved.device) is None), None)
+    """The first of the chosen sets of such operators that runs here; one that was named has to."""
+    for choice in (c for c in resolved.choices if c.kind == "op" and c.component == op):
+        ops = make(choice)
+        reason = ops.can_run(dtype, resolved.device)
+        if reason is None:
+            return ops
+        if choice.why == "explicit":
+            raise SelectionError(f"{op}: {choice.name} refuses: {reason}", fix="--op auto")
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------- places

@@ -321,11 +321,11 @@ def _gather(raw: RawLogprobs, tokens: np.ndarray, faults: Mapping[int, str]) -> 
 
 def _faults(largest: Tensor) -> dict[int, str]:
     """Row -> reason, where the largest logit of a row is not a number one can sample from."""
-    finite = torch.isfinite(largest)
-    if bool(finite.all()):
+    values = largest.to(torch.float32).numpy()
+    finite = np.isfinite(values)
+    if finite.all():
         return {}
-    values = largest.tolist()
     return {
-        i: "no token is allowed" if values[i] == -float("inf") else f"the model gave {values[i]} logits"
-        for i in torch.nonzero(~finite)[:, 0].tolist()
+        i: "no token is allowed" if values[i] == -np.inf else f"the model gave {values[i]} logits"
+        for i in np.flatnonzero(~finite).tolist()
     }
