@@ -6,7 +6,7 @@ A frame is a 4-byte big-endian length and that many bytes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,7 +18,9 @@ from lmkit.api import (
     PoolerInfo,
     ResolvedPlan,
     SchedStats,
+    Sleep,
     TokenEvent,
+    Wake,
     error_of,
     info_of,
 )
@@ -61,6 +63,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Gauges and counters of a running engine."""
 
     sched: SchedStats
+    life: LifeState = "running"
 
 
 class Start(msgspec.Struct, tag="start"):
@@ -86,18 +89,53 @@ class AskStats(msgspec.Struct, tag="stats"):
 
 
 class SetAdapter(msgspec.Struct, tag="adapter"):
-    """Load the adapter at `path` as `name`, or forget `name` (path None). Answered by AdapterSet."""
+    """Load the adapter at `path` as `name`, or forget `name` (path None)."""
 
-    number: int
     name: str
     path: str | None
+
+
+class Pause(msgspec.Struct, tag="pause"):
+    """Begin no step; or, with `finish`, none of requests that come from now on, until those that are there have ended.
+
+    It is over when the state is "paused", see Stats.
+    """
+
+    finish: bool = False
+
+
+class Resume(msgspec.Struct, tag="resume"):
+    pass
+
+
+class ForgetPrefixes(msgspec.Struct, tag="forget prefixes"):
+    """Empty the prefix cache."""
+
+
+class UpdateWeights(msgspec.Struct, tag="update weights"):
+    """Contract: StageWeights. What runs goes on with the new weights, from the tokens that it has."""
+
+    path: str
+    stamp: str
+    partial: bool = False
+
+
+Act = Pause | Resume | Sleep | Wake | ForgetPrefixes | UpdateWeights  # Sleep and UpdateWeights: of a paused engine
+LifeState = Literal["running", "finishing", "pausing", "paused", "asleep"]  # see lmkit.engine.life
+
+
+class Change(msgspec.Struct, tag="change"):
+    """Of a running engine, between two steps. Answered by Changed."""
+
+    number: int
+    what: SetAdapter | Act
 
 
 class Stop(msgspec.Struct, tag="stop"):
     """End now: running requests are dropped."""
 
 
-Command = Start | Submit | Abort | AskStats | SetAdapter | Stop
+Command = Start | Submit | Abort | AskStats | Change | Stop
 
 
 class Phase(msgspec.Struct, tag="phase"):
@@ -128,7 +166,7 @@ class Stats(msgspec.Struct, tag="stats"):
     stats: EngineStats
 
 
-class AdapterSet(msgspec.Struct, tag="adapter"):
+class Changed(msgspec.Struct, tag="changed"):
     number: int
     error: ErrorInfo | None = None
 
@@ -139,7 +177,7 @@ class Failed(msgspec.Struct, tag="failed"):
     error: ErrorInfo
 
 
-Report = Phase | Ready | Events | Larger | Stats | AdapterSet | Failed
+Report = Phase | Ready | Events | Larger | Stats | Changed | Failed
 
 
 def _plain(value: object) -> object:
@@ -197,8 +235,8 @@ class Splitter:
 
 
 __all__ = [
-    "Abort", "AdapterSet", "AskStats", "Command", "EngineFacts", "EngineStats", "Events", "Failed", "Larger", "Phase",
-    "Ready", "Report", "SetAdapter", "Splitter", "Start", "Stats", "Stop", "Submit",
-    "decode_command", "decode_report", "encode", "error_of",
+    "Abort", "Act", "AskStats", "Change", "Changed", "Command", "EngineFacts", "EngineStats", "Events", "Failed",
+    "ForgetPrefixes", "Larger", "LifeState", "Pause", "Phase", "Ready", "Report", "Resume", "SetAdapter", "Splitter",
+    "Start", "Stats", "Stop", "Submit", "UpdateWeights", "decode_command", "decode_report", "encode", "error_of",
     "info_of",
 ]  # fmt: skip

@@ -24,7 +24,6 @@ from lmkit.engine.observers import Observers
 from lmkit.engine.platform import platform_environment
 from lmkit.engine.shared import SharedCore
 from lmkit.engine.spawn import FACTORY, EngineProcess
-from lmkit.engine.supervisor import RESTARTS, Supervised
 from lmkit.front.ask import Adapters, Ask, Messages, Params, Prompt, chat_asks, one_text_ask, text_asks
 from lmkit.front.message import Change
 from lmkit.front.prepare import Turn, prepare_all
@@ -38,6 +37,7 @@ from lmkit_python.asks import one_ask
 from lmkit_python.beam import BeamSearchOutput, BeamSearchParams, beam_asks, beam_output
 from lmkit_python.outputs import RequestOutput, outputs_of
 from lmkit_python.pooled import PoolingCalls
+from lmkit_python.supervised import RESTARTS, Supervised
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
@@ -259,7 +259,7 @@ class AsyncLLM(PoolingCalls):
     ) -> AsyncLLM:
         """Returns when the engine is ready. The tokenizer loads here while the weights load there.
 
-        An engine that dies is replaced, see engine.supervisor.Supervised; `restarts` = 0: it is not.
+        An engine that dies is replaced, see Supervised; `restarts` = 0: it is not.
 
         `resolution`: what `lmkit.plugins.resolve` said, when the caller has asked it already, with `host`; `process`:
         the first engine's, when the caller has started it already and told it to build just that.
