@@ -124,10 +124,11 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def stamp_of(path: Path) -> str:
-    """Names what the safetensors of a file or folder hold, without reading it. Raises CheckpointError."""
+def stamp_of(path: Path, files: Sequence[Path] = ()) -> str:
+    """Names what `files`, or the safetensors of a file or folder, hold, without reading it. Raises CheckpointError."""
     try:
-        found = [(f.name, f.stat()) for f in (weight_files(path) if path.is_dir() else [path])]
+        files = files or (weight_files(path) if path.is_dir() else [path])
+        found = [(f.name, f.stat()) for f in files]
     except OSError as e:
         raise CheckpointError(f"{path} cannot be read: {e.strerror}") from e
     return " ".join(f"{name}:{s.st_size}:{s.st_mtime_ns}:{s.st_ino}" for name, s in found)

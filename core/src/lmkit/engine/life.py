@@ -127,8 +127,8 @@ class Life:
             self._core.failure = Failure(0, f"{name} failed: {type(e).__name__}")
             raise EngineDead(self._core.failure.message, fix="the engine's log has the cause") from e
         refused = [(rank, reply.message) for rank, reply in enumerate(replies) if not reply.ok]
-        if len(refused) == len(replies):
+        if len(refused) == len(replies) and not isinstance(control, UseWeights):
             raise ConfigError(refused[0][1])
         if refused:
             self._core.failure = Failure(*refused[0])
-            raise EngineDead(f"{name} was refused by some workers only: {refused[0][1]}")
+            raise EngineDead(f"{name} was not done by all workers: {refused[0][1]}")

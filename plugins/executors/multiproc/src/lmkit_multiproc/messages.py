@@ -20,12 +20,16 @@ from lmkit.api import (
     ResetCache,
     ResolvedPlan,
     SchedLimits,
+    Sleep,
+    StageWeights,
     StepPlan,
     StepResult,
+    UseWeights,
+    Wake,
     WorkerFacts,
 )
 
-Known = LoadAdapter | DropAdapter | ForgetRows | ResetCache
+Known = LoadAdapter | DropAdapter | ForgetRows | ResetCache | Sleep | Wake | StageWeights | UseWeights
 
 
 class Load(msgspec.Struct, tag="load"):
