@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmkit.api import (
     CheckpointError,
@@ -26,7 +26,22 @@ from lmkit.api import (
 from lmkit.engine.messages import Act, ForgetPrefixes, LifeState, Pause, Resume, UpdateWeights
 
 if TYPE_CHECKING:
-    from lmkit.engine.core import EngineCore
+    from collections import deque
+
+    from lmkit.api import Executor, SchedStats, Scheduler
+    from lmkit.engine.intake import Intake
+
+
+class Steps(Protocol):
+    """What it needs of engine.core.EngineCore."""
+
+    scheduler: Scheduler
+    executor: Executor
+    intake: Intake
+    pending: deque[Any]  # steps in flight
+    failure: Failure | None
+
+    def stats(self) -> SchedStats: ...
 
 
 class PauseGate:
@@ -45,7 +60,7 @@ class PauseGate:
 class Life:
     """The state of one engine."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: Steps) -> None:
         self._core = core
         self.state: LifeState = "running"
         self.gate = PauseGate()  # of the pause of the moment, or of the next one

@@ -25,9 +25,9 @@ from lmkit.engine.life import Life
 from lmkit.engine.messages import (
     Abort,
     AskStats,
-    Change,
-    Changed,
     Command,
+    Do,
+    Done,
     EngineFacts,
     EngineStats,
     Events,
@@ -143,22 +143,22 @@ class EngineLoop:
                 self._core.abort(ids)
             case AskStats(number):
                 self._emit(Stats(number, self.stats()))
-            case Change(number, SetAdapter(name, path)):
+            case Do(number, SetAdapter(name, path)):
                 self._set_adapter(number, name, path)
-            case Change(number, act):
-                self._emit(Changed(number, self._try(lambda: self._core.life.apply(act), "a change")))
+            case Do(number, act) if not isinstance(act, SetAdapter):
+                self._emit(Done(number, self._try(lambda: self._core.life.apply(act), "a change")))
             case Prepared(number, name, error) if error is not None:
-                self._emit(Changed(number, error))
+                self._emit(Done(number, error))
             case Prepared(number, name, _, found):
                 assert found is not None
-                self._emit(Changed(number, self._try(lambda: self._core.adapters.publish(name, *found))))
+                self._emit(Done(number, self._try(lambda: self._core.adapters.publish(name, *found))))
             case Stop():
                 self._running = False
 
     def _set_adapter(self, number: int, name: str, path: str | None) -> None:
         """Files are read in a thread of their own: the steps go on."""
         if path is None:
-            self._emit(Changed(number, self._try(lambda: self._core.adapters.unload(name))))
+            self._emit(Done(number, self._try(lambda: self._core.adapters.unload(name))))
             return
         if self._reader is None:
             self._reader = SimpleQueue()

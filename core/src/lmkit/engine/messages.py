@@ -124,8 +124,8 @@ Act = Pause | Resume | Sleep | Wake | ForgetPrefixes | UpdateWeights  # Sleep an
 LifeState = Literal["running", "finishing", "pausing", "paused", "asleep"]  # see lmkit.engine.life
 
 
-class Change(msgspec.Struct, tag="change"):
-    """Of a running engine, between two steps. Answered by Changed."""
+class Do(msgspec.Struct, tag="do"):
+    """Something to be done between two steps. Answered by Done."""
 
     number: int
     what: SetAdapter | Act
@@ -135,7 +135,7 @@ class Stop(msgspec.Struct, tag="stop"):
     """End now: running requests are dropped."""
 
 
-Command = Start | Submit | Abort | AskStats | Change | Stop
+Command = Start | Submit | Abort | AskStats | Do | Stop
 
 
 class Phase(msgspec.Struct, tag="phase"):
@@ -166,7 +166,7 @@ class Stats(msgspec.Struct, tag="stats"):
     stats: EngineStats
 
 
-class Changed(msgspec.Struct, tag="changed"):
+class Done(msgspec.Struct, tag="done"):
     number: int
     error: ErrorInfo | None = None
 
@@ -177,7 +177,7 @@ class Failed(msgspec.Struct, tag="failed"):
     error: ErrorInfo
 
 
-Report = Phase | Ready | Events | Larger | Stats | Changed | Failed
+Report = Phase | Ready | Events | Larger | Stats | Done | Failed
 
 
 def _plain(value: object) -> object:
@@ -235,7 +235,7 @@ class Splitter:
 
 
 __all__ = [
-    "Abort", "Act", "AskStats", "Change", "Changed", "Command", "EngineFacts", "EngineStats", "Events", "Failed",
+    "Abort", "Act", "AskStats", "Do", "Done", "Command", "EngineFacts", "EngineStats", "Events", "Failed",
     "ForgetPrefixes", "Larger", "LifeState", "Pause", "Phase", "Ready", "Report", "Resume", "SetAdapter", "Splitter",
     "Start", "Stats", "Stop", "Submit", "UpdateWeights", "decode_command", "decode_report", "encode", "error_of",
     "info_of",

@@ -16,9 +16,9 @@ from lmkit.engine.messages import (
     Abort,
     Act,
     AskStats,
-    Change,
-    Changed,
     Command,
+    Do,
+    Done,
     EngineFacts,
     EngineStats,
     Events,
@@ -241,7 +241,7 @@ class BaseClient(ABC):
         self._asked[self._numbers] = answer
         self._num_changes += 1
         answer.add_done_callback(self._answered)
-        self._send(Change(self._numbers, what))
+        self._send(Do(self._numbers, what))
         await asyncio.shield(answer)  # a client that leaves does not end it: the engine is at it
 
     def _answered(self, answer: asyncio.Future[Any]) -> None:
@@ -265,7 +265,7 @@ class BaseClient(ABC):
             case Stats(number, stats):
                 if (answer := self._asked.pop(number, None)) is not None and not answer.done():
                     answer.set_result(stats)
-            case Changed(number, error):
+            case Done(number, error):
                 if (answer := self._asked.pop(number, None)) is not None and not answer.done():
                     if error is None:
                         answer.set_result(None)

@@ -24,8 +24,8 @@ from lmkit.api import (
 from lmkit.config import EngineConfig
 from lmkit.engine.messages import (
     AskStats,
-    Changed,
     Command,
+    Done,
     Events,
     Larger,
     Report,
@@ -138,7 +138,7 @@ class ProcessClient(BaseClient):
         match report:
             case Larger():
                 self._unknown = True
-            case Changed():
+            case Done():
                 self._asked_at = None  # what it took says nothing of steps
             case Events() | Stats(0) if self._asked_at is not None:
                 self._longest = max(self._longest, now - self._asked_at)

@@ -448,9 +448,8 @@ def fill_model(
         loader, entries = wrapped, wrapped.tensors(checkpoint)
     fills = plan_fills(entries, rules, where, partial=base is not None)
     warnings: list[str] = []
-    packed: frozenset[nn.Module] = frozenset()
-    if base is not None:
-        packed = frozenset(keep(base, model, {fill.place.module for fill in fills}))
+    touched = {fill.place.module for fill in fills}
+    packed = frozenset[nn.Module]() if base is None else keep(base, model, touched)
     if cache is not None:
         try:
             packed = cache.restore(model)

@@ -48,7 +48,7 @@ def untie_as(base: nn.Module, model: nn.Module) -> None:
             module.untie()
 
 
-def keep(base: nn.Module, model: nn.Module, touched: Iterable[nn.Module]) -> set[nn.Module]:
+def keep(base: nn.Module, model: nn.Module, touched: Iterable[nn.Module]) -> frozenset[nn.Module]:
     """Modules of `model` of which nothing is loaded share what those of `base` have. Returns them.
 
     A linear that is tied to a touched module is packed anew.
@@ -70,4 +70,4 @@ def keep(base: nn.Module, model: nn.Module, touched: Iterable[nn.Module]) -> set
             for name in module._parameters.keys() - dict(old.named_parameters(recurse=False)).keys():
                 setattr(module, name, None)
         kept.add(module)
-    return kept
+    return frozenset(kept)
