@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 from lmkit import LLM, AsyncLLM, SamplingParams
 from lmkit.api import CheckpointError, ConfigError, EngineBusy, InvalidParam
 from lmkit.config import from_options
 from lmkit_python.stepping import LLMEngine
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 VOCAB = 259  # bytes and three special tokens
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -122,6 +124,34 @@ def test_a_paused_llm_says_so(two: tuple[Path, Path]) -> None:
         with pytest.raises(InvalidParam, match="mode"):
             llm.pause("never")
         assert not llm.is_paused
+
+
+def test_adapters_stay(two: tuple[Path, Path], tmp_path: Path) -> None:
+    """They are added to the new weights as to the old ones, also when one is dropped meanwhile."""
+    numbers = torch.Generator().manual_seed(3)
+    name, sizes = "base_model.model.model.layers.{}.mlp.down_proj.lora_{}.weight", {"A": (4, 80), "B": (48, 4)}
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["down_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    tensors = {name.format(i, s): torch.randn(size, generator=numbers) for i in (0, 1) for s, size in sizes.items()}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    options = {"max_rows": 4, "kv_memory": "4MiB", "enable_lora": True}
+
+    def adapted(llm: LLM) -> list[list[int]]:
+        return [output.token_ids for output in llm.generate(PROMPTS, GREEDY, adapter="x")]
+
+    with LLM(str(two[1]), **options) as other:
+        other.load_adapter("x", str(tmp_path))
+        expected = adapted(other)
+        assert expected != say(other)
+    with LLM(str(two[0]), **options) as llm:
+        for adapter in "xy":
+            llm.load_adapter(adapter, str(tmp_path))
+        llm.update_weights(two[1])
+        assert adapted(llm) == expected
+        llm.sleep(2)
+        llm.unload_adapter("y")
+        llm.wake_up()
+        assert adapted(llm) == expected
 
 
 async def test_the_same_in_a_process_of_its_own(two: tuple[Path, Path]) -> None:
