@@ -124,6 +124,16 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
+def stamp_of(path: Path, files: Sequence[Path] = ()) -> str:
+    """Names what `files`, or the safetensors of a file or folder, hold, without reading it. Raises CheckpointError."""
+    try:
+        files = files or (weight_files(path) if path.is_dir() else [path])
+        found = [(f.name, f.stat()) for f in files]
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror}") from e
+    return " ".join(f"{name}:{s.st_size}:{s.st_mtime_ns}:{s.st_ino}" for name, s in found)
+
+
 def download(
     ref: str, options: CheckpointOptions, patterns: Sequence[str] = PATTERNS, ignore: Sequence[str] = UNNEEDED
 ) -> Path:

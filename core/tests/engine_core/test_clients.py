@@ -16,7 +16,7 @@ from lmkit.api import CheckpointError, EngineDead, EngineRequest, PluginError, S
 from lmkit.config import EngineConfig
 from lmkit.engine.client import BaseClient, ProcessClient
 from lmkit.engine.messages import Splitter, Submit, decode_command, encode
-from lmkit.engine.supervisor import Supervised
+from lmkit_python.supervised import Supervised
 from lmkit_testing.engines import HASH_FACTORY, hash_config, hash_engine, no_checkpoint, no_plan
 from lmkit_testing.hash_model import HashModel, expected_tokens
 from lmkit_testing.inproc import InprocClient

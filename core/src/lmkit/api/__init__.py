@@ -56,9 +56,13 @@ from lmkit.contracts.execution import (
     Progress,
     Reply,
     ResetCache,
+    Sleep,
+    StageWeights,
     StateBatch,
     StepInputs,
     StepLimits,
+    UseWeights,
+    Wake,
     WorkAhead,
     WorkerFacts,
 )

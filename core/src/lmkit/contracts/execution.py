@@ -267,6 +267,34 @@ class WorkAhead(Control):
     while no request comes."""
 
 
+class Sleep(Control):
+    """Give up the cache, and the weights to the host's memory (level 1) or altogether (2). Wake comes before a step."""
+
+    level: int
+
+
+class Wake(Control):
+    """As before Sleep, with the same weights and an empty cache. Where it is refused, the worker sleeps on."""
+
+
+class StageWeights(Control):
+    """Make weights ready beside those in force: a file or folder of safetensors, in the checkpoint's own names.
+
+    With `partial` some are enough, if all that one linear is made of come together. Refused unless all of them fit, and
+    `stamp` is that of the files (lmkit.checkpoint.stamp_of) before and after they were read.
+    """
+
+    path: str
+    stamp: str
+    partial: bool = False
+
+
+class UseWeights(Control):
+    """Compute with what was staged from now on, with an empty cache; or, without `commit`, forget what was staged."""
+
+    commit: bool = True
+
+
 class Reply(msgspec.Struct):
     ok: bool
     message: str = ""

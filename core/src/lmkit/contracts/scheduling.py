@@ -43,6 +43,7 @@ class Admitted:
     adapter: str | None = None
     pooling: PoolingParams | None = None  # then the prompt is all there is
     every_position: bool = False  # its vectors need all hidden states: no prefix is taken from the cache
+    salt: str | None = None  # of the prefix cache
     root_hash: bytes = b""  # parent of the first block's hash
     media: tuple[MediaItem, ...] = ()
     gates: list[Gate] = field(default_factory=list)

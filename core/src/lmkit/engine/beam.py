@@ -155,6 +155,8 @@ class BeamCore(EngineCore):
         """A beam knows the digests of its prompt's blocks: they are not made again for each token."""
         admitted = super()._admit(request)
         if (search := self._owners.get(request.id)) is not None:
+            if search.first is not None and self.life.gate in admitted.gates:
+                admitted.gates.remove(self.life.gate)  # it goes on with what had begun
             search.first = first = search.first or admitted
             if admitted.root_hash == first.root_hash:  # its adapter may have been loaded anew
                 admitted.block_hashes = first.block_hashes[:]

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Protocol
 
 from lmkit.api import EngineRequest, ErrorInfo, TokenEvent
-from lmkit.engine.messages import EngineFacts, EngineStats
+from lmkit.engine.messages import Act, EngineFacts, EngineStats, SetAdapter
 from lmkit.engine.streams import BaseClient, EventStream, State
 from lmkit.engine.supervisor import ProcessClient
 
@@ -51,9 +51,14 @@ class EngineClient(Protocol):
         """Ends streams with finish="abort" and frees their blocks. Idempotent; unknown ids are ignored."""
         ...
 
+    def abort_all(self) -> None: ...
     async def stats(self) -> EngineStats: ...
     async def set_adapter(self, name: str, path: str | None) -> None:
         """Loads the adapter at `path` as `name`, or forgets `name`. Raises what prevents it."""
+        ...
+
+    async def change(self, what: SetAdapter | Act) -> None:
+        """What is done between two steps: see messages. Raises what prevents it."""
         ...
 
     def drain(self) -> None:

@@ -29,6 +29,7 @@ from lmkit.api import (
 )
 from lmkit.engine.adapters import Adapters, NoAdapters
 from lmkit.engine.intake import Intake
+from lmkit.engine.life import Life
 from lmkit.scheduling.request import Request
 
 log = logging.getLogger("lmkit.engine")
@@ -75,7 +76,8 @@ class EngineCore:
         self.adapters = adapters or NoAdapters()
         self.failure: Failure | None = None
         self.blocked = False  # the last step had nothing to run: all requests wait for gates
-        self._pending: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        self.pending: deque[tuple[StepPlan, Future[StepResult]]] = deque()  # steps in flight
+        self.life = Life(self)
         self.on_larger: Callable[[], None] = lambda: None  # told before a step that is larger than any before
         self._largest = 0  # tokens of a step
         self._since_check = 0
@@ -86,17 +88,25 @@ class EngineCore:
     def add(self, request: EngineRequest) -> None:
         """Raises RequestError when the request is wrong, EngineBusy when too many wait."""
         if request.adapter is None:
-            self.scheduler.add(self._admit(request))
+            self._add(request)
             return
         try:
-            held = msgspec.structs.replace(request, adapter=self.adapters.hold(request.id, request.adapter))
-            self.scheduler.add(self._admit(held))
+            self._add(msgspec.structs.replace(request, adapter=self.adapters.hold(request.id, request.adapter)))
         except Exception:
             self.adapters.release([request.id])
             raise
 
+    def _add(self, request: EngineRequest) -> None:
+        admitted = self._admit(request)
+        self.scheduler.add(admitted)
+        if self.life.gate in admitted.gates:
+            self.life.late.add(request.id)
+
     def _admit(self, request: EngineRequest) -> Request:
-        return self.intake.admit(request)
+        admitted = self.intake.admit(request)
+        if self.life.state == "finishing":
+            admitted.gates.append(self.life.gate)
+        return admitted
 
     def abort(self, ids: Iterable[str]) -> None:
         """Idempotent; no event follows."""
@@ -105,11 +115,15 @@ class EngineCore:
         self._release(ids)
 
     def has_work(self) -> bool:
-        return bool(self._pending) or self.scheduler.has_work()
+        if self.failure is not None or self.pending or not self.life.settled:
+            return True
+        return not self.life.holds and self.scheduler.has_work()
 
     def work_ahead(self) -> bool:
         """Nothing runs: has the workers do a piece of what later steps would have to do. False: there is none left, or
         no request has been answered yet."""
+        if self.life.holds:
+            return False
         self._ahead = self._ahead and all(reply.ok for reply in self.executor.control(WorkAhead()))
         return self._ahead
 
@@ -125,11 +139,13 @@ class EngineCore:
     def _release(self, ids: list[str]) -> None:
         self.adapters.release(ids)
         self.grammars.release(ids)
+        self.life.late.difference_update(ids)
 
     def _step(self) -> list[TokenEvent]:
         if self.failure is not None:
             raise EngineDead(f"rank {self.failure.rank}: {self.failure.message}")
-        plan = self.scheduler.schedule()
+        self.life.look()
+        plan = StepPlan(0) if self.life.holds else self.scheduler.schedule()
         self.blocked = False
         events: list[TokenEvent] = []
         try:
@@ -137,17 +153,17 @@ class EngineCore:
                 self._announce(plan)
                 with _faults_of_executor(plan):
                     self.executor.forward(plan)
-                while self._pending and self.grammars.concerns(plan):  # masks follow from tokens still in flight
+                while self.pending and self.grammars.concerns(plan):  # masks follow from tokens still in flight
                     events += self._take()
                 masks = self.grammars.fill(plan)  # overlaps the forward pass
                 events += self._end_broken()
                 with _faults_of_executor(plan):
-                    self._pending.append((plan, self.executor.sample(plan.step, masks)))
-                if len(self._pending) < self.executor.depth and self.scheduler.has_work():
+                    self.pending.append((plan, self.executor.sample(plan.step, masks)))
+                if len(self.pending) < self.executor.depth and self.scheduler.has_work():
                     return events  # keep the pipe full
-            elif not self._pending:
+            elif not self.pending:
                 self.blocked = True
-                return self.scheduler.update(plan, StepResult(plan.step, []))
+                return [] if self.life.holds else self.scheduler.update(plan, StepResult(plan.step, []))
             events += self._take()
         except _StepFailed as e:
             return events + self._step_failed(e.plan, e.error)
@@ -163,7 +179,7 @@ class EngineCore:
 
     def _take(self) -> list[TokenEvent]:
         """The events of the oldest step in flight."""
-        plan, future = self._pending.popleft()
+        plan, future = self.pending.popleft()
         with _faults_of_executor(plan):
             result = future.result()
         self.num_compiled += len(result.compiled)
@@ -183,7 +199,7 @@ class EngineCore:
 
         Raises EngineDead when they cannot.
         """
-        self._pending.clear()
+        self.pending.clear()
         if self.failure is not None:
             raise EngineDead(f"rank {self.failure.rank}: {self.failure.message}") from error
         rows = ", ".join(row.id for row in plan.rows[:4]) + (", ..." if len(plan.rows) > 4 else "")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lmkit.api import (
+    Admitted,
     CompiledGrammar,
     EngineRequest,
     ErrorInfo,
@@ -111,13 +112,18 @@ class Intake:
             adapter=request.adapter,
             pooling=request.pooling,
             every_position=request.pooling is not None and not self._last_only(request.pooling),
-            root_hash=root_hash(self.fingerprint, self.kv_dtype, request.adapter, request.cache_salt),
+            salt=request.cache_salt,
             media=tuple(request.media),
             gates=[gate for gate in gates if gate is not None],
         )
+        admitted.root_hash = self.root(admitted)
         if params.grammar is not None or (params.thinking is not None and params.thinking.budget is not None):
             admitted.gates.append(self.grammars.gate(admitted))
         return admitted
+
+    def root(self, r: Admitted) -> bytes:
+        """What names of its KV content begin with."""
+        return root_hash(self.fingerprint, self.kv_dtype, r.adapter, r.salt)
 
     def _last_only(self, pooling: PoolingParams) -> bool:
         """Whether the last hidden state is enough, so that the others may come from the prefix cache."""

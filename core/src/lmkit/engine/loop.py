@@ -21,11 +21,13 @@ from lmkit.api import (
     TokenEvent,
 )
 from lmkit.engine.adapters import Adapters
+from lmkit.engine.life import Life
 from lmkit.engine.messages import (
     Abort,
-    AdapterSet,
     AskStats,
     Command,
+    Do,
+    Done,
     EngineFacts,
     EngineStats,
     Events,
@@ -67,6 +69,8 @@ class Core(Protocol):
 
     @property
     def adapters(self) -> Adapters: ...
+    @property
+    def life(self) -> Life: ...
 
 
 @dataclass(slots=True)
@@ -147,21 +151,22 @@ class EngineLoop:
                 self._core.abort(ids)
             case AskStats(number):
                 self._emit(Stats(number, self.stats()))
-            case SetAdapter():
-                self._set_adapter(command)
+            case Do(number, SetAdapter(name, path)):
+                self._set_adapter(number, name, path)
+            case Do(number, act) if not isinstance(act, SetAdapter):
+                self._emit(Done(number, self._try(lambda: self._core.life.apply(act), "a change")))
             case Prepared(number, name, error) if error is not None:
-                self._emit(AdapterSet(number, error))
+                self._emit(Done(number, error))
             case Prepared(number, name, _, found):
                 assert found is not None
-                self._emit(AdapterSet(number, self._try(lambda: self._core.adapters.publish(name, *found))))
+                self._emit(Done(number, self._try(lambda: self._core.adapters.publish(name, *found))))
             case Stop():
                 self._running = False
 
-    def _set_adapter(self, command: SetAdapter) -> None:
+    def _set_adapter(self, number: int, name: str, path: str | None) -> None:
         """Files are read in a thread of their own: the steps go on."""
-        number, name, path = command.number, command.name, command.path
         if path is None:
-            self._emit(AdapterSet(number, self._try(lambda: self._core.adapters.unload(name))))
+            self._emit(Done(number, self._try(lambda: self._core.adapters.unload(name))))
             return
         if self._reader is None:
             self._reader = SimpleQueue()
@@ -175,18 +180,18 @@ class EngineLoop:
             error = self._try(lambda: found.append(self._core.adapters.prepare(name, path)))  # noqa: B023 (called here)
             self._inbox.put(Prepared(number, name, error, found[0] if found else None))
 
-    def _try(self, change: Callable[[], object]) -> ErrorInfo | None:
-        """What a client hears of a change of the adapters: an adapter that is wrong is an error of the request."""
+    def _try(self, change: Callable[[], object], what: str = "an adapter") -> ErrorInfo | None:
+        """What a client hears of a change: an adapter, or weights, that are wrong are an error of the request."""
         try:
             change()
         except CheckpointError as error:
             return RequestError(error.message, fix=error.fix).info()
         except Exception as error:
-            return _told(error, "an adapter")
+            return _told(error, what)
         return None
 
     def stats(self) -> EngineStats:
-        return EngineStats(self._core.stats(), self._core.num_compiled)
+        return EngineStats(self._core.stats(), self._core.num_compiled, self._core.life.state)
 
 
 def _portions(events: list[TokenEvent]) -> Iterator[list[TokenEvent]]:

@@ -6,7 +6,7 @@ A frame is a 4-byte big-endian length and that many bytes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,7 +18,9 @@ from lmkit.api import (
     PoolerInfo,
     ResolvedPlan,
     SchedStats,
+    Sleep,
     TokenEvent,
+    Wake,
     error_of,
     info_of,
 )
@@ -62,6 +64,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
     sched: SchedStats
     num_compiled: int = 0  # kernels that were compiled in a step, not before the engine was ready
+    life: LifeState = "running"
 
 
 class Start(msgspec.Struct, tag="start"):
@@ -87,18 +90,53 @@ class AskStats(msgspec.Struct, tag="stats"):
 
 
 class SetAdapter(msgspec.Struct, tag="adapter"):
-    """Load the adapter at `path` as `name`, or forget `name` (path None). Answered by AdapterSet."""
+    """Load the adapter at `path` as `name`, or forget `name` (path None)."""
 
-    number: int
     name: str
     path: str | None
+
+
+class Pause(msgspec.Struct, tag="pause"):
+    """Begin no step; or, with `finish`, none of requests that come from now on, until those that are there have ended.
+
+    It is over when the state is "paused", see Stats.
+    """
+
+    finish: bool = False
+
+
+class Resume(msgspec.Struct, tag="resume"):
+    pass
+
+
+class ForgetPrefixes(msgspec.Struct, tag="forget prefixes"):
+    """Empty the prefix cache."""
+
+
+class UpdateWeights(msgspec.Struct, tag="update weights"):
+    """Contract: StageWeights. What runs goes on with the new weights, from the tokens that it has."""
+
+    path: str
+    stamp: str
+    partial: bool = False
+
+
+Act = Pause | Resume | Sleep | Wake | ForgetPrefixes | UpdateWeights  # Sleep and UpdateWeights: of a paused engine
+LifeState = Literal["running", "finishing", "pausing", "paused", "asleep"]  # see lmkit.engine.life
+
+
+class Do(msgspec.Struct, tag="do"):
+    """Something to be done between two steps. Answered by Done."""
+
+    number: int
+    what: SetAdapter | Act
 
 
 class Stop(msgspec.Struct, tag="stop"):
     """End now: running requests are dropped."""
 
 
-Command = Start | Submit | Abort | AskStats | SetAdapter | Stop
+Command = Start | Submit | Abort | AskStats | Do | Stop
 
 
 class Phase(msgspec.Struct, tag="phase"):
@@ -129,7 +167,7 @@ class Stats(msgspec.Struct, tag="stats"):
     stats: EngineStats
 
 
-class AdapterSet(msgspec.Struct, tag="adapter"):
+class Done(msgspec.Struct, tag="done"):
     number: int
     error: ErrorInfo | None = None
 
@@ -140,7 +178,7 @@ class Failed(msgspec.Struct, tag="failed"):
     error: ErrorInfo
 
 
-Report = Phase | Ready | Events | Larger | Stats | AdapterSet | Failed
+Report = Phase | Ready | Events | Larger | Stats | Done | Failed
 
 
 def _plain(value: object) -> object:
@@ -198,8 +236,8 @@ class Splitter:
 
 
 __all__ = [
-    "Abort", "AdapterSet", "AskStats", "Command", "EngineFacts", "EngineStats", "Events", "Failed", "Larger", "Phase",
-    "Ready", "Report", "SetAdapter", "Splitter", "Start", "Stats", "Stop", "Submit",
-    "decode_command", "decode_report", "encode", "error_of",
+    "Abort", "Act", "AskStats", "Do", "Done", "Command", "EngineFacts", "EngineStats", "Events", "Failed",
+    "ForgetPrefixes", "Larger", "LifeState", "Pause", "Phase", "Ready", "Report", "Resume", "SetAdapter", "Splitter",
+    "Start", "Stats", "Stop", "Submit", "UpdateWeights", "decode_command", "decode_report", "encode", "error_of",
     "info_of",
 ]  # fmt: skip

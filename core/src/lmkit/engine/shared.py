@@ -104,6 +104,18 @@ class SharedCore:
         else:
             self._waiting = deque(pair for pair in self._waiting if pair[0].id != id)
 
+    def abort_all(self) -> None:
+        """Every request ends, with finish="abort"."""
+        with self.alone():
+            self._do_posted()
+            ended = {**self._callers, **{request.id: caller for request, caller in self._waiting}}
+            self._core.abort(list(self._callers))
+            self._waiting.clear()
+            self._callers.clear()
+            with self._changed:
+                for id, caller in ended.items():
+                    caller.deliver(id, TokenEvent(id, finish="abort"))
+
     def run_until(self, done: Callable[[], bool]) -> None:
         """Steps the engine, or waits while another thread does, until `done`. Raises EngineDead once it is closed."""
         while True:

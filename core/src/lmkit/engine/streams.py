@@ -14,9 +14,11 @@ from lmkit.api import EngineBusy, EngineDead, EngineRequest, ErrorInfo, Progress
 from lmkit.engine.adapters import check_adapter
 from lmkit.engine.messages import (
     Abort,
-    AdapterSet,
+    Act,
     AskStats,
     Command,
+    Do,
+    Done,
     EngineFacts,
     EngineStats,
     Events,
@@ -31,7 +33,7 @@ from lmkit.engine.messages import (
 )
 from lmkit.engine.observers import Observers, Watch
 
-MAX_CHANGES = 16  # of adapters that wait for the engine
+MAX_CHANGES = 16  # that wait for the engine
 
 State = Literal["starting", "ready", "draining", "dead"]
 
@@ -142,7 +144,7 @@ class BaseClient(ABC):
         self._streams: dict[str, EventStream] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = 0
-        self._num_changes = 0  # of adapters, not yet answered
+        self._num_changes = 0  # not yet answered
         self._was_ready = False
         self._over = False  # the streams were ended
         self._started: asyncio.Future[None] | None = None
@@ -205,6 +207,9 @@ class BaseClient(ABC):
         """Whether the engine answers in the time that it usually takes."""
         return True
 
+    def abort_all(self) -> None:
+        self.abort(list(self._streams))
+
     @property
     def num_streams(self) -> int:
         """Requests that have not finished."""
@@ -223,19 +228,23 @@ class BaseClient(ABC):
     async def set_adapter(self, name: str, path: str | None) -> None:
         """Loads the adapter at `path` as `name`, or forgets `name`. Raises what prevents it."""
         check_adapter(name, path)
+        await self.change(SetAdapter(name, path))
+
+    async def change(self, what: SetAdapter | Act) -> None:
+        """Raises what prevents it."""
         if self.state not in ("ready", "draining"):
             raise error_of(self.failure) if self.failure else EngineDead("the engine is not running")
         if self._num_changes >= MAX_CHANGES:
-            raise EngineBusy(f"{MAX_CHANGES} adapters are being loaded or unloaded", fix="try again in a few seconds")
+            raise EngineBusy(f"{MAX_CHANGES} changes wait for the engine", fix="try again in a few seconds")
         self._numbers += 1
         answer = asyncio.get_running_loop().create_future()
         self._asked[self._numbers] = answer
         self._num_changes += 1
-        answer.add_done_callback(self._changed)
-        self._send(SetAdapter(self._numbers, name, path))
+        answer.add_done_callback(self._answered)
+        self._send(Do(self._numbers, what))
         await asyncio.shield(answer)  # a client that leaves does not end it: the engine is at it
 
-    def _changed(self, answer: asyncio.Future[Any]) -> None:
+    def _answered(self, answer: asyncio.Future[Any]) -> None:
         self._num_changes -= 1
         if not answer.cancelled():
             answer.exception()  # it need not be awaited by anybody
@@ -256,14 +265,14 @@ class BaseClient(ABC):
             case Stats(number, stats):
                 if (answer := self._asked.pop(number, None)) is not None and not answer.done():
                     answer.set_result(stats)
-            case AdapterSet(number, error):
+            case Done(number, error):
                 if (answer := self._asked.pop(number, None)) is not None and not answer.done():
                     if error is None:
                         answer.set_result(None)
                     else:
                         answer.set_exception(error_of(error))
             case Phase(phase, done, total, unit):
-                if self._progress is not None:
+                if self._progress is not None and not self._was_ready:
                     self._progress(phase, done, total, unit)
             case Ready(facts):
                 self.facts, self.state, self._was_ready = facts, "ready", True

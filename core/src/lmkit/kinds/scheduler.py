@@ -22,7 +22,7 @@ from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from lmkit.contracts.errors import ErrorInfo
     from lmkit.contracts.scheduling import Admitted
@@ -102,6 +102,13 @@ class Scheduler(Protocol):
 
         Nothing that this step or a later one wrote may be found any more. Workers have forgotten all rows. Optional:
         without it `fail_running` is called.
+        """
+        ...
+
+    def forget_cache(self, root: Callable[[Admitted], bytes] | None = None) -> None:
+        """Nothing computed so far may be found any more. With `root` it is lost: what runs is computed again, named by
+        the `root_hash` that it gives each request; workers have forgotten all rows. Optional: without it no weights
+        are replaced, and the engine does not sleep.
         """
         ...
 

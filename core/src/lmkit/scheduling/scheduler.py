@@ -460,8 +460,7 @@ class Scheduler:
 
         Its request may be gone or may have dropped the block, so its table does not tell what to forget.
         """
-        for group in self.groups:
-            group.pool.forget_all()
+        self.forget_cache()
         for r in self.running:
             r.num_published = NEVER
 
@@ -480,11 +479,25 @@ class Scheduler:
             r.finish = "error"
             self._remove(r)
             events.append(TokenEvent(r.id, finish="error", error=error))
-        for group in self.groups:
-            group.pool.forget_all()
+        self.forget_cache()
         self._gone = []
         self._alone.clear()
         return events
+
+    def forget_cache(self, root: Callable[[Request], bytes] | None = None) -> None:
+        """Nothing computed so far is found any more. With `root`, which gives what names of a request's blocks begin
+        with from now on, it is lost, too: what ran is computed again. Workers must have forgotten all rows then.
+        """
+        for group in self.groups:
+            group.pool.forget_all()
+        if root is None:
+            return
+        for r in list(self.running):
+            self._preempt(r)
+        self._gone = []
+        for r in self.requests.values():
+            r.root_hash = root(r)
+            r.block_hashes.clear()
 
     def retry_running(self, plan: StepPlan, error: ErrorInfo) -> list[TokenEvent]:
         """After `plan` was lost: what ran goes back to waiting; the rows of `plan` run one by one until each has done

@@ -18,12 +18,18 @@ from lmkit.api import (
     ResolvedPlan,
     RowWork,
     SamplingParams,
+    Sleep,
+    StageWeights,
     StepPlan,
+    UseWeights,
+    Wake,
 )
+from lmkit.checkpoint import stamp_of
 from lmkit.config import EngineConfig, ParallelConfig
 from lmkit.contracts.config import LoraConfig
 from lmkit_multiproc.executor import MultiprocExecutor
 from lmkit_testing import ExecutorConformance
+from lmkit_testing.executor import Tokens
 from lmkit_worker.uniproc import UniprocExecutor
 
 Tiny = tuple[EngineConfig, ResolvedPlan, Checkpoint]
@@ -47,6 +53,30 @@ class TestMultiproc(ExecutorConformance):
             both.close()
         assert [r.tokens for r in found] == [r.tokens for r in expected]
         assert whole.specs[0].num_kv_heads == 2
+
+    def test_two_ranks_sleep_and_change_together(
+        self, two: Tiny, other: Path, said: tuple[Tokens, Tokens], tmp_path: Path
+    ) -> None:
+        """Each takes its share of the new weights; what one refuses, the other does not do either."""
+        from safetensors.torch import load_file, save_file
+
+        executor = MultiprocExecutor(*two)
+        try:
+            self.ready(executor, two[0])
+            assert not self.told(executor, Sleep(2), Wake(), StageWeights(str(other), stamp_of(other)))
+            assert self.say(executor) == said[0]
+            assert not self.told(executor, UseWeights(), Sleep(1), Wake())
+            assert self.say(executor) == said[1]
+            new, part = load_file(two[2].files[0]), tmp_path / "part.safetensors"
+            save_file({"model.norm.weight": new["model.norm.weight"]}, part)
+            staged = StageWeights(str(part), stamp_of(part), partial=True)
+            assert "missing" in self.told(executor, StageWeights(str(part), stamp_of(part)))
+            assert not self.told(executor, staged, UseWeights())
+            assert self.say(executor) != said[1]
+            assert not self.told(executor, StageWeights(str(other), stamp_of(other)), UseWeights(), Sleep(2), Wake())
+            assert self.say(executor) == said[1]
+        finally:
+            executor.close()
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_a_rank_that_dies_is_one_failure(self, two: Tiny, rank: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,15 @@ from lmkit.api import (
     RowWork,
     SamplingParams,
     SchedLimits,
+    Sleep,
+    StageWeights,
     StepPlan,
     StepResult,
+    UseWeights,
+    Wake,
     WorkAhead,
 )
+from lmkit.checkpoint import stamp_of
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig
 from lmkit.plugins import load_target
 from lmkit.plugins.resolve import resolve
@@ -35,11 +41,20 @@ from lmkit.plugins.resolve import resolve
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.specs import PluginConformance
 
+Tokens = list[list[list[int]]]  # by step and row
 TIMEOUT = 60.0  # seconds a step may take
 
 
 class _Unheard(Control):
     """A command that no worker knows."""
+
+
+def _together(names: Iterable[str]) -> list[list[str]]:
+    """Names of tensors by what a family like Llama merges: q, k and v; gate and up."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(re.sub(r"[qkv]_proj|(gate|up)_proj", "merged", name), []).append(name)
+    return list(groups.values())
 
 
 class ExecutorConformance(PluginConformance):
@@ -168,6 +183,134 @@ class ExecutorConformance(PluginConformance):
         self.ready(executor, tiny[0])
         with pytest.raises(CheckpointError):
             executor.inspect_adapter(str(tmp_path))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def other(
+        cls, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint], tmp_path_factory: pytest.TempPathFactory
+    ) -> Path:
+        """A file with other weights of the tiny model, under the names that its checkpoint has."""
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        path = Path(tmp_path_factory.mktemp("other")) / "new.safetensors"
+        numbers = torch.Generator().manual_seed(5)
+        old = load_file(tiny[2].files[0])
+        save_file({name: w + 0.2 * torch.randn(w.shape, generator=numbers).to(w) for name, w in old.items()}, path)
+        return path
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def said(cls, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint], other: Path) -> tuple[Tokens, Tokens]:
+        """What one process says that has loaded the weights of the checkpoint, and the other ones."""
+        from lmkit_worker.uniproc import UniprocExecutor
+
+        found = []
+        for checkpoint in (tiny[2], replace(tiny[2], path=other, files=(other,))):
+            executor = UniprocExecutor(replace(tiny[0], wanted={}), tiny[1], checkpoint)
+            cls.ready(executor, tiny[0])
+            found.append(cls.say(executor))
+            executor.close()
+        assert found[0] != found[1], "weights that differ and say the same prove nothing"
+        return found[0], found[1]
+
+    @classmethod
+    def say(cls, executor: Executor) -> Tokens:
+        """What `play` draws, as often as one likes."""
+        found = [result.tokens for result in cls.play(executor)]
+        assert not cls.told(executor, ResetCache())
+        return found
+
+    @staticmethod
+    def told(executor: Executor, *commands: Control) -> str:
+        """What stopped the last of them, "" if nothing did; nothing stopped the others, and all workers agree."""
+        for i, command in enumerate(commands, 1):
+            replies = executor.control(command)
+            assert len({reply.ok for reply in replies}) == 1, replies
+            if not replies[0].ok:
+                assert i == len(commands), replies
+                return replies[0].message
+        return ""
+
+    def test_it_sleeps_and_wakes(
+        self, executor: Executor, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint],
+        said: tuple[Tokens, Tokens],
+    ) -> None:  # fmt: skip
+        self.ready(executor, tiny[0])
+        for level in (1, 2, 2):
+            assert not self.told(executor, Sleep(level))
+            assert not self.told(executor, Wake())
+            assert self.say(executor) == said[0], f"after level {level}"
+        assert "level 3" in self.told(executor, Sleep(3))
+
+    def test_weights_are_replaced(
+        self, executor: Executor, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint], other: Path,
+        said: tuple[Tokens, Tokens], tmp_path: Path,
+    ) -> None:  # fmt: skip
+        """All at once; and slept over."""
+        self.ready(executor, tiny[0])
+        assert self.say(executor) == said[0]
+        passing = tmp_path / "passing.safetensors"
+        passing.write_bytes(other.read_bytes())
+        staged = StageWeights(str(passing), stamp_of(passing))
+        assert not self.told(executor, staged, UseWeights(commit=False), staged)
+        assert self.say(executor) == said[0], "they were not used yet"
+        assert not self.told(executor, UseWeights(), Sleep(2), Wake(), Sleep(1), Wake())
+        assert self.say(executor) == said[1]
+        passing.write_bytes(bytes(passing.stat().st_size))
+        assert self.say(executor) == said[1], "they are the worker's own"
+        assert not self.told(executor, Sleep(2))
+        assert "has changed" in self.told(executor, Wake())
+        passing.write_bytes(other.read_bytes())
+        assert "has changed" in self.told(executor, Wake()), "nobody knows what is in it now"
+
+    def test_some_weights_are_replaced(
+        self, executor: Executor, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint], other: Path,
+        said: tuple[Tokens, Tokens], tmp_path: Path,
+    ) -> None:  # fmt: skip
+        """One part after the other, in the end all: what is merged comes together, the rest stays as it was."""
+        from safetensors.torch import load_file, save_file
+
+        self.ready(executor, tiny[0])
+        new = load_file(other)
+        for i, names in enumerate(_together(new)):
+            part = tmp_path / f"{i}.safetensors"
+            save_file({name: new[name] for name in names}, part)
+            assert not self.told(executor, StageWeights(str(part), stamp_of(part), partial=True), UseWeights())
+            part.unlink()
+        assert self.say(executor) == said[1]
+        assert "no file has them all" in self.told(executor, Sleep(2))
+        assert not self.told(executor, Sleep(1), Wake())
+        assert self.say(executor) == said[1]
+
+    def test_weights_that_do_not_fit_change_nothing(
+        self, executor: Executor, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint], other: Path,
+        said: tuple[Tokens, Tokens], tmp_path: Path,
+    ) -> None:  # fmt: skip
+        """Each is refused in words."""
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        self.ready(executor, tiny[0])
+        new, path = load_file(other), tmp_path / "new.safetensors"
+        q, k, norm = (f"model.layers.0.{n}.weight" for n in ("self_attn.q_proj", "self_attn.k_proj", "input_layernorm"))
+        wrong: list[tuple[str, bool, dict[str, Any]]] = [
+            ("has shape", False, {**new, q: new[q][:-1].contiguous()}),
+            ("has dtype", False, {**new, q: new[q].to(torch.int8)}),
+            ("extra", False, {**new, "model.layers.99.x.weight": new[norm].clone()}),
+            ("missing", False, {name: w for name, w in new.items() if name != norm}),
+            (f"missing.*{k}", True, {q: new[q]}),
+            ("has shape", True, {norm: new[norm][1:].clone()}),
+        ]
+        for why, partial, tensors in wrong:
+            save_file(tensors, path)
+            found = self.told(executor, StageWeights(str(path), stamp_of(path), partial))
+            assert re.search(why, found), found
+        assert "has changed" in self.told(executor, StageWeights(str(other), stamp_of(other) + "0"))
+        path.write_bytes(other.read_bytes()[:-9])
+        assert "damaged" in self.told(executor, StageWeights(str(path), stamp_of(path)))
+        assert "cannot be read" in self.told(executor, StageWeights(str(tmp_path / "none.safetensors"), ""))
+        assert self.say(executor) == said[0]
 
     def test_close_is_idempotent(self, target: Any, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint]) -> None:
         for started in (False, True):

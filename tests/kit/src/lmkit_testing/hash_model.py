@@ -12,7 +12,8 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from zlib import crc32
 
 from lmkit.api import (
@@ -29,11 +30,16 @@ from lmkit.api import (
     RowWork,
     SamplingParams,
     SchedLimits,
+    Sleep,
+    StageWeights,
     StepPlan,
     StepResult,
     TokenLogprob,
+    UseWeights,
+    Wake,
     WorkerFacts,
 )
+from lmkit.checkpoint import stamp_of
 
 EMPTY = -1  # content of a slot that was never written
 NAN = -2  # content written by a faulty row: whoever reads it is faulty too
@@ -71,8 +77,8 @@ def _low(token: int, position: int, tint: int) -> int:
     return tint | token << 32 | position
 
 
-def _tint(adapter: str | None) -> int:
-    return 0 if adapter is None else (1 + crc32(adapter.encode()) % 0x3FFF) << 49
+def _tint(adapter: str | None, weights: int) -> int:
+    return 0 if adapter is None and not weights else (1 + crc32((adapter or "").encode(), weights) % 0x3FFF) << 49
 
 
 def _high(before: int, here: int) -> int:
@@ -88,6 +94,7 @@ class HashModel:
     windows: tuple[int | None, ...] = (None,)
     eos_token_ids: tuple[int, ...] = ()
     masks_stops: bool = True  # until min_tokens, as workers do; without it the scheduler has to ignore stops
+    weights: int = 0  # stands for all of them
 
     def draw(self, seen: Sequence[Sequence[int]], params: SamplingParams, num_output: int) -> int:
         """The token after what was `seen` per group. Seeds matter when temperature > 0; min_tokens masks stops."""
@@ -112,7 +119,7 @@ def expected_tokens(
     model: HashModel, prompt: Sequence[int], params: SamplingParams, adapter: str | None = None
 ) -> list[int]:
     """What the model says after `prompt`: computed without blocks, batches or caches."""
-    tokens, tint = list(prompt), _tint(adapter)
+    tokens, tint = list(prompt), _tint(adapter, model.weights)
     entries: list[list[int]] = [[] for _ in model.windows]
     while True:
         for mine, window in zip(entries, model.windows, strict=True):
@@ -181,7 +188,8 @@ class HashExecutor:
         self.rows: dict[str, _Row] = {}
         self.num_steps = 0
         self.max_rows_seen = 0
-        self.closed = False
+        self.closed = self.asleep = False
+        self._staged: int | None = None
         self._plans: dict[int, StepPlan] = {}  # between forward and sample
         self._callbacks: list[Callable[[Failure], None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hash-model") if delay else None
@@ -203,6 +211,7 @@ class HashExecutor:
 
     def forward(self, plan: StepPlan) -> None:
         assert not self.closed, "forward after close"
+        assert not self.asleep, "forward while asleep"
         if self.fail is not None:
             self.fail(plan)
         self._apply(plan)
@@ -225,6 +234,26 @@ class HashExecutor:
         if isinstance(command, ForgetRows):
             self.rows.clear()
             self._plans.clear()
+            return [Reply(True)]
+        match command:
+            case StageWeights(path, stamp):
+                self._staged = None if stamp != stamp_of(Path(path)) else crc32(Path(path).read_bytes())
+                return [Reply(self._staged is not None, f"{path} has changed")]
+            case UseWeights(True):
+                assert self._staged is not None, "no weights were staged"
+                self.model, self._staged = replace(self.model, weights=self._staged), None
+            case UseWeights(False):
+                self._staged = None
+                return [Reply(True)]
+            case Sleep():
+                assert not self.asleep
+                self.asleep = True
+            case Wake():
+                assert self.asleep
+                self.asleep = False
+        if isinstance(command, UseWeights | Sleep | Wake):
+            assert not self._plans, "a step is in flight"
+            self._clear()
             return [Reply(True)]
         return [Reply(False, f"the hash-model does not know {type(command).__name__}")]
 
@@ -274,7 +303,7 @@ class HashExecutor:
                 new.num_prompt_tokens,
                 new.params,
                 [list(b) for b in new.blocks],
-                _tint(new.adapter),
+                _tint(new.adapter, self.model.weights),
             )
         for rid, blocks in plan.grown:
             for mine, more in zip(self.rows[rid].blocks, blocks, strict=True):

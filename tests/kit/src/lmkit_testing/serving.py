@@ -30,13 +30,13 @@ from lmkit.api import (
 from lmkit.config import EngineConfig, from_options
 from lmkit.engine.client import BaseClient, EngineClient, ProcessClient
 from lmkit.engine.messages import Abort, AskStats, Command, EngineFacts, EngineStats, Events, Stats, Submit
-from lmkit.engine.supervisor import Supervised
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.text.side import TextSide
 from lmkit_formats import JsonCalls, ReasoningFormat, ToolFormat
 from lmkit_http.dialect import Dialect
 from lmkit_http.settings import ServerSettings
+from lmkit_python.supervised import Supervised
 from lmkit_tokenizer_json.render import Renderer
 from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from msgspec.structs import replace

@@ -20,13 +20,17 @@ from lmkit.api import (
     ResetCache,
     ResolvedPlan,
     SchedLimits,
+    Sleep,
+    StageWeights,
     StepPlan,
     StepResult,
+    UseWeights,
+    Wake,
     WorkAhead,
     WorkerFacts,
 )
 
-Known = LoadAdapter | DropAdapter | ForgetRows | ResetCache | WorkAhead
+Known = LoadAdapter | DropAdapter | ForgetRows | ResetCache | WorkAhead | Sleep | Wake | StageWeights | UseWeights
 
 
 class Load(msgspec.Struct, tag="load"):

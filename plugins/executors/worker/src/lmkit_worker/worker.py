@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,8 @@ from lmkit import memory
 from lmkit.api import (
     CapacityError,
     Checkpoint,
+    CheckpointError,
+    ConfigError,
     Control,
     DropAdapter,
     EngineError,
@@ -27,15 +31,22 @@ from lmkit.api import (
     ResetCache,
     ResolvedPlan,
     SchedLimits,
+    Sleep,
+    StageWeights,
     StepLimits,
     StepPlan,
+    UseWeights,
+    Wake,
     WorkAhead,
     WorkerFacts,
     describe_model,
     load_target,
 )
+from lmkit.checkpoint import stamp_of
 from lmkit_layers.adapters import Adapter
+from torch import nn
 
+from lmkit_worker.carry import carry
 from lmkit_worker.chosen import choice_of, make
 from lmkit_worker.compiles import Compiles
 from lmkit_worker.loaded import LoadedModel
@@ -44,6 +55,7 @@ from lmkit_worker.loading.adapter_files import digest
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.load import load_model
 from lmkit_worker.loading.rules import Rules
+from lmkit_worker.loading.update import Update
 from lmkit_worker.runner import Runner, Unread
 
 if TYPE_CHECKING:
@@ -67,6 +79,11 @@ class Worker:
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None
         self.compiles = Compiles()
+        self.adapters: dict[str, Adapter] = {}  # by id
+        self.source: Update | None = None  # of all weights in force; None: the checkpoint
+        self.mixed = False  # the weights in force are of several sources
+        self._configured: tuple[KVConfig, SchedLimits] | None = None
+        self._staged: tuple[LoadedModel, Update] | None = None
 
     def load(self) -> WorkerFacts:
         """Binds the device and loads the weights. Returns what is left for the KV cache."""
@@ -77,6 +94,7 @@ class Worker:
             torch.set_num_threads(threads)
         where = (self.init_method,) if self.size > 1 else ()  # a platform of one rank need not know of it
         self.ranks = self.platform.collectives(self.rank, self.size, *where)
+        self._stamp = self._stamp_of_files()
         self.loaded = self._load()
         self.ranks.all_reduce(torch.zeros(1, device=self.device))  # memory is counted when all have theirs
         dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
@@ -129,7 +147,7 @@ class Worker:
         drafted = describe_model(draft.plan, draft.checkpoint) if draft is not None else None
         first = len(info.layers) - (len(drafted.layers) if drafted is not None else 0)
         own = replace(info, layers=info.layers[:first])
-        loaded = load(self.resolved, self.checkpoint, own, 0, adapters=self.config.lora.on)
+        loaded = load(self.resolved, self.checkpoint, own, 0, adapters=self.config.lora.on, update=self.source)
         loaded.info = info
         if draft is not None and drafted is not None:
             loaded.draft = load(draft.plan, draft.checkpoint, drafted, first, attention=loaded.attention)
@@ -142,7 +160,10 @@ class Worker:
         return load_target(choice)(loaded.draft.model, loaded.model, **choice.options)
 
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
+        self._configured = kv, limits
         self.runner = self._runner(kv, limits)
+        for adapter in self.adapters.values():
+            self.runner.adapters.load(adapter)
         self.runner.warm()
         self.compiles.listen()  # from now on each is one too many
 
@@ -187,8 +208,18 @@ class Worker:
             case LoadAdapter(id, path):
                 return self._load_adapter(id, path)
             case DropAdapter(id):
-                self._running.adapters.drop(id)
+                self.adapters.pop(id, None)
+                if self.runner is not None:  # else it sleeps
+                    self.runner.adapters.drop(id)
                 return Reply(True)
+            case Sleep(level):
+                return _answer(lambda: self._sleep(level))
+            case Wake():
+                return _answer(self._wake)
+            case StageWeights(path, stamp, partial):
+                return _answer(lambda: self._stage(Update(Path(path), stamp, partial)))
+            case UseWeights(commit):
+                return _answer(lambda: self._use(commit))
         return Reply(False, f"{type(command).__name__} is not supported by this worker")
 
     def _work_ahead(self) -> Reply:
@@ -214,20 +245,128 @@ class Worker:
             files = self._open_adapter(path)
             dtype = getattr(torch, self.resolved.value("dtype", self.info.dtype))
             weights = files.read(dtype)
-            self._running.adapters.load(Adapter(id, weights.deltas, weights.whole))
+            adapter = Adapter(id, weights.deltas, weights.whole)
+            self._running.adapters.load(adapter)
+            self.adapters[id] = adapter
         except LmkitError as e:
             return Reply(False, f"{e.message}; {e.fix}" if e.fix else e.message)
         return Reply(True)
 
     def close(self) -> None:
         """Drops model and cache. Idempotent."""
-        self.runner = self.loaded = None
+        self.runner = self.loaded = self._staged = None
+
+    # -------------------------------------------------------------------------------------------- life
+
+    def _sleep(self, level: int) -> None:
+        if level not in (1, 2):
+            raise ConfigError(f"there is no level {level} of sleep", fix="1: weights to the host's memory; 2: dropped")
+        if level == 2 and self.mixed:
+            raise ConfigError("the weights are of several updates: no file has them all", fix="sleep at level 1")
+        _ = self._running
+        self.runner = None
+        if level == 2:
+            self.loaded = None
+        elif self.device.type != "cpu":
+            carry(self._models(), torch.device("cpu"))
+        free_memory()
+
+    def _wake(self) -> None:
+        """What stops it leaves the worker asleep."""
+        assert self._configured is not None, "it slept"
+        dropped = self.loaded is None
+        try:
+            if dropped:
+                self._check_source()
+                self.loaded = self._load()
+                self._check_source()
+            elif self.device.type != "cpu":
+                carry(self._models(), self.device)
+            self.configure_kv(*self._configured)
+        except BaseException:
+            self.runner = None
+            if dropped:
+                self.loaded = None
+            elif self.device.type != "cpu":
+                carry(self._models(), torch.device("cpu"))
+            free_memory()
+            raise
+
+    def _models(self) -> list[nn.Module]:
+        found = [self.loaded, self.loaded.draft if self.loaded is not None else None]
+        parts = [part for loaded in found if loaded is not None for part in (loaded.model, loaded.dense)]
+        return [part for part in parts if isinstance(part, nn.Module)]
+
+    def _stage(self, update: Update) -> None:
+        """Beside what runs, so that nothing has happened where anything is wrong."""
+        assert self.loaded is not None
+        _ = self._running
+        update.check()
+        own = replace(self.info, layers=self.info.layers[: self._num_own_layers()])
+        staged = load_model(
+            self.resolved, self.checkpoint, own, self.platform, self.device, self.ranks, progress=self.progress,
+            cache=(self.info, 0), adapters=self.config.lora.on, attention=self.loaded.attention, update=update,
+            base=self.loaded,
+        )  # fmt: skip
+        update.check()
+        staged.info, staged.draft = self.info, self.loaded.draft
+        for warning in staged.warnings:
+            log.warning("%s: %s", update.path, warning)
+        self._staged = staged, update
+
+    def _use(self, commit: bool) -> None:
+        staged, self._staged = self._staged, None
+        if not commit:
+            return
+        assert staged is not None, "nothing was staged"
+        assert self._configured is not None
+        self.runner = None
+        self.loaded, update = staged
+        self.mixed = update.partial
+        self.source = None if update.partial else update
+        free_memory()
+        self.configure_kv(*self._configured)
+
+    def _num_own_layers(self) -> int:
+        drafted = self.loaded.draft if self.loaded is not None else None
+        return len(self.info.layers) - (len(drafted.info.layers) if drafted is not None else 0)
+
+    def _stamp_of_files(self) -> str:
+        return stamp_of(self.checkpoint.path, self.checkpoint.files) if self.checkpoint.files else ""
+
+    def _check_source(self) -> None:
+        """Raises CheckpointError unless what the weights in force were read from is what it was."""
+        if self.source is not None:
+            self.source.check()
+        elif self._stamp_of_files() != self._stamp:
+            raise CheckpointError(f"{self.checkpoint.path} has changed since", fix="start the engine anew")
 
     @property
     def _running(self) -> Runner:
         if self.runner is None:
             raise EngineError("the worker is not configured, or closed")
         return self.runner
+
+
+def _answer(work: Callable[[], None]) -> Reply:
+    """What stops it, in words."""
+    try:
+        work()
+    except LmkitError as e:
+        return Reply(False, f"{e.message}; {e.fix}" if e.fix else e.message)
+    except (MemoryError, torch.OutOfMemoryError) as e:
+        return Reply(False, f"there is not enough memory ({type(e).__name__})")
+    except Exception as e:  # all ranks are to answer
+        log.error("a change failed", exc_info=e)
+        return Reply(False, f"it failed ({type(e).__name__}); the engine's log has the cause")
+    return Reply(True)
+
+
+def free_memory() -> None:
+    """Gives back what torch keeps of memory on a device."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def base_model(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> BaseModel:

@@ -14,13 +14,14 @@ import lmkit
 from fastapi import FastAPI
 from lmkit.api import EngineBusy, EngineDead, LmkitError
 from lmkit.front.run import Generation, check_finish
+from lmkit_python.life import EngineLife
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
-from lmkit_http import explain, info_routes
+from lmkit_http import explain, info_routes, life_routes
 from lmkit_http.access import KEY_HEADERS, caller_of
 from lmkit_http.access_log import AccessLog
 from lmkit_http.admission import DEADLINE_PASSED, Place, RateLimited, retry_after
@@ -54,13 +55,15 @@ def build_app(
     settings = settings or ServerSettings()
     settings = replace(settings, max_body=body_limit(llm.facts, settings))
     model = next(iter(settings.served_names), llm.facts.model)
-    backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), getattr(llm, "resolved", None))
+    life = getattr(llm, "life", None) or EngineLife(llm.client)
+    plan = getattr(llm, "resolved", None)
+    backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), life, plan)
     backend.metrics.others.register(ServerInfo(backend))
     backend.adapters.update(llm.facts.adapters)
     dialects = installed_dialects() if dialects is None else dialects
     own = [
         Route(path, _guarded(backend, path, handler), methods=methods)
-        for path, methods, handler in info_routes.routes(backend)
+        for path, methods, handler in [*info_routes.routes(backend), *life_routes.routes(backend)]
     ]
     routes: list[BaseRoute] = list(spoken_routes(dialects, own, partial(_answering, backend, dialects)))
     app = FastAPI(

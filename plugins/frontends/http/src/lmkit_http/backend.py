@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lmkit.engine.messages import EngineFacts
     from lmkit.front.run import Generation
     from lmkit.text.side import TextSide
+    from lmkit_python.life import EngineLife
 
     from lmkit_http.dialect import Exchange
 
@@ -50,6 +51,7 @@ class Backend:
     facts: EngineFacts
     settings: ServerSettings
     metrics: Metrics
+    life: EngineLife
     plan: Any = None  # ResolvedPlan
     adapters: set[str] = field(default_factory=set)  # names under which requests get the model with an adapter
     draining: bool = False

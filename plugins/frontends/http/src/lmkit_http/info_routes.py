@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmkit
 import msgspec
-from lmkit.api import EngineDead, InvalidParam
+from lmkit.api import EngineBusy, EngineDead, InvalidParam
 from lmkit.front.ask import ChatAsk
 from lmkit.front.limits import check_texts, strings
 from starlette.requests import Request
@@ -163,6 +163,8 @@ class _Routes:
 
     async def ready(self, request: Request) -> Response:
         self._backend.check_open()
+        if (state := self._backend.life.last) != "running":
+            raise EngineBusy(f"the engine is {state}", fix="an administrator resumes it, or wakes it up")
         if not self._backend.client.responsive:
             raise EngineDead("the engine does not answer", fix="try again in a while")
         return _json({"status": "ready"})

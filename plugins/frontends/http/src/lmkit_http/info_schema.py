@@ -20,6 +20,11 @@ class UnloadAdapterRequest(Strict):
     lora_name: Annotated[str, Field(min_length=1, max_length=128)]
 
 
+class UpdateWeightsRequest(Strict):
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    partial: bool = False
+
+
 class TokenizeRequest(Strict):
     """What is to be tokenized: text (`prompt`) or messages."""
 

@@ -16,7 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from lmkit.api import ConfigError, Progress, SamplingParams, Text, TokenEvent, ToolChoice
+from lmkit.api import ConfigError, EngineBusy, Progress, SamplingParams, Text, TokenEvent, ToolChoice
 from lmkit.config import EngineConfig, from_options
 from lmkit.config.environment import adopt_environment
 from lmkit.engine.client import ProcessClient
@@ -24,7 +24,6 @@ from lmkit.engine.observers import Observers
 from lmkit.engine.platform import platform_environment
 from lmkit.engine.shared import SharedCore
 from lmkit.engine.spawn import FACTORY, EngineProcess
-from lmkit.engine.supervisor import RESTARTS, Supervised
 from lmkit.front.ask import Adapters, Ask, Messages, Params, Prompt, chat_asks, one_text_ask, text_asks
 from lmkit.front.message import Change
 from lmkit.front.prepare import Turn, prepare_all
@@ -36,15 +35,17 @@ from lmkit.text.stream import Finish, OutputEvent
 
 from lmkit_python.asks import one_ask
 from lmkit_python.beam import BeamSearchOutput, BeamSearchParams, beam_asks, beam_output
+from lmkit_python.life import EngineLife, LifeCalls
 from lmkit_python.outputs import RequestOutput, outputs_of
 from lmkit_python.pooled import PoolingCalls
+from lmkit_python.supervised import RESTARTS, Supervised
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
     from lmkit.engine.messages import EngineFacts
 
 
-class LLM(PoolingCalls):
+class LLM(PoolingCalls, LifeCalls):
     """A model in this process. Thread-safe: what several threads ask for runs in the same steps.
 
     Options are the fields of EngineConfig by name, as on the command line: LLM("demo", dtype="float32",
@@ -189,6 +190,8 @@ class LLM(PoolingCalls):
     def prepare(self, asks: Sequence[Ask]) -> list[list[Turn]]:
         """The turns of each ask, ready to be played. Raises RequestError."""
         self.shared.require_open()
+        if self.is_paused:  # a thread that waited could not be the one that resumes
+            raise EngineBusy(f"the engine is {self.life}", fix="resume() it, or wake_up()")
         return prepare_all(self.text, self.facts, asks, f"llm-{next(self._numbers)}")
 
     def _run(self, asks: Sequence[Ask], progress: bool | None = None) -> list[list[Turn]]:
@@ -244,6 +247,7 @@ class AsyncLLM(PoolingCalls):
         self.checkpoint = checkpoint
         self.client = client
         self.text = text
+        self.life = EngineLife(client)  # pause, sleep, update_weights, ...
 
     @classmethod
     async def start(
@@ -259,7 +263,7 @@ class AsyncLLM(PoolingCalls):
     ) -> AsyncLLM:
         """Returns when the engine is ready. The tokenizer loads here while the weights load there.
 
-        An engine that dies is replaced, see engine.supervisor.Supervised; `restarts` = 0: it is not.
+        An engine that dies is replaced, see Supervised; `restarts` = 0: it is not.
 
         `resolution`: what `lmkit.plugins.resolve` said, when the caller has asked it already, with `host`; `process`:
         the first engine's, when the caller has started it already and told it to build just that.

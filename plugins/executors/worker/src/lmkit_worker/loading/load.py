@@ -50,6 +50,7 @@ from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.dummy import WARNING, DummyLoader
 from lmkit_worker.loading.packed_cache import PackedCache
 from lmkit_worker.loading.rules import Match, Rules
+from lmkit_worker.loading.update import CopyLoader, Update, keep, untie_as
 
 ALL = "*"  # a rule's part: the tensor holds all parts, one after another; "*.up": all whose names end so
 LISTED = 8  # names shown per kind of mismatch
@@ -67,12 +68,15 @@ def load_model(
     adapters: bool = False,
     cache: tuple[ModelInfo, int] | None = None,
     attention: AttentionBackend | None = None,
+    update: Update | None = None,
+    base: LoadedModel | None = None,
 ) -> LoadedModel:
     """The model of `checkpoint`, ready to run on `device` with the implementations chosen in `resolved`.
 
     With `adapters`, experts run one linear after the other: adapters add to what is between them.
     A model and its draft have one KV cache and one `attention`: `cache` says whose layers are in it, and where those of
-    `info` begin among them. `packed_cache` is a folder for packed weights: they are taken from there, or kept there for
+    `info` begin among them. `update`: weights that stand for those of the checkpoint; what a partial one does not have
+    is that of `base`. `packed_cache` is a folder for packed weights: they are taken from there, or kept there for
     the next time.
 
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
@@ -85,14 +89,17 @@ def load_model(
         model = architecture.build(info, builder)
     if not isinstance(model, nn.Module):
         raise PluginError(f"{info.architecture}: build() must return a torch module, got {type(model).__name__}")
-    loader: Loader = make(choice_of(resolved, "loader"))
+    loader: Loader = make(choice_of(resolved, "loader")) if update is None else CopyLoader()
+    weights = checkpoint if update is None else update.checkpoint(checkpoint)
     packed = None
-    if packed_cache is not None:
+    if packed_cache is not None and update is None:
         packed = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
     rules, scheme = Rules(architecture.weights(info)), builder.scheme
-    warnings = fill_model(model, rules, loader, checkpoint, platform, device, progress, packed, scheme)
-    dense = None
-    if info.pooler is not None and info.pooler.dense:
+    partly = base.model if base is not None and update is not None and update.partial else None
+    assert partly is None or isinstance(partly, nn.Module)
+    warnings = fill_model(model, rules, loader, weights, platform, device, progress, packed, scheme, partly)
+    dense = base.dense if base is not None else None
+    if base is None and info.pooler is not None and info.pooler.dense:
         dense = _load_dense(info.pooler, builder.dtype, loader, checkpoint, platform, device)
     for module in model.modules():
         for name, values in module.named_buffers(recurse=False):
@@ -323,8 +330,13 @@ class Fill:
     match: Match
 
 
-def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str, Destination]) -> list[Fill]:
-    """Every tensor with its place, checked both ways from headers alone. Raises WeightMismatch."""
+def plan_fills(
+    entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str, Destination], partial: bool = False
+) -> list[Fill]:
+    """Every tensor with its place, checked both ways from headers alone. Raises WeightMismatch.
+
+    `partial`: modules may be left out, as wholes.
+    """
     fills: list[Fill] = []
     extra: list[str] = []
     wrong: list[str] = []
@@ -346,10 +358,11 @@ def plan_fills(entries: Sequence[TensorEntry], rules: Rules, where: Mapping[str,
         if problem:
             wrong.append(f"{entry.name} {problem}")
         fills.append(Fill(entry, place, match))
+    touched = {place.module for place in where.values() if place.claimed or not partial}
     missing = [
         _likeliest([source for source, _ in rules.sources(place.name, part)], entries) or place.name
         for place in where.values()
-        if not (place.stored.optional and not place.claimed)
+        if place.module in touched and not (place.stored.optional and not place.claimed)
         for part in place.parts
         if part not in place.claimed
     ]
@@ -424,18 +437,25 @@ def fill_model(
     progress: Progress | None = None,
     cache: PackedCache | None = None,
     scheme: QuantScheme | None = None,
+    base: nn.Module | None = None,
 ) -> list[str]:
-    """Load every parameter of `model` (on meta) and pack its linears, or take them from `cache`. Returns warnings."""
+    """Load every parameter of `model` (on meta) and pack its linears, or take them from `cache`. Returns warnings.
+
+    With `base`, modules of which the checkpoint has nothing are those of `base`.
+    """
     if isinstance(loader, DummyLoader):
         return _fill_randomly(model, loader, checkpoint, device, progress)
     entries = loader.tensors(checkpoint)
+    if base is not None:
+        untie_as(base, model)
     untie(model, rules, loader, entries)
     where = places(model)
     if scheme is not None and (wrapped := scheme.wrap(loader, partial(_wanted, rules, where))) is not loader:
         loader, entries = wrapped, wrapped.tensors(checkpoint)
-    fills = plan_fills(entries, rules, where)
+    fills = plan_fills(entries, rules, where, partial=base is not None)
     warnings: list[str] = []
-    packed: frozenset[Linear] = frozenset()
+    touched = {fill.place.module for fill in fills}
+    packed = frozenset[nn.Module]() if base is None else keep(base, model, touched)
     if cache is not None:
         try:
             packed = cache.restore(model)

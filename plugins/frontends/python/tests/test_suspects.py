@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from lmkit.api import EngineRequest, Grammar, SamplingParams
-from lmkit.engine import suspects
 from lmkit.engine.streams import EventStream
-from lmkit.engine.suspects import Suspects, content_hash
+from lmkit_python import suspects
+from lmkit_python.suspects import Suspects, content_hash
 
 
 def stream(id: str, prompt: int = 1, **params: object) -> EventStream:

@@ -13,7 +13,6 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import msgspec
-
 from lmkit.api import EngineRequest, ErrorInfo, RequestError
 
 if TYPE_CHECKING:
