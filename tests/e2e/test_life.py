@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,32 @@ def test_what_runs_goes_on_with_the_new_weights(two: tuple[Path, Path]) -> None:
         with pytest.raises(CheckpointError, match="weights do not fit"):
             llm.update_weights({"model.norm.weight": load_file(b / "model.safetensors")["model.norm.weight"]})
         assert not llm.is_paused
+
+
+def test_sleep_frees_what_it_says(two: tuple[Path, Path]) -> None:
+    """At once, without waiting for a collection: cache and graphs at level 1, the model too at level 2; and an update
+    keeps one model."""
+    with LLM(str(two[0]), max_rows=4, kv_memory="4MiB") as llm:
+        say(llm)
+        worker = llm._engine.core.executor.worker
+
+        def held() -> list[bool]:
+            return [ref() is not None for ref in refs]
+
+        def watched() -> list[weakref.ref]:
+            return [weakref.ref(part) for part in (worker.runner, worker.runner.blocks, worker.loaded.model)]
+
+        refs = watched()
+        llm.sleep(1)
+        assert held() == [False, False, True]
+        llm.wake_up()
+        refs = watched()
+        llm.sleep(2)
+        assert held() == [False, False, False]
+        llm.wake_up()
+        refs = watched()
+        llm.update_weights(two[1])
+        assert held() == [False, False, False]
 
 
 def test_a_paused_llm_says_so(two: tuple[Path, Path]) -> None:

@@ -264,6 +264,7 @@ class ExecutorConformance(PluginConformance):
         passing.write_bytes(other.read_bytes())
         assert "has changed" in self.told(executor, Wake()), "nobody knows what is in it now"
 
+    @pytest.mark.one_in(2)
     def test_some_weights_are_replaced(
         self, executor: Executor, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint], other: Path,
         said: tuple[Tokens, Tokens], tmp_path: Path,
@@ -283,6 +284,7 @@ class ExecutorConformance(PluginConformance):
         assert not self.told(executor, Sleep(1), Wake())
         assert self.say(executor) == said[1]
 
+    @pytest.mark.one_in(2)
     def test_weights_that_do_not_fit_change_nothing(
         self, executor: Executor, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint], other: Path,
         said: tuple[Tokens, Tokens], tmp_path: Path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import time
@@ -263,7 +264,7 @@ class Worker:
             raise ConfigError(f"there is no level {level} of sleep", fix="1: weights to the host's memory; 2: dropped")
         if level == 2 and self.mixed:
             raise ConfigError("the weights are of several updates: no file has them all", fix="sleep at level 1")
-        _ = self._running
+        self._check_awake()
         self.runner = None
         if level == 2:
             self.loaded = None
@@ -300,7 +301,7 @@ class Worker:
     def _stage(self, update: Update) -> None:
         """Beside what runs, so that nothing has happened where anything is wrong."""
         assert self.loaded is not None
-        _ = self._running
+        self._check_awake()
         update.check()
         own = replace(self.info, layers=self.info.layers[: self._num_own_layers()])
         staged = load_model(
@@ -341,10 +342,14 @@ class Worker:
         elif self._stamp_of_files() != self._stamp:
             raise CheckpointError(f"{self.checkpoint.path} has changed since", fix="start the engine anew")
 
+    def _check_awake(self) -> None:
+        if self.runner is None:
+            raise EngineError("the worker is not configured, asleep, or closed")
+
     @property
     def _running(self) -> Runner:
-        if self.runner is None:
-            raise EngineError("the worker is not configured, or closed")
+        self._check_awake()
+        assert self.runner is not None
         return self.runner
 
 
@@ -363,8 +368,10 @@ def _answer(work: Callable[[], None]) -> Reply:
 
 
 def free_memory() -> None:
-    """Gives back what torch keeps of memory on a device."""
+    """Gives back what torch keeps of memory on a device, and the C library of the host's."""
     gc.collect()
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc has it
+        trim(0)
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
 
