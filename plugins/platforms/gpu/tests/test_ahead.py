@@ -111,7 +111,7 @@ def test_sizes_are_captured_when_nothing_runs(gpu: Gpu, checkpoint: Path) -> Non
     platform = GpuPlatform(runtime)
     made, _ = runner(checkpoint, platform, platform.bind(0), LIMITS, "triton")
     made.warm()
-    assert runtime.rows == {1: 1}, "ready waits for the graph of one row alone"
+    assert runtime.rows == {1: 1, 2: 1}, "ready waits for the graphs of one row and of two"
     answered: list[EngineCore] = []
 
     def look() -> None:

@@ -232,7 +232,7 @@ def _softmax(scores, most, weight):
     return shares, fade, larger, weight * fade + tl.sum(shares, 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row"])  # how many rows decode beside prompts changes from step to step
 def attend(
     q, kv, scales, out, partial, logs, sinks, slopes, query_start, seq_len, page_start, pages, scale, softcap,
     first_row, q_heads, group, k_size, v_size, q_token, q_head, q_entry, kv_block, kv_slot, kv_head, s_block, s_rest,

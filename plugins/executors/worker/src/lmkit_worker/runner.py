@@ -171,11 +171,17 @@ class Runner:
         request, not in it. What they write to the cache belongs to nobody."""
         if not self.graphs.sizes or self.pooling is not None:
             return
-        limits = self.inputs.limits
+        limits, greedy = self.inputs.limits, SamplingParams(temperature=0)
         for n in self.graphs.sizes:
-            self._try([1] * n, SamplingParams(temperature=0))
-        self._try([1], SamplingParams(top_k=10, top_p=0.9, seed=0))
-        self._try([min(limits.max_tokens, limits.max_length)], SamplingParams(temperature=0))
+            self._try([1] * n, greedy)
+        most = min(limits.max_tokens, limits.max_length)
+        self._try([most], greedy)
+        if most > 1:  # compilers tell even numbers from odd ones
+            self._try([most - 1], greedy)
+        if most > 1 and limits.max_rows > 1:
+            self._try([1, most - 1], greedy)
+        for n in self.graphs.sizes[:2]:  # and one from others
+            self._try([1] * n, SamplingParams(top_k=10, top_p=0.9, seed=0))
 
     def work_ahead(self) -> bool:
         """Captures one more size of decode steps, the largest first, whose memory the others share; False: all are.
