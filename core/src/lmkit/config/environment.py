@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lmkit.api import UnknownKey
+from lmkit.api import ConfigError, UnknownKey
 from lmkit.config.schema import leaves
 from lmkit.kinds import GROUPS
 
@@ -22,8 +22,9 @@ SWITCHES = {
     "LMKIT_ADMIN_KEY": "key that may also change the server, as --admin-key",
     "LMKIT_PLUGINS_DISABLE": "plugins never to load: kind:name, distribution, or globs, separated by commas",
     "LMKIT_PLUGINS_ONLY": "the only plugins to load",
-    "LMKIT_TRACE_PLUGINS": "1: log every hook call",
+    "LMKIT_TRACE_PLUGINS": "1: log what each plugin is imported and asked for, ahead of it, and what it answers",
     "LMKIT_STRICT_PLUGINS": "1: a broken plugin is an error, not a state",
+    "LMKIT_PLUGIN_SECONDS": "how long a plugin may take to be imported, asked or probed (30)",
 }
 
 
@@ -69,6 +70,22 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 def debug() -> bool:
     """Whether stack traces are wanted; never raises, for use while another error is being shown."""
     return os.environ.get("LMKIT_DEBUG", "") not in ("", "0")
+
+
+def tracing() -> bool:
+    """Whether calls of plugins are to be logged."""
+    return os.environ.get("LMKIT_TRACE_PLUGINS", "").lower() not in ("", "0", "false", "no")
+
+
+def plugin_seconds() -> float:
+    """LMKIT_PLUGIN_SECONDS. Raises ConfigError for anything but a positive number."""
+    text = os.environ.get("LMKIT_PLUGIN_SECONDS", "30")
+    try:
+        if 0 < (seconds := float(text)) < 1e6:
+            return seconds
+    except ValueError:
+        pass
+    raise ConfigError(f"LMKIT_PLUGIN_SECONDS is {text!r}, needs a number of seconds", fix="leave it unset: 30")
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from lmkit.contracts.errors import PluginError
+from lmkit.contracts.errors import PluginError, said_by
 from lmkit.contracts.resolved import Choice
 
 
@@ -20,9 +20,7 @@ def load_ref(ref: str, owner: str = "") -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # also SystemExit: a plugin must not end the process
-        raise PluginError(
-            f"{who}cannot import {ref!r}: {type(e).__name__}: {e}", fix="lmkit plugins doctor --imports"
-        ) from e
+        raise PluginError(f"{who}cannot import {ref!r}: {said_by(e)}", fix="lmkit plugins doctor --imports") from e
     return found
 
 

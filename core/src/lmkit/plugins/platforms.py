@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lmkit.api import DeviceInfo, PlatformSpec, PluginError, Refusal, SelectionError, SelectRequest, Unavailable
-from lmkit.contracts.errors import ConfigError
+from lmkit.contracts.errors import ConfigError, said_by
 from lmkit.plugins.host import PluginHost
-from lmkit.plugins.refs import load_ref
+from lmkit.plugins.refs import ask, load_ref
 from lmkit.plugins.select import Candidate, Outcome, Wanted, evaluate, failure, parse_selection
 
 MODEL = re.compile(r"^\w[\w.]*$")
@@ -125,7 +125,7 @@ def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], list
         raise
     except BaseException as e:
         cause = e.__cause__ if isinstance(e, PluginError) and e.__cause__ else e
-        reason = Refusal("broken", "a probe that answers", f"{type(cause).__name__}: {cause}", "lmkit plugins doctor")
+        reason = Refusal("broken", "a probe that answers", said_by(cause), "lmkit plugins doctor")
         candidate = replace(before, stage=6, reasons=(*before.reasons, reason))
         return Probed(candidate, trouble=str(reason), fallback=spec.fallback)
     if isinstance(found, Unavailable):
@@ -137,7 +137,7 @@ def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], list
 
 
 def _probe(spec: PlatformSpec) -> list[DeviceInfo] | Unavailable:
-    answer: list[DeviceInfo] | Unavailable = load_ref(spec.probe, spec.name)()
+    answer: list[DeviceInfo] | Unavailable = ask(spec.probe, lambda: load_ref(spec.probe, spec.name)())
     return answer
 
 

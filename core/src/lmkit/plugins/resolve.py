@@ -68,7 +68,7 @@ from lmkit.plugins.parsers import ParserChooser
 from lmkit.plugins.platforms import choose_platform, consider_platforms
 from lmkit.plugins.pooling import complete_pooler, find_head, max_length
 from lmkit.plugins.proposals import PROPOSABLE, merge
-from lmkit.plugins.refs import call, load_ref, load_target
+from lmkit.plugins.refs import ask, load_ref, load_target
 from lmkit.plugins.select import Candidate, Outcome, Wanted, consider, failure, parse_selection
 
 log = logging.getLogger("lmkit.plugins")
@@ -174,13 +174,11 @@ class Resolver:
         if model.model not in self.host.names("extension"):
             hint = install_command("extension", model.model)  # a checkpoint that comes with a plugin
         try:
-            self.known.checkpoint = self.host.first("lmkit_resolve_checkpoint", ref=model.model, options=options)
+            found = self.host.first("lmkit_resolve_checkpoint", Checkpoint, ref=model.model, options=options)
         except CheckpointError as e:
             e.fix = hint or e.fix
             raise
-        if not isinstance(self.known.checkpoint, Checkpoint | None):
-            raise PluginError(f"a lmkit_resolve_checkpoint hook answered {self.known.checkpoint!r}, not a Checkpoint")
-        if self.known.checkpoint is None:
+        if found is None:
             like = nearest(model.model, self.host.names("extension"))
             raise CheckpointError(
                 f"no checkpoint {model.model!r}: neither a directory nor a name that an installed plugin knows",
@@ -188,10 +186,10 @@ class Resolver:
                 or (f"did you mean {like!r}?" if like else "")
                 or "give a directory with config.json, or the id of a hub repository",
             )
-
+        self.known.checkpoint = found
         if text := self.config.model.overrides:
-            config = overlay(self.known.checkpoint.config, parse_overrides(text))
-            self.known.checkpoint = replace(self.known.checkpoint, config=config)
+            config = overlay(found.config, parse_overrides(text))
+            self.known.checkpoint = replace(found, config=config)
             self._derive("hf_overrides", text, "user")
 
     def _choose_model(self) -> None:
@@ -203,7 +201,7 @@ class Resolver:
         known = self.host.names("model")
         native, head = find_head(checkpoint, known, task)
         name, why = self._implementation(native, known), f"the checkpoint is a {architecture}"
-        if name != native:
+        if name.rpartition("/")[2] != native:
             why = f"{why}, run by {name}"
         request = ModelRequest(architecture=native, device=self.known.device, tp=parallel.tp, pp=parallel.pp)
         outcome = self._consider(request, name)
@@ -211,11 +209,12 @@ class Resolver:
         choice = self._keep(outcome, choice)
         spec = outcome.chosen.spec if outcome.chosen else None
         self.known.quantization = spec.quantization if isinstance(spec, ModelSpec) else None
-        target: Architecture = load_target(choice)(**choice.options)
         if head is not None:
             self._derive("head", head, f"made of a {native}")
         try:
-            info: ModelInfo = call(f"{choice.target}.describe", described, target, checkpoint.config, head)
+            info: ModelInfo = ask(
+                f"{choice.target}.describe", _described, choice, checkpoint.config, head, gives=ModelInfo
+            )
         except UnknownArchitecture as e:
             families = {_family(architecture): architecture for architecture in known}
             if name != native and (like := families.get(nearest(_family(native), families) or "")):
@@ -228,13 +227,13 @@ class Resolver:
 
     def _implementation(self, native: str, known: Sequence[str]) -> str:
         """Name of the model plugin: the family's own, or one that runs any. Raises UnknownName for another family's."""
-        impl = self.config.model.impl
+        dist, slash, impl = self.config.model.impl.rpartition("/")
         general = [name for name in known if NAME.match(name)]  # what else is known is named as an architecture is
         if impl == "auto" and native not in known and general:
             return general[0]
         if impl in known and impl not in (native, *general):
             raise UnknownName("model implementation", impl, ["auto", "native", *general])
-        return native if impl in ("auto", "native") else impl
+        return dist + slash + (native if impl in ("auto", "native") else impl)
 
     def _settle_dtypes(self) -> None:
         info, device = self.known.info, self._device()
@@ -334,7 +333,7 @@ class Resolver:
         spec, known = self._specs[-1], self.known
         if not isinstance(spec, proposer.ProposerSpec) or spec.draft is None:
             return
-        ref, changes = call(spec.draft, load_ref(spec.draft), known.checkpoint, known.info, self._choices[-1].options)
+        ref, changes = ask(spec.draft, load_ref(spec.draft), known.checkpoint, known.info, self._choices[-1].options)
         model = replace(self.config.model, model=ref, overrides=json.dumps(changes), dtype=known.dtype, impl="auto")
         wanted = {"platform": self.config.wants("platform")}
         draft = Resolver(replace(self.config, model=model, wanted=wanted), self.host, imports=self.imports)
@@ -424,8 +423,8 @@ class Resolver:
     def _platform_defaults(self) -> list[tuple[str, ConfigProposal]]:
         """What the platform suggests; its module loads torch in the worker only."""
         choice = next(c for c in self._choices if c.kind == "platform")
-        platform: Platform = load_target(choice)()
-        suggested = call(f"{choice.target}.defaults", platform.defaults, self.known.info, self._device())
+        owner = f"{choice.target}.defaults"
+        suggested = ask(owner, _defaults, choice, self.known.info, self._device(), gives=Mapping)
         return [(choice.name, ConfigProposal(key, value, "the platform's default")) for key, value in suggested.items()]
 
     def _pooling_defaults(self, proposals: Sequence[tuple[str, ConfigProposal]]) -> list[tuple[str, ConfigProposal]]:
@@ -522,6 +521,16 @@ def describe(choice: Choice) -> str:
     part = f"[{choice.component}]" if choice.component else ""
     refused = ", ".join(f"{r.name} {'/'.join(x.code for x in r.reasons)}" for r in choice.refused)
     return f"{choice.kind}{part}={choice.name} ({choice.why}{'; refused: ' + refused if refused else ''})"
+
+
+def _described(choice: Choice, config: Mapping[str, Any], head: str | None) -> ModelInfo:
+    architecture: Architecture = load_target(choice)(**choice.options)
+    return described(architecture, config, head)
+
+
+def _defaults(choice: Choice, info: ModelInfo, device: DeviceInfo) -> Mapping[str, object]:
+    platform: Platform = load_target(choice)()
+    return platform.defaults(info, device)
 
 
 def _family(architecture: str) -> str:

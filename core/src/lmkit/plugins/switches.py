@@ -37,7 +37,6 @@ class Switches:
     disable: tuple[Pattern, ...] = ()
     only: tuple[Pattern, ...] = ()
     official_only: bool = False  # --no-plugins: the dists of the catalog
-    trace: bool = False  # LMKIT_TRACE_PLUGINS: log every hook call
     strict: bool = False  # LMKIT_STRICT_PLUGINS: raise instead of recording a state
 
     @classmethod
@@ -59,7 +58,6 @@ class Switches:
             disable=patterns("LMKIT_PLUGINS_DISABLE", disable, "plugins.disable"),
             only=patterns("LMKIT_PLUGINS_ONLY", only, "plugins.only"),
             official_only=official_only,
-            trace=_on(environ, "LMKIT_TRACE_PLUGINS"),
             strict=_on(environ, "LMKIT_STRICT_PLUGINS"),
         )
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from lmkit.api import ConfigError, UnknownName
+from lmkit.config.environment import debug
 from lmkit.kinds import BY_NAME, GROUPS
 from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import Entry, PluginHost
@@ -167,6 +168,9 @@ def doctor(
             )
             if f.fix:
                 console.print(f"         -> {escape(f.fix)}", soft_wrap=True)
+        for entry in host.entries() if debug() else ():
+            if entry.trace:
+                console.print(f"[bold]{escape(entry.key)}[/]\n{escape(entry.trace)}", soft_wrap=True)
         counts = f"{levels['error']} errors, {levels['warning']} warnings, {levels['info']} notes"
         console.print(f"{len(host.entries())} plugins: {counts}")
     if levels["error"] or (strict and levels["warning"]):
