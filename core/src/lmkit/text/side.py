@@ -28,7 +28,7 @@ from lmkit.plugins.catalog import install_command
 from lmkit.plugins.chat_templates import chosen_template
 from lmkit.plugins.refs import ask
 from lmkit.text.constrain import answer_of, constraint, thinking_of
-from lmkit.text.formats import AnyFormat, Chain, in_order, start_parser
+from lmkit.text.formats import AnyFormat, Chain, in_order, made_format, start_parser
 from lmkit.text.measure import beginning
 from lmkit.text.renderer import WriterRenderer, open_renderer
 from lmkit.text.stops import Stops
@@ -247,8 +247,7 @@ def format_of(resolved: ResolvedPlan, kind: str) -> Any:
     choice = resolved.choice(kind)
     if choice is None:
         return None
-    target = load_target(choice)
-    return target(**choice.options) if isinstance(target, type) else target
+    return made_format(f"{kind} {choice.name!r} of {choice.dist}", load_target(choice), **choice.options)
 
 
 def _defaults(checkpoint: Checkpoint) -> dict[str, Any]:
