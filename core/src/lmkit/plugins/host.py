@@ -126,7 +126,9 @@ class PluginHost(pluggy.PluginManager):
         return sorted({e.name for e in self.entries(kind) if e.state not in ("disabled", "shadowed")})
 
     def find(self, kind: str, name: str, dist: str | None = None) -> tuple[Entry | None, Refusal | None]:
-        """Stages 1 to 3 for a name: its entry, and the refusal of these stages if there is one."""
+        """Stages 1 to 3 for a name, or "dist/name": its entry, and the refusal of these stages if there is one."""
+        own, _, name = name.rpartition("/")
+        dist = dist or own
         dist = canonicalize_name(dist) if dist else None
         found = [e for e in self.entries(kind, name) if e.state != "shadowed" and dist in (None, e.dist)]
         if not found:
@@ -140,12 +142,7 @@ class PluginHost(pluggy.PluginManager):
         return entry, entry.reason
 
     def load(self, kind: str, name: str, dist: str | None = None) -> Spec:
-        """The spec of one plugin; imports exactly its module. Raises PluginError with the reason when it cannot.
-
-        `name` may be "dist/name".
-        """
-        own, _, name = name.rpartition("/")
-        dist = dist or own or None
+        """The spec of one plugin; imports exactly its module. Raises PluginError with the reason when it cannot."""
         entry, refusal = self.find(kind, name, dist)
         if entry is not None and refusal is None:
             refusal = self.open(entry)

@@ -28,7 +28,7 @@ def run_conformance(kind: str, name: str, arguments: Sequence[str] = ()) -> int:
     loaded_entry(PluginHost(switches=Switches()), f"{kind}:{name}")
     kit = kit_of(kind)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"test_{kind}_{name}.py"
+        file = Path(folder) / f"test_{kind}_{name.replace('/', '_')}.py"
         file.write_text(f"from lmkit_testing import {kit}\n\n\nclass Test({kit}):\n    plugin = {f'{kind}:{name}'!r}\n")
         quiet = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", "/dev/null", f"--rootdir={folder}"]
         return int(pytest.main([*quiet, str(file), *arguments]))
