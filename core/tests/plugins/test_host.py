@@ -10,6 +10,7 @@ import pytest
 from lmkit.api import ConfigError, PluginError, SchedulerSpec, hookimpl
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Pattern, Switches
+from lmkit_testing.host import OpenHost
 from lmkit_testing.world import World
 
 GOOD = """
@@ -352,7 +353,7 @@ def test_trace_logs_what_plugins_are_asked(
     ]  # fmt: skip
 
 
-def test_add_registers_a_module_without_installation(lmkit_host: PluginHost) -> None:
+def test_add_registers_a_module_without_installation(lmkit_host: OpenHost) -> None:
     module = ModuleType("made_up.hooks")
 
     @hookimpl

@@ -29,4 +29,5 @@ def load_target(choice: Choice | str) -> Any:
     if isinstance(choice, str):
         return load_ref(choice)
     owner = f"{choice.kind} {choice.name!r} ({choice.dist} {choice.version})"
-    return load_ref(choice.target, owner)
+    target = load_ref(choice.target, owner)
+    return load_ref(choice.adapter)(target) if choice.adapter else target

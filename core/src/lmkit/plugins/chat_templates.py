@@ -17,7 +17,7 @@ def chosen_template(choices: Iterable[Choice], file: str | None, checkpoint: Che
     choice = next((c for c in choices if c.kind == "template"), None)
     if choice is not None:
         path = Path(file) if file else checkpoint.path
-        found: str = ask(f"template {choice.name}", load_target(choice), path, gives=str)
+        found: str = ask(f"template {choice.name}", load_target(choice), path, checkpoint, gives=str)
         if file and not found:
             raise ConfigError(f"{file} holds no chat template", fix="give another file with --chat-template")
         return found or None

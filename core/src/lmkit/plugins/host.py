@@ -57,7 +57,6 @@ class PluginHost(pluggy.PluginManager):
         self.warnings: list[str] = []
         self._path = None if path is None else list(path)
         self._entries: list[Entry] | None = None
-        self._modules: dict[str, ModuleType] = {}  # given to `add`, not imported
         self._failed: dict[str, BaseException] = {}  # by module
         self._specs: dict[tuple[str, str], list[Spec]] = {}  # (module, kind) -> what its hook returned
         self._extensions_loaded = False
@@ -80,7 +79,7 @@ class PluginHost(pluggy.PluginManager):
         return entries
 
     def _settle_conflicts(self, entries: Sequence[Entry]) -> None:
-        """Of several dists with one name that of lmkit's own is meant; where there is none, or at will, `dist/name`."""
+        """A name of several dists is that of lmkit's own; where there is none, or at will, `dist/name` says which."""
         rivals: dict[str, list[Entry]] = {}
         for entry in entries:
             rivals.setdefault(entry.key, []).append(entry)
@@ -95,27 +94,6 @@ class PluginHost(pluggy.PluginManager):
             if others:
                 used = f"that of {own[0].dist} is used" if len(own) == 1 else "none is used"
                 self.warnings.append(f"{key} is a name of several dists ({dists}); {used}: write {names} for another")
-
-    def add(self, module: ModuleType, *, dist: str = "test", version: str = "0.0.0") -> list[Entry]:
-        """Register a module as if its dist were installed, with one entry per spec it returns. For tests."""
-        entries = self.scan()
-        added = []
-        self._modules[module.__name__] = module
-        self._register(module)
-        for kind in BY_NAME:
-            specs = self._call_registration(module, kind)
-            for spec in specs or ():
-                for name in getattr(spec, "architectures", (spec.name,)):
-                    entry = Entry(kind, name, module.__name__, dist, version, "", None)
-                    added.append(entry)
-        if not added:
-            name = module.__name__.rsplit(".", 1)[-1]
-            added.append(Entry(EXTENSION, name, module.__name__, dist, version, "", None))
-            self.activate(module.__name__)
-        entries.extend(added)
-        for entry in added:
-            self.open(entry)
-        return added
 
     def entries(self, kind: str | None = None, name: str | None = None) -> list[Entry]:
         """Entries of the table, in its order, of any state."""
@@ -180,7 +158,7 @@ class PluginHost(pluggy.PluginManager):
         return entry.reason if entry.state in ("broken", "incompatible") else None
 
     def _open(self, entry: Entry) -> None:
-        module = self._modules.get(entry.module) or self._import(entry)
+        module = self._import(entry)
         self._register(module)
         entry.warnings.extend(self._pending(module))
         if entry.kind == EXTENSION:
@@ -195,7 +173,9 @@ class PluginHost(pluggy.PluginManager):
             names = ", ".join(n for s in specs for n in getattr(s, "architectures", (s.name,))) or "nothing"
             raise PluginError(f"the entry point is named {entry.name!r}, but {entry.module} returns {names}")
         entry.spec = replace(spec, origin=Origin(entry.dist, entry.version, entry.module))
-        if spec.interface != (current := BY_NAME[entry.kind].interface):
+        kind = BY_NAME[entry.kind]
+        current, adapted = kind.interface, bool(kind.adapter) and spec.interface == kind.interface - 1
+        if spec.interface != current and not adapted:
             fix = "upgrade the plugin" if spec.interface < current else f"upgrade {CORE_DIST}"
             refusal = Refusal("interface-unsupported", f"{entry.kind} interface {current}", str(spec.interface), fix)
             self._set(entry, "incompatible", 3, refusal)

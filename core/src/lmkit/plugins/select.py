@@ -24,6 +24,7 @@ from lmkit.api import (
     nearest,
 )
 from lmkit.contracts.errors import said_by
+from lmkit.kinds import BY_NAME
 from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.codes import CODES
 from lmkit.plugins.host import Entry, PluginHost
@@ -108,7 +109,7 @@ class Outcome:
         assert picked.spec is not None
         assert picked.spec.origin is not None
         spec, origin = picked.spec, picked.spec.origin
-        claim = claim_of(spec, self.request)
+        claim, kind = claim_of(spec, self.request), BY_NAME[self.request.kind]
         default = "explicit" if self.wanted else "auto" if len(self.candidates) > 1 else "only candidate"
         return Choice(
             kind=self.request.kind,
@@ -118,6 +119,7 @@ class Outcome:
             dist=origin.dist,
             version=origin.version,
             module=origin.module,
+            adapter=kind.adapter if spec.interface < kind.interface else "",
             why=why or (claim.why if claim and not self.wanted else default),
             refused=self.refused,
         )

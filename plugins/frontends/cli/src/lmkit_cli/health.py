@@ -91,6 +91,9 @@ def _loaded(entry: Entry, host: PluginHost, imports: bool) -> Iterator[Finding]:
     spec = entry.spec
     if spec is None:
         return
+    if spec.interface < (current := BY_NAME[entry.kind].interface):
+        text = f"is of interface {spec.interface}, and works through an adapter that interface {current + 1} ends"
+        yield Finding("info", "interface-before", entry.key, text, f"write it for interface {current}: CHANGELOG.md")
     for refusal in requirements(spec, host.installed_version):
         text = f"needs {refusal.needed}, has {refusal.offered}"
         yield Finding("info", refusal.code, entry.key, text, refusal.fix)
