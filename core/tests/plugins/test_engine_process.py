@@ -11,6 +11,7 @@ import pytest
 from lmkit.api import EngineRequest, Grammar, SamplingParams, TokenizerSpec, hookimpl
 from lmkit.config import from_options
 from lmkit.engine.build import build_engine
+from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.plugins.switches import Switches
 from lmkit.text.side import TextSide, load_tokenizer
