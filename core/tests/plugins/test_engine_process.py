@@ -8,6 +8,7 @@ import time
 from types import ModuleType
 
 import pytest
+import torch  # noqa: F401 - it looks for plugins of its own when it is imported
 from lmkit.api import EngineRequest, Grammar, SamplingParams, TokenizerSpec, hookimpl
 from lmkit.config import from_options
 from lmkit.engine.build import build_engine

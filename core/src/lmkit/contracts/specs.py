@@ -106,7 +106,7 @@ class Spec:
 
     def __post_init__(self) -> None:
         problems = []
-        for field_name, kind in _types(type(self)).items():
+        for field_name, kind in _types(type(self)).items():  # type: ignore[arg-type]
             try:
                 msgspec.convert(value := getattr(self, field_name), kind)
             except msgspec.ValidationError as e:

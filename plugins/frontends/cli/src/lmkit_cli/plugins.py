@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from lmkit.api import ConfigError, UnknownName
+from lmkit.api import Checkpoint, CheckpointOptions, ConfigError, UnknownName
 from lmkit.config.environment import debug
 from lmkit.kinds import BY_NAME, GROUPS
 from lmkit.plugins.catalog import catalog, install
@@ -192,6 +192,38 @@ def new(
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
     root = written[0].parent
     console.print(f"next: pip install -e {escape(str(root))} && pytest {escape(str(root))}", soft_wrap=True)
+
+
+@app.command()
+def suggest(
+    model: Annotated[str, typer.Argument(help="checkpoint: a directory, a file, or a hub id")],
+    device: Annotated[
+        str | None, typer.Option(help="platform to run on, as 'cuda' or 'cuda:9.0:80GB'; default: this machine's")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say which plugins run a checkpoint here, and the line that installs what is missing. Loads nothing."""
+    from lmkit_cli.suggest import command_line, platform_here, suggest
+
+    platform = device.partition(":")[0] if device else platform_here()
+    if platform not in catalog()["platform"]:
+        raise UnknownName("platform", platform, catalog()["platform"])
+    checkpoint = _host().first("lmkit_resolve_checkpoint", Checkpoint, ref=model, options=CheckpointOptions())
+    if checkpoint is None:
+        raise ConfigError(f"no checkpoint {model!r}", fix="give a directory with config.json, or a hub id")
+    found = suggest(checkpoint, platform)
+    line = command_line(found)
+    if as_json:
+        _print_json({"platform": platform, "dists": found, "install": line})
+        return
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("dist", "for", "installed"):
+        table.add_column(column)
+    for s in found:
+        table.add_row(s.dist, escape(s.why), "yes" if s.installed else "[yellow]no[/]")
+    console.print(table)
+    console.print(escape(line) or "all of it is installed", soft_wrap=True)
 
 
 @app.command("test")
