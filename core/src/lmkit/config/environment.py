@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from lmkit.api import ConfigError, UnknownKey
 from lmkit.config.schema import leaves
@@ -24,6 +25,7 @@ SWITCHES = {
     "LMKIT_PLUGINS_ONLY": "the only plugins to load",
     "LMKIT_TRACE_PLUGINS": "1: log what each plugin is imported and asked for, ahead of it, and what it answers",
     "LMKIT_STRICT_PLUGINS": "1: a broken plugin is an error, not a state",
+    "LMKIT_MEASURED": "file of `lmkit bench kernels --save` (~/.cache/lmkit/measured.json)",
     "LMKIT_PLUGIN_SECONDS": "how long a plugin may take to be imported, asked or probed (30)",
 }
 
@@ -35,10 +37,6 @@ class Environment:
     switches: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, object] = field(default_factory=dict)  # dotted key -> checked value
     names: Mapping[str, str] = field(default_factory=dict)  # dotted key -> variable
-
-    @property
-    def debug(self) -> bool:
-        return self.switch("LMKIT_DEBUG") not in ("", "0")
 
     def switch(self, name: str) -> str:
         assert name in SWITCHES, name
@@ -69,12 +67,17 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
 def debug() -> bool:
     """Whether stack traces are wanted; never raises, for use while another error is being shown."""
-    return os.environ.get("LMKIT_DEBUG", "") not in ("", "0")
+    return is_on("LMKIT_DEBUG")
 
 
-def tracing() -> bool:
-    """Whether calls of plugins are to be logged."""
-    return os.environ.get("LMKIT_TRACE_PLUGINS", "").lower() not in ("", "0", "false", "no")
+def is_on(switch: str, environ: Mapping[str, str] = os.environ) -> bool:
+    return environ.get(switch, "").lower() not in ("", "0", "false", "no")
+
+
+def measured_file() -> Path:
+    """LMKIT_MEASURED."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return Path(os.environ.get("LMKIT_MEASURED") or folder / "lmkit" / "measured.json")
 
 
 def plugin_seconds() -> float:

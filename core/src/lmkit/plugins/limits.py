@@ -9,7 +9,7 @@ from threading import Thread
 from typing import TypeVar
 
 from lmkit.api import PluginError
-from lmkit.config.environment import plugin_seconds, tracing
+from lmkit.config.environment import is_on, plugin_seconds
 
 log = logging.getLogger("lmkit.plugins")
 NAMED_SECONDS = 5.0  # after which whoever is waited for is named
@@ -31,7 +31,7 @@ def limited(what: str, function: Callable[[], Result], fix: str = "") -> Result:
         except BaseException as e:
             errors.append(e)
 
-    level, limit = logging.WARNING if tracing() else logging.DEBUG, plugin_seconds()
+    level, limit = logging.WARNING if is_on("LMKIT_TRACE_PLUGINS") else logging.DEBUG, plugin_seconds()
     log.log(level, "%s", what)
     thread = Thread(target=run, name=f"lmkit: {what}", daemon=True)
     thread.start()

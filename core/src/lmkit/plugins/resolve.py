@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from lmkit.api import (
-    Architecture,
     AttentionSpec,
     Checkpoint,
     CheckpointError,
@@ -36,9 +35,9 @@ from lmkit.api import (
     OpRequest,
     OpSpec,
     ParserRequest,
-    Platform,
     PlatformSpec,
     PluginError,
+    PoolingTask,
     QuantizationSpec,
     Refusal,
     Refused,
@@ -65,7 +64,7 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
 from lmkit.plugins.parsers import ParserChooser
-from lmkit.plugins.platforms import choose_platform, consider_platforms
+from lmkit.plugins.platforms import choose_platform, consider_platforms, measured
 from lmkit.plugins.pooling import complete_pooler, find_head, max_length
 from lmkit.plugins.proposals import PROPOSABLE, merge
 from lmkit.plugins.refs import ask, load_ref, load_target
@@ -111,6 +110,7 @@ class Resolver:
         self.errors: dict[str, LmkitError] = {}  # step -> why it failed, or why one it needs failed
         self.roots: dict[str, str] = {}  # skipped step -> the step that failed
         self._platform: PlatformSpec | None = None
+        self._measured: Mapping[str, tuple[str, ...]] = {}
         self._choices: list[Choice] = []
         self._specs: list[Spec] = []
         self._used_ops: set[Wanted] = set()
@@ -166,6 +166,7 @@ class Resolver:
         self._keep(outcome)
         spec = outcome.chosen.spec if outcome.chosen else None
         self._platform = spec if isinstance(spec, PlatformSpec) else None
+        self._measured = measured(self._device())
 
     def _find_checkpoint(self) -> None:
         model = self.config.model
@@ -466,9 +467,9 @@ class Resolver:
         only: Callable[[Spec], bool] | None = None,
         needed: bool = True,
     ) -> Outcome:
-        """`select.consider` with the platform's preferences; raises when nothing is left of what is needed."""
+        """`select.consider` with what was measured here and the platform's preferences; raises when nothing is left."""
         kind = (request if isinstance(request, SelectRequest) else request[0]).kind
-        prefers = self._platform.prefers.get(kind, ()) if self._platform else ()
+        prefers = (*self._measured.get(kind, ()), *(self._platform.prefers.get(kind, ()) if self._platform else ()))
         how: dict[str, Any] = {"prefers": prefers, "only": only, "imports": self.imports}
         outcome = consider(self.host, request, user, **how)
         if needed or outcome.candidates:
@@ -495,7 +496,9 @@ class Resolver:
         spec = (candidate or outcome.chosen).spec  # type: ignore[union-attr]
         assert spec is not None
         options = parse_options(choice.kind, spec, self.config.plugins.get(f"{choice.kind}.{choice.name}", {}))
-        choice = msgspec.structs.replace(choice, options={**options, **choice.options})
+        here = choice.why == "auto" and choice.name in self._measured.get(choice.kind, ())
+        why = "auto, by what was measured here" if here else choice.why
+        choice = msgspec.structs.replace(choice, options={**options, **choice.options}, why=why)
         self._choices.append(choice)
         self._specs.append(spec)
         self.host.activate(choice.module)
@@ -523,14 +526,12 @@ def describe(choice: Choice) -> str:
     return f"{choice.kind}{part}={choice.name} ({choice.why}{'; refused: ' + refused if refused else ''})"
 
 
-def _described(choice: Choice, config: Mapping[str, Any], head: str | None) -> ModelInfo:
-    architecture: Architecture = load_target(choice)(**choice.options)
-    return described(architecture, config, head)
+def _described(choice: Choice, config: Mapping[str, Any], head: PoolingTask | None) -> ModelInfo:
+    return described(load_target(choice)(**choice.options), config, head)
 
 
-def _defaults(choice: Choice, info: ModelInfo, device: DeviceInfo) -> Mapping[str, object]:
-    platform: Platform = load_target(choice)()
-    return platform.defaults(info, device)
+def _defaults(choice: Choice, *args: Any) -> Any:
+    return load_target(choice)().defaults(*args)
 
 
 def _family(architecture: str) -> str:

@@ -197,7 +197,7 @@ def last_line(trace: str) -> str:
 
 def place_in(trace: str) -> str:
     """ "file:line" of the plugin's own line that a traceback ends in, or ""."""
-    folders = [Path(module.__file__).parent for module in (lmkit, pluggy)] + [Path(__file__).parent]
+    folders = [Path(str(module.__file__)).parent for module in (lmkit, pluggy)] + [Path(__file__).parent]
     python = Path(sysconfig.get_path("stdlib"))
     found = ""
     for file, line in re.findall(r'File "([^"<]+)", line (\d+)', trace):
