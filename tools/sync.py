@@ -199,7 +199,7 @@ def declared() -> str:
                 "files": getattr(spec, "files", ()),
                 "models": getattr(spec, "models", ()),
             }
-            row |= {key: list(value) for key, value in found.items() if value}
+            row |= {key: sorted(value) for key, value in found.items() if value}
             rows.append(row | {"named": True} if spec.stability == "experimental" else row)
     return "[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n"
 
