@@ -194,6 +194,7 @@ ENDLESS = [
     row("import-loops", "endless", "while True: pass"),
     row("import-sleeps", "endless", "import time\ntime.sleep(3600)"),
     row("import-waits", "endless", "import threading\nthreading.Event().wait()", asked=""),
+    row("import-thread", "endless", "from threading import *\nThread(target=Event().wait).start()", asked=""),
     row("import-child", "endless", "import subprocess\nsubprocess.run(['sleep', '3600'])", asked=""),
     row("import-stubborn", "endless", "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
         asked=""),

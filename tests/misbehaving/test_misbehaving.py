@@ -133,6 +133,11 @@ def test_who_only_looks_loads_no_plugin(command: list[str], whole: World) -> Non
     subprocess.run([sys.executable, "-m", "lmkit", *command], env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
+def test_a_command_that_is_never_run_is_named(whole: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole.add("bad-command", {"command": {"serve": "bad_command:serve"}})
+    assert [f.code for f in examine(whole.host()) if f.subject == "command:serve"] == ["shadowed"]
+
+
 def _until(done: object, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not done():  # type: ignore[operator]

@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -142,6 +143,11 @@ def _examine(module: str, before: set[str], writer: int) -> None:
         return found
 
     imported = step(IMPORTING, lambda: import_module(module))
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join(1.0)
+            if thread.is_alive():  # whoever imports it would not come to an end either
+                say(Report(module, IMPORTING, ended=f"left a thread that has not ended: {thread.name}"))
     for hook in [*(kind.hook for kind in KINDS), CHECKS] if imported else ():
         if not hasattr(imported, hook):
             continue

@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -67,6 +68,7 @@ def examine(host: PluginHost, *, imports: bool = False) -> list[Finding]:
         findings += _dist(dist, host)
     findings += _shared_files(host)
     findings += _own_checks(reports, host)
+    findings += _commands()
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(dict.fromkeys(findings), key=lambda f: (order[f.level], f.subject, f.code))
 
@@ -171,6 +173,18 @@ def _shared_files(host: PluginHost) -> Iterator[Finding]:
         if len(dists) > 1:
             text = f"{path} belongs to {' and '.join(sorted(dists))}"
             yield Finding("error", "shared-file", sorted(dists)[0], text, "uninstall one and reinstall the other")
+
+
+def _commands() -> Iterator[Finding]:
+    """Commands of dists that are never run, because another one has their name."""
+    from lmkit_cli.root import COMMANDS
+
+    first: dict[str, str] = dict.fromkeys(COMMANDS, "lmkit-cli")
+    for entry in metadata.entry_points(group="lmkit.command"):
+        dist = entry.dist.name if entry.dist else "?"
+        if (owner := first.setdefault(entry.name, dist)) != dist:
+            text = f"the command of {dist} is not run: {owner} has one of that name"
+            yield Finding("warning", "shadowed", f"command:{entry.name}", text, f"uninstall {dist}, or rename it there")
 
 
 def _own_checks(reports: Iterable[Report], host: PluginHost) -> Iterator[Finding]:
