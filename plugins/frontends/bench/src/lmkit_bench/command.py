@@ -130,7 +130,7 @@ def kernels(
     kernel reaches: of bandwidth where its bytes take longer, of arithmetic where its multiplications do.
 
     With --save the order of attention backends and kernels for linears that could do the same work is kept, for this
-    device, in the file that LMKIT_MEASURED names; `lmkit explain` says where it decided. Remove the file to forget it.
+    device, in the file that LMKIT_MEASURED names; `lmkit plan` says where it decided. Remove the file to forget it.
 
     Example: lmkit bench kernels ./my-model --only 'linear* 1x*'
     """
