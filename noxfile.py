@@ -331,6 +331,14 @@ def mix(session: nox.Session) -> None:
 
 
 @nox.session
+def misbehaving(session: nox.Session) -> None:
+    """A hundred and more plugins that hang, raise, end the process or answer nonsense: each is named, the others work.
+    Five minutes."""
+    install(session)
+    session.run("pytest", "-q", "tests/misbehaving", *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
 def chaos(session: nox.Session) -> None:
     """Engines killed, stopped and attacked, random requests in company: five minutes each; a batch 25 times."""
     install(session)
@@ -406,10 +414,8 @@ def cutlass(session: nox.Session) -> None:
 
 @nox.session
 def api(session: nox.Session) -> None:
-    """Compare the public surface with core/api.lock.json (`nox -s api -- --write` renews it)."""
-    session.install(
-        "-q", *(arg for path in ("core", *LIBRARIES) for arg in ("-e", f"./{path}")), "-c", "constraints.txt"
-    )
+    """Compare the public surface with core/api.lock.json (`-- --write` renews it; `-- --since REV`: what changed)."""
+    session.install("-q", *KIT, "-c", "constraints.txt")
     session.run("python", "tools/api_lock.py", *session.posargs)
 
 

@@ -1,11 +1,13 @@
 """The public surface as text: names, fields and signatures of lmkit.api, hooks and libraries, in core/api.lock.json.
 
-    python tools/api_lock.py            compare: 0 equal, 1 additions, 2 breaking changes
-    python tools/api_lock.py --write    renew; refuses breaking changes unless the interface number of a kind was raised
-                                        (those of libraries it takes: a plugin states which versions it works with)
+    python tools/api_lock.py               compare: 0 equal, 1 additions, 2 breaking changes
+    python tools/api_lock.py --write       renew; refuses a break unless the interface number of the kind was raised
+                                           that it concerns: of a name of lmkit.kinds.KIND that kind's, else any
+                                           (breaks of libraries it takes: a plugin states which versions it works with)
+    python tools/api_lock.py --since REV   what changed for plugin authors since a revision, as a section of the
+                                           notes of a release; reads no more than the files of both
 
-The difference of two versions of the file is what changed for plugin authors. Before the first release, delete the file
-to start over.
+Whoever renews it says in CHANGELOG.md what changed: tests/rules look at the commits.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
 from enum import Enum
@@ -27,7 +30,11 @@ from lmkit.hookspecs import hooks
 from lmkit.kinds import KINDS
 
 LOCK = Path(__file__).resolve().parents[1] / "core" / "api.lock.json"
-LIBRARIES = ("lmkit_layers", "lmkit_decoders")  # what plugins of one kind are written with
+LIBRARIES = (  # what plugins import beside lmkit.api: parts of the core, libraries, and the kits that prove them
+    *("lmkit.checkpoint", "lmkit.files", "lmkit.memory", "lmkit.prompts"),
+    *("lmkit_decoders", "lmkit_formats", "lmkit_http.dialect", "lmkit_killable", "lmkit_layers", "lmkit_layouts"),
+    *("lmkit_testing", "lmkit_testing.host", "lmkit_testing.dists"),
+)
 DEFAULT = " = ..."
 Surface = dict[str, Any]
 
@@ -45,8 +52,10 @@ def surface() -> Surface:
 
 
 def names_of(module: ModuleType) -> Surface:
-    """{name: description} of what a module offers."""
-    values = {name: getattr(module, name) for name in sorted(module.__all__)}
+    """{name: description} of what a module offers: what `__all__` has, or else what is defined there."""
+    own = [name for name, value in vars(module).items()
+           if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")]  # fmt: skip
+    values = {name: getattr(module, name) for name in sorted(getattr(module, "__all__", own))}
     return {name: describe(value) for name, value in values.items() if not inspect.ismodule(value)}
 
 
@@ -71,7 +80,7 @@ def describe(value: Any) -> Surface:
     described["methods"] = {
         name: signature(_function(member))
         for name, member in sorted(vars(value).items())
-        if not name.startswith("_")
+        if not name.startswith(("_", "test_"))  # which tests a kit has is no promise
         and (inspect.isfunction(member) or isinstance(member, (classmethod, staticmethod, property)))
     }
     if issubclass(value, Exception) and "__init__" in vars(value):
@@ -104,6 +113,30 @@ def compare(old: Surface, new: Surface) -> tuple[list[str], list[str]]:
         if new["interfaces"].get(kind, 0) < number:
             breaking.append(f"interface of {kind}: {number} -> {new['interfaces'].get(kind)}")
     return breaking, added
+
+
+def owners(line: str) -> set[str]:
+    """The kinds that a breaking change concerns; none where it is of the parts that all have in common."""
+    section, _, rest = line.partition(".")
+    name = rest.split(".")[0].split(" ")[0].split(":")[0]
+    if section == "hooks":
+        return {kind.name for kind in KINDS if kind.hook == name}
+    return {kind.name for kind in KINDS if section == "names" and hasattr(import_module(_file(kind)), name)
+            and getattr(import_module(_file(kind)), name).__module__ == _file(kind)}  # fmt: skip
+
+
+def _file(kind: Any) -> str:
+    return f"lmkit.kinds.{kind.name}"
+
+
+def notes(old: Surface, new: Surface) -> str:
+    """A section of the notes of a release."""
+    breaking, added = compare(old, new)
+    before, after = old["interfaces"], new["interfaces"]
+    raised = [f"{kind}: {before[kind]} -> {n}" for kind, n in after.items() if before.get(kind, n) != n]
+    parts = (("Interfaces", raised), ("Breaking", breaking), ("Added", added))
+    lines = [f"### {title}\n\n" + "\n".join(f"- `{line}`" for line in found) + "\n" for title, found in parts if found]
+    return "## For plugin authors\n\n" + ("\n".join(lines) or "Nothing changed.\n")
 
 
 def _compare_maps(path: str, old: Surface, new: Surface, breaking: list[str], added: list[str]) -> None:
@@ -171,6 +204,12 @@ def render(found: Any, indent: int = 0) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--since"]:
+        path = LOCK.relative_to(LOCK.parents[1]).as_posix()
+        command = ["git", "-C", str(LOCK.parents[1]), "show", f"{arguments[1]}:{path}"]
+        before = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        print(notes(json.loads(before), json.loads(LOCK.read_text())))
+        return 0
     new = json.loads(render(surface()))
     if not LOCK.exists():
         LOCK.write_text(render(new) + "\n")
@@ -182,10 +221,13 @@ def main(arguments: list[str]) -> int:
         print(f"breaking: {line}")
     for line in added:
         print(f"added: {line}")
-    raised = any(number > old["interfaces"].get(kind, 0) for kind, number in new["interfaces"].items())
+    raised = {kind for kind, number in new["interfaces"].items() if number > old["interfaces"].get(kind, 0)}
     if "--write" in arguments:
-        if any(not line.startswith("libraries.") for line in breaking) and not raised:
-            print("not written: raise the interface number of the kinds concerned, in lmkit.kinds")
+        not_raised = [line for line in breaking if not line.startswith("libraries.")
+                      and not (raised & owners(line) if owners(line) else raised)]  # fmt: skip
+        if not_raised:
+            kinds = ", ".join(sorted(set().union(*map(owners, not_raised)))) or "the kinds concerned"
+            print(f"not written: raise the interface number of {kinds}, in lmkit.kinds")
             return 2
         LOCK.write_text(render(new) + "\n")
         return 0

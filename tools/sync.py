@@ -18,6 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CATALOG = ROOT / "core" / "src" / "lmkit" / "plugins" / "catalog.json"
+DECLARED = ROOT / "plugins" / "frontends" / "cli" / "src" / "lmkit_cli" / "declared.json"
 
 
 def catalog(root: Path = ROOT) -> str:
@@ -181,6 +182,28 @@ def quantization_page(page: str) -> str:
     return page.partition(QUANTIZED)[0] + QUANTIZED + PARAGRAPH + "\n".join([*rows, *gguf_families()]) + "\n"
 
 
+SUGGESTED = ("platform", "attention", "quantization", "op", "loader", "tokenizer", "tool_parser", "reasoning_parser")
+
+
+def declared() -> str:
+    """What the plugins of the repository say they are for, as JSON text: read where they are not installed."""
+    dists = json.loads(catalog())["kinds"]
+    rows = []
+    for kind in SUGGESTED:
+        for spec in sorted(specs(kind), key=lambda spec: spec.name):
+            row: dict[str, Any] = {"kind": kind, "name": spec.name, "dist": dists[kind][spec.name]}
+            found = {
+                "platforms": (spec.name,) if kind == "platform" else spec.platforms,
+                "formats": (*getattr(spec, "formats", ()), *getattr(spec, "weight_formats", ())),
+                "methods": getattr(spec, "checkpoint_methods", ()),
+                "files": getattr(spec, "files", ()),
+                "models": getattr(spec, "models", ()),
+            }
+            row |= {key: sorted(value) for key, value in found.items() if value}
+            rows.append(row | {"named": True} if spec.stability == "experimental" else row)
+    return "[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n"
+
+
 DEVICES = "## Plugins of GPUs\n\n"  # the same in docs/gpu.md
 PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named here with its date and device
     "attention triton": "laboratory, compiled ahead, simulated device",
@@ -288,6 +311,7 @@ def outputs() -> dict[Path, str]:
     introduction = (docs / "models.md").read_text().partition(TABLE)[0] + TABLE
     return {
         CATALOG: catalog(),
+        DECLARED: declared(),
         pages / "hooks.md": hooks_page(),
         pages / "refusal-codes.md": codes_page(),
         pages / "fields.md": fields_page(),

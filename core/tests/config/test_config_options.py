@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lmkit.api import ConfigError, UnknownKey
 from lmkit.config import Environment, from_options, parse_budget, parse_size, read_environment
-from lmkit.config.environment import parse_scalar
+from lmkit.config.environment import is_on, parse_scalar, plugin_seconds
 from lmkit.config.sizes import format_size
 
 
@@ -26,9 +26,19 @@ def test_bad_variable_names_itself() -> None:
 
 
 def test_debug_switch() -> None:
-    assert read_environment({"LMKIT_DEBUG": "1"}).debug
-    assert not read_environment({"LMKIT_DEBUG": "0"}).debug
-    assert not Environment().debug
+    assert is_on("LMKIT_DEBUG", {"LMKIT_DEBUG": "1"})
+    assert not any(is_on("LMKIT_DEBUG", {"LMKIT_DEBUG": text}) for text in ("", "0", "no", "False"))
+    assert not is_on("LMKIT_DEBUG", {})
+
+
+def test_plugins_have_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, seconds in (("0.5", 0.5), ("60", 60.0)):
+        monkeypatch.setenv("LMKIT_PLUGIN_SECONDS", text)
+        assert plugin_seconds() == seconds
+    for text in ("", "0", "-1", "nan", "inf", "soon"):
+        monkeypatch.setenv("LMKIT_PLUGIN_SECONDS", text)
+        with pytest.raises(ConfigError, match="LMKIT_PLUGIN_SECONDS"):
+            plugin_seconds()
 
 
 def test_options_of_llm() -> None:

@@ -112,3 +112,46 @@ def test_breaking_changes_need_an_interface_number(
     lock.write_text(tool.render(old))
     assert tool.main(["--write"]) == 0
     assert tool.main([]) == 0
+
+
+def test_a_break_raises_the_kind_that_it_concerns(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path / "api.lock.json"
+    monkeypatch.setattr(tool, "LOCK", lock)
+    old = json.loads(tool.render(tool.surface()))
+    old["names"]["OrderPolicy"]["methods"]["gone"] = ["self", "-> int"]
+    assert tool.owners("names.OrderPolicy.methods.gone is gone") == {"scheduler"}
+    assert tool.owners("hooks.lmkit_models is gone") == {"model"}
+    assert tool.owners("names.AttnNeed.fields.gone is gone") == set()  # all have it
+    for kind, status in (("attention", 2), ("scheduler", 0)):
+        old["interfaces"][kind] = 0
+        lock.write_text(tool.render(old))
+        assert tool.main(["--write"]) == status
+    assert "of scheduler" in capsys.readouterr().out
+
+
+def test_libraries_and_kits_are_locked(tool: ModuleType) -> None:
+    """Every module that plugins of others may import."""
+    from lmkit_cli.health import PUBLIC
+
+    assert {name for name in PUBLIC if name != "lmkit.api"} <= {*tool.LIBRARIES, "lmkit_http"}
+    found = tool.surface()["libraries"]
+    assert all(found[name] for name in tool.LIBRARIES)
+    old = copy.deepcopy(found)
+    old["lmkit_testing"]["SchedulerConformance"]["attributes"]["gone"] = "str"
+    breaking, _ = tool.compare({"interfaces": {}, "libraries": old}, {"interfaces": {}, "libraries": found})
+    assert breaking == ["libraries.lmkit_testing.SchedulerConformance.attributes.gone is gone"]
+
+
+def test_notes_of_a_release_say_what_changed(tool: ModuleType) -> None:
+    old = json.loads(tool.render(tool.surface()))
+    new = copy.deepcopy(old)
+    remove_field(new)
+    add_name(new)
+    new["interfaces"]["attention"] += 1
+    text = tool.notes(old, new)
+    assert "### Interfaces" in text
+    assert "- `names.AttnNeed.fields.window is gone`" in text.partition("### Breaking")[2].partition("### Added")[0]
+    assert "- `names.NewSpec is new`" in text.partition("### Added")[2]
+    assert "Nothing changed" in tool.notes(old, old)

@@ -8,6 +8,7 @@ import time
 from types import ModuleType
 
 import pytest
+import torch  # noqa: F401 - it looks for plugins of its own when it is imported
 from lmkit.api import EngineRequest, Grammar, SamplingParams, TokenizerSpec, hookimpl
 from lmkit.config import from_options
 from lmkit.engine.build import build_engine
@@ -15,6 +16,7 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.plugins.switches import Switches
 from lmkit.text.side import TextSide, load_tokenizer
+from lmkit_testing.host import OpenHost
 from lmkit_tokenizer_json.apart import open_tokenizer
 
 SMALL = {"model": "demo", "kv_memory": "8MiB", "max_length": 256}
@@ -80,7 +82,7 @@ def test_what_is_switched_off_for_a_host_stays_off_in_the_engine(monkeypatch, su
     """The engine reads the tokenizer with what the plan names: the better one where it is on, else the core's."""
     for disabled, name in (((), "better"), (("tokenizer:better",), "json")):
         switches = Switches.build({"LMKIT_PLUGINS_DISABLE": ",".join(disabled)})
-        host = PluginHost(switches=switches)
+        host = OpenHost(switches=switches)
         host.add(supplier) if not disabled else None
         config, before = from_options(SMALL), supplier.calls
         resolved, checkpoint, _ = resolve(config, host)

@@ -10,6 +10,7 @@ import pytest
 from lmkit.api import ConfigError, PluginError, SchedulerSpec, hookimpl
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Pattern, Switches
+from lmkit_testing.host import OpenHost
 from lmkit_testing.world import World
 
 GOOD = """
@@ -229,7 +230,7 @@ def test_the_environment_is_read(several: World, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LMKIT_STRICT_PLUGINS", "1")
     monkeypatch.setenv("LMKIT_TRACE_PLUGINS", "0")
     host = PluginHost(path=[str(several.path)])
-    assert (host.switches.strict, host.switches.trace) == (True, False)
+    assert host.switches.strict
     with pytest.raises(PluginError, match="disabled by LMKIT_PLUGINS_DISABLE"):
         host.load("scheduler", "one")
 
@@ -340,14 +341,19 @@ def test_hooks_of_plugins_that_were_not_selected_stay_silent(world: World) -> No
     assert host.gather("lmkit_configure", **nothing) == [("p_loud.hooks", "loud")]
 
 
-def test_trace_logs_hook_calls(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_trace_logs_what_plugins_are_asked(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scheduler(world, "good")
+    monkeypatch.setenv("LMKIT_TRACE_PLUGINS", "1")
     with caplog.at_level(logging.WARNING, "lmkit.plugins"):
-        world.host(trace=True).load("scheduler", "good")
-    assert "hook lmkit_schedulers -> ['p_good.hooks']" in caplog.text
+        world.host().load("scheduler", "good")
+    assert [record.message.partition(" -> ")[0] for record in caplog.records] == [
+        *["scheduler:good of p-good: importing p_good.hooks"] * 2, *["lmkit_schedulers of p_good.hooks"] * 2
+    ]  # fmt: skip
 
 
-def test_add_registers_a_module_without_installation(lmkit_host: PluginHost) -> None:
+def test_add_registers_a_module_without_installation(lmkit_host: OpenHost) -> None:
     module = ModuleType("made_up.hooks")
 
     @hookimpl

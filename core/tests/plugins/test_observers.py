@@ -9,12 +9,12 @@ from lmkit.api import EngineRequest, SamplingParams, TokenEvent, hookimpl
 from lmkit.engine.messages import EngineFacts
 from lmkit.engine.observers import Observers
 from lmkit.hookspecs import EngineInfo, RequestStats
-from lmkit.plugins.host import PluginHost
+from lmkit_testing.host import OpenHost
 from lmkit_testing.serving import no_plan
 
 
 @pytest.fixture
-def seen(lmkit_host: PluginHost) -> list[object]:
+def seen(lmkit_host: OpenHost) -> list[object]:
     """What a plugin in `lmkit_host` was told."""
     told: list[object] = []
     module = ModuleType("watcher")
@@ -37,7 +37,7 @@ def seen(lmkit_host: PluginHost) -> list[object]:
     return told
 
 
-def test_a_request_is_reported_once(lmkit_host: PluginHost, seen: list[object]) -> None:
+def test_a_request_is_reported_once(lmkit_host: OpenHost, seen: list[object]) -> None:
     observers = Observers(lmkit_host, no_plan(), EngineFacts("toy", 10, 100, 5))
     observers.started()
     watch = observers.watch(EngineRequest("r1", [1, 2, 3], SamplingParams(max_tokens=4)))
@@ -55,7 +55,7 @@ def test_a_request_is_reported_once(lmkit_host: PluginHost, seen: list[object]) 
     assert 0 <= stats.first_token <= stats.total
 
 
-def test_an_extension_added_late_takes_part(lmkit_host: PluginHost) -> None:
+def test_an_extension_added_late_takes_part(lmkit_host: OpenHost) -> None:
     assert not lmkit_host.implements("lmkit_engine_started")
     module = ModuleType("late")
     module.lmkit_engine_started = hookimpl(lambda info: None, specname="lmkit_engine_started")  # type: ignore[attr-defined]
@@ -63,6 +63,6 @@ def test_an_extension_added_late_takes_part(lmkit_host: PluginHost) -> None:
     assert lmkit_host.implements("lmkit_engine_started")
 
 
-def test_nobody_watches_when_nobody_wants_to_know(lmkit_host: PluginHost) -> None:
+def test_nobody_watches_when_nobody_wants_to_know(lmkit_host: OpenHost) -> None:
     observers = Observers(lmkit_host, no_plan(), EngineFacts("toy", 10, 100, 5))
     assert observers.watch(EngineRequest("r1", [1], SamplingParams(max_tokens=4))) is None

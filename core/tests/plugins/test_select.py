@@ -41,7 +41,7 @@ from lmkit.plugins.codes import CODES
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.select import Outcome, consider, parse_selection
 from lmkit.plugins.switches import Switches
-from lmkit_testing.host import codes, make_device, select
+from lmkit_testing.host import OpenHost, codes, make_device, select
 from lmkit_testing.world import World
 
 TARGET = "lmkit.plugins.select:select"  # any object that exists
@@ -50,7 +50,7 @@ BF16 = frozenset({"bfloat16"})
 
 def host_of(*specs: Spec, dists: tuple[str, ...] = ()) -> PluginHost:
     """A host with the given specs, each from a dist and module of its own."""
-    host = PluginHost(path=[], switches=Switches())
+    host = OpenHost(path=[], switches=Switches())
     for i, spec in enumerate(specs):
         module = ModuleType(f"made_{i}.hooks")
         hook = next(kind.hook for kind in KINDS if kind.spec is type(spec))

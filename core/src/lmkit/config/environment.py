@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from lmkit.api import UnknownKey
+from lmkit.api import ConfigError, UnknownKey
 from lmkit.config.schema import leaves
 from lmkit.kinds import GROUPS
 
@@ -22,8 +23,10 @@ SWITCHES = {
     "LMKIT_ADMIN_KEY": "key that may also change the server, as --admin-key",
     "LMKIT_PLUGINS_DISABLE": "plugins never to load: kind:name, distribution, or globs, separated by commas",
     "LMKIT_PLUGINS_ONLY": "the only plugins to load",
-    "LMKIT_TRACE_PLUGINS": "1: log every hook call",
+    "LMKIT_TRACE_PLUGINS": "1: log what each plugin is imported and asked for, ahead of it, and what it answers",
     "LMKIT_STRICT_PLUGINS": "1: a broken plugin is an error, not a state",
+    "LMKIT_MEASURED": "file of `lmkit bench kernels --save` (~/.cache/lmkit/measured.json)",
+    "LMKIT_PLUGIN_SECONDS": "how long a plugin may take to be imported, asked or probed (30)",
 }
 
 
@@ -34,10 +37,6 @@ class Environment:
     switches: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, object] = field(default_factory=dict)  # dotted key -> checked value
     names: Mapping[str, str] = field(default_factory=dict)  # dotted key -> variable
-
-    @property
-    def debug(self) -> bool:
-        return self.switch("LMKIT_DEBUG") not in ("", "0")
 
     def switch(self, name: str) -> str:
         assert name in SWITCHES, name
@@ -68,7 +67,28 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
 def debug() -> bool:
     """Whether stack traces are wanted; never raises, for use while another error is being shown."""
-    return os.environ.get("LMKIT_DEBUG", "") not in ("", "0")
+    return is_on("LMKIT_DEBUG")
+
+
+def is_on(switch: str, environ: Mapping[str, str] = os.environ) -> bool:
+    return environ.get(switch, "").lower() not in ("", "0", "false", "no")
+
+
+def measured_file() -> Path:
+    """LMKIT_MEASURED."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return Path(os.environ.get("LMKIT_MEASURED") or folder / "lmkit" / "measured.json")
+
+
+def plugin_seconds() -> float:
+    """LMKIT_PLUGIN_SECONDS. Raises ConfigError for anything but a positive number."""
+    text = os.environ.get("LMKIT_PLUGIN_SECONDS", "30")
+    try:
+        if 0 < (seconds := float(text)) < 1e6:
+            return seconds
+    except ValueError:
+        pass
+    raise ConfigError(f"LMKIT_PLUGIN_SECONDS is {text!r}, needs a number of seconds", fix="leave it unset: 30")
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

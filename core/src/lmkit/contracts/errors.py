@@ -69,6 +69,14 @@ class LmkitError(Exception):
         return ErrorInfo(self.code, self.message, self.fix, self.field, self.status, self.retryable)
 
 
+def said_by(error: BaseException) -> str:
+    """ "ValueError: text", and the name alone of one whose text cannot be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like `name`, or None."""
     found = get_close_matches(name, list(known), n=1, cutoff=0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from lmkit.contracts.errors import PluginError
+from lmkit.contracts.errors import PluginError, said_by
 from lmkit.contracts.resolved import Choice
 
 
@@ -20,9 +20,7 @@ def load_ref(ref: str, owner: str = "") -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # also SystemExit: a plugin must not end the process
-        raise PluginError(
-            f"{who}cannot import {ref!r}: {type(e).__name__}: {e}", fix="lmkit plugins doctor --imports"
-        ) from e
+        raise PluginError(f"{who}cannot import {ref!r}: {said_by(e)}", fix="lmkit plugins doctor --imports") from e
     return found
 
 
@@ -31,4 +29,5 @@ def load_target(choice: Choice | str) -> Any:
     if isinstance(choice, str):
         return load_ref(choice)
     owner = f"{choice.kind} {choice.name!r} ({choice.dist} {choice.version})"
-    return load_ref(choice.target, owner)
+    target = load_ref(choice.target, owner)
+    return load_ref(choice.adapter)(target) if choice.adapter else target

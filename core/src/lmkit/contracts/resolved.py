@@ -22,6 +22,7 @@ class Choice(msgspec.Struct, frozen=True):
     dist: str
     version: str
     module: str  # hooks module that registered it
+    adapter: str = ""  # Ref: what makes of the target, which is of the interface before, one of today
     options: dict[str, Any] = {}
     why: str = ""  # "explicit", "auto", "only candidate", "checkpoint says quant_method=fp8"
     refused: tuple[Refused, ...] = ()

@@ -10,7 +10,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Literal
+from functools import cache
+from typing import Literal, get_type_hints
+
+import msgspec
 
 from lmkit.contracts.device import DeviceInfo
 from lmkit.contracts.errors import PluginError
@@ -103,6 +106,11 @@ class Spec:
 
     def __post_init__(self) -> None:
         problems = []
+        for field_name, kind in _types(type(self)).items():  # type: ignore[arg-type]
+            try:
+                msgspec.convert(value := getattr(self, field_name), kind)
+            except msgspec.ValidationError as e:
+                raise PluginError(f"{type(self).__name__}: {field_name} is {value!r:.60}: {e}") from e
         if not NAME.match(self.name):
             problems.append(f"name {self.name!r} must match {NAME.pattern}")
         for field_name in ("target", "options", "check"):
@@ -113,6 +121,9 @@ class Spec:
             problems.append("summary must be one line")
         if problems:
             raise PluginError(f"{type(self).__name__}: " + "; ".join(problems))
+
+
+_types = cache(get_type_hints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from lmkit.api import (
     Executor,
     Failure,
     ForgetRows,
+    PluginError,
     ResetCache,
     SchedStats,
     Scheduler,
@@ -204,7 +205,8 @@ class EngineCore:
             raise EngineDead(f"rank {self.failure.rank}: {self.failure.message}") from error
         rows = ", ".join(row.id for row in plan.rows[:4]) + (", ..." if len(plan.rows) > 4 else "")
         log.error("step %d failed (rows: %s); they are tried again one by one", plan.step, rows, exc_info=error)
-        what = type(error).__name__  # its text may hold paths and addresses: that is for the log, not for clients
+        # the text of others may hold paths and addresses: that is for the log, not for clients
+        what = error.message if isinstance(error, PluginError) else type(error).__name__
         info = EngineError(f"its step failed ({what})", fix="the engine's log has the cause").info()
         retry = getattr(self.scheduler, "retry_running", None)
         if retry is not None and self._told(ForgetRows()):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmkit.contracts.refusal import Refusal
-from lmkit.contracts.specs import SelectRequest, Spec
+from lmkit.contracts.specs import Ref, SelectRequest, Spec
 
 if TYPE_CHECKING:
     from lmkit.contracts.checkpoint import Checkpoint
@@ -75,6 +75,7 @@ class Kind:
     used_by: str  # the module that loads the target of what was chosen: a kind without a consumer is none
     doc: str | None
     interface: int = 1  # raised by changes that break plugins
+    adapter: Ref = ""  # (target of the interface before) -> a target of this one; "": plugins of that are refused
     request: type[SelectRequest] = SelectRequest  # what is asked of a candidate
     refusals: Callable[[Any, Any], Refusals] = none  # stage 7: (spec, request)
     auto_refusals: Callable[[Any, Any], Refusals] = none  # stage 7 where the user named none

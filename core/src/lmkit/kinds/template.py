@@ -5,7 +5,7 @@ Example, entry point `[project.entry-points."lmkit.template"] toy = "toy_chat.ho
     from lmkit.api import TemplateSpec, hookimpl
 
 
-    def template(path):
+    def template(path, checkpoint):
         return "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\\n{% endfor %}"
 
 
@@ -13,15 +13,18 @@ Example, entry point `[project.entry-points."lmkit.template"] toy = "toy_chat.ho
     def lmkit_templates():
         yield TemplateSpec(
             name="toy", summary="ROLE: CONTENT", target=f"{__name__}:template", models=("ToyForCausalLM",),
+            interface=2,
         )
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from lmkit.contracts.checkpoint import Checkpoint
 from lmkit.contracts.refusal import Refusal
 from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Known, Refusals, listed
@@ -29,9 +32,9 @@ from lmkit.kinds.base import Kind, Known, Refusals, listed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateSpec(Spec):
-    """target: (path: Path) -> str, the Jinja text, of a file that the user names or of a checkpoint; "": it has none.
+    """target: (path: Path, checkpoint: Checkpoint) -> str, the Jinja text, for a checkpoint; "": there is none.
 
-    It raises ConfigError or CheckpointError.
+    `path` is the file that the user names, or where the checkpoint lies. It raises ConfigError or CheckpointError.
     """
 
     suffixes: tuple[str, ...] = ()  # of the files it reads: ".toy"
@@ -46,6 +49,11 @@ class TemplateRequest(SelectRequest):
     suffix: str | None = None
     architecture: str = ""
     model: str = ""
+
+
+def of_interface_1(target: Callable[[Path], str]) -> Callable[[Path, Checkpoint], str]:
+    """Interface 1 was not told the checkpoint, so that a plugin with templates for several models had to guess."""
+    return lambda path, checkpoint: target(path)
 
 
 def refusals(spec: TemplateSpec, request: TemplateRequest) -> Refusals:
@@ -71,6 +79,8 @@ KIND = Kind(
     "template",
     spec=TemplateSpec,
     hook="lmkit_templates",
+    interface=2,
+    adapter="lmkit.kinds.template:of_interface_1",
     used_by="lmkit.plugins.chat_templates",
     request=TemplateRequest,
     refusals=refusals,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lmkit.api import Checkpoint, Choice, ConfigError
-from lmkit.plugins.refs import call, load_target
+from lmkit.plugins.refs import ask, load_target
 
 
 def chosen_template(choices: Iterable[Choice], file: str | None, checkpoint: Checkpoint) -> str | None:
@@ -17,7 +17,7 @@ def chosen_template(choices: Iterable[Choice], file: str | None, checkpoint: Che
     choice = next((c for c in choices if c.kind == "template"), None)
     if choice is not None:
         path = Path(file) if file else checkpoint.path
-        found = str(call(f"template {choice.name}", load_target(choice), path))
+        found: str = ask(f"template {choice.name}", load_target(choice), path, checkpoint, gives=str)
         if file and not found:
             raise ConfigError(f"{file} holds no chat template", fix="give another file with --chat-template")
         return found or None

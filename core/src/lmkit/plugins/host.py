@@ -6,7 +6,7 @@ Nothing a plugin does at import or registration can stop the process or another 
     disabled      switched off, by what stands in `reason`
     incompatible  made for another core (from dist metadata) or another interface number
     broken        its import or registration raised, or it broke the contract
-    ambiguous     several enabled dists use this kind and name; `dist/name` settles it
+    ambiguous     several enabled dists use this kind and name, and it is not lmkit's own; `dist/name` settles it
     shadowed      the same dist is installed twice and this copy is behind another on sys.path
 """
 
@@ -16,12 +16,11 @@ import importlib.metadata as metadata
 import logging
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
-from threading import Timer
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -33,14 +32,16 @@ from packaging.version import Version
 import lmkit
 from lmkit.api import ConfigError, LmkitError, Origin, PluginError, Refusal, Spec, nearest
 from lmkit.config import read_environment
+from lmkit.contracts.errors import said_by
 from lmkit.hookspecs import LmkitSpecs, hooks
 from lmkit.kinds import BY_NAME, EXTENSION, GROUPS
 from lmkit.plugins.catalog import CORE_DIST, install_command
 from lmkit.plugins.entry import Entry, State
+from lmkit.plugins.limits import limited
 from lmkit.plugins.switches import Switches
 
 log = logging.getLogger("lmkit.plugins")
-SLOW_SECONDS = 5.0  # after which a plugin that is being imported or asked is named
+MAX_ITEMS = 10_000  # that one call of a hook may yield
 
 PREFIX = "lmkit."
 COMMANDS = "lmkit.command"  # a front end reads this group
@@ -56,12 +57,10 @@ class PluginHost(pluggy.PluginManager):
         self.warnings: list[str] = []
         self._path = None if path is None else list(path)
         self._entries: list[Entry] | None = None
-        self._modules: dict[str, ModuleType] = {}  # given to `add`, not imported
+        self._failed: dict[str, BaseException] = {}  # by module
         self._specs: dict[tuple[str, str], list[Spec]] = {}  # (module, kind) -> what its hook returned
         self._extensions_loaded = False
         self._active = {"lmkit.builtin"}  # modules whose behaviour hooks are called
-        if self.switches.trace:
-            self.add_hookcall_monitoring(_trace_before, _trace_after)
         self.register(import_module("lmkit.builtin"), name="lmkit.builtin")
 
     # ------------------------------------------------------------------------------------------------- the table
@@ -75,41 +74,26 @@ class PluginHost(pluggy.PluginManager):
         for entry in entries:
             if entry.state == "ok" and (refusal := _core_refusal(entry)):
                 self._set(entry, "incompatible", 3, refusal)
-        live = [e for e in entries if e.state in ("ok", "incompatible")]
-        counts = Counter(e.key for e in live)
-        for entry in live:
-            if counts[entry.key] > 1:
-                dists = sorted(e.dist for e in live if e.key == entry.key)
-                entry.state, entry.stage = "ambiguous", 1
-                entry.reason = Refusal(
-                    "name-conflict",
-                    "one dist per name",
-                    ", ".join(dists),
-                    f"write {dists[0]}/{entry.name} or disable one",
-                )
+        self._settle_conflicts([e for e in entries if e.state in ("ok", "incompatible")])
         self._entries = entries
         return entries
 
-    def add(self, module: ModuleType, *, dist: str = "test", version: str = "0.0.0") -> list[Entry]:
-        """Register a module as if its dist were installed, with one entry per spec it returns. For tests."""
-        entries = self.scan()
-        added = []
-        self._modules[module.__name__] = module
-        self._register(module)
-        for kind in BY_NAME:
-            specs = self._call_registration(module, kind)
-            for spec in specs or ():
-                for name in getattr(spec, "architectures", (spec.name,)):
-                    entry = Entry(kind, name, module.__name__, dist, version, "", None)
-                    added.append(entry)
-        if not added:
-            name = module.__name__.rsplit(".", 1)[-1]
-            added.append(Entry(EXTENSION, name, module.__name__, dist, version, "", None))
-            self.activate(module.__name__)
-        entries.extend(added)
-        for entry in added:
-            self.open(entry)
-        return added
+    def _settle_conflicts(self, entries: Sequence[Entry]) -> None:
+        """A name of several dists is that of lmkit's own; where there is none, or at will, `dist/name` says which."""
+        rivals: dict[str, list[Entry]] = {}
+        for entry in entries:
+            rivals.setdefault(entry.key, []).append(entry)
+        for key, found in rivals.items():
+            own = [e for e in found if e.official]
+            others = [e for e in found if len(own) != 1 or e is not own[0]] if len(found) > 1 else []
+            dists, names = ", ".join(e.dist for e in found), " or ".join(f"{e.dist}/{e.name}" for e in others)
+            for entry in others:
+                entry.state, entry.stage = "ambiguous", 1
+                fix = f"write {names}, or disable one"
+                entry.reason = Refusal("name-conflict", "one dist per name", dists, fix)
+            if others:
+                used = f"that of {own[0].dist} is used" if len(own) == 1 else "none is used"
+                self.warnings.append(f"{key} is a name of several dists ({dists}); {used}: write {names} for another")
 
     def entries(self, kind: str | None = None, name: str | None = None) -> list[Entry]:
         """Entries of the table, in its order, of any state."""
@@ -120,7 +104,9 @@ class PluginHost(pluggy.PluginManager):
         return sorted({e.name for e in self.entries(kind) if e.state not in ("disabled", "shadowed")})
 
     def find(self, kind: str, name: str, dist: str | None = None) -> tuple[Entry | None, Refusal | None]:
-        """Stages 1 to 3 for a name: its entry, and the refusal of these stages if there is one."""
+        """Stages 1 to 3 for a name, or "dist/name": its entry, and the refusal of these stages if there is one."""
+        own, _, name = name.rpartition("/")
+        dist = dist or own
         dist = canonicalize_name(dist) if dist else None
         found = [e for e in self.entries(kind, name) if e.state != "shadowed" and dist in (None, e.dist)]
         if not found:
@@ -128,7 +114,7 @@ class PluginHost(pluggy.PluginManager):
         enabled = [e for e in found if e.state != "disabled"]
         if not enabled:
             return found[0], found[0].reason
-        entry = enabled[0]
+        entry = next((e for e in enabled if e.state != "ambiguous"), enabled[0])
         if dist is not None and len(enabled) == 1 and entry.state == "ambiguous":
             return entry, _core_refusal(entry)  # the qualified name settles the conflict
         return entry, entry.reason
@@ -166,14 +152,13 @@ class PluginHost(pluggy.PluginManager):
                 raise
             except BaseException as e:
                 entry.trace = traceback.format_exc()
-                offered = str(e) if isinstance(e, PluginError) else f"{type(e).__name__}: {e}"
+                offered = str(e) if isinstance(e, PluginError) else said_by(e)
                 self._set(entry, "broken", 4, Refusal("broken", "a working plugin", offered, "lmkit plugins doctor"), e)
             entry.seconds = time.perf_counter() - start
         return entry.reason if entry.state in ("broken", "incompatible") else None
 
     def _open(self, entry: Entry) -> None:
-        with self._said_when_slow("importing", entry.module):
-            module = self._modules.get(entry.module) or import_module(entry.module)
+        module = self._import(entry)
         self._register(module)
         entry.warnings.extend(self._pending(module))
         if entry.kind == EXTENSION:
@@ -188,10 +173,23 @@ class PluginHost(pluggy.PluginManager):
             names = ", ".join(n for s in specs for n in getattr(s, "architectures", (s.name,))) or "nothing"
             raise PluginError(f"the entry point is named {entry.name!r}, but {entry.module} returns {names}")
         entry.spec = replace(spec, origin=Origin(entry.dist, entry.version, entry.module))
-        if spec.interface != (current := BY_NAME[entry.kind].interface):
+        kind = BY_NAME[entry.kind]
+        current, adapted = kind.interface, bool(kind.adapter) and spec.interface == kind.interface - 1
+        if spec.interface != current and not adapted:
             fix = "upgrade the plugin" if spec.interface < current else f"upgrade {CORE_DIST}"
             refusal = Refusal("interface-unsupported", f"{entry.kind} interface {current}", str(spec.interface), fix)
             self._set(entry, "incompatible", 3, refusal)
+
+    def _import(self, entry: Entry) -> ModuleType:
+        """The module of an entry. What failed once is not tried, nor waited for, again."""
+        if (error := self._failed.get(entry.module)) is not None:
+            raise error
+        what = f"{entry.key} of {entry.dist}: importing {entry.module}"
+        try:
+            return limited(what, partial(import_module, entry.module), self._without(entry.module))
+        except BaseException as e:
+            self._failed[entry.module] = e
+            raise
 
     def _register(self, module: ModuleType) -> None:
         """Register a module once; if it does not fit the hook specs, leave no trace of it and raise PluginError."""
@@ -211,7 +209,7 @@ class PluginHost(pluggy.PluginManager):
             hook, spec_type = BY_NAME[kind].hook, BY_NAME[kind].spec
             if not any(impl.plugin is module for impl in getattr(self.hook, hook).get_hookimpls()):
                 return None
-            specs = [spec for result in self._call_alone(hook, module, {}) for spec in result]
+            specs = self._call_alone(hook, module, {}, collect=True)
             for spec in specs:
                 if type(spec) is not spec_type:
                     raise PluginError(f"{hook} of {module.__name__} returned {spec!r}, not a {spec_type.__name__}")
@@ -245,14 +243,16 @@ class PluginHost(pluggy.PluginManager):
         """Let the behaviour hooks of a module take part: extensions, and the modules of what was selected."""
         self._active.add(module)
 
-    def first(self, hook: str, **kwargs: Any) -> Any:
-        """The first result of a `firstresult` behaviour hook that is not None.
+    def first(self, hook: str, gives: type = object, **kwargs: Any) -> Any:
+        """The first result of a `firstresult` behaviour hook that is not None. It must be a `gives`.
 
         A plugin's own typed errors pass through; any other exception becomes a PluginError that names the plugin.
         """
         self.load_extensions()
         for plugin in self._implementers(hook):
             result = self._guarded(hook, plugin, kwargs)
+            if not isinstance(result, gives | None):
+                raise PluginError(f"{hook} of {plugin.__name__} gave {result!r:.80}, no {gives.__name__}")
             if result is not None:
                 return result
         return None
@@ -287,37 +287,33 @@ class PluginHost(pluggy.PluginManager):
         return [impl.plugin for impl in impls if impl.plugin_name in self._active]
 
     def _guarded(self, hook: str, plugin: ModuleType, kwargs: Mapping[str, Any], collect: bool = False) -> Any:
-        """Call one plugin; with `collect` its results are iterables (often generators), which run in here too."""
         try:
-            result = self._call_alone(hook, plugin, kwargs)
-            return [item for items in result for item in items or ()] if collect else result
+            return self._call_alone(hook, plugin, kwargs, collect)
         except (KeyboardInterrupt, LmkitError):
             raise
         except BaseException as e:
-            raise PluginError(f"{hook} of {plugin.__name__} raised {type(e).__name__}: {e}") from e
+            raise PluginError(f"{hook} of {plugin.__name__} raised {said_by(e)}") from e
 
-    def _call_alone(self, hook: str, plugin: ModuleType, kwargs: Mapping[str, Any]) -> Any:
-        """Call one plugin's implementation only, so that provenance is known and one failure stops no other."""
+    def _call_alone(self, hook: str, plugin: ModuleType, kwargs: Mapping[str, Any], collect: bool = False) -> Any:
+        """Call one plugin's implementation only, so that provenance is known and one failure stops no other.
+
+        With `collect` its results are iterables (often generators), which run in here too, up to MAX_ITEMS.
+        """
         others = [p for p in self.get_plugins() if p is not plugin]
-        with self._said_when_slow(hook, plugin.__name__):
-            return self.subset_hook_caller(hook, others)(**kwargs)
 
-    @contextmanager
-    def _said_when_slow(self, what: str, module: str) -> Iterator[None]:
-        """A plugin that does not come to an end is named, so that nobody has to guess what hangs."""
+        def ask() -> Any:
+            result = self.subset_hook_caller(hook, others)(**kwargs)
+            return [item for items in result for item in islice(items, MAX_ITEMS + 1)] if collect else result
 
-        def say() -> None:
-            name = next((e.key for e in self._entries or () if e.module == module), module)
-            fix = f"LMKIT_PLUGINS_DISABLE={name} starts without it"
-            log.warning("%s: %s has taken %g s and goes on; %s", name, what, SLOW_SECONDS, fix)
+        found = limited(f"{hook} of {plugin.__name__}", ask, self._without(plugin.__name__))
+        if collect and len(found) > MAX_ITEMS:
+            raise PluginError(f"{hook} of {plugin.__name__} yields more than {MAX_ITEMS} items")
+        return found
 
-        timer = Timer(SLOW_SECONDS, say)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def _without(self, module: str) -> str:
+        """How to start without a module."""
+        key = next((e.key for e in self._entries or () if e.module == module), module)
+        return f"LMKIT_PLUGINS_DISABLE={key} starts without it"
 
     # -------------------------------------------------------------------------------------------------- pluggy
 
@@ -438,11 +434,3 @@ def _core_refusal(entry: Entry) -> Refusal | None:
     return Refusal(
         "core-too-old" if too_old else "core-too-new", f"{CORE_DIST}{entry.core_range}", lmkit.__version__, fix
     )
-
-
-def _trace_before(hook_name: str, methods: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    log.warning("hook %s -> %s", hook_name, [m.plugin_name for m in methods])
-
-
-def _trace_after(outcome: Any, hook_name: str, methods: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    log.warning("hook %s <- %r", hook_name, outcome.exception or outcome.get_result())

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from lmkit.api import ConfigError, PluginError, Spec, UnknownKey
-from lmkit.plugins.refs import load_ref
+from lmkit.plugins.refs import ask, load_ref
 
 
 def options_type(spec: Spec) -> type | None:
     """The options dataclass of a spec; its module must be torch-free. Raises PluginError when it is not a dataclass."""
     if spec.options is None:
         return None
-    cls = load_ref(spec.options, spec.name)
+    cls = ask(spec.options, load_ref, spec.options, spec.name)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise PluginError(f"options of {spec.name!r}: {spec.options} is not a dataclass")
     return cls

@@ -40,8 +40,8 @@ class ParserChooser:
             return None
         if self._readback is None:
             self._readback = load_ref(_READBACK)(self._plan, self.templates, special_tokens(self._path))
-        refused = {c.name for c in outcome.candidates if any(r.code != "model" for r in c.reasons)}
-        names = [name for name in self._host.names(kind) if name not in refused]
+        able = {c.name for c in outcome.candidates if all(r.code == "model" for r in c.reasons)}
+        names = [name for name in self._host.names(kind) if name in able]
         found = self._readback.readers(kind, outcome.chosen and outcome.chosen.name, names, self._load(kind))
         if found is None:
             return None

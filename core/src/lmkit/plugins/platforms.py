@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from lmkit.api import DeviceInfo, PlatformSpec, PluginError, Refusal, SelectionError, SelectRequest, Unavailable
-from lmkit.contracts.errors import ConfigError
+from lmkit.config.environment import measured_file
+from lmkit.contracts.errors import ConfigError, said_by
 from lmkit.plugins.host import PluginHost
-from lmkit.plugins.refs import load_ref
+from lmkit.plugins.refs import ask, load_ref
 from lmkit.plugins.select import Candidate, Outcome, Wanted, evaluate, failure, parse_selection
 
+Measured = dict[str, dict[str, tuple[str, ...]]]  # "PLATFORM NAME" of a device -> kind -> names
 MODEL = re.compile(r"^\w[\w.]*$")
 SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B$", re.IGNORECASE)
 
@@ -48,6 +52,16 @@ class Probed:
     devices: tuple[DeviceInfo, ...] = ()
     trouble: str = ""  # why `auto` must not pass over it: broken, raised, or present but refused
     fallback: bool = False
+
+
+def measured(device: DeviceInfo) -> Mapping[str, tuple[str, ...]]:
+    """Kind -> names, best first, as `lmkit bench kernels --save` found them on `device`. Raises ConfigError."""
+    file = measured_file()
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=Measured) if file.is_file() else {}
+    except (OSError, msgspec.DecodeError) as e:
+        raise ConfigError(f"{file} holds no ranking: {e}", fix="remove it, or write it anew: --save") from e
+    return found.get(f"{device.platform} {device.name}", {})
 
 
 def choose_platform(host: PluginHost, user: str = "auto", described: str | None = None) -> tuple[Outcome, DeviceInfo]:
@@ -125,7 +139,7 @@ def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], list
         raise
     except BaseException as e:
         cause = e.__cause__ if isinstance(e, PluginError) and e.__cause__ else e
-        reason = Refusal("broken", "a probe that answers", f"{type(cause).__name__}: {cause}", "lmkit plugins doctor")
+        reason = Refusal("broken", "a probe that answers", said_by(cause), "lmkit plugins doctor")
         candidate = replace(before, stage=6, reasons=(*before.reasons, reason))
         return Probed(candidate, trouble=str(reason), fallback=spec.fallback)
     if isinstance(found, Unavailable):
@@ -137,7 +151,7 @@ def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], list
 
 
 def _probe(spec: PlatformSpec) -> list[DeviceInfo] | Unavailable:
-    answer: list[DeviceInfo] | Unavailable = load_ref(spec.probe, spec.name)()
+    answer: list[DeviceInfo] | Unavailable = ask(spec.probe, lambda: load_ref(spec.probe, spec.name)())
     return answer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lmkit.api import ConfigError, ConfigProposal, Derived, EngineConfig, ResolvedPlan, UnknownKey
+from lmkit.api import ConfigError, ConfigProposal, Derived, EngineConfig, PluginError, ResolvedPlan, UnknownKey
 
 # Configuration keys a plugin may propose -> the derived value each becomes. All default to None: not set by the user.
 PROPOSABLE: Mapping[str, str] = {
@@ -41,7 +41,9 @@ def merge(
     for module, proposal in proposals:
         if proposal.key not in PROPOSABLE:
             raise UnknownKey(proposal.key, PROPOSABLE, f"a proposal of {module}")
-        name = PROPOSABLE[proposal.key]
+        name, number = PROPOSABLE[proposal.key], proposal.value
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise PluginError(f"{module} proposes {proposal.key} = {number!r:.80}, which is no number of at least 1")
         if proposal.strength == "require":
             other = required.setdefault(proposal.key, (module, proposal))
             if other[1].value != proposal.value:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
 from lmkit.api import LmkitError, PluginError, ResolvedPlan
+from lmkit.contracts.errors import said_by
 from lmkit.contracts.refs import load_ref, load_target
+from lmkit.plugins.limits import limited
 
 
 def call(owner: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -18,7 +21,15 @@ def call(owner: str, function: Callable[..., Any], *args: Any) -> Any:
     except (KeyboardInterrupt, LmkitError):
         raise
     except BaseException as e:
-        raise PluginError(f"{owner} raised {type(e).__name__}: {e}", fix="lmkit plugins doctor") from e
+        raise PluginError(f"{owner} raised {said_by(e)}", fix="lmkit plugins doctor") from e
+
+
+def ask(owner: str, function: Callable[..., Any], *args: Any, gives: type = object) -> Any:
+    """`call`, within the limit of time, for an answer of type `gives`."""
+    found = call(owner, limited, owner, partial(function, *args))
+    if not isinstance(found, gives):
+        raise PluginError(f"{owner} gave {found!r:.80}, no {gives.__name__}", fix="lmkit plugins doctor")
+    return found
 
 
 def missing_module(ref: str) -> str | None:
@@ -46,4 +57,4 @@ def verify(plan: ResolvedPlan) -> None:
             )
 
 
-__all__ = ["call", "load_ref", "load_target", "missing_module", "verify"]
+__all__ = ["ask", "call", "load_ref", "load_target", "missing_module", "verify"]

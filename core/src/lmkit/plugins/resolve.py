@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from lmkit.api import (
-    Architecture,
     AttentionSpec,
     Checkpoint,
     CheckpointError,
@@ -37,9 +36,9 @@ from lmkit.api import (
     OpRequest,
     OpSpec,
     ParserRequest,
-    Platform,
     PlatformSpec,
     PluginError,
+    PoolingTask,
     QuantizationSpec,
     QuantScheme,
     Refusal,
@@ -67,10 +66,10 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
 from lmkit.plugins.parsers import ParserChooser
-from lmkit.plugins.platforms import choose_platform, consider_platforms
+from lmkit.plugins.platforms import choose_platform, consider_platforms, measured
 from lmkit.plugins.pooling import complete_pooler, find_head, max_length
 from lmkit.plugins.proposals import PROPOSABLE, merge
-from lmkit.plugins.refs import call, load_ref, load_target
+from lmkit.plugins.refs import ask, load_ref, load_target
 from lmkit.plugins.select import Candidate, Outcome, Wanted, consider, failure, parse_selection
 
 log = logging.getLogger("lmkit.plugins")
@@ -113,6 +112,7 @@ class Resolver:
         self.errors: dict[str, LmkitError] = {}  # step -> why it failed, or why one it needs failed
         self.roots: dict[str, str] = {}  # skipped step -> the step that failed
         self._platform: PlatformSpec | None = None
+        self._measured: Mapping[str, tuple[str, ...]] = {}
         self._choices: list[Choice] = []
         self._specs: list[Spec] = []
         self._used_ops: set[Wanted] = set()
@@ -169,6 +169,7 @@ class Resolver:
         self._keep(outcome)
         spec = outcome.chosen.spec if outcome.chosen else None
         self._platform = spec if isinstance(spec, PlatformSpec) else None
+        self._measured = measured(self._device())
 
     def _find_checkpoint(self) -> None:
         model = self.config.model
@@ -177,13 +178,11 @@ class Resolver:
         if model.model not in self.host.names("extension"):
             hint = install_command("extension", model.model)  # a checkpoint that comes with a plugin
         try:
-            self.known.checkpoint = self.host.first("lmkit_resolve_checkpoint", ref=model.model, options=options)
+            found = self.host.first("lmkit_resolve_checkpoint", Checkpoint, ref=model.model, options=options)
         except CheckpointError as e:
             e.fix = hint or e.fix
             raise
-        if not isinstance(self.known.checkpoint, Checkpoint | None):
-            raise PluginError(f"a lmkit_resolve_checkpoint hook answered {self.known.checkpoint!r}, not a Checkpoint")
-        if self.known.checkpoint is None:
+        if found is None:
             like = nearest(model.model, self.host.names("extension"))
             raise CheckpointError(
                 f"no checkpoint {model.model!r}: neither a directory nor a name that an installed plugin knows",
@@ -191,10 +190,10 @@ class Resolver:
                 or (f"did you mean {like!r}?" if like else "")
                 or "give a directory with config.json, or the id of a hub repository",
             )
-
+        self.known.checkpoint = found
         if text := self.config.model.overrides:
-            config = overlay(self.known.checkpoint.config, parse_overrides(text))
-            self.known.checkpoint = replace(self.known.checkpoint, config=config)
+            config = overlay(found.config, parse_overrides(text))
+            self.known.checkpoint = replace(found, config=config)
             self._derive("hf_overrides", text, "user")
 
     def _choose_model(self) -> None:
@@ -206,7 +205,7 @@ class Resolver:
         known = self.host.names("model")
         native, head = find_head(checkpoint, known, task)
         name, why = self._implementation(native, known), f"the checkpoint is a {architecture}"
-        if name != native:
+        if name.rpartition("/")[2] != native:
             why = f"{why}, run by {name}"
         request = ModelRequest(architecture=native, device=self.known.device, tp=parallel.tp, pp=parallel.pp)
         outcome = self._consider(request, name)
@@ -214,11 +213,12 @@ class Resolver:
         choice = self._keep(outcome, choice)
         spec = outcome.chosen.spec if outcome.chosen else None
         self.known.quantization = spec.quantization if isinstance(spec, ModelSpec) else None
-        target: Architecture = load_target(choice)(**choice.options)
         if head is not None:
             self._derive("head", head, f"made of a {native}")
         try:
-            info: ModelInfo = call(f"{choice.target}.describe", described, target, checkpoint.config, head)
+            info: ModelInfo = ask(
+                f"{choice.target}.describe", _described, choice, checkpoint.config, head, gives=ModelInfo
+            )
         except UnknownArchitecture as e:
             families = {_family(architecture): architecture for architecture in known}
             if name != native and (like := families.get(nearest(_family(native), families) or "")):
@@ -231,13 +231,13 @@ class Resolver:
 
     def _implementation(self, native: str, known: Sequence[str]) -> str:
         """Name of the model plugin: the family's own, or one that runs any. Raises UnknownName for another family's."""
-        impl = self.config.model.impl
+        dist, slash, impl = self.config.model.impl.rpartition("/")
         general = [name for name in known if NAME.match(name)]  # what else is known is named as an architecture is
         if impl == "auto" and native not in known and general:
             return general[0]
         if impl in known and impl not in (native, *general):
             raise UnknownName("model implementation", impl, ["auto", "native", *general])
-        return native if impl in ("auto", "native") else impl
+        return dist + slash + (native if impl in ("auto", "native") else impl)
 
     def _settle_dtypes(self) -> None:
         info, device = self.known.info, self._device()
@@ -353,7 +353,7 @@ class Resolver:
         spec, known = self._specs[-1], self.known
         if not isinstance(spec, proposer.ProposerSpec) or spec.draft is None:
             return
-        ref, changes = call(spec.draft, load_ref(spec.draft), known.checkpoint, known.info, self._choices[-1].options)
+        ref, changes = ask(spec.draft, load_ref(spec.draft), known.checkpoint, known.info, self._choices[-1].options)
         model = replace(self.config.model, model=ref, overrides=json.dumps(changes), dtype=known.dtype, impl="auto")
         wanted = {"platform": self.config.wants("platform")}
         draft = Resolver(replace(self.config, model=model, wanted=wanted), self.host, imports=self.imports)
@@ -443,8 +443,8 @@ class Resolver:
     def _platform_defaults(self) -> list[tuple[str, ConfigProposal]]:
         """What the platform suggests; its module loads torch in the worker only."""
         choice = next(c for c in self._choices if c.kind == "platform")
-        platform: Platform = load_target(choice)()
-        suggested = call(f"{choice.target}.defaults", platform.defaults, self.known.info, self._device())
+        owner = f"{choice.target}.defaults"
+        suggested = ask(owner, _defaults, choice, self.known.info, self._device(), gives=Mapping)
         return [(choice.name, ConfigProposal(key, value, "the platform's default")) for key, value in suggested.items()]
 
     def _pooling_defaults(self, proposals: Sequence[tuple[str, ConfigProposal]]) -> list[tuple[str, ConfigProposal]]:
@@ -486,9 +486,9 @@ class Resolver:
         only: Callable[[Spec], bool] | None = None,
         needed: bool = True,
     ) -> Outcome:
-        """`select.consider` with the platform's preferences; raises when nothing is left of what is needed."""
+        """`select.consider` with what was measured here and the platform's preferences; raises when nothing is left."""
         kind = (request if isinstance(request, SelectRequest) else request[0]).kind
-        prefers = self._platform.prefers.get(kind, ()) if self._platform else ()
+        prefers = (*self._measured.get(kind, ()), *(self._platform.prefers.get(kind, ()) if self._platform else ()))
         how: dict[str, Any] = {"prefers": prefers, "only": only, "imports": self.imports}
         outcome = consider(self.host, request, user, **how)
         if needed or outcome.candidates:
@@ -515,7 +515,9 @@ class Resolver:
         spec = (candidate or outcome.chosen).spec  # type: ignore[union-attr]
         assert spec is not None
         options = parse_options(choice.kind, spec, self.config.plugins.get(f"{choice.kind}.{choice.name}", {}))
-        choice = msgspec.structs.replace(choice, options={**options, **choice.options})
+        here = choice.why == "auto" and choice.name in self._measured.get(choice.kind, ())
+        why = "auto, by what was measured here" if here else choice.why
+        choice = msgspec.structs.replace(choice, options={**options, **choice.options}, why=why)
         self._choices.append(choice)
         self._specs.append(spec)
         self.host.activate(choice.module)
@@ -541,6 +543,14 @@ def describe(choice: Choice) -> str:
     part = f"[{choice.component}]" if choice.component else ""
     refused = ", ".join(f"{r.name} {'/'.join(x.code for x in r.reasons)}" for r in choice.refused)
     return f"{choice.kind}{part}={choice.name} ({choice.why}{'; refused: ' + refused if refused else ''})"
+
+
+def _described(choice: Choice, config: Mapping[str, Any], head: PoolingTask | None) -> ModelInfo:
+    return described(load_target(choice)(**choice.options), config, head)
+
+
+def _defaults(choice: Choice, *args: Any) -> Any:
+    return load_target(choice)().defaults(*args)
 
 
 def _family(architecture: str) -> str:

@@ -14,6 +14,7 @@ from lmkit.api import (
     Choice,
     ConfigError,
     PluginError,
+    Ref,
     Refusal,
     Refused,
     SelectionError,
@@ -22,10 +23,13 @@ from lmkit.api import (
     Tier,
     nearest,
 )
+from lmkit.contracts.errors import said_by
+from lmkit.kinds import BY_NAME
 from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.codes import CODES
 from lmkit.plugins.host import Entry, PluginHost
-from lmkit.plugins.refs import load_ref, missing_module
+from lmkit.plugins.options import options_type
+from lmkit.plugins.refs import ask, load_ref, missing_module
 from lmkit.plugins.stages import claim_of, data_refusals
 
 ITEM = re.compile(r"^(?:(?P<dist>[A-Za-z0-9][\w.-]*)/)?(?P<name>\w[\w-]*)$")
@@ -105,7 +109,7 @@ class Outcome:
         assert picked.spec is not None
         assert picked.spec.origin is not None
         spec, origin = picked.spec, picked.spec.origin
-        claim = claim_of(spec, self.request)
+        claim, kind = claim_of(spec, self.request), BY_NAME[self.request.kind]
         default = "explicit" if self.wanted else "auto" if len(self.candidates) > 1 else "only candidate"
         return Choice(
             kind=self.request.kind,
@@ -115,6 +119,7 @@ class Outcome:
             dist=origin.dist,
             version=origin.version,
             module=origin.module,
+            adapter=kind.adapter if spec.interface < kind.interface else "",
             why=why or (claim.why if claim and not self.wanted else default),
             refused=self.refused,
         )
@@ -234,23 +239,27 @@ def _own_check(spec: Spec, request: SelectRequest) -> list[Refusal]:
     if spec.check is None:
         return []
     try:
-        reasons = list(load_ref(spec.check)(request) or ())
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:
-        return [Refusal("check-failed", f"{spec.check} to answer", f"{type(e).__name__}: {e}")]
+        reasons = ask(spec.check, _reasons, spec.check, request)
+    except Exception as e:
+        return [Refusal("check-failed", f"{spec.check} to answer", said_by(e.__cause__ or e))]
     prefix = f"{spec.name}."
     return [r if r.code.startswith(prefix) else Refusal(prefix + r.code, r.needed, r.offered, r.fix) for r in reasons]
 
 
+def _reasons(check: Ref, request: SelectRequest) -> list[Refusal]:
+    reasons = list(load_ref(check)(request) or ())
+    if wrong := [r for r in reasons if not isinstance(r, Refusal)]:
+        raise TypeError(f"it gave {wrong[0]!r:.80}, no Refusal")
+    return reasons
+
+
 def _build_refusal(spec: Spec, imports: bool) -> Refusal | None:
-    """Stage 10: the implementation exists and, with `imports`, can be imported."""
-    if imports:
+    """Stage 10: the implementation exists and, with `imports`, can be imported; its options can."""
+    for ref, load in ((spec.options, options_type), (spec.target if imports else None, lambda s: load_ref(s.target))):
         try:
-            load_ref(spec.target)
-            return None
+            load(spec) if ref else None
         except PluginError as e:
-            return Refusal("target-import", spec.target, f"{type(e.__cause__).__name__}: {e.__cause__}")
+            return Refusal("target-import", str(ref), said_by(e.__cause__ or e))
     if reason := missing_module(spec.target):
         return Refusal("target-import", spec.target, reason)
     return None

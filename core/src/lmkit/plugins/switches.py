@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol
 
+from lmkit.config.environment import is_on
 from lmkit.plugins.entry import Entry
 
 
@@ -37,7 +38,6 @@ class Switches:
     disable: tuple[Pattern, ...] = ()
     only: tuple[Pattern, ...] = ()
     official_only: bool = False  # --no-plugins: the dists of the catalog
-    trace: bool = False  # LMKIT_TRACE_PLUGINS: log every hook call
     strict: bool = False  # LMKIT_STRICT_PLUGINS: raise instead of recording a state
 
     @classmethod
@@ -59,8 +59,7 @@ class Switches:
             disable=patterns("LMKIT_PLUGINS_DISABLE", disable, "plugins.disable"),
             only=patterns("LMKIT_PLUGINS_ONLY", only, "plugins.only"),
             official_only=official_only,
-            trace=_on(environ, "LMKIT_TRACE_PLUGINS"),
-            strict=_on(environ, "LMKIT_STRICT_PLUGINS"),
+            strict=is_on("LMKIT_STRICT_PLUGINS", environ),
         )
 
     def unmatched(self, entries: Sequence[Entry]) -> tuple[list[Pattern], list[Pattern]]:
@@ -82,7 +81,3 @@ class Switches:
                 if pattern.matches(entry):
                     result[i] = pattern.source
         return result
-
-
-def _on(environ: Mapping[str, str], name: str) -> bool:
-    return environ.get(name, "").lower() not in ("", "0", "false", "no")

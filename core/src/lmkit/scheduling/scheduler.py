@@ -207,16 +207,17 @@ class Scheduler:
 
     def _key(self, name: str, ask: Callable[[Request], tuple], r: Request) -> tuple:
         """What the policy answers, as a key that can be compared with all others. Raises PluginError."""
+        who = f"{name} of {type(self.policy).__module__}:{type(self.policy).__qualname__}"
         try:
             key = ask(r)
         except Exception as e:
             log.error("%s of the scheduling policy failed", name, exc_info=e)
-            raise PluginError(f"{name} of {type(self.policy).__name__} failed: {type(e).__name__}") from e
+            raise PluginError(f"{who} failed: {type(e).__name__}") from e
         kinds = tuple(str if type(part) is str else float for part in key) if isinstance(key, tuple) else None
         if kinds is None or not all(type(part) in (str, int, bool) or _is_number(part) for part in key):
-            raise PluginError(f"{name} of {type(self.policy).__name__} gave {key!r:.80}, no tuple of numbers or texts")
+            raise PluginError(f"{who} gave {key!r:.80}, no tuple of numbers or texts")
         if self._kinds.setdefault(name, kinds) != kinds:
-            raise PluginError(f"{name} of {type(self.policy).__name__} gave {key!r:.80}, unlike those before")
+            raise PluginError(f"{who} gave {key!r:.80}, unlike those before")
         return (*key, r.order)
 
     def _gates_open(self, r: Request) -> bool:

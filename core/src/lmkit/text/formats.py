@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from lmkit.api import DeclaredFormat, ParseEvent, ParserFormat, StreamParser, Text, ToolDef
+from lmkit.api import DeclaredFormat, ParseEvent, ParserFormat, PluginError, StreamParser, Text, ToolDef
 from lmkit.plugins import load_ref
+from lmkit.plugins.refs import ask
 from lmkit.text.pluginparser import PluginParser
 
 if TYPE_CHECKING:
@@ -17,8 +19,19 @@ AnyFormat = DeclaredFormat | ParserFormat
 
 def load_format(host: PluginHost, kind: str, name: str) -> AnyFormat:
     """`kind`: tool_parser or reasoning_parser. Raises PluginError with the reason when it cannot be used."""
-    target = load_ref(host.load(kind, name).target, f"{kind} {name!r}")
-    return target() if isinstance(target, type) else target
+    return made_format(f"{kind} {name!r}", load_ref(host.load(kind, name).target, f"{kind} {name!r}"))
+
+
+def made_format(owner: str, target: Any, **options: Any) -> AnyFormat:
+    """A format from what a plugin's target names. Raises PluginError for anything else."""
+    made: AnyFormat = ask(owner, partial(target, **options)) if isinstance(target, type) else target
+    lacks = [name for name in ("name", "keep_special", "start", "grammar") if not hasattr(made, name)]
+    if lacks and not isinstance(made, DeclaredFormat):
+        raise PluginError(
+            f"{owner} is a {type(made).__name__} without {', '.join(lacks)}, which is no format",
+            fix="its target must be a ParserFormat of lmkit.api, or a declaration of lmkit_formats",
+        )
+    return made
 
 
 def in_order(*formats: AnyFormat | None) -> list[AnyFormat]:

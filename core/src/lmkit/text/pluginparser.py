@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,24 +21,20 @@ from lmkit.api import (
 )
 from lmkit.plugins.refs import call
 
+log = logging.getLogger("lmkit.plugins")
 _EVENTS = (Text, Reasoning, ToolStart, ToolArgs, ToolEnd, ParseWarning)
 _NAMES = ", ".join(kind.__name__ for kind in _EVENTS)
 
 
 class PluginParser:
-    """Raises PluginError, which names the parser, for anything that is no list of events. What it raises passes."""
+    """Raises PluginError, which names the parser, where it raises or gives anything that is no list of events."""
 
     def __init__(self, fmt: ParserFormat, prompt_tail: str, tools: Sequence[ToolDef]) -> None:
         self._owner = f"parser {getattr(fmt, 'name', type(fmt).__name__)!r}"
-        start = getattr(fmt, "start", None)
-        if not callable(start):
-            raise PluginError(
-                f"{self._owner} is a {type(fmt).__name__}, which is no format",
-                fix="its target must be a ParserFormat of lmkit.api, or a declaration of lmkit_formats",
-            )
-        self._parser: StreamParser = call(self._owner, start, prompt_tail, tools)
+        self._parser: StreamParser = call(self._owner, fmt.start, prompt_tail, tools)
         if not (callable(getattr(self._parser, "feed", None)) and callable(getattr(self._parser, "flush", None))):
             raise self._wrong("start", self._parser, "an object with feed and flush")
+        self._unseen: str | None = ""  # what was fed, until an event comes
 
     def __getattr__(self, name: str) -> Any:
         """`inside` and `pending` are there if the plugin's parser has them."""
@@ -46,10 +43,16 @@ class PluginParser:
         return getattr(self._parser, name)
 
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
-        return self._checked("feed", self._parser.feed(text, ids))
+        events = self._checked("feed", call(self._owner, self._parser.feed, text, ids))
+        self._unseen = None if events or self._unseen is None else self._unseen + text
+        return events
 
     def flush(self) -> list[ParseEvent]:
-        return self._checked("flush", self._parser.flush())
+        events = self._checked("flush", call(self._owner, self._parser.flush))
+        if not events and self._unseen and self._unseen.strip():
+            log.warning("%s made nothing of an output of %d characters", self._owner, len(self._unseen))
+            return [ParseWarning(f"{self._owner} made nothing of this output", self._unseen)]
+        return events
 
     def _checked(self, method: str, events: object) -> list[ParseEvent]:
         if not isinstance(events, (list, tuple)):

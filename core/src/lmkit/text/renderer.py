@@ -9,7 +9,7 @@ from typing import Any
 from lmkit.api import ChatRenderer, ChatWriter, ResolvedPlan, TemplateFailed
 from lmkit.plugins import load_target
 from lmkit.plugins.catalog import install_command
-from lmkit.plugins.refs import call
+from lmkit.plugins.refs import ask
 from lmkit.prompts import PromptRenderer
 from lmkit.prompts.probe import probe
 
@@ -21,9 +21,8 @@ def open_renderer(plan: ResolvedPlan, source: str, special_tokens: Mapping[str, 
     choice = plan.choice("renderer")
     if choice is None:
         return NullRenderer()
-    made: ChatRenderer = call(
-        f"renderer {choice.name}", partial(load_target(choice), source, special_tokens, **options, **choice.options)
-    )
+    make = partial(load_target(choice), source, special_tokens, **options, **choice.options)
+    made: ChatRenderer = ask(f"renderer {choice.name} of {choice.dist}", make, gives=ChatRenderer)
     return made
 
 

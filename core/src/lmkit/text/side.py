@@ -17,6 +17,7 @@ from lmkit.api import (
     ResolvedPlan,
     SamplingParams,
     TemplateFailed,
+    Tokenizer,
     ToolChoice,
     ToolDef,
     Vocabulary,
@@ -25,16 +26,16 @@ from lmkit.files import chat_templates
 from lmkit.plugins import load_target
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.chat_templates import chosen_template
-from lmkit.plugins.refs import call
+from lmkit.plugins.refs import ask
 from lmkit.text.constrain import answer_of, constraint, thinking_of
-from lmkit.text.formats import AnyFormat, Chain, in_order, start_parser
+from lmkit.text.formats import AnyFormat, Chain, in_order, made_format, start_parser
 from lmkit.text.measure import beginning
 from lmkit.text.renderer import WriterRenderer, open_renderer
 from lmkit.text.stops import Stops
 from lmkit.text.stream import OutputStream, Usage
 
 if TYPE_CHECKING:
-    from lmkit.api import ChatRenderer, Tokenizer
+    from lmkit.api import ChatRenderer
     from lmkit.contracts.config import EngineConfig, ModelConfig
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
@@ -206,7 +207,8 @@ def load_tokenizer(checkpoint: Checkpoint, resolved: ResolvedPlan, config: Engin
     folder, choice = tokenizer_directory(checkpoint, config.model), resolved.choice("tokenizer")
     if choice is None:
         raise _no_reader(folder)
-    made: Tokenizer = call(f"tokenizer {choice.name}", partial(load_target(choice), folder, eos_token_ids=eos))
+    make = partial(load_target(choice), folder, eos_token_ids=eos)
+    made: Tokenizer = ask(f"tokenizer {choice.name} of {choice.dist}", make, gives=Tokenizer)
     return made
 
 
@@ -245,8 +247,7 @@ def format_of(resolved: ResolvedPlan, kind: str) -> Any:
     choice = resolved.choice(kind)
     if choice is None:
         return None
-    target = load_target(choice)
-    return target(**choice.options) if isinstance(target, type) else target
+    return made_format(f"{kind} {choice.name!r} of {choice.dist}", load_target(choice), **choice.options)
 
 
 def _defaults(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from lmkit.plugins import host as host_module
+from lmkit.plugins import limits
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.switches import Pattern
-from lmkit_cli import health
 from lmkit_cli.health import examine, import_budgets
 from lmkit_testing.world import World
 
@@ -119,7 +118,7 @@ def test_budget_is_measured_in_a_fresh_process() -> None:
 def test_a_module_that_never_ends_is_named_and_ended(
     world: World, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "ENDLESS_SECONDS", 1.0)
+    monkeypatch.setenv("LMKIT_PLUGIN_SECONDS", "1")
     world.attention("fine")
     world.add("it-dist", {"attention": {"it": "it_x.hooks"}}, {"it_x.hooks": source})
     found = {f.subject: f for f in examine(world.host())}
@@ -134,7 +133,7 @@ def test_what_the_doctor_started_does_not_outlive_it(tmp_path: Path) -> None:
         f"Path({str(tmp_path / 'new')!r}).write_text(str(os.getpid()))\n"
         f"os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pid')!r})\nwhile True: pass\n"
     )
-    code = "from lmkit_cli.health import import_budgets; import_budgets(['endless'], 600)"
+    code = "from lmkit_cli.apart import examine_apart; examine_apart(['endless'], 600)"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as process:
         try:
@@ -160,7 +159,7 @@ def test_a_slow_plugin_is_named_while_it_is_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "lmkit.plugins")
-    monkeypatch.setattr(host_module, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "NAMED_SECONDS", 0.05)
     source = "import time\ntime.sleep(0.3)\n"
     world.add("it-dist", {"attention": {"it": "it_x.hooks"}}, {"it_x.hooks": source})
     host = world.host()

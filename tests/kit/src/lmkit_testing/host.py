@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from lmkit.api import Choice, DeviceInfo, SelectRequest
-from lmkit.plugins.host import PluginHost
+from lmkit.kinds import BY_NAME, EXTENSION
+from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.platforms import Description
 from lmkit.plugins.select import Outcome, consider, failure
 from lmkit.plugins.switches import Switches
@@ -17,10 +19,41 @@ from lmkit.plugins.switches import Switches
 from lmkit_testing.dists import write_dist
 
 
+class OpenHost(PluginHost):
+    """A host to which modules are added that no dist has."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self._modules: dict[str, ModuleType] = {}  # not imported
+
+    def add(self, module: ModuleType, *, dist: str = "test", version: str = "0.0.0") -> list[Entry]:
+        """Register a module as if its dist were installed, with one entry per spec it returns."""
+        entries = self.scan()
+        self._modules[module.__name__] = module
+        self._register(module)
+        added = [
+            Entry(kind, name, module.__name__, dist, version, "", None)
+            for kind in BY_NAME
+            for spec in self._call_registration(module, kind) or ()
+            for name in getattr(spec, "architectures", (spec.name,))
+        ]
+        if not added:
+            name = module.__name__.rsplit(".", 1)[-1]
+            added.append(Entry(EXTENSION, name, module.__name__, dist, version, "", None))
+            self.activate(module.__name__)
+        entries.extend(added)
+        for entry in added:
+            self.open(entry)
+        return added
+
+    def _import(self, entry: Entry) -> ModuleType:
+        return self._modules.get(entry.module) or super()._import(entry)
+
+
 @pytest.fixture
-def lmkit_host() -> PluginHost:
+def lmkit_host() -> OpenHost:
     """A host that sees no installed plugin; `host.add(module)` registers one."""
-    return PluginHost(path=[], switches=Switches())
+    return OpenHost(path=[], switches=Switches())
 
 
 @pytest.fixture

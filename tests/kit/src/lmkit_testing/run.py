@@ -43,7 +43,7 @@ def run_conformance(kind: str, name: str, arguments: Sequence[str] = ()) -> int:
     loaded_entry(PluginHost(switches=Switches()), f"{kind}:{name}")
     kit = kit_of(kind)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"test_{kind}_{name}.py"
+        file = Path(folder) / f"test_{kind}_{name.replace('/', '_')}.py"
         file.write_text(f"from lmkit_testing import {kit}\n\n\nclass Test({kit}):\n    plugin = {f'{kind}:{name}'!r}\n")
         if kind in MORE:
             print(f"of {kind}:{name} this tests what the kit knows by itself; {MORE[kind]}: subclass {kit_for(kind)}")

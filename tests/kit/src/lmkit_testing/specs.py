@@ -69,10 +69,10 @@ def plugins_under_test() -> Iterator[tuple[type[ExtensionConformance], Entry]]:
             continue
 
 
-BUDGETS: dict[str, tuple[list[str] | None, float]] = {}
+BUDGETS: dict[str, tuple[list[str], float]] = {}
 
 
-def budget(module: str) -> tuple[list[str] | None, float]:
+def budget(module: str) -> tuple[list[str], float]:
     """What importing `module` costs, measured once, together with all that the run will ask for."""
     if module not in BUDGETS:
         wanted = {module}

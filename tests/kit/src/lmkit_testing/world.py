@@ -74,12 +74,13 @@ def lmkit_resolve_checkpoint(ref, options):
         ref=ref, path=Path("."), format="safetensors", config=config, generation_config={"eos_token_id": [2, 3]},
     )
 
-def template(path):
+def template(path, checkpoint):
     return "{% if tools %}<toy_call>{% endif %}"
 
 @hookimpl
 def lmkit_templates():
-    yield TemplateSpec(name="toy", summary="Toy calls", target="toy_store.hooks:template", models=("Toy*",))
+    yield TemplateSpec(name="toy", summary="Toy calls", target="toy_store.hooks:template", models=("Toy*",),
+        interface=2)
 """
 
 SCHEDULER = """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+from lmkit.api import PluginError
 
 from lmkit_worker.ahead import Ahead
 
@@ -47,7 +48,13 @@ class Texts:
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
     ) -> list[list[int]]:
         """Contract: Source."""
-        return self.proposer.propose([self._rows.row_tokens(step.slots[row]) for row in asked], most) if asked else []
+        if not asked:
+            return []
+        try:
+            found = self.proposer.propose([self._rows.row_tokens(step.slots[row]) for row in asked], most)
+            return [[int(token) for token in guess] for _, guess in zip(asked, found, strict=True)]
+        except Exception as e:
+            raise PluginError(f"proposer {self.name}: {type(e).__name__}: {str(e)[:200]}") from e
 
 
 class Drafting:

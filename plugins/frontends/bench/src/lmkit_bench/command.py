@@ -119,6 +119,9 @@ def throughput(
 def kernels(
     settings: Sourced,
     only: Annotated[str, typer.Option("--only", help="glob over the names of cases")] = "*",
+    keep: Annotated[
+        bool, typer.Option("--save", help="let auto choose by what was measured, on this machine, from now on")
+    ] = False,
     output: File = None,
 ) -> None:
     """Measure every kernel that could run the model, on its shapes, beside the limits of the machine.
@@ -126,10 +129,16 @@ def kernels(
     Read bandwidth and multiply-adds per second are measured in the same run; `share` is the part of the limit that a
     kernel reaches: of bandwidth where its bytes take longer, of arithmetic where its multiplications do.
 
+    With --save the order of attention backends and kernels for linears that could do the same work is kept, for this
+    device, in the file that LMKIT_MEASURED names; `lmkit plan` says where it decided. Remove the file to forget it.
+
     Example: lmkit bench kernels ./my-model --only 'linear* 1x*'
     """
+    from lmkit.plugins.platforms import choose_platform
+
     from lmkit_bench.kernels import all_cases, run_cases
     from lmkit_bench.limits import Limits
+    from lmkit_bench.ranking import names_of, ranking, save
     from lmkit_bench.result import Metric
 
     limits, console = Limits(), Console(stderr=True)
@@ -149,6 +158,13 @@ def kernels(
     out.print(table)
     peaks = ", ".join(f"{name} {value / 1e9:.0f} GFLOP/s" for name, value in limits.flops.items())
     out.print(f"limits: read {limits.read / 1e9:.1f} GB/s, {peaks}")
+    if keep:
+        host = plugin_host(settings)
+        found = ranking(measured, names_of(host))
+        file = save(choose_platform(host, settings.config.wants("platform"))[1], found)
+        for kind, names in found.items():
+            out.print(f"{kind}: {', '.join(names)}")
+        out.print(f"kept in {file}")
     metrics = {m.case.name: Metric("s", "lower", m.samples) for m in measured}
     details = {
         "limits": {"read": limits.read, "flops": limits.flops},

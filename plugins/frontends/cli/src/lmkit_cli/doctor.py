@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -55,7 +57,7 @@ def command(
 def examine() -> Iterator[Finding]:
     """All checks, in order. A check that breaks is a finding, not a crash."""
     yield Finding("lmkit", "ok", f"lmkit {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    for check in (_packages, _environment, _disk, _plugins, _demo):
+    for check in (_packages, _environment, _disk, _plugins):
         try:
             yield from check()
         except LmkitError as error:
@@ -91,18 +93,45 @@ def _disk() -> Iterator[Finding]:
 def _plugins() -> Iterator[Finding]:
     from lmkit.plugins.host import PluginHost
 
-    from lmkit_cli.health import examine
+    from lmkit_cli.health import ENDINGS, examine
 
     levels: dict[str, Level] = {"error": "fail", "warning": "warn", "info": "ok"}
     host = PluginHost()
+    hopeless = []
     yield Finding("plugins", "ok", f"{len(host.entries())} installed")
     for found in examine(host):
         text = f"{found.subject} {found.code}: {found.message}"
         yield Finding("plugins", levels[found.level], text, found.fix)
+        if found.code in ENDINGS:
+            hopeless.append(found.subject)
+    yield from _apart(hopeless)
+
+
+def _apart(hopeless: list[str]) -> Iterator[Finding]:
+    """`_demo` in a process of its own, without plugins that would end it."""
+    environment = dict(os.environ)
+    disabled = [environment.get("LMKIT_PLUGINS_DISABLE", ""), *hopeless]
+    environment["LMKIT_PLUGINS_DISABLE"] = ",".join(filter(None, disabled))
+    done = subprocess.run([sys.executable, "-m", "lmkit_cli.doctor"], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        text = f"making a plan for the default model ended with status {done.returncode}"
+        fix = "LMKIT_TRACE_PLUGINS=1 lmkit plan demo names what was called last"
+        yield Finding("plan", "fail", text, fix)
+        return
+    yield from (Finding(**found) for found in json.loads(done.stdout.rpartition("\n\n")[2]))
 
 
 def _demo() -> Iterator[Finding]:
     """The whole way to a plan for the default model, on this machine."""
+    try:
+        yield from _plan()
+    except LmkitError as error:
+        yield Finding("plan", "fail", str(error), error.fix)
+    except Exception as error:
+        yield Finding("plan", "fail", f"{type(error).__name__}: {error}")
+
+
+def _plan() -> Iterator[Finding]:
     from lmkit.plugins.resolve import resolve
 
     resolved, checkpoint, _ = resolve(EngineConfig())
@@ -111,3 +140,7 @@ def _demo() -> Iterator[Finding]:
     yield Finding("device", "ok", f"{device.platform}: {device.name}, {device.num_cores} cores{memory}")
     chosen = ", ".join(f"{c.kind} {c.name}" for c in resolved.choices if c.kind != "op")
     yield Finding("model", "ok", f"{checkpoint.ref}: {chosen}")
+
+
+if __name__ == "__main__":  # what plugins print comes before the empty line
+    print("\n\n" + json.dumps([asdict(finding) for finding in _demo()]))

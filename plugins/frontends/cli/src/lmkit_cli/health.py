@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
-import sys
+import re
+import sysconfig
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+import lmkit
 import msgspec
-from lmkit.api import DoctorCheck, PluginError
-from lmkit.kinds import BY_NAME, KINDS
+import pluggy
+from lmkit.api import PluginError
+from lmkit.config.environment import plugin_seconds
+from lmkit.kinds import BY_NAME
 from lmkit.plugins.catalog import CORE_DIST
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type
@@ -22,14 +26,15 @@ from lmkit.plugins.refs import load_ref
 from lmkit.plugins.stages import requirements
 from packaging.requirements import InvalidRequirement, Requirement
 
+from lmkit_cli.apart import CHECKS, IMPORTING, Report, examine_apart
+
 Level = Literal["info", "warning", "error"]
-HEAVY = ("torch", "numpy", "triton", "transformers", "tokenizers", "pydantic", "fastapi")  # not in a hooks module
 IMPORT_SECONDS = 0.5  # for a hooks module, beyond lmkit.api
-ENDLESS_SECONDS = 10.0  # after which it is taken for one that never ends
 PUBLIC = (
     *("lmkit.api", "lmkit.checkpoint", "lmkit.files", "lmkit.memory", "lmkit.prompts"),
     *("lmkit_http", "lmkit_killable", "lmkit_layers", "lmkit_testing"),
 )
+ENDINGS = ("endless", "ends-the-process")  # codes of plugins that cannot be imported, asked or probed here
 PINNED = {"torch", "triton", "transformers", "numpy"}  # a pin on one of these can break a working environment
 
 
@@ -46,21 +51,24 @@ class Finding(msgspec.Struct, frozen=True):
 def examine(host: PluginHost, *, imports: bool = False) -> list[Finding]:
     """All findings, worst first. With `imports`, `target`, `check` and `options` are imported too (may load torch)."""
     findings = [Finding("warning", "switch", "plugins", text) for text in host.warnings]
-    budgets = import_budgets(sorted({e.module for e in host.entries() if e.state == "ok"}))
+    reports = examine_apart(sorted({e.module for e in host.entries() if e.state == "ok"}), plugin_seconds())
+    ended = {r.module: r for r in reports if r.ended}  # not to be imported here
+    costs = {r.module: r for r in reports if r.doing == IMPORTING}
     for entry in host.entries():
-        if budgets.get(entry.module, ([], 0.0))[0] is None:  # not to be imported here
-            findings.append(_endless(entry))
+        if entry.state == "ok" and (report := ended.get(entry.module)):
+            findings.append(_ended(entry, report))
             host.leave_out(entry, findings[-1].message)
             continue
         findings += _state(entry, host)
         if entry.state == "ok":
             findings += _loaded(entry, host, imports)
-            findings += _budget(entry, budgets)
+            findings += _budget(entry, costs.get(entry.module))
     findings += _unlisted_specs(host)
     for dist in sorted({e.dist for e in host.entries()}):
         findings += _dist(dist, host)
     findings += _shared_files(host)
-    findings += _own_checks(host)
+    findings += _own_checks(reports, host)
+    findings += _commands()
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(dict.fromkeys(findings), key=lambda f: (order[f.level], f.subject, f.code))
 
@@ -73,7 +81,8 @@ def _state(entry: Entry, host: PluginHost) -> Iterator[Finding]:
     level: Level = {"disabled": "info", "shadowed": "warning"}.get(entry.state, "error")  # type: ignore[assignment]
     reason = entry.reason
     text = f"{entry.state}: needs {reason.needed}, has {reason.offered}"
-    yield Finding(level, reason.code if entry.state != "shadowed" else "shadowed", entry.key, text, reason.fix)
+    fix = _fix(entry.module, entry.trace, host) if entry.state == "broken" else reason.fix
+    yield Finding(level, reason.code if entry.state != "shadowed" else "shadowed", entry.key, text, fix)
 
 
 def _loaded(entry: Entry, host: PluginHost, imports: bool) -> Iterator[Finding]:
@@ -84,6 +93,9 @@ def _loaded(entry: Entry, host: PluginHost, imports: bool) -> Iterator[Finding]:
     spec = entry.spec
     if spec is None:
         return
+    if spec.interface < (current := BY_NAME[entry.kind].interface):
+        text = f"is of interface {spec.interface}, and works through an adapter that interface {current + 1} ends"
+        yield Finding("info", "interface-before", entry.key, text, f"write it for interface {current}: CHANGELOG.md")
     for refusal in requirements(spec, host.installed_version):
         text = f"needs {refusal.needed}, has {refusal.offered}"
         yield Finding("info", refusal.code, entry.key, text, refusal.fix)
@@ -99,21 +111,23 @@ def _loaded(entry: Entry, host: PluginHost, imports: bool) -> Iterator[Finding]:
             if name == "options":
                 options_type(spec)
         except PluginError as e:
-            yield Finding("error", "target-import", entry.key, f"{name}: {e}", "reinstall the plugin")
+            trace = "".join(traceback.format_exception(e.__cause__ or e))
+            yield Finding("error", "target-import", entry.key, f"{name}: {e}", _fix(entry.module, trace, host))
 
 
-def _endless(entry: Entry) -> Finding:
-    text = f"importing {entry.module}, or asking it what it registers, has not ended after {ENDLESS_SECONDS:g} s"
-    return Finding("error", "endless", entry.key, text, f"uninstall {entry.dist}, or disable {entry.key}")
+def _ended(entry: Entry, report: Report) -> Finding:
+    code = ENDINGS["not ended" not in report.ended]
+    text = f"{report.doing} {report.ended}" if report.doing != IMPORTING else f"importing {entry.module} {report.ended}"
+    fix = f"uninstall {entry.dist}, or start without it: LMKIT_PLUGINS_DISABLE={entry.key}"
+    return Finding("error", code, entry.key, text, fix)
 
 
-def _budget(entry: Entry, budgets: dict[str, tuple[list[str] | None, float]]) -> Iterator[Finding]:
-    heavy, seconds = budgets.get(entry.module, ([], 0.0))
-    if heavy:
-        text = f"importing {entry.module} imports {', '.join(heavy)}"
+def _budget(entry: Entry, cost: Report | None) -> Iterator[Finding]:
+    if cost and cost.heavy:
+        text = f"importing {entry.module} imports {', '.join(cost.heavy)}"
         yield Finding("error", "import-budget", entry.key, text, "import heavy modules in the target only")
-    if seconds > IMPORT_SECONDS:
-        text = f"importing {entry.module} takes {seconds:.2f} s, more than {IMPORT_SECONDS} s"
+    if cost and cost.seconds > IMPORT_SECONDS:
+        text = f"importing {entry.module} takes {cost.seconds:.2f} s, more than {IMPORT_SECONDS} s"
         yield Finding("warning", "import-slow", entry.key, text, "do the work when it is needed")
 
 
@@ -161,92 +175,68 @@ def _shared_files(host: PluginHost) -> Iterator[Finding]:
             yield Finding("error", "shared-file", sorted(dists)[0], text, "uninstall one and reinstall the other")
 
 
-def _own_checks(host: PluginHost) -> Iterator[Finding]:
-    """Checks that plugins bring along (`lmkit_doctor_checks`)."""
-    try:
-        checks = host.gather("lmkit_doctor_checks")
-    except PluginError as e:
-        yield Finding("error", "broken", "plugins", str(e), "lmkit plugins list")
-        return
-    for module, check in checks:
-        if not isinstance(check, DoctorCheck):
-            yield Finding("error", "broken", module, f"lmkit_doctor_checks returned {check!r}")
-            continue
-        level: Level = check.level
-        try:
-            problem = load_ref(check.target, module)()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as e:
-            level = "error"
-            problem = f"the check raised {type(e).__name__}: {e}"
-        if problem:
-            yield Finding(level, f"{module.split('.')[0]}.{check.name}", module, str(problem))
+def _commands() -> Iterator[Finding]:
+    """Commands of dists that are never run, because another one has their name."""
+    from lmkit_cli.root import COMMANDS
+
+    first: dict[str, str] = dict.fromkeys(COMMANDS, "lmkit-cli")
+    for entry in metadata.entry_points(group="lmkit.command"):
+        dist = entry.dist.name if entry.dist else "?"
+        if (owner := first.setdefault(entry.name, dist)) != dist:
+            text = f"the command of {dist} is not run: {owner} has one of that name"
+            yield Finding("warning", "shadowed", f"command:{entry.name}", text, f"uninstall {dist}, or rename it there")
 
 
-# Run in a fresh interpreter: one fork per module, so that each starts with lmkit.api imported and nothing else. A
-# module, or a registration hook of it, that does not come to an end is killed; so is everything when the parent, who
-# holds the other end of standard input, is gone.
-MEASURE = """
-import json, os, select, signal, sys, time
-from importlib import import_module
-import lmkit.api
-
-heavy, hooks, limit, *modules = sys.argv[1:]
-before = set(sys.modules)
-
-def measure(module):
-    start = time.perf_counter()
-    imported = import_module(module)
-    seconds = time.perf_counter() - start
-    found = [m for m in heavy.split(",") if m in sys.modules and m not in before]
-    os.write(1, f"BUDGET {json.dumps([module, found, seconds])}\\n".encode())
-    for hook in hooks.split(","):
-        for specs in [getattr(imported, hook, list)()]:
-            list(specs or ())
-
-for module in modules:
-    pid = os.fork()
-    if not pid:
-        try:
-            measure(module)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    end = time.monotonic() + float(limit)
-    pause = 0.001
-    while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        orphaned = select.select([0], [], [], pause)[0]
-        pause = min(2 * pause, 0.05)
-        if orphaned or time.monotonic() > end:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            if orphaned:
-                sys.exit(1)
-            os.write(1, f"BUDGET {json.dumps([module, None, float(limit)])}\\n".encode())
-            break
-"""
+def _own_checks(reports: Iterable[Report], host: PluginHost) -> Iterator[Finding]:
+    """Probes of platforms, and the checks that plugins bring along (`lmkit_doctor_checks`)."""
+    for r in reports:
+        what, _, name = r.doing.rpartition(" ")
+        if r.problem and r.doing == CHECKS:
+            yield Finding("error", "broken", r.module, r.problem, _fix(r.module, "", host))
+        elif r.problem:
+            level: Level = "warning" if r.level == "warning" else "error"
+            yield Finding(level, f"{r.module.split('.')[0]}.{name}", r.module, r.problem)
+        elif r.trace and (what in ("the probe of", "the check") or r.doing == CHECKS):
+            subject = f"platform:{name}" if what == "the probe of" else r.module
+            code = f"{r.module.split('.')[0]}.{name}" if what == "the check" else "broken"
+            yield Finding(
+                "error", code, subject, f"{r.doing} raised {last_line(r.trace)}", _fix(r.module, r.trace, host)
+            )
 
 
-def import_budgets(modules: Sequence[str], limit: float | None = None) -> dict[str, tuple[list[str] | None, float]]:
+def last_line(trace: str) -> str:
+    """What was raised: the last line of a traceback."""
+    return trace.strip().rpartition("\n")[2]
+
+
+def place_in(trace: str) -> str:
+    """ "file:line" of the plugin's own line that a traceback ends in, or ""."""
+    folders = [Path(str(module.__file__)).parent for module in (lmkit, pluggy)] + [Path(__file__).parent]
+    python = Path(sysconfig.get_path("stdlib"))
+    found = ""
+    for file, line in re.findall(r'File "([^"<]+)", line (\d+)', trace):
+        path = Path(file)
+        library = path.is_relative_to(python) and "site-packages" not in path.parts
+        if not library and not any(path.is_relative_to(folder) for folder in folders):
+            found = f"{file}:{line}"
+    return found
+
+
+def _fix(module: str, trace: str, host: PluginHost) -> str:
+    """For an author, and for whoever only has it installed."""
+    keys = [e.key for e in host.entries() if e.module == module]
+    without = f"start without it: LMKIT_PLUGINS_DISABLE={','.join(keys) or module}"
+    return f"correct {place}; or {without}" if (place := place_in(trace)) else without
+
+
+def import_budgets(modules: Sequence[str]) -> dict[str, tuple[list[str], float]]:
     """Per module, what importing it costs: the heavy modules it pulled in, and seconds beyond lmkit.api.
 
-    A module that cannot be imported costs nothing here: it is `broken`, which is reported elsewhere. None in place of
-    the heavy modules: importing it, or asking it what it registers, took longer than `limit` seconds and was ended.
+    A module that cannot be imported costs nothing here: it is `broken`, which is reported elsewhere.
     """
-    limit = ENDLESS_SECONDS if limit is None else limit
-    if not modules:
-        return {}
-    environment = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
-    arguments = [",".join(HEAVY), ",".join(kind.hook for kind in KINDS), str(limit), *modules]
-    with subprocess.Popen(
-        [sys.executable, "-c", MEASURE, *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        lines = process.stdout.readlines()
-    measured = [json.loads(line[7:]) for line in lines if line.startswith("BUDGET ")]
-    return dict.fromkeys(modules, ([], 0.0)) | {module: (heavy, seconds) for module, heavy, seconds in measured}
+    reports = examine_apart(modules, plugin_seconds())
+    measured = {r.module: (r.heavy, r.seconds) for r in reports if r.doing == IMPORTING and not (r.trace or r.ended)}
+    return dict.fromkeys(modules, ([], 0.0)) | measured
 
 
 def private_imports(module: str) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from lmkit.api import ConfigError, UnknownName
+from lmkit.api import Checkpoint, CheckpointOptions, ConfigError, UnknownName
+from lmkit.config.environment import debug
 from lmkit.kinds import BY_NAME, GROUPS
 from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import Entry, PluginHost
@@ -168,6 +169,9 @@ def doctor(
             )
             if f.fix:
                 console.print(f"         -> {escape(f.fix)}", soft_wrap=True)
+        for entry in host.entries() if debug() else ():
+            if entry.trace:
+                console.print(f"[bold]{escape(entry.key)}[/]\n{escape(entry.trace)}", soft_wrap=True)
         counts = f"{levels['error']} errors, {levels['warning']} warnings, {levels['info']} notes"
         console.print(f"{len(host.entries())} plugins: {counts}")
     if levels["error"] or (strict and levels["warning"]):
@@ -191,6 +195,38 @@ def new(
     root = written[0].parent
     shown = escape(str(root))
     console.print(f"next: pip install -e '{shown}\\[test]' && pytest {shown}", soft_wrap=True)
+
+
+@app.command()
+def suggest(
+    model: Annotated[str, typer.Argument(help="checkpoint: a directory, a file, or a hub id")],
+    device: Annotated[
+        str | None, typer.Option(help="platform to run on, as 'cuda' or 'cuda:9.0:80GB'; default: this machine's")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say which plugins run a checkpoint here, and the line that installs what is missing. Loads nothing."""
+    from lmkit_cli.suggest import command_line, platform_here, suggest
+
+    platform = device.partition(":")[0] if device else platform_here()
+    if platform not in catalog()["platform"]:
+        raise UnknownName("platform", platform, catalog()["platform"])
+    checkpoint = _host().first("lmkit_resolve_checkpoint", Checkpoint, ref=model, options=CheckpointOptions())
+    if checkpoint is None:
+        raise ConfigError(f"no checkpoint {model!r}", fix="give a directory with config.json, or a hub id")
+    found = suggest(checkpoint, platform)
+    line = command_line(found)
+    if as_json:
+        _print_json({"platform": platform, "dists": found, "install": line})
+        return
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("dist", "for", "installed"):
+        table.add_column(column)
+    for s in found:
+        table.add_row(s.dist, escape(s.why), "yes" if s.installed else "[yellow]no[/]")
+    console.print(table)
+    console.print(escape(line) or "all of it is installed", soft_wrap=True)
 
 
 @app.command("test")

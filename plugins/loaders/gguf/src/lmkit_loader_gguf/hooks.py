@@ -67,6 +67,7 @@ def lmkit_templates() -> Iterable[TemplateSpec]:
         name="gguf",
         summary="The chat template in the metadata of a GGUF file",
         target="lmkit_loader_gguf.template:chat_template",
+        interface=2,
         stability="stable",
         suffixes=(".gguf",),
     )
