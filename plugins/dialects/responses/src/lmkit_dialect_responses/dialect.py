@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from lmkit_dialect_responses.answer import Count, Respond
 from lmkit_dialect_responses.background import Ask, Desk, Later
 from lmkit_dialect_responses.history import answered, listed
 from lmkit_dialect_responses.schema import CountRequest, ResponsesRequest
+from lmkit_dialect_responses.servers import Servers
 from lmkit_dialect_responses.store import Store, progress
 
 CREATE, COUNT = "POST /v1/responses", "POST /v1/responses/input_tokens"
@@ -29,12 +32,16 @@ class Responses(Dialect):
     routes = tuple(REQUESTS)
     light_routes = (ONE, DELETE, ITEMS, CANCEL)
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, mcp: str = "", mcp_seconds: float = 60.0, store: Store | None = None) -> None:
+        """`mcp`: a file of MCP servers whose tools may be used; "": there are none. Raises ConfigError."""
         self._store = store or Store()
         self._desk = Desk(self._store)
+        self._servers = Servers.read(Path(mcp).expanduser(), mcp_seconds) if mcp else Servers()
 
     async def work(self, answer: Ask) -> None:
-        await self._desk.work(answer)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._desk.work(answer))
+            tasks.create_task(self._servers.run())
 
     def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer:
         if incoming.route not in self.routes:
@@ -45,13 +52,13 @@ class Responses(Dialect):
         request.check()
         if isinstance(request, ResponsesRequest):
             return self._respond(incoming, request, served)
-        return Count(request, served, self._store, incoming.tenant)
+        return Count(request, served, self._store, incoming.tenant, self._servers)
 
     def _respond(self, incoming: Incoming, request: ResponsesRequest, served: Served) -> Exchange | Answer:
         if isinstance(incoming, Later):
             self._desk.begin(incoming)
-            return Respond(request, served, self._store, incoming.tenant, incoming.id)
-        respond = Respond(request, served, self._store, incoming.tenant)
+            return Respond(request, served, self._store, incoming.tenant, self._servers, incoming.id)
+        respond = Respond(request, served, self._store, incoming.tenant, self._servers)
         if not request.background:
             return respond
         kept = respond.queued()

@@ -113,6 +113,11 @@ class Exchange:
         """What is sent of a change; b"": nothing."""
         raise UnsupportedAnswer("streams")
 
+    async def more(self, turns: Sequence[Turn]) -> Ask | None:
+        """What else is asked of the engine, when all turns have ended: its turns are put behind them, and played as
+        part of the same answer. None: nothing, the answer ends."""
+        return None
+
     def end(self, turns: Sequence[Turn]) -> bytes:
         """What follows the last chunk of an answer without an error."""
         return b""
