@@ -28,6 +28,7 @@ SAID: Body = {"messages": [{"role": "user", "content": "x"}]}
 LEAST: dict[str, Body] = {
     "/v1/chat/completions": SAID,
     "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions/batch": {"messages": [SAID["messages"]]},
     "/v1/messages": SAID | {"max_tokens": 9, "model": "scripted"},
     "/v1/messages/count_tokens": SAID | {"model": "scripted"},
     "/v1/responses": {"input": "x"},
@@ -72,6 +73,7 @@ ON_DOCUMENTS: Body = {"documents": ["z"]}
 # the same, where it is something else on some route
 ON: dict[str, Body] = {
     "/v1/chat/completions": {"logprobs": True},
+    "/v1/chat/completions/batch": {"logprobs": True, "messages": [SAID["messages"]] * 2},
     "/api/chat": {"logprobs": True},
     "/api/generate": {"logprobs": True},
     **dict.fromkeys(
@@ -84,11 +86,12 @@ ON: dict[str, Body] = {
     ),
     **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), ON_DOCUMENTS),
 }
+ENDS = [{"role": "assistant", "content": "x"}]
 # what a field needs beside it; None: what it stands without
 BESIDE: dict[str, Body] = {
     "length_penalty": {"use_beam_search": True}, "early_stopping": {"use_beam_search": True},
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}, "tool_choice": {"tools": [TOOL]},
-    "continue_final_message": {"messages": [{"role": "assistant", "content": "x"}]},
+    "continue_final_message": {"messages": ENDS},
     "text_1": {"queries": None}, "text_2": {"documents": None}, "output_mode": {},
 }  # fmt: skip
 SAMPLES |= {
@@ -125,6 +128,8 @@ def body_of(route: str, field: str, state: str) -> Body:
     beside = BESIDE.get(name, {}) if state != "refused" else {}
     if "responses" in route or "messages" in route:
         beside = {k: ON[route].get(k, v) for k, v in beside.items() if k != "logprobs"}
+    if "batch" in route and "messages" in beside:
+        beside = {"messages": [ENDS]}
     least = LEAST[route]
     if part:
         return least | {part: {**least.get(part, {}), **beside, name: value}}

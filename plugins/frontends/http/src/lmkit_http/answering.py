@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ def prepared(
         return dialect, exchange
     ask = exchange.ask
     caller.check_priority(ask.priority)
-    turns = prepare(backend.text, backend.facts, ask, exchange.id)
+    turns = exchange.turns(partial(prepare, backend.text, backend.facts))
     if not exchange.played:
         return dialect, Answer(exchange.whole(turns), media_type=exchange.media_type, headers=exchange.headers)
     for turn in turns:
