@@ -34,6 +34,7 @@ TYPED = {503: "engine-busy", 504: "deadline"}  # states of the server, not fault
 TEXT = {"type": "string", "minLength": 1}
 FORMS = {  # bodies that are multipart/form-data
     "POST /v1/files": {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": ["batch", "vision"]}},
+    "POST /v1/uploads/{id}/parts": {"data": {"type": "string", "format": "binary"}},
 }
 
 

@@ -24,6 +24,7 @@ INPUT = {"input": "x"}
 PAIR = {"queries": "x", "documents": "y"}
 TEXTS = {"query": "x", "documents": ["y"]}
 SAID: Body = {"messages": [{"role": "user", "content": "x"}]}
+UPLOAD: Body = {"filename": "a.jsonl", "bytes": 2, "purpose": "batch", "mime_type": "application/jsonl"}
 # what each route needs
 LEAST: dict[str, Body] = {
     "/v1/chat/completions": SAID,
@@ -42,7 +43,10 @@ LEAST: dict[str, Body] = {
     **dict.fromkeys(("/score", "/v1/score"), PAIR),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), TEXTS),
     "/v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},
+    "/v1/uploads": UPLOAD,
+    "/v1/uploads/{id}/complete": {},
 }
+COMPLETE = "/v1/uploads/{id}/complete"
 TASKS = {"/classify": "classify"}  # other routes of pooling take embeddings
 
 # a value that says something; 1 where it is left out
@@ -65,6 +69,8 @@ SAMPLES: Body = {
     "documents": [{"text": "x"}], "reasoning_effort": "low", "keep_alive": "5m", "format": "json", "think": True,
     "raw": True, "truncate": True, "encoding_format": "base64", "activation": True, "return_documents": True,
     "text_1": "a", "text_2": "b", "queries": "q", "query": "q", "task": "embed", "endpoint": "/v1/chat/completions",
+    "filename": "b.jsonl", "bytes": 3, "purpose": "batch", "mime_type": "text/plain",
+    "md5": "99914b932bd37a50b983c5e7c90ae93b", "expires_after": {"anchor": "created_at", "seconds": 3600},
     "completion_window": "24h", "output_expires_after": {"anchor": "created_at", "seconds": 3600},
 }  # fmt: skip
 ON_MESSAGES: Body = {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "auto"}}
@@ -154,7 +160,7 @@ async def test_each_field_does_what_the_table_says(route: str, tmp_path: Path) -
     if (LEAST[route].keys() & {"input", "query", "queries"} and "responses" not in route) or route == "/api/embeddings":
         info = PoolerInfo(TASKS.get(route, "embed"), 4)  # type: ignore[arg-type]
         llm.client.facts = msgspec.structs.replace(llm.facts, pooler=info)  # type: ignore[misc]
-    dialects = [Batches(str(tmp_path))] if route == "/v1/batches" else None
+    dialects = [Batches(str(tmp_path))] if route in ("/v1/batches", "/v1/uploads", COMPLETE) else None
     transport = httpx.ASGITransport(build_app(llm, dialects=dialects))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         found = []
@@ -163,9 +169,14 @@ async def test_each_field_does_what_the_table_says(route: str, tmp_path: Path) -
             if route == "/v1/batches":
                 files = {"file": ("a.jsonl", b"{}"), "purpose": (None, "batch")}
                 body["input_file_id"] = (await client.post("/v1/files", files=files)).json()["id"]
+            path = route
+            if route == COMPLETE:
+                id = (await client.post("/v1/uploads", json=UPLOAD)).json()["id"]
+                part = (await client.post(f"/v1/uploads/{id}/parts", files={"data": ("a", b"{}")})).json()["id"]
+                body, path = body | {"part_ids": [part]}, route.format(id=id)
             if field == "previous_response_id":
                 body[field] = (await client.post("/v1/responses", json={"input": "x"})).json()["id"]
-            found.append(wrong(route, field, state, await client.post(route, json=body)))
+            found.append(wrong(route, field, state, await client.post(path, json=body)))
     assert "\n".join(filter(None, found)) == ""
 
 
