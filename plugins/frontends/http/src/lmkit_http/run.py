@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from lmkit.api import EngineDead
-from lmkit.logs import TIMED, written_logs
+from lmkit.logs import TIMED, write_json, written_logs
 
 from lmkit_http.access_log import figures
 from lmkit_http.listening import Certificate, bind, is_loopback, release, url_of
@@ -56,6 +56,8 @@ def serve(
     try:
         level = logging.getLevelNamesMapping()[(config.log_level or "info").upper()]
         with written_logs(TIMED, level), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            if config.log_format == "json":
+                write_json()
             runner.run(_serve(config, settings, sock, on_ready, start, certificate))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
