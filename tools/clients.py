@@ -3,7 +3,7 @@
 Each client of SCRIPTED runs its tests against servers on real sockets in this environment, each of
 tests/clients/clients.toml its checks in an environment of its own against `lmkit serve demo`; the page says what
 passed.
-Fails when something does not. Environments are kept in CLIENT_ENVIRONMENTS, .nox/client-environments without.
+Fails when something does not; the SDKs' own tests (tools/sdk_suites.py) are reported only. Environments are kept in CLIENT_ENVIRONMENTS, .nox/client-environments without.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import sdk_suites
 
 ROOT = Path(__file__).parents[1]
 CHECKS = ROOT / "tests" / "clients"
@@ -98,6 +99,7 @@ def main(*names: str) -> int:
             failed |= bool(outcomes.failed) or not outcomes.passed
             page += _row(client, f"{dist}=={version(dist)}", (outcomes.passed, outcomes.failed, Counter()))
     if not names:
+        page += "\n" + sdk_suites.section()
         PAGE.write_text(page, encoding="utf-8")
     return int(failed)
 
