@@ -2,8 +2,8 @@
 
 Each client of SCRIPTED runs its tests against servers on real sockets in this environment, each of
 tests/clients/clients.toml its checks in an environment of its own against `lmkit serve demo`; the page says what
-passed.
-Fails when something does not; the SDKs' own tests (tools/sdk_suites.py) are reported only. Environments are kept in CLIENT_ENVIRONMENTS, .nox/client-environments without.
+passed. Fails when something does not; the SDKs' own tests (tools/sdk_suites.py) are reported only. Environments are
+kept in CLIENT_ENVIRONMENTS, .nox/client-environments without.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Relay:
             body = json.dumps({**json.loads(body), "input_file_id": await self._file()}).encode()
         headers = [(k, v) for k, v in request.headers.items() if k not in ("host", "content-length", "connection")]
         answer = await self._client.request(
-            request.method, path, content=body, headers=headers, params=request.query_params.multi_items()
+            request.method, path, content=body, headers=headers, params=request.url.query
         )
         kept = {k: v for k, v in answer.headers.items() if k not in ("content-length", "transfer-encoding")}
         await Response(answer.content, answer.status_code, kept)(scope, receive, send)
@@ -108,7 +108,7 @@ class Relay:
 
     async def _file(self) -> str:
         line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 1}}
-        files = {"file": ("a.jsonl", json.dumps(line).encode()), "purpose": (None, "batch")}
+        files: dict[str, Any] = {"file": ("a.jsonl", json.dumps(line).encode()), "purpose": (None, "batch")}
         id: str = (await self._client.post("/v1/files", files=files)).raise_for_status().json()["id"]
         return id
 
@@ -190,12 +190,10 @@ def rows(dist: str, report: Path) -> Iterator[str]:
             (case.get("classname") or "").removeprefix("tests.api_resources.").rpartition(".")[0].replace("test_", "")
         )
         if what is not None:
-            method = re.sub(
-                r"\[.*|^test_|streaming_response_|raw_response_|method_|_overload_\d", "", case.get("name") or ""
-            )
-            said = re.sub(
-                r".*?'message': [\"']|[\"']}}$|^.*Error code: ", "", (what.get("message") or "").partition("\n")[0]
-            )
+            name = case.get("name") or ""
+            method = re.sub(r"\[.*|^test_|streaming_response_|raw_response_|method_|_overload_\d", "", name)
+            said = (what.get("message") or "").partition("\n")[0]
+            said = re.sub(r".*?'message': [\"']|[\"']}}$|^.*Error code: ", "", said)
             failed.setdefault(file, Counter())[f"{method.replace('_', ' ')}: {said[:150].replace('|', '/')}"] += 1
         elif case.find("skipped") is None:
             passed[file] += 1
