@@ -56,6 +56,10 @@ class EngineClient(Protocol):
         """Loads the adapter at `path` as `name`, or forgets `name`. Raises what prevents it."""
         ...
 
+    async def profile(self, path: str, num_steps: int) -> None:
+        """Records the next steps into files whose names begin with `path`; 0: no more. Raises what prevents it."""
+        ...
+
     def drain(self) -> None:
         """Refuse new requests (EngineBusy); running ones go on."""
         ...

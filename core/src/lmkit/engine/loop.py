@@ -23,9 +23,9 @@ from lmkit.api import (
 from lmkit.engine.adapters import Adapters
 from lmkit.engine.messages import (
     Abort,
-    AdapterSet,
     AskStats,
     Command,
+    Done,
     EngineFacts,
     EngineStats,
     Events,
@@ -33,6 +33,7 @@ from lmkit.engine.messages import (
     Larger,
     Report,
     SetAdapter,
+    SetProfile,
     Stats,
     Stop,
     Submit,
@@ -62,6 +63,7 @@ class Core(Protocol):
         ...
 
     def stats(self) -> SchedStats: ...
+    def profile(self, path: str, num_steps: int) -> None: ...
 
     @property
     def adapters(self) -> Adapters: ...
@@ -142,10 +144,12 @@ class EngineLoop:
             case SetAdapter():
                 self._set_adapter(command)
             case Prepared(number, name, error) if error is not None:
-                self._emit(AdapterSet(number, error))
+                self._emit(Done(number, error))
             case Prepared(number, name, _, found):
                 assert found is not None
-                self._emit(AdapterSet(number, self._try(lambda: self._core.adapters.publish(name, *found))))
+                self._emit(Done(number, self._try(lambda: self._core.adapters.publish(name, *found))))
+            case SetProfile(number, path, num_steps):
+                self._emit(Done(number, self._try(lambda: self._core.profile(path, num_steps), "profiling")))
             case Stop():
                 self._running = False
 
@@ -153,7 +157,7 @@ class EngineLoop:
         """Files are read in a thread of their own: the steps go on."""
         number, name, path = command.number, command.name, command.path
         if path is None:
-            self._emit(AdapterSet(number, self._try(lambda: self._core.adapters.unload(name))))
+            self._emit(Done(number, self._try(lambda: self._core.adapters.unload(name))))
             return
         if self._reader is None:
             self._reader = SimpleQueue()
@@ -167,14 +171,14 @@ class EngineLoop:
             error = self._try(lambda: found.append(self._core.adapters.prepare(name, path)))  # noqa: B023 (called here)
             self._inbox.put(Prepared(number, name, error, found[0] if found else None))
 
-    def _try(self, change: Callable[[], object]) -> ErrorInfo | None:
-        """What a client hears of a change of the adapters: an adapter that is wrong is an error of the request."""
+    def _try(self, change: Callable[[], object], what: str = "an adapter") -> ErrorInfo | None:
+        """What a client hears of a change: an adapter that is wrong is an error of the request."""
         try:
             change()
         except CheckpointError as error:
             return RequestError(error.message, fix=error.fix).info()
         except Exception as error:
-            return _told(error, "an adapter")
+            return _told(error, what)
         return None
 
     def stats(self) -> EngineStats:

@@ -86,18 +86,26 @@ class AskStats(msgspec.Struct, tag="stats"):
 
 
 class SetAdapter(msgspec.Struct, tag="adapter"):
-    """Load the adapter at `path` as `name`, or forget `name` (path None). Answered by AdapterSet."""
+    """Load the adapter at `path` as `name`, or forget `name` (path None). Answered by Done."""
 
     number: int
     name: str
     path: str | None
 
 
+class SetProfile(msgspec.Struct, tag="profile"):
+    """Record steps, or no more of them, as `Profile` says. Answered by Done."""
+
+    number: int
+    path: str
+    num_steps: int
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """End now: running requests are dropped."""
 
 
-Command = Start | Submit | Abort | AskStats | SetAdapter | Stop
+Command = Start | Submit | Abort | AskStats | SetAdapter | SetProfile | Stop
 
 
 class Phase(msgspec.Struct, tag="phase"):
@@ -128,7 +136,9 @@ class Stats(msgspec.Struct, tag="stats"):
     stats: EngineStats
 
 
-class AdapterSet(msgspec.Struct, tag="adapter"):
+class Done(msgspec.Struct, tag="done"):
+    """What a command with this number asked for was done, or why it was not."""
+
     number: int
     error: ErrorInfo | None = None
 
@@ -139,7 +149,7 @@ class Failed(msgspec.Struct, tag="failed"):
     error: ErrorInfo
 
 
-Report = Phase | Ready | Events | Larger | Stats | AdapterSet | Failed
+Report = Phase | Ready | Events | Larger | Stats | Done | Failed
 
 
 def _plain(value: object) -> object:
@@ -197,8 +207,8 @@ class Splitter:
 
 
 __all__ = [
-    "Abort", "AdapterSet", "AskStats", "Command", "EngineFacts", "EngineStats", "Events", "Failed", "Larger", "Phase",
-    "Ready", "Report", "SetAdapter", "Splitter", "Start", "Stats", "Stop", "Submit",
+    "Abort", "AskStats", "Command", "Done", "EngineFacts", "EngineStats", "Events", "Failed", "Larger", "Phase",
+    "Ready", "Report", "SetAdapter", "SetProfile", "Splitter", "Start", "Stats", "Stop", "Submit",
     "decode_command", "decode_report", "encode", "error_of",
     "info_of",
 ]  # fmt: skip

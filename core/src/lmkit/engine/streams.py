@@ -14,9 +14,9 @@ from lmkit.api import EngineBusy, EngineDead, EngineRequest, ErrorInfo, Progress
 from lmkit.engine.adapters import check_adapter
 from lmkit.engine.messages import (
     Abort,
-    AdapterSet,
     AskStats,
     Command,
+    Done,
     EngineFacts,
     EngineStats,
     Events,
@@ -25,6 +25,7 @@ from lmkit.engine.messages import (
     Ready,
     Report,
     SetAdapter,
+    SetProfile,
     Stats,
     Submit,
     error_of,
@@ -223,16 +224,23 @@ class BaseClient(ABC):
     async def set_adapter(self, name: str, path: str | None) -> None:
         """Loads the adapter at `path` as `name`, or forgets `name`. Raises what prevents it."""
         check_adapter(name, path)
+        await self._change(lambda number: SetAdapter(number, name, path))
+
+    async def profile(self, path: str, num_steps: int) -> None:
+        """Records the next steps into files whose names begin with `path`; 0: no more. Raises what prevents it."""
+        await self._change(lambda number: SetProfile(number, path, num_steps))
+
+    async def _change(self, command: Callable[[int], Command]) -> None:
         if self.state not in ("ready", "draining"):
             raise error_of(self.failure) if self.failure else EngineDead("the engine is not running")
         if self._num_changes >= MAX_CHANGES:
-            raise EngineBusy(f"{MAX_CHANGES} adapters are being loaded or unloaded", fix="try again in a few seconds")
+            raise EngineBusy(f"{MAX_CHANGES} changes are being made", fix="try again in a few seconds")
         self._numbers += 1
         answer = asyncio.get_running_loop().create_future()
         self._asked[self._numbers] = answer
         self._num_changes += 1
         answer.add_done_callback(self._changed)
-        self._send(SetAdapter(self._numbers, name, path))
+        self._send(command(self._numbers))
         await asyncio.shield(answer)  # a client that leaves does not end it: the engine is at it
 
     def _changed(self, answer: asyncio.Future[Any]) -> None:
@@ -256,7 +264,7 @@ class BaseClient(ABC):
             case Stats(number, stats):
                 if (answer := self._asked.pop(number, None)) is not None and not answer.done():
                     answer.set_result(stats)
-            case AdapterSet(number, error):
+            case Done(number, error):
                 if (answer := self._asked.pop(number, None)) is not None and not answer.done():
                     if error is None:
                         answer.set_result(None)

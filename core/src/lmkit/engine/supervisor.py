@@ -298,6 +298,9 @@ class Supervised:
         await self._client.set_adapter(name, path)
         self._adapters[name] = path
 
+    async def profile(self, path: str, num_steps: int) -> None:
+        await self._client.profile(path, num_steps)
+
     def drain(self) -> None:
         """Also: a dead engine is not replaced any more."""
         self._stop_guarding()

@@ -16,6 +16,7 @@ from lmkit.api import (
     GrammarMasks,
     KVConfig,
     LoadAdapter,
+    Profile,
     Reply,
     ResetCache,
     ResolvedPlan,
@@ -25,7 +26,7 @@ from lmkit.api import (
     WorkerFacts,
 )
 
-Known = LoadAdapter | DropAdapter | ForgetRows | ResetCache
+Known = LoadAdapter | DropAdapter | Profile | ForgetRows | ResetCache
 
 
 class Load(msgspec.Struct, tag="load"):

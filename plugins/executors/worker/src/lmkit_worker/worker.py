@@ -22,6 +22,7 @@ from lmkit.api import (
     LmkitError,
     LoadAdapter,
     ModelInfo,
+    Profile,
     Reply,
     ResetCache,
     ResolvedPlan,
@@ -42,6 +43,7 @@ from lmkit_worker.loading.adapter_files import digest
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.load import load_model
 from lmkit_worker.loading.rules import Rules
+from lmkit_worker.profiling import Profiling
 from lmkit_worker.runner import Runner, Unread
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class Worker:
         self.info = memory.info_of_rank(describe_model(resolved, checkpoint), self.size)
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None
+        self._profiling = Profiling(rank)
 
     def load(self) -> WorkerFacts:
         """Binds the device and loads the weights. Returns what is left for the KV cache."""
@@ -161,6 +164,7 @@ class Worker:
         )  # fmt: skip
 
     def forward(self, plan: StepPlan) -> None:
+        self._profiling.step()
         self._running.forward(plan)
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Unread:
@@ -174,6 +178,8 @@ class Worker:
                 return Reply(True)
             case LoadAdapter(id, path):
                 return self._load_adapter(id, path)
+            case Profile(path, num_steps):
+                return self._profiling.set(path, num_steps)
             case DropAdapter(id):
                 self._running.adapters.drop(id)
                 return Reply(True)
@@ -199,6 +205,8 @@ class Worker:
 
     def close(self) -> None:
         """Drops model and cache. Idempotent."""
+        self._profiling.end()
+        self._profiling.close()
         self.runner = self.loaded = None
 
     @property

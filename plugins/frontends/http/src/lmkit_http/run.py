@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from lmkit.api import EngineDead
+from lmkit.api import ConfigError, EngineDead
 from lmkit.logs import TIMED, write_json, written_logs
 
 from lmkit_http.access_log import figures
@@ -52,6 +54,8 @@ def serve(
         from lmkit_http.traces import check_traces
 
         check_traces(settings.traces)
+    if settings.profile_dir:
+        settings = replace(settings, profile_dir=_made(settings.profile_dir))
     sock = bind(settings)
     try:
         level = logging.getLevelNamesMapping()[(config.log_level or "info").upper()]
@@ -63,6 +67,16 @@ def serve(
         raise SystemExit(128 + signal.SIGTERM) from None
     finally:
         release(sock)
+
+
+def _made(folder: str) -> str:
+    """The folder's whole path: the engine's process may work elsewhere. Raises ConfigError."""
+    path = Path(folder).expanduser().resolve()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be made: {error.strerror}", fix="choose another --profile-dir") from None
+    return str(path)
 
 
 async def _serve(
@@ -148,8 +162,6 @@ def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Con
 
 
 def _with_hosts(settings: ServerSettings) -> ServerSettings:
-    from dataclasses import replace
-
     from lmkit_http.gate import LOCAL_HOSTS
 
     return replace(settings, allowed_hosts=tuple(sorted(LOCAL_HOSTS | {settings.host.lower()})))
