@@ -92,6 +92,8 @@ class PluginHost(pluggy.PluginManager):
 
     def add(self, module: ModuleType, *, dist: str = "test", version: str = "0.0.0") -> list[Entry]:
         """Register a module as if its dist were installed, with one entry per spec it returns. For tests."""
+        if not isinstance(module, ModuleType):
+            raise PluginError(f"{module!r} is no module", fix="put the hooks into a module, and add that")
         entries = self.scan()
         added = []
         self._modules[module.__name__] = module
