@@ -180,7 +180,7 @@ async def test_an_engine_of_its_own_starts_with_the_first_call() -> None:
 
 
 async def test_what_prevents_a_start_is_raised_by_each_call() -> None:
-    llm = AsyncLLM("demo", attention="nobody")
+    llm = AsyncLLM("demo", attention="nobody")  # pinned: to be refused
     for _ in range(2):
         with pytest.raises(SelectionError, match="nobody"):
             await llm.generate("x")
