@@ -8,6 +8,7 @@ kept in CLIENT_ENVIRONMENTS, .nox/client-environments without.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -25,7 +26,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import sdk_suites
 
 ROOT = Path(__file__).parents[1]
 CHECKS = ROOT / "tests" / "clients"
@@ -99,6 +99,8 @@ def main(*names: str) -> int:
             failed |= bool(outcomes.failed) or not outcomes.passed
             page += _row(client, f"{dist}=={version(dist)}", (outcomes.passed, outcomes.failed, Counter()))
     if not names:
+        import sdk_suites  # here: what it imports must not be there before pytest
+
         page += "\n" + sdk_suites.section()
         PAGE.write_text(page, encoding="utf-8")
     return int(failed)
@@ -109,8 +111,11 @@ def serving(folder: Path) -> Iterator[dict[str, str]]:
     """The environment of checks: where the demo chats, and where it embeds."""
     env, processes = dict(os.environ), []
     try:
-        for name, more in (("LMKIT_URL", ("--dialect.batches.dir", str(folder / "batches"))),
-                           ("LMKIT_EMBED_URL", ("--task", "embed"))):  # fmt: skip
+        mcp = folder / "mcp.json"
+        program = {"command": sys.executable, "args": [str(CHECKS / "mcp_weather.py")]}
+        mcp.write_text(json.dumps({"mcpServers": {"weather": program}}))
+        dialects = ("--dialect.batches.dir", str(folder / "batches"), "--dialect.responses.mcp", str(mcp))
+        for name, more in (("LMKIT_URL", dialects), ("LMKIT_EMBED_URL", ("--task", "embed"))):
             output = folder / name
             command = [sys.executable, "-m", "lmkit", "serve", "demo", "--port", "0", *more]
             with output.open("w") as file:

@@ -338,3 +338,39 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_what_is_beside_the_servers_is_for_others() -> None:
     msgspec.json.decode(b'{"mcpServers": {}, "theme": "dark"}', type=servers.Listed)
+
+
+def merged(events: list[Any]) -> list[dict[str, Any]]:
+    """Without numbers, and with each text in one piece."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        told = event.model_dump(exclude={"sequence_number"})
+        if event.type.endswith(".delta") and found and found[-1]["type"] == event.type:
+            found[-1]["delta"] += told["delta"]
+            found[-1]["logprobs"] = (found[-1].get("logprobs") or []) + (told.get("logprobs") or [])
+        else:
+            found.append(told)
+    return [{k: v for k, v in event.items() if v not in (None, [])} for event in found]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["<think>sum</think>Let me see." + call("add", a=1, b=2), call("get_time") + call("fail", why="x")],
+        ["<think>hm</think>A long answer that is cut"],
+        [""],
+    ],
+    ids=["calls", "cut", "empty"],
+)
+async def test_a_kept_answer_is_streamed_as_it_was(texts: list[str]) -> None:
+    body = ASK | {"tools": [MCP, TIME], "top_logprobs": 1}
+    if "cut" in texts[0]:
+        body["max_output_tokens"] = len(texts[0]) - 3
+    async with client_of(scripted(*texts), inside()) as client:
+        events = [event async for event in await client.responses.create(**body, stream=True)]
+        id = events[0].response.id
+        again = [event async for event in await client.responses.retrieve(id, stream=True)]
+        assert merged(again) == merged(events)
+        assert again[-1].response == events[-1].response
+        rest = [event async for event in await client.responses.retrieve(id, stream=True, starting_after=3)]
+        assert rest == again[4:]

@@ -404,7 +404,7 @@ async def test_an_answer_is_found_continued_and_deleted() -> None:
     assert rest["data"] == items["data"][-2::-1]
     for query in ("limit=0", "limit=x", "order=up", "after=x"):
         assert (await client.http.get(f"{path}/input_items?{query}")).status_code == 400
-    assert (await client.http.get(f"{path}?stream=true")).status_code == 400
+    assert (await client.http.get(f"{path}?stream=true&starting_after=x")).status_code == 400
     cancelled = await client.http.post(f"{path}/cancel")
     assert (cancelled.status_code, "background" in cancelled.text) == (400, True)
     assert (await client.http.delete(f"/v1/responses/{first['id']}")).json()["deleted"]

@@ -129,7 +129,7 @@ class Respond(Exchange):
             update["tool_choice"] = "auto"  # it was called
         elif isinstance(choice, NamedTool):
             update["tool_choice"] = choice.model_copy(update={"mode": "auto"})
-        items = [*self._items, *(("output", item) for item in as_items(self._output))]
+        items = [*self._items, *(("output", item) for item in as_items(msgspec.to_builtins(self._output)))]
         return ask_of(request.model_copy(update=update), self._served, items, Reader(set(), self._servers))
 
     # -- whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lmkit_http.strict import parse
 from lmkit_dialect_responses.answer import Count, Respond
 from lmkit_dialect_responses.background import Ask, Desk, Later
 from lmkit_dialect_responses.history import answered, listed
+from lmkit_dialect_responses.replay import replayed
 from lmkit_dialect_responses.schema import CountRequest, ResponsesRequest
 from lmkit_dialect_responses.servers import Servers
 from lmkit_dialect_responses.store import Store, progress
@@ -44,6 +46,8 @@ class Responses(Dialect):
             tasks.create_task(self._servers.run())
 
     def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer:
+        if incoming.route == ONE and incoming.query.get("stream", "false").lower() not in ("false", "0", ""):
+            return self._streamed(incoming)
         if incoming.route not in self.routes:
             return Answer(self._kept(incoming))
         request = parse(REQUESTS[incoming.route], incoming.body, served.max_values, served.lenient)
@@ -86,9 +90,19 @@ class Responses(Dialect):
                 )  # fmt: skip
             self._desk.cancel(tenant, id)
             return self._store.get(tenant, id).body
-        if incoming.query.get("stream", "false").lower() not in ("false", "0", ""):
-            raise UnsupportedField("stream", "an answer that is kept is whole", fix="leave stream out")
         return kept.body
+
+    def _streamed(self, incoming: Incoming) -> Answer:
+        """An answer that has ended, as events. Raises RequestError."""
+        kept = self._store.get(incoming.tenant, incoming.path["id"])
+        if progress(kept).status not in ("completed", "incomplete", "failed"):
+            raise UnsupportedField(
+                "stream", "only an answer that has ended is told as a stream", fix="leave stream out, and ask again"
+            )
+        after = incoming.query.get("starting_after") or "-1"
+        if not re.fullmatch(r"-1|\d{1,9}", after, re.ASCII):
+            raise InvalidParam("starting_after", after[:100], "the sequence_number of an event")
+        return Answer(replayed(msgspec.json.decode(kept.body), int(after)), media_type=self.stream_type)
 
     def error_chunk(self, info: ErrorInfo) -> bytes:
         """As the API describes it, and with `error`, by which its official client knows errors."""
