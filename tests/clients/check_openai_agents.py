@@ -94,17 +94,18 @@ def test_hosted_mcp(url: str, stream: bool) -> None:
     config: Any = {"type": "mcp", "server_label": "weather", "require_approval": "never"}
     agent = Agent(name="a", model=model, tools=[HostedMCPTool(tool_config=config)])
 
-    async def asked() -> Any:
-        if not stream:
-            return await Runner.run(agent, "What is the weather in Berlin?")
-        result = Runner.run_streamed(agent, "What is the weather in Berlin?")
-        async for _ in result.stream_events():
-            pass
-        return result
+    async def asked() -> tuple[Any, Any]:
+        if stream:
+            result: Any = Runner.run_streamed(agent, "What is the weather in Berlin?")
+            async for _ in result.stream_events():
+                pass
+        else:
+            result = await Runner.run(agent, "What is the weather in Berlin?")
+        again = [*result.to_input_list(), {"role": "user", "content": "What is 20 + 3?"}]
+        return result, await Runner.run(agent, again)
 
-    result = asyncio.run(asked())
+    result, later = asyncio.run(asked())
     assert result.final_output
+    assert later.final_output
     (call,) = [item for item in result.raw_responses[0].output if item.type == "mcp_call"]
     assert '"temperature": 21' in call.output
-    again = [*result.to_input_list(), {"role": "user", "content": "What is 20 + 3?"}]
-    assert Runner.run_sync(agent, again).final_output
