@@ -112,6 +112,7 @@ async def test_a_call_is_made_and_the_answer_goes_on(tmp_path: Path) -> None:
         assert listed == ["message", "mcp_list_tools", "reasoning", "mcp_call", "message", "message"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("per_event", [1, 1000])
 @pytest.mark.parametrize(
     "texts",
