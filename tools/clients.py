@@ -2,12 +2,13 @@
 
 Each client of SCRIPTED runs its tests against servers on real sockets in this environment, each of
 tests/clients/clients.toml its checks in an environment of its own against `lmkit serve demo`; the page says what
-passed.
-Fails when something does not. Environments are kept in CLIENT_ENVIRONMENTS, .nox/client-environments without.
+passed. Fails when something does not; the SDKs' own tests (tools/sdk_suites.py) are reported only. Environments are
+kept in CLIENT_ENVIRONMENTS, .nox/client-environments without.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -98,6 +99,9 @@ def main(*names: str) -> int:
             failed |= bool(outcomes.failed) or not outcomes.passed
             page += _row(client, f"{dist}=={version(dist)}", (outcomes.passed, outcomes.failed, Counter()))
     if not names:
+        import sdk_suites  # here: what it imports must not be there before pytest
+
+        page += "\n" + sdk_suites.section()
         PAGE.write_text(page, encoding="utf-8")
     return int(failed)
 
@@ -107,8 +111,11 @@ def serving(folder: Path) -> Iterator[dict[str, str]]:
     """The environment of checks: where the demo chats, and where it embeds."""
     env, processes = dict(os.environ), []
     try:
-        for name, more in (("LMKIT_URL", ("--dialect.batches.dir", str(folder / "batches"))),
-                           ("LMKIT_EMBED_URL", ("--task", "embed"))):  # fmt: skip
+        mcp = folder / "mcp.json"
+        program = {"command": sys.executable, "args": [str(CHECKS / "mcp_weather.py")]}
+        mcp.write_text(json.dumps({"mcpServers": {"weather": program}}))
+        dialects = ("--dialect.batches.dir", str(folder / "batches"), "--dialect.responses.mcp", str(mcp))
+        for name, more in (("LMKIT_URL", dialects), ("LMKIT_EMBED_URL", ("--task", "embed"))):
             output = folder / name
             command = [sys.executable, "-m", "lmkit", "serve", "demo", "--port", "0", *more]
             with output.open("w") as file:

@@ -4,12 +4,11 @@ import asyncio
 import sys
 
 from lmkit import AsyncLLM, SamplingParams
-from lmkit.config import from_options
 
 
 async def main(model: str = "demo") -> None:
     params = SamplingParams(max_tokens=16, temperature=0.0)
-    async with await AsyncLLM.start(from_options({"model": model})) as llm:
+    async with AsyncLLM(model) as llm:
 
         async def show(prompt: str) -> None:
             pieces = [text async for text in llm.stream_text(prompt, params)]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from agents import (
     Agent,
+    HostedMCPTool,
     ModelSettings,
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
@@ -83,3 +84,28 @@ def test_tools(agent: Any, stream: bool) -> None:
 def test_output_type(agent: Any) -> None:
     text = 'Write JSON with the keys "name" and "age" for Anna, who is 31.'
     assert isinstance(Runner.run_sync(agent(output_type=Person), text).final_output, Person)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hosted_mcp(url: str, stream: bool) -> None:
+    """A tool of an MCP server that the server calls: one answer has the call and what follows from it."""
+    client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    model = OpenAIResponsesModel(model="demo", openai_client=client)
+    config: Any = {"type": "mcp", "server_label": "weather", "require_approval": "never"}
+    agent = Agent(name="a", model=model, tools=[HostedMCPTool(tool_config=config)])
+
+    async def asked() -> tuple[Any, Any]:
+        if stream:
+            result: Any = Runner.run_streamed(agent, "What is the weather in Berlin?")
+            async for _ in result.stream_events():
+                pass
+        else:
+            result = await Runner.run(agent, "What is the weather in Berlin?")
+        again = [*result.to_input_list(), {"role": "user", "content": "What is 20 + 3?"}]
+        return result, await Runner.run(agent, again)
+
+    result, later = asyncio.run(asked())
+    assert result.final_output
+    assert later.final_output
+    (call,) = [item for item in result.raw_responses[0].output if item.type == "mcp_call"]
+    assert '"temperature": 21' in call.output

@@ -24,10 +24,12 @@ INPUT = {"input": "x"}
 PAIR = {"queries": "x", "documents": "y"}
 TEXTS = {"query": "x", "documents": ["y"]}
 SAID: Body = {"messages": [{"role": "user", "content": "x"}]}
+UPLOAD: Body = {"filename": "a.jsonl", "bytes": 2, "purpose": "batch", "mime_type": "application/jsonl"}
 # what each route needs
 LEAST: dict[str, Body] = {
     "/v1/chat/completions": SAID,
     "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions/batch": {"messages": [SAID["messages"]]},
     "/v1/messages": SAID | {"max_tokens": 9, "model": "scripted"},
     "/v1/messages/count_tokens": SAID | {"model": "scripted"},
     "/v1/responses": {"input": "x"},
@@ -41,7 +43,10 @@ LEAST: dict[str, Body] = {
     **dict.fromkeys(("/score", "/v1/score"), PAIR),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), TEXTS),
     "/v1/batches": {"endpoint": "/v1/completions", "completion_window": "24h"},
+    "/v1/uploads": UPLOAD,
+    "/v1/uploads/{id}/complete": {},
 }
+COMPLETE = "/v1/uploads/{id}/complete"
 TASKS = {"/classify": "classify"}  # other routes of pooling take embeddings
 
 # a value that says something; 1 where it is left out
@@ -56,7 +61,8 @@ SAMPLES: Body = {
     "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "flex", "include_reasoning": True,
     "use_beam_search": True, "add_generation_prompt": True, "add_special_tokens": True, "input": "y", "system": "s",
     "top_p": 0.5, "min_p": 0.5, "output_mode": "tokens", "token_ids": [2],
-    "context_management": {"edits": [1]}, "inference_geo": "eu", "speed": "fast", "betas": ["b"],
+    "context_management": {"edits": [1]}, "cache_control": {"type": "ephemeral"},
+    "inference_geo": "eu", "speed": "fast", "betas": ["b"],
     "stop_sequences": ["z"], "output_config": {"format": FORMAT}, "output_format": FORMAT,
     "thinking": {"type": "enabled", "budget_tokens": 1024}, "instructions": "i", "reasoning": {"effort": "low"},
     "text": {"format": {"type": "text"}}, "truncation": "auto", "include": ["message.output_text.logprobs"],
@@ -64,6 +70,8 @@ SAMPLES: Body = {
     "documents": [{"text": "x"}], "reasoning_effort": "low", "keep_alive": "5m", "format": "json", "think": True,
     "raw": True, "truncate": True, "encoding_format": "base64", "activation": True, "return_documents": True,
     "text_1": "a", "text_2": "b", "queries": "q", "query": "q", "task": "embed", "endpoint": "/v1/chat/completions",
+    "filename": "b.jsonl", "bytes": 3, "purpose": "batch", "mime_type": "text/plain",
+    "md5": "99914b932bd37a50b983c5e7c90ae93b", "expires_after": {"anchor": "created_at", "seconds": 3600},
     "completion_window": "24h", "output_expires_after": {"anchor": "created_at", "seconds": 3600},
 }  # fmt: skip
 ON_MESSAGES: Body = {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "auto"}}
@@ -72,6 +80,7 @@ ON_DOCUMENTS: Body = {"documents": ["z"]}
 # the same, where it is something else on some route
 ON: dict[str, Body] = {
     "/v1/chat/completions": {"logprobs": True},
+    "/v1/chat/completions/batch": {"logprobs": True, "messages": [SAID["messages"]] * 2},
     "/api/chat": {"logprobs": True},
     "/api/generate": {"logprobs": True},
     **dict.fromkeys(
@@ -84,11 +93,12 @@ ON: dict[str, Body] = {
     ),
     **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), ON_DOCUMENTS),
 }
+ENDS = [{"role": "assistant", "content": "x"}]
 # what a field needs beside it; None: what it stands without
 BESIDE: dict[str, Body] = {
     "length_penalty": {"use_beam_search": True}, "early_stopping": {"use_beam_search": True},
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}, "tool_choice": {"tools": [TOOL]},
-    "continue_final_message": {"messages": [{"role": "assistant", "content": "x"}]},
+    "continue_final_message": {"messages": ENDS},
     "text_1": {"queries": None}, "text_2": {"documents": None}, "output_mode": {},
 }  # fmt: skip
 SAMPLES |= {
@@ -125,6 +135,8 @@ def body_of(route: str, field: str, state: str) -> Body:
     beside = BESIDE.get(name, {}) if state != "refused" else {}
     if "responses" in route or "messages" in route:
         beside = {k: ON[route].get(k, v) for k, v in beside.items() if k != "logprobs"}
+    if "batch" in route and "messages" in beside:
+        beside = {"messages": [ENDS]}
     least = LEAST[route]
     if part:
         return least | {part: {**least.get(part, {}), **beside, name: value}}
@@ -149,7 +161,7 @@ async def test_each_field_does_what_the_table_says(route: str, tmp_path: Path) -
     if (LEAST[route].keys() & {"input", "query", "queries"} and "responses" not in route) or route == "/api/embeddings":
         info = PoolerInfo(TASKS.get(route, "embed"), 4)  # type: ignore[arg-type]
         llm.client.facts = msgspec.structs.replace(llm.facts, pooler=info)  # type: ignore[misc]
-    dialects = [Batches(str(tmp_path))] if route == "/v1/batches" else None
+    dialects = [Batches(str(tmp_path))] if route in ("/v1/batches", "/v1/uploads", COMPLETE) else None
     transport = httpx.ASGITransport(build_app(llm, dialects=dialects))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         found = []
@@ -158,9 +170,14 @@ async def test_each_field_does_what_the_table_says(route: str, tmp_path: Path) -
             if route == "/v1/batches":
                 files = {"file": ("a.jsonl", b"{}"), "purpose": (None, "batch")}
                 body["input_file_id"] = (await client.post("/v1/files", files=files)).json()["id"]
+            path = route
+            if route == COMPLETE:
+                id = (await client.post("/v1/uploads", json=UPLOAD)).json()["id"]
+                part = (await client.post(f"/v1/uploads/{id}/parts", files={"data": ("a", b"{}")})).json()["id"]
+                body, path = body | {"part_ids": [part]}, route.format(id=id)
             if field == "previous_response_id":
                 body[field] = (await client.post("/v1/responses", json={"input": "x"})).json()["id"]
-            found.append(wrong(route, field, state, await client.post(route, json=body)))
+            found.append(wrong(route, field, state, await client.post(path, json=body)))
     assert "\n".join(filter(None, found)) == ""
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Thread
@@ -35,6 +36,30 @@ class _Formatter(logging.Formatter):
         return text[:half] + _CUT + text[-half:]
 
 
+class _Json(_Formatter):
+    """An object on each line. A record whose arguments are a mapping has them as fields of their own."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self._part = part
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = {"time": round(record.created, 3), "level": record.levelname.lower(), "process": self._part,
+                 "logger": record.name, "message": record.getMessage()[:MAX_RECORD]}  # fmt: skip
+        if isinstance(record.args, Mapping):
+            found |= {name: value for name, value in record.args.items() if name not in found}
+        if record.exc_info:
+            found["error"] = self.formatException(record.exc_info)[-MAX_RECORD:]
+        return json.dumps(found, ensure_ascii=False, default=str)
+
+
+def write_json() -> None:
+    """Lines of this process are JSON objects from now on."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogWriter):
+            handler.setFormatter(_Json(handler.part))
+
+
 def _last_frames(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> str:
     return "".join(traceback.format_exception(kind, error, frames, limit=-_FRAMES)).rstrip("\n")
 
@@ -42,8 +67,10 @@ def _last_frames(kind: type[BaseException], error: BaseException, frames: Traceb
 class LogWriter(logging.Handler):
     """Writes to the descriptor in a thread of its own."""
 
-    def __init__(self, descriptor: int, pattern: str = FORMAT) -> None:
+    def __init__(self, descriptor: int, pattern: str = FORMAT, part: str = "lmkit") -> None:
+        """`part`: which process it is, where lines are JSON."""
         super().__init__()
+        self.part = part
         self.setFormatter(_Formatter(pattern))
         self._descriptor = descriptor
         self._lines: SimpleQueue[str | None] = SimpleQueue()
@@ -80,13 +107,13 @@ class LogWriter(logging.Handler):
 
 
 @contextmanager
-def written_logs(pattern: str = FORMAT, level: int = logging.WARNING) -> Iterator[None]:
+def written_logs(pattern: str = FORMAT, level: int = logging.WARNING, part: str = "lmkit") -> Iterator[None]:
     """Logs go to the standard error, unless whoever runs this process has said where they go."""
     root = logging.getLogger()
     if root.handlers:
         yield
         return
-    handler = LogWriter(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, pattern)
+    handler = LogWriter(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, pattern, part)
     before = root.level
     root.addHandler(handler)
     root.setLevel(level)

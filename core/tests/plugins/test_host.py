@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 from lmkit.api import ConfigError, PluginError, SchedulerSpec, hookimpl
 from lmkit.plugins.host import PluginHost
+from lmkit.plugins.refs import missing_module
 from lmkit.plugins.switches import Pattern, Switches
 from lmkit_testing.host import OpenHost
 from lmkit_testing.world import World
@@ -364,3 +365,12 @@ def test_add_registers_a_module_without_installation(lmkit_host: OpenHost) -> No
     lmkit_host.add(module)
     assert lmkit_host.load("scheduler", "made_up").summary == "Made up"
     assert lmkit_host.names("scheduler") == ["made_up"]
+
+
+def test_what_only_the_program_itself_has_is_refused_with_what_to_do() -> None:
+    class Hooks: ...
+
+    with pytest.raises(PluginError, match="is no module") as raised:
+        PluginHost().add(Hooks)  # type: ignore[arg-type]
+    assert "put the hooks into a module" in raised.value.fix
+    assert "put the class into a module of its own" in (missing_module("__main__:Mine") or "")

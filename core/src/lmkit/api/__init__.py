@@ -53,6 +53,7 @@ from lmkit.contracts.execution import (
     KVConfig,
     LoadAdapter,
     Model,
+    Profile,
     Progress,
     Reply,
     ResetCache,

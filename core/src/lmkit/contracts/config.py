@@ -155,6 +155,9 @@ class EngineConfig:
         "what is worth a line: debug, info, warning or error; default: info of a server, else warning",
         OneOf(("debug", "info", "warning", "error")),
     ] = None
+    log_format: Annotated[str, "how a line is written: plain text, or a JSON object", OneOf(("plain", "json"))] = (
+        "plain"
+    )
     device: Annotated[str | None, "a described device ('cuda:9.0:80GB'), for explain and plan only"] = None
     wanted: Mapping[str, str] = field(default_factory=dict)  # plugins that the user named, by kind
     plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # options, by "kind.name"

@@ -254,6 +254,13 @@ class DropAdapter(Control):
     name: str
 
 
+class Profile(Control):
+    """Record what the next `num_steps` steps do, into files whose names begin with `path`; 0: no more of them."""
+
+    path: str
+    num_steps: int
+
+
 class ForgetRows(Control):
     """Forget all rows and all steps in flight; what done steps wrote to the cache stays. Sent after a failed step."""
 

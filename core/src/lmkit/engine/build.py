@@ -34,6 +34,7 @@ from lmkit.engine.beam import BeamCore
 from lmkit.engine.intake import Intake, NoStructuredOutput
 from lmkit.engine.loop import Engine
 from lmkit.engine.messages import EngineFacts
+from lmkit.logs import write_json
 from lmkit.plugins import load_target, verify
 from lmkit.plugins.proposals import settled
 
@@ -75,6 +76,8 @@ def build_engine(
         )
     if config.log_level is not None:
         logging.getLogger("lmkit").setLevel(config.log_level.upper())
+    if config.log_format == "json":
+        write_json()
     config = settled(config, resolved)
     phase = Phases()
     with phase("model"):

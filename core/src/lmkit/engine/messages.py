@@ -125,11 +125,18 @@ Act = Pause | Resume | Sleep | Wake | ForgetPrefixes | UpdateWeights  # Sleep an
 LifeState = Literal["running", "finishing", "pausing", "paused", "asleep"]  # see lmkit.engine.life
 
 
+class SetProfile(msgspec.Struct, tag="profile"):
+    """Record steps, or no more of them, as `Profile` says."""
+
+    path: str
+    num_steps: int
+
+
 class Do(msgspec.Struct, tag="do"):
     """Something to be done between two steps. Answered by Done."""
 
     number: int
-    what: SetAdapter | Act
+    what: SetAdapter | SetProfile | Act
 
 
 class Stop(msgspec.Struct, tag="stop"):
@@ -168,6 +175,8 @@ class Stats(msgspec.Struct, tag="stats"):
 
 
 class Done(msgspec.Struct, tag="done"):
+    """What a command with this number asked for was done, or why it was not."""
+
     number: int
     error: ErrorInfo | None = None
 
@@ -237,7 +246,7 @@ class Splitter:
 
 __all__ = [
     "Abort", "Act", "AskStats", "Do", "Done", "Command", "EngineFacts", "EngineStats", "Events", "Failed",
-    "ForgetPrefixes", "Larger", "LifeState", "Pause", "Phase", "Ready", "Report", "Resume", "SetAdapter", "Splitter",
-    "Start", "Stats", "Stop", "Submit", "UpdateWeights", "decode_command", "decode_report", "encode", "error_of",
+    "ForgetPrefixes", "Larger", "LifeState", "Pause", "Phase", "Ready", "Report", "Resume", "SetAdapter", "SetProfile",
+    "Splitter", "Start", "Stats", "Stop", "Submit", "UpdateWeights", "decode_command", "decode_report", "encode", "error_of",
     "info_of",
 ]  # fmt: skip

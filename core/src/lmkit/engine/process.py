@@ -200,7 +200,8 @@ def main(fd: int) -> int:
     for name in AHEAD:
         with suppress(ImportError):  # whoever needs it says so
             import_module(name)
-    with written_logs("%(asctime)s engine %(levelname)s %(message)s", logging.INFO), socket.socket(fileno=fd) as sock:
+    pattern = "%(asctime)s engine %(levelname)s %(message)s"
+    with written_logs(pattern, logging.INFO, "engine"), socket.socket(fileno=fd) as sock:
         sock.set_inheritable(False)
         return serve(sock)
 

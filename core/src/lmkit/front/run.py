@@ -91,8 +91,11 @@ class Generation:
                     self._meter.aborted()
 
     def events(self) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
-        """(turn, its new events) until every turn has finished. `turn.message.feed` makes a change of them."""
-        groups = list(by_request(self.turns).values())
+        """(turn, its new events) until every turn has finished. `turn.message.feed` makes a change of them.
+
+        More turns may be put behind those that have finished: another call plays them.
+        """
+        groups = list(by_request([turn for turn in self.turns if not turn.stream.finished]).values())
         return self._one(groups[0]) if len(groups) == 1 else self._several(groups)
 
     async def _one(self, turns: list[Turn]) -> AsyncIterator[tuple[Turn, list[OutputEvent]]]:
@@ -128,7 +131,7 @@ class Generation:
                 ready.put_nowait(error)
 
         self._pumps = [asyncio.create_task(pump(turns)) for turns in groups]
-        left = len(self.turns)
+        left = sum(map(len, groups))
         while left:
             item = await ready.get()
             if isinstance(item, Exception):

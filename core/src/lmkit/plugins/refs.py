@@ -35,6 +35,8 @@ def ask(owner: str, function: Callable[..., Any], *args: Any, gives: type = obje
 def missing_module(ref: str) -> str | None:
     """The reason why the module of `ref` cannot exist, or None. Imports its parent packages only."""
     module_name = ref.partition(":")[0]
+    if module_name == "__main__":
+        return "the program itself, which the engine's process cannot import: put the class into a module of its own"
     try:
         return None if find_spec(module_name) else f"no module named {module_name!r}"
     except KeyboardInterrupt:

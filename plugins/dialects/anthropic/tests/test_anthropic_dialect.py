@@ -270,7 +270,9 @@ async def test_tokens_are_counted_as_they_are_used() -> None:
 async def test_models() -> None:
     async with listening(scripted("x")) as url, client(url) as c:
         assert [model.id async for model in c.models.list()] == ["scripted"]
-        assert (await c.models.retrieve("scripted")).display_name == "scripted"
+        found = await c.models.retrieve("scripted")
+        assert (found.display_name, found.lifecycle, found.max_input_tokens) == ("scripted", "active", 4096)
+        assert found.model_validate(found.model_dump()) == found  # all that its class asks for
         with pytest.raises(anthropic.NotFoundError):
             await c.models.retrieve("other")
 

@@ -373,9 +373,9 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=5),
     max_leaves=10,
 )
-PATHS = st.sampled_from(["files", "batches"]) | st.text(st.characters(codec="utf-8"), max_size=8).map(
-    lambda text: f"files/{quote(text, safe='')}"
-)
+PATHS = st.sampled_from(["files", "batches", "uploads", "uploads/x/parts", "uploads/x/complete"]) | st.text(
+    st.characters(codec="utf-8"), max_size=8
+).map(lambda text: f"files/{quote(text, safe='')}")
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -125,3 +125,50 @@ async def test_a_search_outlives_its_engine() -> None:
         assert not asked.done()
         os.kill(supervisor.client.pid, signal.SIGKILL)
         assert (await asked)["choices"] == undisturbed["choices"]
+
+
+# ------------------------------------------------------------------------------ several conversations at once
+
+TALKS = [[{"role": "user", "content": text}] for text in ("one", "two", "three")]
+BATCH = "/v1/chat/completions/batch"
+
+
+async def test_a_choice_for_each_conversation() -> None:
+    """What each would get alone, in their order; the usage is that of all."""
+    fields = {"max_tokens": 6, "seed": 1, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+    async with hashed() as llm, client(llm) as c:
+        alone = [(await c.post(BATCH.removesuffix("/batch"), json=fields | {"messages": one})).json() for one in TALKS]
+        answer = await c.post(BATCH, json=fields | {"messages": TALKS})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert (found["object"], found["model"]) == ("chat.completion", alone[0]["model"])
+    assert found["choices"] == [one["choices"][0] | {"index": i} for i, one in enumerate(alone)]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert found["usage"][name] == sum(one["usage"][name] for one in alone)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({"stream": True}, "stream", "Send each conversation to /v1/chat/completions"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "Send each"),
+        ({"n": 2}, "n", "Send each"),
+        ({"use_beam_search": True}, "use_beam_search", "Send each"),
+        ({"messages": [TALKS[0], []]}, "messages.1", "at least 1"),
+        ({"messages": TALKS[0]}, "messages.0", "array"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": TALKS * 50}, "messages", "150 conversations are more than"),
+        ({"messages": [*TALKS, [{"role": "user", "content": "x" * 10_000}]]}, None, "conversation 3: "),
+        ({"max_tokens": 0}, "max_tokens", "from 1 to"),
+    ],
+    ids=str,
+)
+async def test_what_several_conversations_cannot_have(body: dict[str, Any], field: str | None, words: str) -> None:
+    async with client(scripted("x")) as c:
+        answer = await c.post(BATCH, json={"messages": TALKS} | body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"] if field is not None else None) == (400, field), error
+        assert words in error["message"]
+        fine = {"stream": False, "n": 1, "tools": [], "tool_choice": "none", "length_penalty": 1.0, "user": "u"}
+        answer = await c.post(BATCH, json={"messages": TALKS} | fine)
+        assert (answer.status_code, answer.headers["x-lmkit-warnings"]) == (200, "dropped: user")

@@ -161,7 +161,7 @@ ASKED = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"
         *(({"tools": [{"type": kind}]}, f"{kind!r}. Declare a tool of type") for kind in (
             "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview",
             "image_generation", "local_shell", "shell", "apply_patch")),
-        ({"tools": [{"type": "mcp", "server_url": "x"}]}, "Connect to its server yourself"),
+        ({"tools": [{"type": "mcp", "server_url": "x"}]}, "server_label is required"),
         ({"tools": [{"type": "custom", "name": "x"}]}, "whose parameters have one text"),
         ({"tools": [{"type": "function"}]}, "tools.0.name is required"),
         ({"tool_choice": "required"}, "tool_choice needs tools"),
@@ -196,12 +196,12 @@ async def test_what_is_refused(change: dict[str, Any], words: str) -> None:
 
 
 async def test_what_changes_nothing_is_named() -> None:
-    labels = {"user": "u", "service_tier": "flex", "max_tool_calls": 3, "prompt_cache_key": "k"}
+    labels = {"user": "u", "service_tier": "flex", "prompt_cache_key": "k"}
     nothing = {"background": False, "conversation": None, "moderation": None, "safety_identifier": None}
     body = HELLO | labels | nothing | {"reasoning": {"summary": "auto"}, "metadata": {"a": "b"}}
     answer = await Client(scripted("x")).post(body | {"include": ["file_search_call.results"]})
     assert answer.status_code == 200, answer.text
-    names = "max_tool_calls, prompt_cache_key, reasoning.summary, service_tier, user"
+    names = "prompt_cache_key, reasoning.summary, service_tier, user"
     assert answer.headers["x-lmkit-warnings"] == f"dropped: {names}"
     assert answer.json()["metadata"] == {"a": "b"}
 
@@ -404,7 +404,7 @@ async def test_an_answer_is_found_continued_and_deleted() -> None:
     assert rest["data"] == items["data"][-2::-1]
     for query in ("limit=0", "limit=x", "order=up", "after=x"):
         assert (await client.http.get(f"{path}/input_items?{query}")).status_code == 400
-    assert (await client.http.get(f"{path}?stream=true")).status_code == 400
+    assert (await client.http.get(f"{path}?stream=true&starting_after=x")).status_code == 400
     cancelled = await client.http.post(f"{path}/cancel")
     assert (cancelled.status_code, "background" in cancelled.text) == (400, True)
     assert (await client.http.delete(f"/v1/responses/{first['id']}")).json()["deleted"]

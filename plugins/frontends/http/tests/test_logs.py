@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from lmkit.api import EngineDead, ErrorInfo
 from lmkit.front.run import Generation
-from lmkit.logs import MAX_RECORD, MAX_WAITING, LogWriter, written_logs
+from lmkit.logs import MAX_RECORD, MAX_WAITING, LogWriter, write_json, written_logs
 from lmkit_testing.serving import scripted
 
 log = logging.getLogger("lmkit.test-logs")
@@ -96,6 +96,30 @@ def test_a_record_is_bounded(pipe: tuple[int, int]) -> None:
     assert len(text) < 2 * MAX_RECORD + 100
     assert text.startswith("ERROR lmkit.test-logs: a request failed\nTraceback")
     assert "surrogate \\ud800" in text
+
+
+def test_lines_may_be_json(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One object a line, whatever a record has in it: its time, level and process, and what was told by name."""
+    read, write = pipe
+    writer = LogWriter(write, part="engine")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [writer, logging.NullHandler()])
+    write_json()
+    logger = attach(writer)
+    logger.info("%(client)s %(path)s %(status)d", {"client": "::1", "path": "/v1", "status": 200, "level": "mine"})
+    try:
+        raise ValueError("two\nlines " + "y" * 100_000)
+    except ValueError as e:
+        logger.error("a request\nfailed", exc_info=e)
+    logger.warning("surrogate \ud800 %s", object())
+    writer.close()
+    first, second, third = map(json.loads, os.read(read, 1 << 20).splitlines())
+    del first["time"]
+    assert first == {"level": "info", "process": "engine", "logger": "lmkit.test-logs", "message": "::1 /v1 200",
+                     "client": "::1", "path": "/v1", "status": 200}  # fmt: skip
+    assert (second["level"], second["message"]) == ("error", "a request\nfailed")
+    assert second["error"].endswith("yyy")
+    assert len(second["error"]) <= MAX_RECORD
+    assert third["message"].startswith("surrogate \ud800")
 
 
 def test_own_handlers_are_left_alone() -> None:

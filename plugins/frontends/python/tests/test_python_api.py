@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from lmkit import LLM, AsyncLLM, BeamSearchParams, LLMEngine, SamplingParams
-from lmkit.api import EngineDead, InvalidParam, RequestError
+from lmkit.api import ConfigError, EngineDead, InvalidParam, RequestError, SelectionError
 from lmkit.config import from_options
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -143,16 +145,58 @@ def test_the_sum_of_logprobs(llm: LLM) -> None:
 
 async def test_the_same_beside_an_engine_of_its_own() -> None:
     params = BeamSearchParams(3, max_tokens=6)
-    async with await AsyncLLM.start(from_options({"model": "demo", "dtype": "float32"})) as other:
+    async with AsyncLLM("demo", dtype="float32") as other:
         found = await other.beam_search(["Tell me", "The lmkit server"], params)
         text = "".join([piece async for piece in other.stream_text("Tell me", GREEDY)])
         said = "".join([piece async for piece in other.stream_text(QUESTION, SamplingParams(max_tokens=12))])
         with pytest.raises(RequestError):
             async for _ in other.stream_text("x", SamplingParams(extra={"nobody": 1})):
                 pass
+        assert (await other.stats()).num_running == 0
     with LLM("demo", dtype="float32") as here:
         assert here.beam_search(["Tell me", "The lmkit server"], params) == found
         assert here.generate("Tell me", GREEDY)[0].text == text
         assert said
     with pytest.raises(EngineDead):
         here.beam_search("x", params)
+
+
+async def test_an_engine_of_its_own_starts_with_the_first_call() -> None:
+    """However many there are; one that gives up does not end it for the others."""
+    llm = AsyncLLM("demo", dtype="float32")
+    with pytest.raises(ConfigError, match="has not started"):
+        _ = llm.facts
+    first = asyncio.ensure_future(llm.generate("Tell me", GREEDY))
+    second = asyncio.ensure_future(llm.generate("Tell me", GREEDY))
+    await asyncio.sleep(0)
+    first.cancel()
+    try:
+        (found,) = await second
+        assert found.text
+        assert (await llm.generate("Tell me", GREEDY))[0].text == found.text
+    finally:
+        await llm.close()
+        await llm.close()
+
+
+async def test_what_prevents_a_start_is_raised_by_each_call() -> None:
+    llm = AsyncLLM("demo", attention="nobody")  # pinned: to be refused
+    for _ in range(2):
+        with pytest.raises(SelectionError, match="nobody"):
+            await llm.generate("x")
+    await llm.close()
+    with pytest.raises(ConfigError, match="either config= or a model"):
+        AsyncLLM("demo", config=from_options({}))
+    await AsyncLLM("demo").close()  # one that never started
+
+
+def test_steps_can_be_recorded(llm: LLM, tmp_path: Path) -> None:
+    before = llm.stats()
+    llm.start_profile(str(tmp_path / "mine"))
+    llm.generate("Tell me", GREEDY)
+    llm.stop_profile()
+    with pytest.raises(RequestError, match="no steps are being recorded"):
+        llm.stop_profile()
+    assert llm.stats().num_steps > before.num_steps
+    llm._engine.core.executor.worker._profiling.close()  # type: ignore[attr-defined]  # waits for the file
+    assert [path.name for path in tmp_path.iterdir()] == ["mine-rank0.json.gz"]

@@ -54,4 +54,7 @@ class Anthropic(Dialect):
 
 def _model(name: str, served: Served) -> dict[str, Any]:
     created = datetime.fromtimestamp(served.about.get("created", 0), UTC).isoformat().replace("+00:00", "Z")
-    return {"type": "model", "id": name, "display_name": name, "created_at": created}
+    return {
+        "type": "model", "id": name, "display_name": name, "created_at": created, "lifecycle": "active",
+        "max_input_tokens": served.max_length, "max_tokens": served.max_length, "capabilities": None,
+    }  # fmt: skip

@@ -24,7 +24,7 @@ from pydantic import Field
 MAX_BLOCKS = 4096
 
 # fields that change nothing here, and what of them clients send unasked
-LABELS = ("metadata", "service_tier", "context_management", "inference_geo", "speed", "betas")
+LABELS = ("metadata", "service_tier", "context_management", "inference_geo", "speed", "betas", "cache_control")
 HINTS: Mapping[str, Hint] = {
     "container": Hint("leave it out: there are no containers here"),
     "mcp_servers": Hint("connect to them yourself, and send their tools as tools"),
@@ -104,6 +104,7 @@ class CountRequest(Open):
     context_management: Json | None = None
     inference_geo: Label | None = None
     speed: Label | None = None
+    cache_control: Json | None = None  # prompts are looked up in the prefix cache in any case
     betas: Annotated[list[Label], Field(max_length=64)] | None = None
 
     @property

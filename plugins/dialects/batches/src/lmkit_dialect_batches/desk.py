@@ -14,6 +14,7 @@ from lmkit_run_batch.results import Results
 
 from lmkit_dialect_batches.records import Batch, Status
 from lmkit_dialect_batches.store import Store, StoreFull
+from lmkit_dialect_batches.uploads import Uploads
 
 MAX_RUNNING = 32  # batches at a time
 MAX_EACH = 2  # of a tenant: those of others need not wait for all of its
@@ -24,8 +25,8 @@ log = logging.getLogger("lmkit.batches")
 class Desk:
     """Runs on an event loop; `tell` may be called from any thread."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, uploads: Uploads) -> None:
+        self._store, self._uploads = store, uploads
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
         self._stops: dict[str, asyncio.Event] = {}  # of running batches: somebody cancels them
@@ -87,6 +88,7 @@ class Desk:
     async def _sweep(self) -> None:
         try:
             await asyncio.to_thread(self._store.sweep)
+            await asyncio.to_thread(self._uploads.sweep)
         except OSError as error:
             log.error("old files cannot be removed: %s", error)
 

@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches: requests in a file, answered behind everything that clients wait for."""
+"""/v1/files, /v1/uploads and /v1/batches: requests in a file, answered behind everything that clients wait for."""
 
 from __future__ import annotations
 
@@ -8,19 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from lmkit.api import InvalidParam, RequestError
+from lmkit.api import ConfigError, InvalidParam, RequestError
 from lmkit_http.dialect import Answer, Dialect, Incoming, Served, UnsupportedField
-from lmkit_http.strict import InvalidBody, parse
+from lmkit_http.strict import InvalidBody, Open, parse
 from lmkit_run_batch.play import Ask
 
 from lmkit_dialect_batches.desk import Desk
 from lmkit_dialect_batches.form import Part, read_form
 from lmkit_dialect_batches.records import Batch, File
-from lmkit_dialect_batches.schema import HOUR, MONTH, BatchRequest, limit_of
+from lmkit_dialect_batches.schema import (
+    HOUR,
+    MONTH,
+    BatchRequest,
+    CompleteRequest,
+    UploadRequest,
+    check_purpose,
+    limit_of,
+)
 from lmkit_dialect_batches.store import KEPT, Store, StoreFull, new_id
+from lmkit_dialect_batches.uploads import Uploads
 
 log = logging.getLogger("lmkit.batches")
-REQUESTS = {"POST /v1/batches": BatchRequest}
+BATCHES, UPLOADS, COMPLETE = "POST /v1/batches", "POST /v1/uploads", "POST /v1/uploads/{id}/complete"
+PARTS, CANCEL_UPLOAD = "POST /v1/uploads/{id}/parts", "POST /v1/uploads/{id}/cancel"
+REQUESTS: Mapping[str, type[Open]] = {BATCHES: BatchRequest, UPLOADS: UploadRequest, COMPLETE: CompleteRequest}
 _DAY = 86_400  # seconds: the only completion window of the OpenAI API
 _FIELDS = {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}
 
@@ -34,21 +45,25 @@ class Batches(Dialect):
     light_routes = (
         "POST /v1/files", "GET /v1/files", "GET /v1/files/{id}", "DELETE /v1/files/{id}", "GET /v1/files/{id}/content",
         "POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{id}", "POST /v1/batches/{id}/cancel",
+        UPLOADS, PARTS, COMPLETE, CANCEL_UPLOAD,
     )  # fmt: skip
 
     def __init__(self, dir: str = "", max_mb: int = 4096) -> None:
         """`dir`: where files and batches are kept; "": there are none. Raises ConfigError."""
         self.store = Store(Path(dir).expanduser(), max_mb << 20) if dir else None
-        self._desk = Desk(self.store) if self.store is not None else None
+        self.uploads = _uploads(self.store) if self.store is not None else None
+        self._desk = Desk(self.store, self.uploads) if self.store is not None and self.uploads is not None else None
 
     async def work(self, answer: Ask) -> None:
         if self._desk is not None:
             await self._desk.work(answer)
 
     def parse(self, incoming: Incoming, served: Served) -> Answer:
-        if self.store is None or self._desk is None:
+        if self.store is None or self.uploads is None or self._desk is None:
             raise Off("this server keeps no files and batches", fix="start it with --dialect.batches.dir DIR")
         try:
+            if incoming.route in (UPLOADS, PARTS, COMPLETE, CANCEL_UPLOAD):
+                return _json(_uploading(self.uploads, incoming, served))
             return self._answer(self.store, self._desk, incoming, served)
         except OSError as error:
             log.error("files cannot be written: %s", error)
@@ -82,6 +97,36 @@ class Batches(Dialect):
         return _json(batch.body())
 
 
+def _uploads(store: Store) -> Uploads:
+    """Raises ConfigError."""
+    try:
+        return Uploads(store)
+    except (OSError, msgspec.DecodeError) as error:
+        folder = store.root / "uploads"
+        raise ConfigError(f"{folder} cannot be read: {error}", fix="move it away, or choose another dir") from None
+
+
+def _uploading(uploads: Uploads, incoming: Incoming, served: Served) -> dict[str, Any]:
+    """Raises RequestError."""
+    tenant, id = incoming.tenant, incoming.path.get("id", "")
+    if incoming.route == UPLOADS:
+        request = parse(UploadRequest, incoming.body, lenient=served.lenient)
+        request.check()
+        return uploads.add(tenant, request).body("pending")
+    if incoming.route == COMPLETE:
+        asked = parse(CompleteRequest, incoming.body, lenient=served.lenient)
+        upload, file = uploads.complete(tenant, id, asked.part_ids, asked.md5)
+        return upload.body("completed", file)
+    if incoming.route == CANCEL_UPLOAD:
+        return uploads.cancel(tenant, id).body("cancelled")
+    parts = read_form(incoming.headers.get("content-type", ""), incoming.body)
+    for name in sorted(parts.keys() - {"data"}):
+        raise UnsupportedField(name[:100], f"unknown field {name[:100]!r}", fix="leave it out")
+    if "data" not in parts:
+        raise InvalidBody("data is required", "data")
+    return uploads.add_part(tenant, id, parts["data"].data)
+
+
 def _uploaded(store: Store, incoming: Incoming) -> File:
     """Raises RequestError."""
     parts = read_form(incoming.headers.get("content-type", ""), incoming.body)
@@ -91,8 +136,7 @@ def _uploaded(store: Store, incoming: Incoming) -> File:
         if name not in parts:
             raise InvalidBody(f"{name} is required", name)
     purpose = parts["purpose"].text()
-    if purpose != "batch":
-        raise InvalidParam("purpose", purpose[:100], "'batch': files are for nothing else here")
+    check_purpose(purpose)
     name = (parts["file"].filename or "file.jsonl")[:255]
     return store.add_file(incoming.tenant, name, purpose, parts["file"].data, _kept(parts))
 
@@ -112,7 +156,7 @@ def _kept(parts: Mapping[str, Part]) -> int:
 
 def _created(store: Store, incoming: Incoming, served: Served) -> Batch:
     """Raises RequestError."""
-    request = parse(REQUESTS[incoming.route], incoming.body, lenient=served.lenient)
+    request = parse(BatchRequest, incoming.body, lenient=served.lenient)
     request.check()
     file = store.file(incoming.tenant, request.input_file_id)
     if file.purpose != "batch":

@@ -21,6 +21,23 @@ class ExpiresAfter(Strict):
     seconds: Annotated[int, Field(ge=HOUR, le=MONTH), NUMBER]
 
 
+class UploadRequest(Open):
+    filename: Annotated[str, Field(min_length=1, max_length=255)]
+    bytes: Annotated[int, Field(ge=1, le=1 << 50), NUMBER]
+    purpose: Annotated[str, Field(max_length=64)]
+    mime_type: Label
+    expires_after: ExpiresAfter | None = None
+
+    def check(self) -> None:
+        """Raises InvalidParam."""
+        check_purpose(self.purpose)
+
+
+class CompleteRequest(Open):
+    part_ids: Annotated[list[Annotated[str, Field(max_length=128)]], Field(min_length=1, max_length=4096)]
+    md5: Annotated[str, Field(min_length=32, max_length=32)] | None = None
+
+
 class BatchRequest(Open):
     hints: ClassVar[Mapping[str, Hint]] = {"model": Hint("each request of the file names its model")}
     input_file_id: Annotated[str, Field(min_length=1, max_length=128)]
@@ -33,6 +50,12 @@ class BatchRequest(Open):
         """Raises InvalidParam."""
         if self.endpoint not in ENDPOINTS:
             raise InvalidParam("endpoint", self.endpoint, f"one of {', '.join(ENDPOINTS)}")
+
+
+def check_purpose(purpose: str) -> None:
+    """Raises InvalidParam."""
+    if purpose != "batch":
+        raise InvalidParam("purpose", purpose[:100], "'batch': files are for nothing else here")
 
 
 def limit_of(query: Mapping[str, str], default: int, most: int) -> int:

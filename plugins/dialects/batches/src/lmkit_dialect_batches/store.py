@@ -4,6 +4,7 @@
     DIR/files/ID.data         what is in a file; of results it grows while a batch runs
     DIR/files/ID.json         what is known of it; a file without is none
     DIR/batches/ID.json       one batch
+    DIR/uploads/              what lmkit_dialect_batches.uploads keeps
 
 A record is replaced by renaming, after it was written to the disk.
 """
@@ -52,7 +53,7 @@ class Store:
 
     def __init__(self, root: Path, max_bytes: int, now: Callable[[], float] = time.time) -> None:
         """Raises ConfigError."""
-        self._root, self._max_bytes, self.now = root, max_bytes, now
+        self.root, self.max_bytes, self.now = root, max_bytes, now
         self._mutex = threading.RLock()
         try:
             for folder in ("files", "batches"):
@@ -79,7 +80,7 @@ class Store:
     # -- files
 
     def path(self, id: str) -> Path:
-        return self._root / "files" / f"{id}.data"
+        return self.root / "files" / f"{id}.data"
 
     def add_file(self, tenant: str, filename: str, purpose: str, content: bytes | bytearray, kept: int) -> File:
         """Raises StoreFull."""
@@ -90,12 +91,24 @@ class Store:
             now = int(self.now())
             file = File(new_id("file-"), tenant, filename, purpose, len(content), now, now + kept)
             try:
-                _write(self.path(file.id), content)
+                write(self.path(file.id), content)
                 self._save("files", file)
             except OSError:
-                self._num_bytes -= 0 if self.path(file.id).exists() else len(content)
+                self.num_bytes -= 0 if self.path(file.id).exists() else len(content)
                 self._remove(file.id)
                 raise
+            self._files[file.id] = file
+            return file
+
+    def adopt(self, path: Path, tenant: str, filename: str, purpose: str, size: int, kept: int) -> File:
+        """Makes a file of one that was written here, and whose bytes are counted. Raises StoreFull."""
+        with self._mutex:
+            if len(self._files) >= MAX_FILES:
+                raise StoreFull(f"{MAX_FILES} files are kept already", fix="delete some that are not needed")
+            now = int(self.now())
+            file = File(new_id("file-"), tenant, filename, purpose, size, now, now + kept)
+            path.replace(self.path(file.id))
+            self._save("files", file)
             self._files[file.id] = file
             return file
 
@@ -118,17 +131,22 @@ class Store:
     def grow(self, size: int) -> None:
         """So many bytes are about to be written. Raises StoreFull when there is no room for them."""
         with self._mutex:
-            if self._num_bytes + size > self._max_bytes:
-                most = f"{self._max_bytes >> 20} MiB"
+            if self.num_bytes + size > self.max_bytes:
+                most = f"{self.max_bytes >> 20} MiB"
                 raise StoreFull(f"files have at most {most} together here", fix="delete some that are not needed")
-            self._num_bytes += size
+            self.num_bytes += size
+
+    def count(self, size: int) -> None:
+        """So many bytes are there that were not counted, or, below 0, are gone."""
+        with self._mutex:
+            self.num_bytes += size
 
     def _remove(self, id: str) -> None:
         """First what makes it a file: when this is interrupted, the rest is cleared at the next start."""
-        (self._root / "files" / f"{id}.json").unlink(missing_ok=True)
+        (self.root / "files" / f"{id}.json").unlink(missing_ok=True)
         path = self.path(id)
         if path.exists():
-            self._num_bytes -= path.stat().st_size
+            self.num_bytes -= path.stat().st_size
             path.unlink()
         self._files.pop(id, None)
 
@@ -212,7 +230,7 @@ class Store:
             batch.has_errors |= what == "error"
 
     def _forget(self, batch: Batch) -> None:
-        (self._root / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
+        (self.root / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
         self._batches.pop(batch.id, None)
 
     # -- both
@@ -230,10 +248,10 @@ class Store:
     def _clear(self) -> None:
         """Removes what belongs to nothing, and counts the rest."""
         running = {id for b in self._batches.values() if not b.finished for id in (b.output_id, b.error_id)}
-        self._num_bytes = 0
-        for path in (self._root / "files").iterdir():
+        self.num_bytes = 0
+        for path in (self.root / "files").iterdir():
             if path.suffix == ".data" and (path.stem in self._files or path.stem in running):
-                self._num_bytes += path.stat().st_size
+                self.num_bytes += path.stat().st_size
             elif path.suffix in (".data", ".part"):
                 path.unlink()
         for file in [f for f in self._files.values() if not self.path(f.id).exists()]:
@@ -242,7 +260,7 @@ class Store:
     def _load(self, folder: str, kind: type[Record]) -> list[Record]:
         """Records that can be read. Raises ConfigError for one that cannot: it may be of a newer version."""
         found = []
-        for path in sorted((self._root / folder).glob("*.json")):
+        for path in sorted((self.root / folder).glob("*.json")):
             try:
                 found.append(msgspec.json.decode(path.read_bytes(), type=kind))
             except msgspec.DecodeError as error:
@@ -252,15 +270,15 @@ class Store:
         return found
 
     def _save(self, folder: str, record: File | Batch) -> None:
-        _write(self._root / folder / f"{record.id}.json", msgspec.json.encode(record))
+        write(self.root / folder / f"{record.id}.json", msgspec.json.encode(record))
 
 
 def new_id(kind: str) -> str:
     return f"{kind}{uuid4().hex}"
 
 
-def _write(path: Path, content: bytes | bytearray) -> None:
-    """The whole of it, or nothing."""
+def write(path: Path, content: bytes | bytearray) -> None:
+    """The whole of it, or nothing. Raises OSError."""
     part = path.with_suffix(".part")
     try:
         with part.open("wb") as file:

@@ -1,4 +1,4 @@
-"""The OpenAI API: chat and completions."""
+"""The OpenAI API: chat and completions, and several chats at once as vLLM takes them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from lmkit_http.dialect import Dialect, Exchange, Incoming, Served
 from lmkit_http.strict import MAX_LABEL, parse
 
 from lmkit_dialect_openai.chat import Chat
+from lmkit_dialect_openai.chat_batch import BatchChatRequest, ChatBatch
 from lmkit_dialect_openai.completions import Completions
 from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest, Sampling
 
 Request = TypeVar("Request", bound=Sampling)
 CHAT, COMPLETIONS = "POST /v1/chat/completions", "POST /v1/completions"
+CHAT_BATCH = "POST /v1/chat/completions/batch"
 
-
-REQUESTS: dict[str, type[Sampling]] = {CHAT: ChatRequest, COMPLETIONS: CompletionRequest}
+REQUESTS: dict[str, type[Sampling]] = {
+    CHAT: ChatRequest, COMPLETIONS: CompletionRequest, CHAT_BATCH: BatchChatRequest,
+}  # fmt: skip
 
 
 class OpenAI(Dialect):
@@ -25,6 +28,8 @@ class OpenAI(Dialect):
     def parse(self, incoming: Incoming, served: Served) -> Exchange:
         if incoming.route == CHAT:
             return Chat(_checked(ChatRequest, incoming, served), served)
+        if incoming.route == CHAT_BATCH:
+            return ChatBatch(_checked(BatchChatRequest, incoming, served), served)
         return Completions(_checked(CompletionRequest, incoming, served), served)
 
 

@@ -1,11 +1,13 @@
 """/v1/responses: a body becomes the ask of a conversation, its message items, whole or as events.
 
 A whole answer lists an item for each part of the message. A stream tells how the same parts grow, and its last event
-has the same whole answer.
+has the same whole answer. Calls of tools of MCP servers are made when their turn has ended; then the conversation goes
+on with what they said, in another turn of the same answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,13 +21,16 @@ from lmkit_http.logprobs import ContentLogprob, content_logprobs
 from lmkit_http.strict import warnings_header
 
 from lmkit_dialect_responses.conversation import Placed, Reader, sealed
-from lmkit_dialect_responses.history import items_of, kept_item
+from lmkit_dialect_responses.history import as_items, items_of, kept_item
 from lmkit_dialect_responses.schema import CountRequest, NamedTool, ResponsesRequest, Tool
+from lmkit_dialect_responses.servers import Pinned, Servers, protocol_fault
 from lmkit_dialect_responses.store import Kept, Store, progress
 
+MAX_CALLS = 64  # of tools of MCP servers in one answer; a request may allow fewer
 _encode = msgspec.json.encode
-_PREFIX = {"reasoning": "rs", "content": "msg", "call": "fc"}
-_DELTA = {"reasoning": "reasoning_text", "content": "output_text", "call": "function_call_arguments"}
+_PREFIX = {"reasoning": "rs", "content": "msg", "call": "fc", "mcp": "mcp"}
+_DELTA = {"reasoning": "reasoning_text", "content": "output_text", "call": "function_call_arguments",
+          "mcp": "mcp_call_arguments"}  # fmt: skip
 _ENDS = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
 
 
@@ -33,39 +38,119 @@ class Respond(Exchange):
     """One request: its answer as an object, or as events."""
 
     def __init__(
-        self, request: ResponsesRequest, served: Served, store: Store, tenant: str, id: str | None = None
+        self, request: ResponsesRequest, served: Served, store: Store, tenant: str, servers: Servers,
+        id: str | None = None,
     ) -> None:  # fmt: skip
         """`id`: of an answer in the background, which is kept already."""
         items, own = items_of(request, store, tenant)
-        super().__init__(ask_of(request, served, items))
+        servers = Pinned(servers)
+        reader = Reader(request.dropped, servers)
+        self._left = min(MAX_CALLS, MAX_CALLS if request.max_tool_calls is None else request.max_tool_calls)
+        super().__init__(ask_of(_with_calls(request, self._left), served, items, reader))
         self._key: str = id.removeprefix("resp_") if id is not None else uuid4().hex
         self.id = f"resp_{self._key}"
         self.streamed = bool(request.stream)
-        self._request, self._tokenizer, self._model = request, served.tokenizer, request.model or served.names[0]
+        self._request, self._served, self._servers = request, served, servers
+        self._tokenizer, self._model = served.tokenizer, request.model or served.names[0]
         self._created = progress(store.get(tenant, id)).created_at if id is not None else int(time.time())
         self._store = store if request.store is not False else None
         self._background = bool(request.background)
         self._tenant, self._asked = tenant, _encode([kept_item(item) for item in own])
         self.headers = {"x-request-id": self.id, **warnings_header(request.dropped)}
+        self._items, self._remote = items, reader.remote
+        self._output = self._listings(items)  # items that do not change any more
+        self._results: list[dict[str, Any]] = []  # calls that were answered since the last chunk, still to be told
+        self._usages: list[Usage] = []  # of turns whose items are in the output
+        self._last: Turn | None = None  # the last one of these
         self._number = 0  # of the next event
-        self._part = 0  # the part that grows
+        self._part = 0  # the part of the message that grows
         self._sent = -1  # pieces of it that were told; -1: not even that it began
         self._head, self._tail = b"", b""  # of what tells them
+
+    # -- tools of MCP servers
+
+    def _listings(self, items: list[Placed]) -> list[dict[str, Any]]:
+        """Which tools the servers have, unless the conversation says so already."""
+        known = {item.server_label for _, item in items if item.kind == "mcp_list_tools"}
+        labels = dict.fromkeys(one.label for one in self._remote.values() if one.label not in known)
+        return [
+            {"id": f"mcpl_{self._key}_{i}", "type": "mcp_list_tools", "server_label": label, "error": None,
+             "tools": [one.shown for one in self._remote.values() if one.label == label]}
+            for i, label in enumerate(labels)
+        ]  # fmt: skip
+
+    def _kind(self, part: Part) -> str:
+        return "mcp" if part.kind == "call" and part.name in self._remote else part.kind
+
+    def _makes_calls(self, message: Message) -> bool:
+        """Whether the message ends with calls that are made here."""
+        finish = message.finish
+        whole = finish is not None and finish.reason not in ("length", "error")
+        return whole and self._left > 0 and any(self._kind(part) == "mcp" for part in message.parts)
+
+    async def more(self, turns: Sequence[Turn]) -> ChatAsk | None:
+        """Makes the calls of the last turn. With their results the model goes on, unless it waits for the client, too,
+        or has had its tokens."""
+        message = turns[-1].message
+        if not self._makes_calls(message):
+            return None
+        items = [self._item(message, i) for i in range(len(message.parts))]
+        calls = [item for item in items if item["type"] == "mcp_call"]
+        await asyncio.gather(*(self._call(item) for item in calls[: self._left]))
+        for item in calls[self._left :]:
+            item |= {"error": protocol_fault("as many calls were made as are allowed"), "status": "failed"}
+        self._left = max(0, self._left - len(calls))
+        self._output += items
+        self._results, self._last = items, turns[-1]
+        self._usages.append(turns[-1].stream.usage)
+        self._part, self._sent = 0, -1
+        if self._spent() or any(item["type"] == "function_call" for item in items):
+            return None
+        return await asyncio.to_thread(self._next)
+
+    async def _call(self, item: dict[str, Any]) -> None:
+        remote = self._remote[item["name"]]
+        output, error = await remote.server.call(remote.name, item["arguments"])
+        item |= {"output": output, "error": error, "status": "failed" if error is not None else "completed"}
+
+    def _spent(self) -> bool:
+        """Whether finished turns have had all tokens of the answer."""
+        return self._request.max_output_tokens is not None and self._remaining() <= 0
+
+    def _remaining(self) -> int:
+        return (self._request.max_output_tokens or 0) - sum(usage.completion_tokens for usage in self._usages)
+
+    def _next(self) -> ChatAsk:
+        """What is asked after calls were answered. Raises RequestError."""
+        request = _with_calls(self._request, self._left)
+        update: dict[str, Any] = {"max_output_tokens": self._remaining()} if request.max_output_tokens else {}
+        choice = request.tool_choice
+        if choice == "required" or (isinstance(choice, NamedTool) and choice.type != "allowed_tools"):
+            update["tool_choice"] = "auto"  # it was called
+        elif isinstance(choice, NamedTool):
+            update["tool_choice"] = choice.model_copy(update={"mode": "auto"})
+        items = [*self._items, *(("output", item) for item in as_items(msgspec.to_builtins(self._output)))]
+        return ask_of(request.model_copy(update=update), self._served, items, Reader(set(), self._servers))
 
     # -- whole
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
-        return self._ended(turns[0])
+        return self._ended(turns[-1])[1]
 
-    def _ended(self, turn: Turn) -> bytes:
-        """The answer, which is kept from now on."""
+    def _ended(self, turn: Turn) -> tuple[str, bytes]:
+        """Its status and the answer, which is kept from now on."""
         message = turn.message
         assert message.finish is not None
-        output = [self._item(message, i) for i in range(len(_parts(message)))]
-        body = _encode(self._body(_status(message.finish), output, message.finish, turn.stream.usage))
+        status, output, usages = _status(message.finish), self._output, self._usages
+        if turn is not self._last:
+            output = output + [self._item(message, i) for i in range(len(_parts(message)))]
+            usages = [*usages, turn.stream.usage]
+        elif self._spent():
+            status = "incomplete"
+        body = _encode(self._body(status, output, message.finish, usages))
         if self._store is not None and not self._background:
             self._store.put(self._tenant, Kept(self.id, self._request.previous_response_id, self._asked, body))
-        return body
+        return status, body
 
     def queued(self) -> Kept:
         """The answer before it is made."""
@@ -73,7 +158,7 @@ class Respond(Exchange):
         return Kept(self.id, self._request.previous_response_id, self._asked, body)
 
     def _body(
-        self, status: str, output: list[Any], finish: Finish | None = None, usage: Usage | None = None
+        self, status: str, output: list[Any], finish: Finish | None = None, usages: Sequence[Usage] = ()
     ) -> dict[str, Any]:  # fmt: skip
         r, ask = self._request, self.ask
         assert isinstance(ask, ChatAsk)
@@ -86,12 +171,13 @@ class Respond(Exchange):
             "error": _error(finish.error if finish is not None else None), "incomplete_details": reason,
             "instructions": r.instructions, "max_output_tokens": r.max_output_tokens, "metadata": r.metadata or {},
             "output": output, "parallel_tool_calls": r.parallel_tool_calls is not False,
+            "max_tool_calls": r.max_tool_calls,
             "previous_response_id": r.previous_response_id, "store": self._store is not None,
             "reasoning": {"effort": r.reasoning.effort if r.reasoning is not None else None, "summary": None},
             "temperature": ask.params.temperature, "top_p": ask.params.top_p, "top_logprobs": r.top_logprobs or 0,
             "text": {"format": form.model_dump(exclude_none=True, by_alias=True) if form else {"type": "text"}},
             "tool_choice": choice or "auto", "tools": [_shown_tool(tool) for tool in r.tools or ()],
-            "truncation": r.truncation or "disabled", **({"usage": _usage(usage)} if usage is not None else {}),
+            "truncation": r.truncation or "disabled", **({"usage": _usage(usages)} if usages else {}),
         }  # fmt: skip
 
     def _item(self, message: Message, index: int) -> dict[str, Any]:
@@ -99,6 +185,8 @@ class Respond(Exchange):
         parts = _parts(message)
         part, last = parts[index], index == len(parts) - 1
         cut = last and message.finish is not None and message.finish.reason in ("length", "error")
+        if self._kind(part) == "mcp":
+            cut = not self._makes_calls(message)
         item = self._begun(part, index, "incomplete" if cut else "completed")
         if part.kind == "call":
             item["arguments"] = part.text
@@ -110,7 +198,12 @@ class Respond(Exchange):
 
     def _begun(self, part: Part, index: int, status: str) -> dict[str, Any]:
         """The item of a part without its text."""
-        item = {"id": f"{_PREFIX[part.kind]}_{self._key}_{index}", "status": status}
+        kind = self._kind(part)
+        item: dict[str, Any] = {"id": f"{_PREFIX[kind]}_{self._key}_{len(self._output) + index}", "status": status}
+        if kind == "mcp":
+            label = self._remote[part.name].label
+            called = {"type": "mcp_call", "server_label": label, "name": part.name, "arguments": ""}
+            return {**item, **called, "output": None, "error": None, "approval_request_id": None}
         if part.kind == "call":
             return {**item, "type": "function_call", "call_id": part.id, "name": part.name, "arguments": ""}
         if part.kind == "reasoning":
@@ -131,8 +224,8 @@ class Respond(Exchange):
         """Tells what the parts of the message have become since the last time."""
         out: list[bytes] = []
         if self._number == 0:
-            for kind in ("response.created", "response.in_progress"):
-                out.append(self._event(kind, response=self._body("in_progress", [])))
+            self._open(out)
+        self._tell_results(out)
         message, finish = turn.message, change.finish
         parts = _parts(message) if finish is not None else message.parts
         failed = finish is not None and finish.reason == "error"
@@ -146,18 +239,54 @@ class Respond(Exchange):
                 break
             self._end(message, part, out)
             self._part, self._sent = self._part + 1, -1
-        if finish is not None:
-            body = msgspec.Raw(self._ended(turn))
-            out.append(self._event(_ENDS[_status(finish)], response=body))
+        if finish is not None and not self._makes_calls(message):
+            self._tell([self._item(message, i) for i in range(self._part)], len(self._output), out)
+            self._close(turn, out)
         return b"".join(out)
 
+    def end(self, turns: Sequence[Turn]) -> bytes:
+        """An answer that ends with the results of calls."""
+        out: list[bytes] = []
+        if self._results:
+            self._tell_results(out)
+            self._close(turns[-1], out)
+        return b"".join(out)
+
+    def _open(self, out: list[bytes]) -> None:
+        for kind in ("response.created", "response.in_progress"):
+            out.append(self._event(kind, response=self._body("in_progress", [])))
+        for i, item in enumerate(self._output):
+            place = {"item_id": item["id"], "output_index": i}
+            out.append(self._event("response.output_item.added", output_index=i, item={**item, "tools": []}))
+            out += [self._event(f"response.mcp_list_tools.{what}", **place) for what in ("in_progress", "completed")]
+            out.append(self._event("response.output_item.done", output_index=i, item=item))
+
+    def _tell_results(self, out: list[bytes]) -> None:
+        """How calls ended that were made since the last chunk."""
+        results, self._results = self._results, []
+        self._tell(results, len(self._output) - len(results), out)
+
+    def _tell(self, items: list[dict[str, Any]], first: int, out: list[bytes]) -> None:
+        """How those of the items ended that are calls of servers; `first`: the index of the first item."""
+        for i, item in enumerate(items, first):
+            if item["type"] == "mcp_call":
+                if item["status"] != "incomplete":
+                    out.append(self._event(f"response.mcp_call.{item['status']}", item_id=item["id"], output_index=i))
+                out.append(self._event("response.output_item.done", output_index=i, item=item))
+
+    def _close(self, turn: Turn, out: list[bytes]) -> None:
+        status, body = self._ended(turn)
+        out.append(self._event(_ENDS[status], response=msgspec.Raw(body)))
+
     def _begin(self, part: Part, out: list[bytes]) -> None:
-        index = self._part
-        item = self._begun(part, index, "in_progress")
+        index, what = len(self._output) + self._part, self._kind(part)
+        item = self._begun(part, self._part, "in_progress")
         out.append(self._event("response.output_item.added", output_index=index, item=item))
+        if what == "mcp":
+            out.append(self._event("response.mcp_call.in_progress", item_id=item["id"], output_index=index))
         if part.kind != "call":
             out.append(self._place("response.content_part.added", item["id"], part=_content(part, "", [])))
-        kind = f"response.{_DELTA[part.kind]}.delta"
+        kind = f"response.{_DELTA[what]}.delta"
         place = f'"item_id":"{item["id"]}","output_index":{index}' + (',"content_index":0' * (part.kind != "call"))
         self._head = f'event: {kind}\ndata: {{"type":"{kind}",{place},"delta":'.encode()
         self._sent = 0
@@ -175,20 +304,22 @@ class Respond(Exchange):
             self._number += 1
 
     def _end(self, message: Message, part: Part, out: list[bytes]) -> None:
-        item = self._item(message, self._part)
-        kind = f"response.{_DELTA[part.kind]}.done"
+        """The part grows no more. A call of a server ends later, when it was made or cannot be."""
+        item, what = self._item(message, self._part), self._kind(part)
+        index, kind = len(self._output) + self._part, f"response.{_DELTA[what]}.done"
         if part.kind == "call":
-            given = {"name": part.name, "arguments": part.text}
-            out.append(self._event(kind, item_id=item["id"], output_index=self._part, **given))
+            given = {"arguments": part.text} | ({"name": part.name} if what == "call" else {})
+            out.append(self._event(kind, item_id=item["id"], output_index=index, **given))
         else:
             content = item["content"][0]
             shown = {"logprobs": _short(content["logprobs"])} if part.kind == "content" else {}
             out.append(self._place(kind, item["id"], text=part.text, **shown))
             out.append(self._place("response.content_part.done", item["id"], part=content))
-        out.append(self._event("response.output_item.done", output_index=self._part, item=item))
+        if what != "mcp":
+            out.append(self._event("response.output_item.done", output_index=index, item=item))
 
     def _place(self, kind: str, id: str, **fields: Any) -> bytes:
-        return self._event(kind, item_id=id, output_index=self._part, content_index=0, **fields)
+        return self._event(kind, item_id=id, output_index=len(self._output) + self._part, content_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = _encode({"type": kind, **fields, "sequence_number": self._number})
@@ -201,19 +332,21 @@ class Count(Exchange):
 
     played = False
 
-    def __init__(self, request: CountRequest, served: Served, store: Store, tenant: str) -> None:
+    def __init__(
+        self, request: CountRequest, served: Served, store: Store, tenant: str, servers: Servers
+    ) -> None:  # fmt: skip
         items, _ = items_of(request, store, tenant)
-        super().__init__(_conversation(request, served, items))
+        super().__init__(_conversation(request, served, items, Reader(request.dropped, servers)))
         self.headers = warnings_header(request.dropped)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         return _encode({"object": "response.input_tokens", "input_tokens": len(turns[0].request.token_ids)})
 
 
-def ask_of(request: ResponsesRequest, served: Served, items: list[Placed]) -> ChatAsk:
+def ask_of(request: ResponsesRequest, served: Served, items: list[Placed], reader: Reader) -> ChatAsk:
     """Raises RequestError."""
     r = request
-    ask = _conversation(r, served, items)
+    ask = _conversation(r, served, items, reader)
     given: dict[str, Any] = dict(served.default_params)
     given |= {k: v for k in ("temperature", "top_p", "top_k", "min_p", "seed") if (v := getattr(r, k)) is not None}
     # max_output_tokens is a ceiling in this API: an answer may be shorter where the context ends
@@ -225,9 +358,9 @@ def ask_of(request: ResponsesRequest, served: Served, items: list[Placed]) -> Ch
     )  # fmt: skip
 
 
-def _conversation(request: CountRequest, served: Served, items: list[Placed]) -> ChatAsk:
+def _conversation(request: CountRequest, served: Served, items: list[Placed], reader: Reader) -> ChatAsk:
     """What both routes make of a conversation. Raises RequestError."""
-    r, reader = request, Reader(request.dropped)
+    r = request
     tools, choice = reader.tools(r)
     return ChatAsk(
         messages=reader.messages(r.instructions, items),
@@ -260,7 +393,21 @@ def _short(logprobs: Sequence[ContentLogprob]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def _with_calls(request: ResponsesRequest, left: int) -> ResponsesRequest:
+    """The request, without the tools of servers when no call of them is left."""
+    if left > 0 or not any(tool.type == "mcp" for tool in request.tools or ()):
+        return request
+    tools = [tool for tool in request.tools or () if tool.type != "mcp"]
+    return request.model_copy(update={"tools": tools, "tool_choice": "auto"})
+
+
 def _shown_tool(tool: Tool) -> dict[str, Any]:
+    if tool.type == "mcp":
+        allowed = tool.allowed_names
+        return {
+            "type": "mcp", "server_label": tool.server_label, "server_url": tool.server_url, "allowed_tools": allowed,
+            "require_approval": tool.require_approval,
+        }  # fmt: skip
     return {
         "type": "function", "name": tool.name, "description": tool.description, "parameters": tool.parameters,
         "strict": bool(tool.strict),
@@ -275,11 +422,14 @@ def _error(error: ErrorInfo | None) -> dict[str, str] | None:
     return {"code": "server_error", "message": error.message} if error is not None else None
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usages: Sequence[Usage]) -> dict[str, Any]:
+    """The sum of all turns."""
+    asked, said = sum(u.prompt_tokens for u in usages), sum(u.completion_tokens for u in usages)
+    cached = sum(u.cached_tokens for u in usages)
     return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "input_tokens": asked,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": said,
+        "output_tokens_details": {"reasoning_tokens": sum(u.reasoning_tokens for u in usages)},
+        "total_tokens": asked + said,
     }

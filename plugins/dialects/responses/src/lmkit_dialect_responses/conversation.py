@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lmkit.api import ToolChoice
@@ -12,11 +12,11 @@ from lmkit_http.messages import part_text
 from lmkit_http.strict import Echoed, InvalidBody, check_arguments
 
 from lmkit_dialect_responses.schema import CountRequest, Item, NamedTool, Part, Tool
+from lmkit_dialect_responses.servers import Remote, Servers, fault_text
 
 _SEAL = "lmkit."  # before reasoning that clients send back unread
 _AS_FUNCTION = 'declare a tool of type "function", and run it where its calls are read'
 _INSTEAD = {
-    "mcp": "connect to its server yourself, and declare its tools as functions",
     "custom": 'declare a tool of type "function" whose parameters have one text',
 }
 Parts = str | list[dict[str, Any]]
@@ -37,10 +37,13 @@ def _unsealed(text: str) -> str | None:
 
 
 class Reader:
-    """Reads one request. `dropped` gets the names of what is left out."""
+    """Reads one request. `dropped` gets the names of what is left out, `remote` the tools of MCP servers by name."""
 
-    def __init__(self, dropped: set[str]) -> None:
+    def __init__(self, dropped: set[str], servers: Servers | None = None) -> None:
         self.dropped = dropped
+        self.remote: dict[str, Remote] = {}
+        self._servers = servers or Servers()
+        self._late: list[dict[str, Any]] = []  # results of calls that others of the same answer may follow
         self._messages: list[dict[str, Any]] = []
         self._calls: dict[str, str] = {}  # id of a call -> the tool's name, which templates show beside the result
         self._open: dict[str, str] = {}  # id of a call without a result -> its place
@@ -49,7 +52,7 @@ class Reader:
         """Raises RequestError."""
         readers = {
             "message": self._message, "reasoning": self._reasoning, "function_call": self._call,
-            "function_call_output": self._result,
+            "function_call_output": self._result, "mcp_call": self._remote_call, "mcp_list_tools": self._listing,
         }  # fmt: skip
         if instructions:
             self._messages.append({"role": "system", "content": instructions})
@@ -60,7 +63,10 @@ class Reader:
                     fix=f"send {', '.join(readers)}",
                 )  # fmt: skip
             self._extra(item, "input")
+            if item.kind not in ("mcp_call", "function_call"):
+                self._results()
             readers[item.kind](where, item)
+        self._results()
         if not self._messages:
             raise InvalidBody("input is required", "input")
         for id, where in self._open.items():
@@ -105,15 +111,37 @@ class Reader:
             if getattr(item, name) is None:
                 raise InvalidBody(f"{where}.{name} is required", f"{where}.{name}")
         assert item.call_id is not None
+        self._open[item.call_id] = where
+        self._called(where, item, item.call_id)
+
+    def _called(self, where: str, item: Item, id: str) -> None:
         assert item.name is not None
         assert item.arguments is not None
         check_arguments(item.arguments, f"{where}.arguments")
-        if item.call_id in self._calls:
-            raise UnsupportedField(f"{where}.call_id", f"two calls have the id {item.call_id[:100]!r}")
-        self._calls[item.call_id], self._open[item.call_id] = item.name, where
+        if id in self._calls:
+            raise UnsupportedField(f"{where}.call_id", f"two calls have the id {id[:100]!r}")
+        self._calls[id] = item.name
         function = {"name": item.name, "arguments": item.arguments}
         calls = self._answer().setdefault("tool_calls", [])
-        calls.append({"id": item.call_id, "type": "function", "function": function})
+        calls.append({"id": id, "type": "function", "function": function})
+
+    def _remote_call(self, where: str, item: Item) -> None:
+        """A call that was answered here, or failed."""
+        for name in ("id", "name", "arguments"):
+            if getattr(item, name) is None:
+                raise InvalidBody(f"{where}.{name} is required", f"{where}.{name}")
+        assert item.id is not None
+        self._called(where, item, item.id)
+        content = self._text(item.output or "", f"{where}.output") if not item.error else fault_text(item.error)
+        self._late.append({"role": "tool", "tool_call_id": item.id, "name": item.name, "content": content})
+
+    def _listing(self, where: str, item: Item) -> None:
+        """Which tools a server has is asked of the server, for each request."""
+
+    def _results(self) -> None:
+        """What calls of one answer were told follows all of them."""
+        self._messages += self._late
+        self._late = []
 
     def _result(self, where: str, item: Item) -> None:
         if item.call_id is None or item.output is None:
@@ -152,11 +180,14 @@ class Reader:
 
     def tools(self, request: CountRequest) -> tuple[list[dict[str, Any]], ToolChoice]:
         """The tools as functions, and what the client says of calling them. Raises RequestError."""
-        tools = [self._tool(tool, i) for i, tool in enumerate(request.tools or ())]
+        tools = [function for i, tool in enumerate(request.tools or ()) for function in self._functions(tool, i)]
         choice = request.tool_choice
         if not isinstance(choice, NamedTool):
             return tools, ToolChoice(choice or "auto")
-        if choice.type == "function":
+        if choice.type == "mcp" and choice.name is None:
+            raise UnsupportedField("tool_choice.name", "a call of any tool of one server cannot be asked for",
+                                   fix='send a name, or tool_choice "required"')  # fmt: skip
+        if choice.type in ("function", "mcp"):
             if choice.name is None:
                 raise InvalidBody("tool_choice.name is required", "tool_choice.name")
             return tools, ToolChoice("named", choice.name)
@@ -164,15 +195,36 @@ class Reader:
             raise UnsupportedField(
                 "tool_choice.type", f"nothing here runs tools of type {choice.type!r}", fix=_instead(choice.type)
             )
-        names = {tool.name for tool in choice.tools or ()}
+        names = {name for tool in choice.tools or () for name in self._names(tool)}
         known = {tool["function"]["name"] for tool in tools}
         if missing := [name for name in names if name not in known]:
             raise UnsupportedField("tool_choice.tools", f"there is no tool {str(missing[0])[:100]!r}")
         allowed = [tool for tool in tools if tool["function"]["name"] in names]
         return allowed, ToolChoice(choice.mode or "auto")
 
-    def _tool(self, tool: Tool, number: int) -> dict[str, Any]:
+    def _names(self, tool: Tool) -> list[str | None]:
+        """The functions that an entry of allowed tools means."""
+        if tool.type == "mcp" and tool.name is None:
+            return [one.name for one in self.remote.values() if one.label == tool.server_label]
+        return [tool.name]
+
+    def _functions(self, tool: Tool, number: int) -> Iterator[dict[str, Any]]:
+        """A tool as a function; of an MCP server all those of its tools that may be used."""
         where = f"tools.{number}"
+        if tool.type == "mcp":
+            self._extra(tool, "tools")
+            if tool.server_description:
+                self.dropped.add("tools.server_description")
+            for one in self._servers.tools(tool, where):
+                if one.name in self.remote:
+                    raise UnsupportedField(where, f"two servers have a tool {one.name[:100]!r}",
+                                           fix="choose among their tools with allowed_tools")  # fmt: skip
+                self.remote[one.name] = one
+                yield {"type": "function", "function": one.function}
+        else:
+            yield self._function(tool, where)
+
+    def _function(self, tool: Tool, where: str) -> dict[str, Any]:
         if tool.type != "function":
             raise UnsupportedField(
                 f"{where}.type", f"nothing here runs tools of type {tool.type!r}", fix=_instead(tool.type)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +16,9 @@ from lmkit_http.strict import parse
 from lmkit_dialect_responses.answer import Count, Respond
 from lmkit_dialect_responses.background import Ask, Desk, Later
 from lmkit_dialect_responses.history import answered, listed
+from lmkit_dialect_responses.replay import replayed
 from lmkit_dialect_responses.schema import CountRequest, ResponsesRequest
+from lmkit_dialect_responses.servers import Servers
 from lmkit_dialect_responses.store import Store, progress
 
 CREATE, COUNT = "POST /v1/responses", "POST /v1/responses/input_tokens"
@@ -29,14 +34,20 @@ class Responses(Dialect):
     routes = tuple(REQUESTS)
     light_routes = (ONE, DELETE, ITEMS, CANCEL)
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, mcp: str = "", mcp_seconds: float = 60.0, store: Store | None = None) -> None:
+        """`mcp`: a file of MCP servers whose tools may be used; "": there are none. Raises ConfigError."""
         self._store = store or Store()
         self._desk = Desk(self._store)
+        self._servers = Servers.read(Path(mcp).expanduser(), mcp_seconds) if mcp else Servers()
 
     async def work(self, answer: Ask) -> None:
-        await self._desk.work(answer)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._desk.work(answer))
+            tasks.create_task(self._servers.run())
 
     def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer:
+        if incoming.route == ONE and incoming.query.get("stream", "false").lower() not in ("false", "0", ""):
+            return self._streamed(incoming)
         if incoming.route not in self.routes:
             return Answer(self._kept(incoming))
         request = parse(REQUESTS[incoming.route], incoming.body, served.max_values, served.lenient)
@@ -45,13 +56,13 @@ class Responses(Dialect):
         request.check()
         if isinstance(request, ResponsesRequest):
             return self._respond(incoming, request, served)
-        return Count(request, served, self._store, incoming.tenant)
+        return Count(request, served, self._store, incoming.tenant, self._servers)
 
     def _respond(self, incoming: Incoming, request: ResponsesRequest, served: Served) -> Exchange | Answer:
         if isinstance(incoming, Later):
             self._desk.begin(incoming)
-            return Respond(request, served, self._store, incoming.tenant, incoming.id)
-        respond = Respond(request, served, self._store, incoming.tenant)
+            return Respond(request, served, self._store, incoming.tenant, self._servers, incoming.id)
+        respond = Respond(request, served, self._store, incoming.tenant, self._servers)
         if not request.background:
             return respond
         kept = respond.queued()
@@ -79,9 +90,19 @@ class Responses(Dialect):
                 )  # fmt: skip
             self._desk.cancel(tenant, id)
             return self._store.get(tenant, id).body
-        if incoming.query.get("stream", "false").lower() not in ("false", "0", ""):
-            raise UnsupportedField("stream", "an answer that is kept is whole", fix="leave stream out")
         return kept.body
+
+    def _streamed(self, incoming: Incoming) -> Answer:
+        """An answer that has ended, as events. Raises RequestError."""
+        kept = self._store.get(incoming.tenant, incoming.path["id"])
+        if progress(kept).status not in ("completed", "incomplete", "failed"):
+            raise UnsupportedField(
+                "stream", "only an answer that has ended is told as a stream", fix="leave stream out, and ask again"
+            )
+        after = incoming.query.get("starting_after") or "-1"
+        if not re.fullmatch(r"-1|\d{1,9}", after, re.ASCII):
+            raise InvalidParam("starting_after", after[:100], "the sequence_number of an event")
+        return Answer(replayed(msgspec.json.decode(kept.body), int(after)), media_type=self.stream_type)
 
     def error_chunk(self, info: ErrorInfo) -> bytes:
         """As the API describes it, and with `error`, by which its official client knows errors."""

@@ -29,6 +29,8 @@ _KEPT = {
     "reasoning": ("rs", ("summary", "content", "encrypted_content")),
     "function_call": ("fc", ("call_id", "name", "arguments")),
     "function_call_output": ("fco", ("call_id", "output")),
+    "mcp_call": ("mcp", ("server_label", "name", "arguments", "output", "error")),
+    "mcp_list_tools": ("mcpl", ("server_label", "tools")),
 }
 
 
@@ -39,7 +41,7 @@ def items_of(request: CountRequest, store: Store, tenant: str) -> tuple[list[Pla
         for kept in store.chain(tenant, request.previous_response_id):
             if progress(kept).status in UNFINISHED:
                 raise Unfinished(kept.id)
-            before = _items.validate_python(listed(kept) + answered(kept))
+            before = as_items(listed(kept) + answered(kept))
             items += [("previous_response_id", item) for item in before]
     except NotKept:
         raise PreviousNotFound(request.previous_response_id or "", "previous_response_id") from None
@@ -69,8 +71,13 @@ def _referred(store: Store, tenant: str, item: Item, where: str) -> Item:
         kept = store.get(tenant, f"resp_{id.partition('_')[2].rpartition('_')[0]}")
         for found in answered(kept):
             if found["id"] == id:
-                return _items.validate_python([found])[0]
+                return as_items([found])[0]
     raise NotFound(id, f"{where}.id")
+
+
+def as_items(found: list[dict[str, Any]]) -> list[Item]:
+    """Items of an answer as those of a request."""
+    return _items.validate_python(found)
 
 
 def kept_item(item: Item) -> dict[str, Any]:
@@ -82,7 +89,7 @@ def kept_item(item: Item) -> dict[str, Any]:
         value = getattr(item, name)
         if name == "content" and isinstance(value, str):
             value = [_part(Part(type="text", text=value), said)]
-        elif isinstance(value, list):
+        elif isinstance(value, list) and name != "tools":
             value = [_part(part, said) for part in value]
         if value is not None or name == "summary":
             kept[name] = value if value is not None else []

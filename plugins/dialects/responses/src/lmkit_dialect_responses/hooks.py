@@ -11,4 +11,5 @@ def lmkit_dialects() -> Iterable[DialectSpec]:
         name="responses",
         summary="the OpenAI Responses API: /v1/responses, streamed and whole, kept for a while, and counted",
         target="lmkit_dialect_responses.dialect:Responses",
+        options="lmkit_dialect_responses.options:Options",
     )

@@ -31,7 +31,7 @@ MAX_PARTS = 4096
 # fields that change nothing here, with the values that do so elsewhere, too
 LABELS: Mapping[str, tuple[str, ...]] = {
     "user": (), "safety_identifier": (), "prompt_cache_key": (), "service_tier": ("auto", "default"),
-    "prompt_cache_retention": ("in_memory",), "prompt_cache_options": (), "max_tool_calls": (),
+    "prompt_cache_retention": ("in_memory",), "prompt_cache_options": (),
 }  # fmt: skip
 
 HINTS: Mapping[str, Hint] = {
@@ -78,6 +78,10 @@ class Item(Echoed):
     name: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     arguments: Content | None = None
     output: Content | Parts | None = None
+    # of what was done with an MCP server
+    server_label: Label | None = None
+    error: Content | Json | None = None
+    tools: Annotated[list[JsonValue], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
     @property
     def kind(self) -> str:
@@ -87,12 +91,41 @@ class Item(Echoed):
 Items = Annotated[list[Item], Field(fail_fast=True, max_length=MAX_MESSAGES)]
 
 
+ToolNames = Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=MAX_TOOLS)]
+
+
+class ToolFilter(Strict):
+    tool_names: ToolNames | None = None
+    read_only: bool | None = None
+
+
+class Approval(Strict):
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
 class Tool(Echoed):
+    """A function, or the tools of an MCP server."""
+
     type: Annotated[str, Field(max_length=64)]
     name: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     description: Content | None = None
     parameters: Json | None = None
     strict: bool | None = None
+    # of a server
+    server_label: Label | None = None
+    server_url: Annotated[str, Field(max_length=2048)] | None = None
+    server_description: Content | None = None
+    connector_id: Label | None = None
+    allowed_tools: ToolNames | ToolFilter | None = None
+    require_approval: Literal["always", "never"] | Approval | None = None
+    headers: Json | None = None
+    authorization: Content | None = None
+
+    @property
+    def allowed_names(self) -> list[str] | None:
+        """The tools of the server that may be used; None: all."""
+        return self.allowed_tools.tool_names if isinstance(self.allowed_tools, ToolFilter) else self.allowed_tools
 
 
 class NamedTool(Echoed):
@@ -100,6 +133,7 @@ class NamedTool(Echoed):
 
     type: Annotated[str, Field(max_length=64)]
     name: Annotated[str, Field(max_length=128)] | None = None
+    server_label: Label | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
@@ -191,6 +225,7 @@ class ResponsesRequest(CountRequest):
         Field(max_length=64),
     ] | None = None  # fmt: skip
     metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None  # of tools of MCP servers
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
@@ -202,7 +237,6 @@ class ResponsesRequest(CountRequest):
     prompt_cache_retention: Label | None = None
     prompt_cache_options: Json | None = None
     service_tier: Label | None = None
-    max_tool_calls: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None  # of tools that run here: none do
     # extensions, named as in /v1/chat/completions
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1), NUMBER] | None = None
     top_k: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None

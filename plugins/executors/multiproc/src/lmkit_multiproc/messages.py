@@ -16,6 +16,7 @@ from lmkit.api import (
     GrammarMasks,
     KVConfig,
     LoadAdapter,
+    Profile,
     Reply,
     ResetCache,
     ResolvedPlan,
@@ -30,7 +31,9 @@ from lmkit.api import (
     WorkerFacts,
 )
 
-Known = LoadAdapter | DropAdapter | ForgetRows | ResetCache | WorkAhead | Sleep | Wake | StageWeights | UseWeights
+Known = (
+    LoadAdapter | DropAdapter | Profile | ForgetRows | ResetCache | WorkAhead | Sleep | Wake | StageWeights | UseWeights
+)
 
 
 class Load(msgspec.Struct, tag="load"):

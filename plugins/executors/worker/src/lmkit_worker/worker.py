@@ -28,6 +28,7 @@ from lmkit.api import (
     LmkitError,
     LoadAdapter,
     ModelInfo,
+    Profile,
     Reply,
     ResetCache,
     ResolvedPlan,
@@ -57,6 +58,7 @@ from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.load import load_model
 from lmkit_worker.loading.rules import Rules
 from lmkit_worker.loading.update import Update
+from lmkit_worker.profiling import Profiling
 from lmkit_worker.runner import Runner, Unread
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Worker:
         self.mixed = False  # the weights in force are of several sources
         self._configured: tuple[KVConfig, SchedLimits] | None = None
         self._staged: tuple[LoadedModel, Update] | None = None
+        self._profiling = Profiling(rank)
 
     def load(self) -> WorkerFacts:
         """Binds the device and loads the weights. Returns what is left for the KV cache."""
@@ -189,6 +192,7 @@ class Worker:
         )  # fmt: skip
 
     def forward(self, plan: StepPlan) -> None:
+        self._profiling.step()
         self._running.forward(plan)
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Unread:
@@ -208,6 +212,8 @@ class Worker:
                 return self._work_ahead()
             case LoadAdapter(id, path):
                 return self._load_adapter(id, path)
+            case Profile(path, num_steps):
+                return self._profiling.set(path, num_steps)
             case DropAdapter(id):
                 self.adapters.pop(id, None)
                 if self.runner is not None:  # else it sleeps
@@ -255,6 +261,8 @@ class Worker:
 
     def close(self) -> None:
         """Drops model and cache. Idempotent."""
+        self._profiling.end()
+        self._profiling.close()
         self.runner = self.loaded = self._staged = None
 
     # -------------------------------------------------------------------------------------------- life

@@ -11,8 +11,8 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -106,7 +106,7 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
         settings = gather(flags, kwargs.pop("config"), flag_names=names, official_only=kwargs.pop("no_plugins"))
         if "ctx" in hints:
             kwargs["ctx"] = ctx
-        with logged(settings.config.log_level):
+        with logged(settings.config.log_level, settings.config.log_format):
             return function(settings=settings, **kwargs)
 
     first = [_parameter("ctx", typer.Context, inspect.Parameter.empty)]
@@ -128,13 +128,18 @@ def with_config(function: Callable[..., Any] | None = None, *, model_argument: b
     return command
 
 
-def logged(level: str | None) -> AbstractContextManager[None]:
-    """Logs as --log-level says; without it a command logs as it likes."""
+@contextmanager
+def logged(level: str | None, form: str) -> Iterator[None]:
+    """Logs as --log-level and --log-format say; without a level a command logs as it likes."""
     if level is None:
-        return nullcontext()
-    from lmkit.logs import TIMED, written_logs
+        yield
+        return
+    from lmkit.logs import TIMED, write_json, written_logs
 
-    return written_logs(TIMED, logging.getLevelNamesMapping()[level.upper()])
+    with written_logs(TIMED, logging.getLevelNamesMapping()[level.upper()]):
+        if form == "json":
+            write_json()
+        yield
 
 
 def plugin_host(settings: Sourced) -> PluginHost:

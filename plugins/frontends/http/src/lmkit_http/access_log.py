@@ -46,7 +46,9 @@ class AccessLog:
             level = logging.DEBUG if scope["path"] in PROBES and status < 400 else logging.INFO
             who = (scope.get("client") or ("-",))[0]
             seconds = time.perf_counter() - began
-            log.log(level, "%s %s %s %d %.0f ms", who, scope["method"], _shown(scope["path"]), status, 1e3 * seconds)
+            told = {"client": who, "method": scope["method"], "path": _shown(scope["path"]), "status": status,
+                    "ms": round(1e3 * seconds)}  # fmt: skip
+            log.log(level, "%(client)s %(method)s %(path)s %(status)d %(ms)d ms", told)
 
 
 def _shown(path: str) -> str:

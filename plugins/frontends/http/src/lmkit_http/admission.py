@@ -122,11 +122,12 @@ class Place:
     came: float
     seconds: float | None  # from `came` to its deadline
     turns: list[Turn] = field(default_factory=list)
+    num_paid: int = 0  # turns at the beginning whose prompts were paid for
     left: bool = False
 
     def begin(self, turns: list[Turn]) -> None:
         """Its prompts are known. Raises Overloaded when it would still wait at its deadline."""
-        self.turns = turns
+        self.turns, self.num_paid = turns, len(turns)
         self.admission.begin(self)
 
     def remaining(self) -> float | None:
@@ -189,7 +190,8 @@ class Admission:
         now, account = self.clock(), self._accounts[place.tenant]
         account.num -= 1
         if account.tokens is not None:
-            account.tokens.take(sum(turn.stream.usage.completion_tokens for turn in place.turns), now)
+            later = sum(len(turn.request.token_ids) for turn in place.turns[place.num_paid :])
+            account.tokens.take(later + sum(turn.stream.usage.completion_tokens for turn in place.turns), now)
         answered = any(turn.stream.token_ids or turn.message.pooled is not None for turn in place.turns)
         if answered:  # else it had no row
             self._speed.leave(now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ def prepared(
         return dialect, exchange
     ask = exchange.ask
     caller.check_priority(ask.priority)
-    turns = prepare(backend.text, backend.facts, ask, exchange.id)
+    turns = exchange.turns(partial(prepare, backend.text, backend.facts))
     if not exchange.played:
         return dialect, Answer(exchange.whole(turns), media_type=exchange.media_type, headers=exchange.headers)
     for turn in turns:
@@ -40,12 +41,29 @@ def prepared(
     return dialect, (exchange, Generation(backend.client, turns, backend.metrics, room))
 
 
-async def whole(exchange: Exchange, generation: Generation) -> bytes:
+async def goes_on(backend: Backend, exchange: Exchange, generation: Generation) -> bool:
+    """Whether more is asked, whose turns the generation has now. Raises RequestError."""
+    before = generation.turns[-1].request
+    if (ask := await exchange.more(generation.turns)) is None:
+        return False
+    size, id = 4 * len(before.token_ids), f"{exchange.id}-{len(generation.turns)}"
+    turns = await backend.workers.run(size, prepare, backend.text, backend.facts, ask, id)
+    for turn in turns:
+        request = turn.request
+        request.cache_salt, request.tenant, request.priority = before.cache_salt, before.tenant, before.priority
+    generation.turns += turns
+    return True
+
+
+async def whole(backend: Backend, exchange: Exchange, generation: Generation) -> bytes:
     """The whole answer: what the changes of its messages add up to. A long one is written in a thread."""
     async with generation:
-        async for turn, events in generation.events():
-            turn.message.feed(events)
-            check_finish(turn)
+        asked = True
+        while asked:
+            async for turn, events in generation.events():
+                turn.message.feed(events)
+                check_finish(turn)
+            asked = await goes_on(backend, exchange, generation)
     if _num_shown(generation.turns) <= _AT_ONCE:
         return exchange.whole(generation.turns)
     return await asyncio.to_thread(exchange.whole, generation.turns)

@@ -25,7 +25,7 @@ from lmkit_http import explain, info_routes, life_routes
 from lmkit_http.access import KEY_HEADERS, caller_of
 from lmkit_http.access_log import AccessLog
 from lmkit_http.admission import DEADLINE_PASSED, Place, RateLimited, retry_after
-from lmkit_http.answering import prepared, whole
+from lmkit_http.answering import goes_on, prepared, whole
 from lmkit_http.backend import Backend, ServedModel
 from lmkit_http.background import Background
 from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming
@@ -163,12 +163,12 @@ def _answering(
             backend.num_preparing -= 1
         if exchange.streamed:
             exchange.headers |= await backend.load.headers(incoming.headers)
-            chunks = _chunks(exchange, generation)
+            chunks = _chunks(backend, exchange, generation)
             if parts:
                 chunks = _explained(backend, exchange, chunks, entry, parts)
             return _event_response(backend, path, dialect, exchange, generation, chunks, deadline)
         try:
-            content = await while_connected(request.receive, whole(exchange, generation))
+            content = await while_connected(request.receive, whole(backend, exchange, generation))
         finally:
             backend.end(generation)
             deadline()
@@ -199,20 +199,22 @@ def _incoming(route: str, body: bytearray, request: Request) -> Incoming:
     return Incoming(route, body, request.path_params, dict(request.query_params), headers, tenant)
 
 
-async def _chunks(exchange: Exchange, generation: Generation) -> AsyncIterator[bytes]:
+async def _chunks(backend: Backend, exchange: Exchange, generation: Generation) -> AsyncIterator[bytes]:
     """A chunk for each change. Of a turn that fails before its first change nothing is sent but the error."""
-    begun = set()
+    begun, asked = set(), True
     chunk = exchange.chunk
-    async for turn, events in generation.events():
-        change = turn.message.feed(events)
-        failed = change.finish is not None and change.finish.error is not None
-        if failed and turn.index not in begun:
-            check_finish(turn)
-        begun.add(turn.index)
-        if data := chunk(turn, change):
-            yield data
-        if failed:
-            check_finish(turn)
+    while asked:
+        async for turn, events in generation.events():
+            change = turn.message.feed(events)
+            failed = change.finish is not None and change.finish.error is not None
+            if failed and turn.index not in begun:
+                check_finish(turn)
+            begun.add(turn.index)
+            if data := chunk(turn, change):
+                yield data
+            if failed:
+                check_finish(turn)
+        asked = await goes_on(backend, exchange, generation)
     if data := exchange.end(generation.turns):
         yield data
 

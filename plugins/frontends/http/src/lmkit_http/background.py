@@ -102,7 +102,7 @@ class Background:
         finally:
             backend.num_preparing -= 1
         try:
-            content = await whole(exchange, generation)
+            content = await whole(backend, exchange, generation)
         finally:
             backend.end(generation)
         return Answer(content, 200, exchange.media_type, exchange.headers)

@@ -63,6 +63,7 @@ def command(
     root_path: Annotated[str, option(help="where a site has this server, such as /llm behind a proxy")] = "",
     unknown_fields: UnknownFields = "refuse",
     traces: Annotated[str, option(help="OpenTelemetry collector for traces: http://HOST:4318/v1/traces")] = "",
+    profile_dir: Annotated[str, option(help="folder for recordings of steps: POST /start_profile, /stop_profile")] = "",
     drain_timeout: Annotated[float, option(help="seconds that running requests get after SIGTERM", min=0)] = 30.0,
     max_seconds: Annotated[
         float | None, option(help="seconds from a request to the end of its answer", min=0.001)
@@ -103,6 +104,7 @@ def command(
         key_tokens=key_tokens,
         key_concurrent=key_concurrent,
         traces=traces,
+        profile_dir=profile_dir,
         served_names=settings.config.model.names,
     )
     with ctx.obj or EngineProcess() as process:

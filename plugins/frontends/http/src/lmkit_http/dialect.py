@@ -105,6 +105,11 @@ class Exchange:
         self.headers: dict[str, str] = {}  # of its answer
         self.id = f"{self.id_kind}-{uuid4().hex}"
 
+    def turns(self, prepare: Callable[[Ask, str], list[Turn]]) -> list[Turn]:
+        """The turns of its ask, whose requests have ids that begin with its own. Who asks several things at once
+        prepares them all. Raises RequestError."""
+        return prepare(self.ask, self.id)
+
     def whole(self, turns: Sequence[Turn]) -> bytes:
         """The body of a whole answer, from the messages of its turns."""
         raise UnsupportedAnswer("whole answers")
@@ -112,6 +117,11 @@ class Exchange:
     def chunk(self, turn: Turn, change: Change) -> bytes:
         """What is sent of a change; b"": nothing."""
         raise UnsupportedAnswer("streams")
+
+    async def more(self, turns: Sequence[Turn]) -> Ask | None:
+        """What else is asked of the engine, when all turns have ended: its turns are put behind them, and played as
+        part of the same answer. None: nothing, the answer ends."""
+        return None
 
     def end(self, turns: Sequence[Turn]) -> bytes:
         """What follows the last chunk of an answer without an error."""

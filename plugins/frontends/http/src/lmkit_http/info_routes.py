@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 import lmkit
 import msgspec
 from lmkit.api import EngineBusy, EngineDead, InvalidParam
+from lmkit.engine.messages import SetProfile
 from lmkit.front.ask import ChatAsk
 from lmkit.front.limits import check_texts, strings
 from starlette.requests import Request
@@ -19,7 +23,13 @@ from lmkit_http.access import caller_of
 from lmkit_http.errors import HttpError
 from lmkit_http.explain import story
 from lmkit_http.history import MAX_ENTRIES
-from lmkit_http.info_schema import DetokenizeRequest, LoadAdapterRequest, TokenizeRequest, UnloadAdapterRequest
+from lmkit_http.info_schema import (
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    ProfileRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
 from lmkit_http.limits import values_limit
 from lmkit_http.load import SOON, STATS_WAIT, engine_stats, load
 from lmkit_http.messages import conversation, declared
@@ -55,6 +65,8 @@ def routes(backend: Backend) -> list[tuple[str, list[str], Handler]]:
         ("/debug/startup", ["GET"], r.startup),
         ("/debug/requests", ["GET"], r.requests),
         ("/debug/requests/{id:path}", ["GET"], r.request),
+        ("/start_profile", ["POST"], r.start_profile),
+        ("/stop_profile", ["POST"], r.stop_profile),
         ("/", ["GET"], r.page),
     ]
 
@@ -101,6 +113,26 @@ class _Routes:
         await self._backend.client.set_adapter(r.lora_name, None)
         self._backend.adapters.discard(r.lora_name)
         return _json({"unloaded": r.lora_name})
+
+    async def start_profile(self, request: Request) -> Response:
+        """Records the next steps; ends by itself."""
+        folder = self._profile_dir(request)
+        r = await self._parsed(request, lambda body: parse(ProfileRequest, body or b"{}"))
+        path = folder / f"{r.profile_prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid4().hex[:6]}"
+        await self._backend.client.change(SetProfile(str(path), r.max_iterations))
+        return _json({"files": f"{path}-rank*.json.gz", "max_iterations": r.max_iterations})
+
+    async def stop_profile(self, request: Request) -> Response:
+        self._profile_dir(request)
+        await self._backend.client.change(SetProfile("", 0))
+        return _json({"stopped": True})
+
+    def _profile_dir(self, request: Request) -> Path:
+        """Raises HttpError."""
+        if not self._backend.settings.profile_dir:
+            raise HttpError(404, "off", "this server records no steps", fix="start it with --profile-dir DIR")
+        caller_of(request.scope).need_admin("profiling")
+        return Path(self._backend.settings.profile_dir)
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]

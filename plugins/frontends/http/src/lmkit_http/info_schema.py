@@ -7,7 +7,16 @@ from typing import Annotated, ClassVar
 from lmkit.api import MAX_TOKENS
 from pydantic import Field
 
-from lmkit_http.strict import MAX_IDS, MAX_MESSAGES, MAX_TOOLS, Content, Json, Message, Strict, TokenId, Tool
+from lmkit_http.strict import MAX_IDS, MAX_MESSAGES, MAX_TOOLS, NUMBER, Content, Json, Message, Strict, TokenId, Tool
+
+MAX_STEPS = 1000  # that are recorded in one go
+
+
+class ProfileRequest(Strict):
+    """As vLLM names them."""
+
+    profile_prefix: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")] = "steps"
+    max_iterations: Annotated[int, Field(ge=1, le=MAX_STEPS), NUMBER] = 100
 
 
 class LoadAdapterRequest(Strict):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from lmkit.api import EngineDead
-from lmkit.logs import TIMED, written_logs
+from lmkit.api import ConfigError, EngineDead
+from lmkit.logs import TIMED, write_json, written_logs
 
 from lmkit_http.access_log import figures
 from lmkit_http.listening import Certificate, bind, is_loopback, release, url_of
@@ -52,15 +54,29 @@ def serve(
         from lmkit_http.traces import check_traces
 
         check_traces(settings.traces)
+    if settings.profile_dir:
+        settings = replace(settings, profile_dir=_made(settings.profile_dir))
     sock = bind(settings)
     try:
         level = logging.getLevelNamesMapping()[(config.log_level or "info").upper()]
         with written_logs(TIMED, level), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            if config.log_format == "json":
+                write_json()
             runner.run(_serve(config, settings, sock, on_ready, start, certificate))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
     finally:
         release(sock)
+
+
+def _made(folder: str) -> str:
+    """The folder's whole path: the engine's process may work elsewhere. Raises ConfigError."""
+    path = Path(folder).expanduser().resolve()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be made: {error.strerror}", fix="choose another --profile-dir") from None
+    return str(path)
 
 
 async def _serve(
@@ -146,8 +162,6 @@ def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Con
 
 
 def _with_hosts(settings: ServerSettings) -> ServerSettings:
-    from dataclasses import replace
-
     from lmkit_http.gate import LOCAL_HOSTS
 
     return replace(settings, allowed_hosts=tuple(sorted(LOCAL_HOSTS | {settings.host.lower()})))

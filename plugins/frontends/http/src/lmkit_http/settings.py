@@ -38,6 +38,7 @@ class ServerSettings:
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
     unknown_fields: Literal["refuse", "warn"] = "refuse"  # of requests, those that say something
     traces: str = ""  # address of an OpenTelemetry collector (OTLP over HTTP); empty: none are made
+    profile_dir: str = ""  # where recordings of steps are written; empty: none are made
     served_names: tuple[str, ...] = ()  # of the model, the main one first; empty: as the engine says
 
     def __post_init__(self) -> None:

@@ -16,10 +16,20 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from lmkit.api import ConfigError, EngineBusy, Progress, SamplingParams, Text, TokenEvent, ToolChoice
+from lmkit.api import (
+    ConfigError,
+    EngineBusy,
+    Progress,
+    SamplingParams,
+    SchedStats,
+    Text,
+    TokenEvent,
+    ToolChoice,
+)
 from lmkit.config import EngineConfig, from_options
 from lmkit.config.environment import adopt_environment
 from lmkit.engine.client import ProcessClient
+from lmkit.engine.messages import SetProfile
 from lmkit.engine.observers import Observers
 from lmkit.engine.platform import platform_environment
 from lmkit.engine.shared import SharedCore
@@ -64,11 +74,7 @@ class LLM(PoolingCalls, LifeCalls):
         **options: object,
     ) -> None:
         """`own_process`: this process exists for the model, so the platform may set up its environment (threads)."""
-        if config is not None and (options or model is not None):
-            raise ConfigError("LLM: give either config= or a model and options", fix="put everything into config")
-        if model is not None:
-            options["model"] = model
-        self.config = config or from_options(options)
+        self.config = _config("LLM", model, config, options)
         host = host or PluginHost()
         self.resolved, self.checkpoint, self.info = resolve(self.config, host)
         if own_process:
@@ -187,6 +193,21 @@ class LLM(PoolingCalls, LifeCalls):
         with self.shared.alone():
             self._engine.core.adapters.unload(name)
 
+    def stats(self) -> SchedStats:
+        """What the scheduler counts, and what it holds now."""
+        with self.shared.alone():
+            return self._engine.core.stats()
+
+    def start_profile(self, path: str, num_steps: int = 100) -> None:
+        """Records the next steps by torch's profiler: PATH-rank0.json.gz, for Perfetto. Raises RequestError."""
+        with self.shared.alone():
+            self._engine.core.profile(str(path), num_steps)
+
+    def stop_profile(self) -> None:
+        """The file is there when it is whole: in a moment, or when this is closed. Raises RequestError."""
+        with self.shared.alone():
+            self._engine.core.profile("", 0)
+
     def prepare(self, asks: Sequence[Ask]) -> list[list[Turn]]:
         """The turns of each ask, ready to be played. Raises RequestError."""
         self.shared.require_open()
@@ -237,41 +258,57 @@ class LLM(PoolingCalls, LifeCalls):
 
 
 class AsyncLLM(PoolingCalls):
-    """An engine in its own process, with the text side beside it. Made by `AsyncLLM.start`."""
+    """An engine in its own process, with the text side beside it, on an event loop. Options are those of `LLM`.
+
+    async with AsyncLLM("demo") as llm:
+        print((await llm.generate("What is 2 + 3?"))[0].text)
+
+    It starts with `async with`, with the first call, or with `ready`, and is closed by whoever made it.
+    """
 
     def __init__(
-        self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, client: Supervised, text: TextSide
-    ) -> None:
-        self.config = config
-        self.resolved = resolved
-        self.checkpoint = checkpoint
-        self.client = client
-        self.text = text
-        self.life = EngineLife(client)  # pause, sleep, update_weights, ...
-
-    @classmethod
-    async def start(
-        cls,
-        config: EngineConfig,
+        self,
+        model: str | None = None,
         *,
+        config: EngineConfig | None = None,
+        host: PluginHost | None = None,
         progress: Progress | None = None,
         resolution: tuple[ResolvedPlan, Checkpoint, ModelInfo] | None = None,
-        host: PluginHost | None = None,
         factory: str = FACTORY,
         restarts: int = RESTARTS,
         process: EngineProcess | None = None,
-    ) -> AsyncLLM:
-        """Returns when the engine is ready. The tokenizer loads here while the weights load there.
-
-        An engine that dies is replaced, see Supervised; `restarts` = 0: it is not.
+        **options: object,
+    ) -> None:
+        """An engine that dies is replaced, see lmkit_python.supervised.Supervised; `restarts` = 0: it is not.
 
         `resolution`: what `lmkit.plugins.resolve` said, when the caller has asked it already, with `host`; `process`:
-        the first engine's, when the caller has started it already and told it to build just that.
+        the first engine's, when the caller has started it already and told it to build just that. Raises ConfigError.
         """
-        host = host or PluginHost()
-        resolved, checkpoint, _ = resolution or resolve(config, host)
-        make = partial(ProcessClient, config, resolved, checkpoint, progress, factory=factory)
-        client = Supervised(make, restarts, first=make(process=process))
+        self.config = _config("AsyncLLM", model, config, options)
+        self._host, self._progress, self._resolution = host or PluginHost(), progress, resolution
+        self._factory, self._restarts, self._process = factory, restarts, process
+        self._parts: tuple[ResolvedPlan, Checkpoint, Supervised, TextSide] | None = None
+        self._life: EngineLife | None = None
+        self._starting: asyncio.Future[None] | None = None
+
+    @classmethod
+    async def start(cls, config: EngineConfig, **more: Any) -> AsyncLLM:
+        """One that is ready. `more`: as for AsyncLLM. Raises what prevents it."""
+        return await cls(config=config, **more).__aenter__()
+
+    async def ready(self) -> AsyncLLM:
+        """Returns itself when the engine is ready. Raises what prevents it; then it is of no use any more."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._starting)  # others may wait for it, too
+        return self
+
+    async def _start(self) -> None:
+        """The tokenizer loads here while the weights load there."""
+        config, host = self.config, self._host
+        resolved, checkpoint, _ = self._resolution or resolve(config, host)
+        make = partial(ProcessClient, config, resolved, checkpoint, self._progress, factory=self._factory)
+        client = Supervised(make, self._restarts, first=make(process=self._process))
         starting = asyncio.ensure_future(client.start())
         await asyncio.sleep(0)  # the process is spawned before this one gets busy
         try:
@@ -283,11 +320,40 @@ class AsyncLLM(PoolingCalls):
             raise
         client.observers = Observers(host, resolved, client.facts)
         client.observers.started()
-        return cls(config, resolved, checkpoint, client, text)
+        self._parts = resolved, checkpoint, client, text
+
+    @property
+    def _started(self) -> tuple[ResolvedPlan, Checkpoint, Supervised, TextSide]:
+        if self._parts is None:
+            raise ConfigError("this AsyncLLM has not started", fix="use `async with`, or `await llm.ready()`")
+        return self._parts
+
+    @property
+    def resolved(self) -> ResolvedPlan:
+        return self._started[0]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self._started[1]
+
+    @property
+    def client(self) -> Supervised:
+        return self._started[2]
+
+    @property
+    def text(self) -> TextSide:
+        return self._started[3]
 
     @property
     def facts(self) -> EngineFacts:
         return self.client.facts
+
+    @property
+    def life(self) -> EngineLife:
+        """pause, sleep, update_weights, ... of an engine that has started."""
+        if self._life is None:
+            self._life = EngineLife(self.client)
+        return self._life
 
     async def generate(
         self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, n: int = 1, adapter: Adapters = None
@@ -354,6 +420,7 @@ class AsyncLLM(PoolingCalls):
 
     async def _run(self, asks: Sequence[Ask]) -> list[list[Turn]]:
         """Texts are rendered and tokenized in a thread. An error of the first event is one of the request."""
+        await self.ready()
         groups = await asyncio.to_thread(self._prepare, asks)
         turns = [turn for group in groups for turn in group]
         async with Generation(self.client, turns, at_once=at_once(self.client)) as generation:
@@ -364,6 +431,7 @@ class AsyncLLM(PoolingCalls):
         return groups
 
     async def _stream(self, asks: Sequence[Ask]) -> AsyncGenerator[OutputEvent, None]:
+        await self.ready()
         ((turn,),) = await asyncio.to_thread(self._prepare, asks)
         async with Generation(self.client, [turn]) as generation:
             async for _, events in generation.events():
@@ -375,16 +443,49 @@ class AsyncLLM(PoolingCalls):
     async def _read(self, asks: Sequence[Ask], read: Callable[[list[list[Turn]]], Any]) -> Any:
         return read(await self._run(asks))
 
+    async def stats(self) -> SchedStats:
+        """What the scheduler counts, and what it holds now."""
+        await self.ready()
+        return (await self.client.stats()).sched
+
+    async def start_profile(self, path: str, num_steps: int = 100) -> None:
+        """As `LLM.start_profile`."""
+        await self.ready()
+        await self.client.change(SetProfile(path, num_steps))
+
+    async def stop_profile(self) -> None:
+        """As `LLM.stop_profile`."""
+        await self.client.change(SetProfile("", 0))
+
     async def close(self) -> None:
+        """Idempotent, also before it has started."""
+        if self._parts is None:
+            if self._starting is not None:
+                self._starting.cancel()
+                await asyncio.gather(self._starting, return_exceptions=True)
+            return
         if self.client.observers is not None and self.client.state != "dead":
             self.client.observers.stopping()
         await self.client.close()
 
     async def __aenter__(self) -> AsyncLLM:
-        return self
+        try:
+            return await self.ready()
+        except BaseException:
+            await self.close()
+            raise
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _config(who: str, model: str | None, config: EngineConfig | None, options: dict[str, object]) -> EngineConfig:
+    """Raises ConfigError."""
+    if config is not None and (options or model is not None):
+        raise ConfigError(f"{who}: give either config= or a model and options", fix="put everything into config")
+    if model is not None:
+        options["model"] = model
+    return config or from_options(options)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from lmkit.engine.messages import (
     Pause,
     Resume,
     SetAdapter,
+    SetProfile,
     UpdateWeights,
 )
 from lmkit.engine.observers import Observers
@@ -60,7 +61,7 @@ class Supervised:
         self._guard: asyncio.Task[None] | None = None
         self._observers: Observers | None = None
         self._first_facts: EngineFacts | None = None
-        self._changes: list[SetAdapter | Act] = []  # made while it ran; a successor gets them too
+        self._changes: list[SetAdapter | SetProfile | Act] = []  # made while it ran; a successor gets them too
         self._suspects = Suspects()
         self._running: list[EventStream] = []  # at the death of the moment
         self._orphans: list[EventStream] = []  # of them, those to be resumed
@@ -270,7 +271,7 @@ class Supervised:
         check_adapter(name, path)
         await self.change(SetAdapter(name, path))
 
-    async def change(self, what: SetAdapter | Act) -> None:
+    async def change(self, what: SetAdapter | SetProfile | Act) -> None:
         """A successor of the engine is changed in the same way before it gets requests."""
         num_updates = sum(isinstance(old, UpdateWeights) for old in self._changes)
         if isinstance(what, UpdateWeights) and what.partial and num_updates >= MAX_UPDATES:
@@ -278,7 +279,7 @@ class Supervised:
             raise ConfigError(kept, fix="update all weights at once")
         await self._client.change(what)
         self._changes = [old for old in self._changes if not _supersedes(what, old)]
-        if not isinstance(what, Resume | Wake | ForgetPrefixes):
+        if not isinstance(what, Resume | Wake | ForgetPrefixes | SetProfile):
             self._changes.append(what)
 
     def drain(self) -> None:
@@ -303,7 +304,7 @@ class Supervised:
             self._guard.cancel()
 
 
-def _supersedes(new: SetAdapter | Act, old: SetAdapter | Act) -> bool:
+def _supersedes(new: SetAdapter | SetProfile | Act, old: SetAdapter | SetProfile | Act) -> bool:
     """Whether `old` need not be done where `new` is."""
     match new:
         case SetAdapter(name):
