@@ -245,8 +245,8 @@ class Splitter:
 
 
 __all__ = [
-    "Abort", "Act", "AskStats", "Do", "Done", "Command", "EngineFacts", "EngineStats", "Events", "Failed",
+    "Abort", "Act", "AskStats", "Command", "Do", "Done", "EngineFacts", "EngineStats", "Events", "Failed",
     "ForgetPrefixes", "Larger", "LifeState", "Pause", "Phase", "Ready", "Report", "Resume", "SetAdapter", "SetProfile",
-    "Splitter", "Start", "Stats", "Stop", "Submit", "UpdateWeights", "decode_command", "decode_report", "encode", "error_of",
-    "info_of",
+    "Splitter", "Start", "Stats", "Stop", "Submit", "UpdateWeights", "decode_command", "decode_report", "encode",
+    "error_of", "info_of",
 ]  # fmt: skip
