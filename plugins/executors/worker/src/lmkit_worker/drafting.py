@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from lmkit_worker.ahead import Ahead
+from lmkit_worker.along import Along
 
 if TYPE_CHECKING:
     from lmkit.api import Graphs, Proposer, StepInputs, StepResult
@@ -51,11 +52,10 @@ class Texts:
 
 
 class Drafting:
-    """A proposer that runs a model: first over what the step computed, then over one guess of each row at a time.
+    """A proposer that runs a model: first along what the steps computed, then over one guess of each row at a time.
 
-    The first pass writes the draft's keys and values of the step's tokens, whoever is asked: what the prefix cache
-    finds later has them. Those of guesses are written behind, as far as the row has blocks, and again when they are
-    known. Both passes may be graphs: what they read lies where it lay.
+    Keys and values of guesses are written behind those of known tokens, as far as the row has blocks, and again when
+    they are known. Both passes may be graphs: what they read lies where it lay.
     """
 
     branches = False
@@ -67,7 +67,7 @@ class Drafting:
         self.proposer, self.name, self.reads_hidden = proposer, type(proposer).__name__, proposer.reads_hidden
         self._rows, self._inputs, self._graphs, self._num_layers = rows, inputs, graphs, num_layers
         self._sizes = [spec.block_size for spec in inputs.specs]
-        self._ahead = Ahead(inputs, most)
+        self._ahead, self._along = Ahead(inputs, most), Along(proposer, rows, inputs)
         self._chains = [partial(self._chain, num) for num in range(most + 1)]
         self._follows = self._read  # one object, of which graphs are captured
         self._kept: dict[str, Tensor] = {}  # what graphs read and leave, by name
@@ -78,9 +78,15 @@ class Drafting:
         """Contract: Source."""
         slots = step.slots[list(asked)]
         known = self._rows.num_tokens[slots]
-        starts = np.array([work.start for work in step.plan.rows], np.int64)
-        firsts = np.cumsum([0, *(work.num_tokens for work in step.plan.rows)])[:-1]
-        found = self._follow(step, hidden, (firsts - starts)[list(asked)] + known - 2)
+        if not asked and (not self._num_layers or self._along.put_off(step, hidden, result)):
+            return []
+        if self._along.behind:
+            self._along.catch_up()
+            state = self._along.follow(step, hidden, result, asked if self.reads_hidden else [])
+            found = self._found(state) if len(state) else state
+        else:
+            starts = np.array([work.start for work in step.plan.rows], np.int64)
+            found = self._follow(step, hidden, (step.layout.query_start[:-1] - starts)[list(asked)] + known - 2)
         if not asked:
             return []
         places = np.array([self._rows.room(slot, self._sizes) for slot in slots.tolist()])
@@ -131,8 +137,10 @@ class Drafting:
         num, state = len(x.logits_rows), self.proposer.state(x)
         if not num:
             return x.token_ids[:0].view(0, 1)
-        if len(state) != num:
-            state = state[x.logits_rows]
+        return self._found(state if len(state) == num else state[x.logits_rows])
+
+    def _found(self, state: Tensor) -> Tensor:
+        """The guesses [S, K] after states [S, D]."""
         ids = self.proposer.guess(state)
         if self._num_layers:
             self._keep("ids", ids[:, -1])
