@@ -21,20 +21,20 @@ BEHIND = 32  # tokens of a row that a draft may not have run over
 
 
 class PutOff(NamedTuple):
-    """Tokens of one step, row by row."""
+    """A step of one token a row."""
 
     slots: np.ndarray  # [R]
     turns: np.ndarray  # [R] of the slots
-    starts: np.ndarray  # [R] positions of their first tokens
-    lengths: np.ndarray  # [R]
-    hidden: Tensor | None  # [T, H] of the model, if the draft reads them
+    positions: np.ndarray  # [R]
+    hidden: Tensor | None  # [R, H] of the model, if the draft reads them
 
 
 class Along:
     """Runs over tokens that are known with the model's hidden states there, and writes the draft's keys and values.
 
-    A step of a prompt is followed at once: what the prefix cache finds later has them. Steps of tokens drawn one by one
-    are put off while nobody asks for guesses, and run over together once somebody does or they become too many.
+    Steps of prompts and with drafts are followed at once: what the prefix cache finds later has them. Steps of one
+    token a row are put off while nobody asks for guesses, and run over together once somebody does or they become too
+    many.
     """
 
     def __init__(self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder) -> None:
@@ -42,49 +42,41 @@ class Along:
         windows = [spec.window for spec in inputs.specs if spec.window is not None]
         self._longest = min([BEHIND, *windows])  # what leaves a window may be another row's when it is written
         self._steps: list[PutOff] = []
-        self._num = self._of_a_row = 0  # tokens put off, of all rows and of one at most
+        self._num = 0  # tokens put off
 
     @property
     def behind(self) -> bool:
         """Whether any tokens were put off."""
         return bool(self._steps)
 
-    def put_off(self, step: Step, hidden: Tensor, result: StepResult) -> bool:
-        """Keeps the hidden states of a step that nobody waits for. False: it is one of a prompt, to be followed."""
-        if not all(work.sample and work.num_tokens == len(work.drafts) + 1 for work in step.plan.rows):
+    def put_off(self, step: Step, hidden: Tensor) -> bool:
+        """Keeps the hidden states of a step that nobody waits for. False: it must be followed."""
+        num = len(step.slots)
+        if step.num_drafts is not None or not num == len(step.sample_rows) == len(step.layout.positions):
             return False
-        starts, lengths, tokens = known_tokens(step, result)
-        longest = int(lengths.max())
-        if self._num + len(tokens) > self._inputs.limits.max_tokens or self._of_a_row + longest > self._longest:
+        if len(self._steps) == self._longest or self._num + num > self._inputs.limits.max_tokens:
             self.catch_up()
-        kept = None
-        if self._proposer.reads_hidden:
-            everything = len(tokens) == len(step.layout.positions)
-            kept = hidden[: len(tokens)].clone() if everything else hidden[_there(tokens, hidden)]
-        self._steps.append(PutOff(step.slots, self._rows.turn[step.slots], starts, lengths, kept))
-        self._num += len(tokens)
-        self._of_a_row += longest
+        kept = hidden[:num].clone() if self._proposer.reads_hidden else None  # it may lie where the next step's will
+        self._steps.append(PutOff(step.slots, self._rows.turn[step.slots], step.layout.positions, kept))
+        self._num += num
         return True
 
     def catch_up(self) -> None:
         """Runs over all that was put off, of rows that are still there."""
-        steps, self._steps, self._num, self._of_a_row = self._steps, [], 0, 0
+        steps, self._steps, self._num = self._steps, [], 0
         if not steps:
             return
-        slots, turns, starts, lengths = (np.concatenate(parts) for parts in list(zip(*steps, strict=True))[:4])
-        live = np.repeat(self._rows.turn[slots] == turns, lengths)
-        firsts = np.cumsum(lengths) - lengths
-        positions = np.arange(len(live)) + np.repeat(starts - firsts, lengths)
-        order = np.lexsort((positions, np.repeat(slots, lengths)))
-        order = order[live[order]]
+        slots, turns, positions = (np.concatenate(parts) for parts in list(zip(*steps, strict=True))[:3])
+        order = np.lexsort((positions, slots))
+        order = order[(self._rows.turn[slots] == turns)[order]]
         if not len(order):
             return
-        rows, begin, counts = np.unique(np.repeat(slots, lengths)[order], return_index=True, return_counts=True)
+        rows, begin, counts = np.unique(slots[order], return_index=True, return_counts=True)
         hidden = None
         if self._proposer.reads_hidden:
             hidden = torch.cat([each.hidden for each in steps if each.hidden is not None])
             hidden = hidden[_there(order, hidden)]
-        self._run(rows, positions[order][begin], counts, hidden, np.empty(0, np.int64))
+        self._run(rows, positions[order[begin]], counts, hidden, order[:0])
 
     def follow(self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int]) -> Tensor:
         """Runs over the step's tokens; of drafts over those that were accepted, where they stand now.

@@ -66,7 +66,7 @@ class Drafting:
         """`num_layers` of the draft; `graphs` are its own; `most` guesses of a row."""
         self.proposer, self.name, self.reads_hidden = proposer, type(proposer).__name__, proposer.reads_hidden
         self._rows, self._inputs, self._graphs, self._num_layers = rows, inputs, graphs, num_layers
-        self._sizes = [spec.block_size for spec in inputs.specs]
+        self._sizes = np.array([spec.block_size for spec in inputs.specs])
         self._ahead, self._along = Ahead(inputs, most), Along(proposer, rows, inputs)
         self._chains = [partial(self._chain, num) for num in range(most + 1)]
         self._follows = self._read  # one object, of which graphs are captured
@@ -76,10 +76,10 @@ class Drafting:
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
     ) -> list[list[int]]:
         """Contract: Source."""
+        if not asked and (not self._num_layers or self._along.put_off(step, hidden)):
+            return []
         slots = step.slots[list(asked)]
         known = self._rows.num_tokens[slots]
-        if not asked and (not self._num_layers or self._along.put_off(step, hidden, result)):
-            return []
         if self._along.behind:
             self._along.catch_up()
             state = self._along.follow(step, hidden, result, asked if self.reads_hidden else [])
@@ -89,7 +89,7 @@ class Drafting:
             found = self._follow(step, hidden, (step.layout.query_start[:-1] - starts)[list(asked)] + known - 2)
         if not asked:
             return []
-        places = np.array([self._rows.room(slot, self._sizes) for slot in slots.tolist()])
+        places = self._rows.room(slots, self._sizes)
         left = np.minimum(most, np.maximum(places - known + 1 + self.reads_hidden, 0))
         if not self._num_layers:
             return found.tolist()

@@ -84,22 +84,22 @@ class TreeDrafting:
             )
         self._rows, self._inputs = rows, inputs
         self._along = Along(proposer, rows, inputs)
-        self._sizes = [spec.block_size for spec in inputs.specs]
+        self._sizes = np.array([spec.block_size for spec in inputs.specs])
 
     def guess(
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
     ) -> list[list[int]]:
         """Contract: Source. Parents of the guesses stand in `result.parents`."""
+        if not asked and self._along.put_off(step, hidden):
+            return []
         slots = step.slots[list(asked)]
         known = self._rows.num_tokens[slots]
-        if not asked and self._along.put_off(step, hidden, result):
-            return []
         self._along.catch_up()
         state = self._along.follow(step, hidden, result, asked)
         if not asked:
             return []
         begin = known - 1  # the place of the first node over which the draft runs
-        room = [self._rows.room(slot, self._sizes) for slot in slots.tolist()] - begin
+        room = self._rows.room(slots, self._sizes) - begin
         share = self._inputs.limits.max_tokens // len(asked)
         trees = [Tree(min(limit, share), int(max(places, 0))) for limit, places in zip(most, room, strict=True)]
         at = [(row, -1) for row in range(len(trees))]  # whose child each row of `state` guesses
