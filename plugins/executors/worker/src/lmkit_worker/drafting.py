@@ -70,6 +70,8 @@ class Drafting:
         self._ahead, self._along = Ahead(inputs, most), Along(proposer, rows, inputs)
         self._chains = [partial(self._chain, num) for num in range(most + 1)]
         self._follows = self._read  # one object, of which graphs are captured
+        limits = inputs.limits
+        self._following, self._last = (inputs.buffer((n,), torch.int64) for n in (limits.max_tokens, limits.max_rows))
         self._kept: dict[str, Tensor] = {}  # what graphs read and leave, by name
 
     def guess(
@@ -109,17 +111,14 @@ class Drafting:
         """Runs over the step's tokens. Guesses [S, K] for the rows whose next token is known, which stand at `last`
         [S] of the step; none if the proposer reads no hidden states."""
         x, layout = step.inputs, step.layout
-        ids = x.token_ids[: len(layout.positions)]
-        rows = torch.from_numpy(last if self.reads_hidden else last[:0]).to(ids.device)
+        ids, embeds, num = x.token_ids[: len(layout.positions)], None, 0
         if self.reads_hidden:
-            following = self._rows.tokens[layout.token_slots, layout.positions + 1].astype(np.int64)
-            ids = torch.from_numpy(following).to(ids.device)
-        if x.capture:
-            hidden, rows = self._keep("hidden", hidden) if self.reads_hidden else hidden, self._keep("rows", rows)
-            ids = self._keep("following", ids) if self.reads_hidden else ids
-        some = len(rows) < len(ids) and (len(rows) > 0 or not x.capture)  # what reads no row at all is no operator
-        embeds = hidden if self.reads_hidden else None
-        x = replace(x, token_ids=ids, embeds=embeds, logits_rows=rows, only_logits=some)
+            num = len(last)
+            self._following.array[: len(ids)] = self._rows.tokens[layout.token_slots, layout.positions + 1]
+            ids, embeds = self._following.push(len(ids)), self._keep("hidden", hidden) if x.capture else hidden
+        self._last.array[:num] = last[:num]
+        some = num < len(ids) and (num > 0 or not x.capture)  # what reads no row at all is no operator
+        x = replace(x, token_ids=ids, embeds=embeds, logits_rows=self._last.push(num), only_logits=some)
         return self._graphs.run(self._follows, x)
 
     def _chain(self, num: int, x: StepInputs) -> Tensor:
@@ -152,7 +151,7 @@ class Drafting:
         kept = self._kept.get(name)
         if kept is None:
             limits = self._inputs.limits
-            num = limits.max_tokens if name in ("hidden", "following") else limits.max_rows
+            num = limits.max_tokens if name == "hidden" else limits.max_rows
             kept = self._kept[name] = values.new_zeros(num, *values.shape[1:])
         kept[: len(values)].copy_(values)
         return kept[: len(values)]

@@ -121,6 +121,7 @@ class InputBuilder:
         def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> ArrayBuffer:
             return ArrayBuffer(platform.buffer(shape, dtype))
 
+        self.buffer = buffer
         self.drawn = DrawnTokens(tokens, max_rows, lambda n: buffer((n,), torch.int64))
         self.positions = buffer((tokens,), torch.int64)
         self.logits_rows = buffer((tokens,), torch.int64)
