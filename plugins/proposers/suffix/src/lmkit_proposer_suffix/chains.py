@@ -67,7 +67,8 @@ class Chained:
     def latest(self, most: int) -> list[int]:
         """At most `most` earlier places where the last tokens end, `shortest` of them, the latest first."""
         digests, before = self._digests, self._before
-        place, wanted, found = before[-1], digests[-1], []
+        found: list[int] = []
+        place, wanted = before[-1], digests[-1]
         for _ in range(STEPS * most):
             if place < 0 or len(found) == most:
                 break
