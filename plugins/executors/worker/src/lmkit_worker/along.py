@@ -102,7 +102,7 @@ class Along:
 
 
 def known_tokens(step: Step, result: StepResult) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each row of a step the first place [R], how many tokens there are known [R], and which of the step's these are
+    """The first place of each row of a step [R], how many tokens there are known [R], and which of the step's these are
     [T]: all but the drafts that were wrong."""
     works, firsts = step.plan.rows, step.layout.query_start
     starts = np.array([work.start for work in works], np.int64)

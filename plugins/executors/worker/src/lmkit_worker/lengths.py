@@ -10,8 +10,10 @@ from heapq import heappop, heapreplace
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64)  # guesses of a step that are told apart: the next larger stands for all
 TOKENS = 12  # of a step, up to which one more is taken to cost little while nothing has been measured
 GUESS = 0.04  # what a guess is taken to cost then, of a step without
-CHANCE, WEIGHT = 0.6, 0.5  # a guess comes true, while nothing is known of the row, and how many guesses that weighs
+CHANCE, WEIGHT = 0.6, 0.5  # a guess comes true, while nothing is known of any row, and how many guesses that weighs
 REMEMBERED, FADING = 6.0, 0.985  # guesses that a row is known by at most; and what is left after a step without any
+OF_ALL, FADING_OF_ALL = 12.0, 0.995  # the same of all rows together
+LEAST = 0.2  # a guess comes true at least with this chance, while nothing is known of the row
 NEW = 0.2  # weight of a measured step in the mean
 OUTLIER = 2.0  # times the mean: more counts as so much, since a machine may do something else for a while
 AGE = 512  # steps after which what was measured is taken to be half: what looks dear is tried again, and rarely
@@ -75,7 +77,7 @@ def _guessed(num_rows: int) -> list[float]:
 
 @lru_cache(512)
 def _from(num_rows: int, known: tuple[int, ...]) -> list[tuple[int, float]]:
-    """Of each of SIZES the nearest place that is known, and how many times as much a step is taken to cost."""
+    """The nearest place that is known to each of SIZES, and how many times as much a step is taken to cost."""
     guessed, found = _guessed(num_rows), []
     for i, size in enumerate(SIZES):
         at = min(known, key=lambda k: abs(k - i))
@@ -88,7 +90,8 @@ class Lengths:
 
     A guess comes true with a chance of its row, if those before it did: the share of those that did lately. So the
     expected tokens of a step follow from how many guesses there are, the likeliest first, and the best number is that
-    with most of them a second. What a row is known for fades with steps that guess nothing: it is tried again.
+    with most of them a second. A row of which nothing is known is taken to be like those before it. What rows are known
+    for fades with steps that guess nothing: they are tried again.
     """
 
     def __init__(self, max_rows: int, most: int) -> None:
@@ -97,6 +100,7 @@ class Lengths:
         self._most = most
         self._right = [0.0] * max_rows
         self._tried = [0.0] * max_rows
+        self._right_of_all = self._tried_of_all = 0.0
 
     def add(self, slot: int) -> None:
         """Nothing is known of the row in `slot`."""
@@ -108,10 +112,18 @@ class Lengths:
         kept = min(1.0, REMEMBERED / max(tried, 1.0)) if num_guesses else FADING
         self._right[slot] = (self._right[slot] + num_right) * kept
         self._tried[slot] = tried * kept
+        if num_guesses:
+            tried = self._tried_of_all + num_right + (num_right < num_guesses)
+            kept = min(1.0, OF_ALL / tried)
+            self._right_of_all = (self._right_of_all + num_right) * kept
+            self._tried_of_all = tried * kept
 
     def choose(self, slots: Sequence[int]) -> list[int]:
         """How many tokens to guess for each row of the next step."""
-        chances = [(self._right[slot] + CHANCE * WEIGHT) / (self._tried[slot] + WEIGHT) for slot in slots]
+        self._right_of_all *= FADING_OF_ALL
+        self._tried_of_all *= FADING_OF_ALL
+        usual = WEIGHT * max(LEAST, (self._right_of_all + CHANCE * WEIGHT) / (self._tried_of_all + WEIGHT))
+        chances = [(self._right[slot] + usual) / (self._tried[slot] + WEIGHT) for slot in slots]
         nexts = [(-chance, row) for row, chance in enumerate(chances)]  # of each row the next guess comes true
         nexts.sort()
         costs = self.costs.of(len(slots))
