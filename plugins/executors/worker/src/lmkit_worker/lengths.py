@@ -52,8 +52,8 @@ class Costs:
         took all the time for more guesses, and arithmetic for fewer."""
         kind = self._kinds.get(_bucket(num_rows))
         if kind is None or not kind.known:
-            return _guessed(num_rows)
-        nearest = _from(num_rows, kind.known)
+            return _guessed(num_rows, TOKENS)
+        nearest = _from(num_rows, TOKENS, kind.known)
         ages = [1 + (kind.now - step) / AGE for step in kind.when]
         return [kind.means[at] * factor / age for (at, factor), age in zip(nearest, ages, strict=True)]
 
@@ -70,15 +70,16 @@ class _Kind:
 
 
 @lru_cache(512)
-def _guessed(num_rows: int) -> list[float]:
-    """What steps with SIZES guesses are taken to cost while nothing is measured, of a step without."""
-    return [(1 + GUESS * size) * max(1.0, (num_rows + size) / TOKENS) for size in SIZES]
+def _guessed(num_rows: int, tokens: int) -> list[float]:
+    """What steps with SIZES guesses are taken to cost while nothing is measured, of a step without. `tokens`: as
+    TOKENS."""
+    return [(1 + GUESS * size) * max(1.0, (num_rows + size) / tokens) for size in SIZES]
 
 
 @lru_cache(512)
-def _from(num_rows: int, known: tuple[int, ...]) -> list[tuple[int, float]]:
+def _from(num_rows: int, tokens: int, known: tuple[int, ...]) -> list[tuple[int, float]]:
     """The nearest place that is known to each of SIZES, and how many times as much a step is taken to cost."""
-    guessed, found = _guessed(num_rows), []
+    guessed, found = _guessed(num_rows, tokens), []
     for i, size in enumerate(SIZES):
         at = min(known, key=lambda k: abs(k - i))
         found.append((at, min(guessed[i] / guessed[at], (num_rows + size) / (num_rows + SIZES[at]))))
