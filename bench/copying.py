@@ -1,6 +1,7 @@
 """What look-ups gain where a text is repeated with changes, with a model of a released shape that is made to repeat.
 
     OMP_NUM_THREADS=1 python bench/copying.py [--shape qwen2-0.5b] [--proposers ngram] [--rounds 5] [--tokens 128]
+        [--shown 256] [--tasks copy ...]
 
 A random model repeats nothing, so this one is made to: its embeddings are large beside what its layers add, and the
 head has them in the order of one long cycle, so that after each token it says the one that follows in the cycle. All
@@ -28,7 +29,6 @@ from lmkit_bench.shapes import byte_tokenizer, shaped_checkpoint
 from safetensors.torch import load_file, save_file
 
 LARGE = 50.0  # times as large are the embeddings: their entries have a deviation of 1
-SHOWN = 256  # tokens of a text
 TASKS = {"copy": 0, "edit, every 32nd": 32, "edit, every 16th": 16, "edit, every 8th": 8, "new": 1}
 
 
@@ -55,14 +55,14 @@ def text(following: torch.Tensor, first: int, num: int) -> list[int]:
     return found
 
 
-def task(following: torch.Tensor, every: int, seed: int, num: int) -> tuple[list[int], list[int]]:
-    """A prompt, and the answer of `num` tokens."""
+def task(following: torch.Tensor, every: int, seed: int, num_shown: int, num: int) -> tuple[list[int], list[int]]:
+    """A prompt that shows `num_shown` tokens, and the answer of `num`."""
     generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randint(len(following), (SHOWN + 1,), generator=generator).tolist()
-    said = text(following, numbers[-1], SHOWN)
-    shown = numbers[:SHOWN] if every == 1 else said[:]
+    numbers = torch.randint(len(following), (num_shown + 1,), generator=generator).tolist()
+    said = text(following, numbers[-1], max(num_shown, num + 1))
+    shown = numbers[:num_shown] if every == 1 else said[:num_shown]
     if every > 1:
-        shown[every - 1 :: every] = numbers[every - 1 : SHOWN : every]
+        shown[every - 1 :: every] = numbers[every - 1 : num_shown : every]
     return [*shown, said[0]], said[1 : num + 1]
 
 
@@ -72,14 +72,18 @@ def main() -> None:
     parser.add_argument("--proposers", nargs="+", default=["ngram"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--shown", type=int, default=256)
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
         following = repeating(args.shape, Path(folder))
         options = {"max_length": 1024, "num_blocks": 128, "prefix_cache": False}
         names = ["none", *args.proposers]
         engines = {name: LLM(folder, proposer=name, **options) for name in names}
-        for name, every in TASKS.items():
-            measure(name, engines, [task(following, every, seed, args.tokens) for seed in range(args.rounds + 1)])
+        for name in args.tasks:
+            sizes = args.shown, args.tokens
+            tasks = [task(following, TASKS[name], seed, *sizes) for seed in range(args.rounds + 1)]
+            measure(name, engines, tasks)
 
 
 def measure(name: str, engines: dict[str, LLM], tasks: list[tuple[list[int], list[int]]]) -> None:
