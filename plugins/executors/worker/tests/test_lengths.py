@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import StepResult
 from lmkit_worker.lengths import SIZES, Lengths
-from lmkit_worker.proposals import REST, Proposals
 
 MOST = 16
 STEPS = 1500
@@ -102,45 +99,6 @@ def test_a_row_that_is_guessed_right_is_found_among_others() -> None:
             right += num if good and number >= 800 else 0
             steps += good and number >= 800
     assert right > 4 * steps
-
-
-def test_steps_are_passed_over_while_no_guess_is_worth_its_cost() -> None:
-    """The proposer hears of every step; nothing is chosen in most, and a step takes what it takes on average."""
-    seconds, heard, chosen = [0.0], [], []
-    source = SimpleNamespace(
-        guess=lambda step, hidden, result, asked, most: heard.append(len(asked)) or [[]] * len(asked)
-    )
-    proposals = Proposals(cast("Any", source), cast("Any", SimpleNamespace(max_rows=2)), 4, 9, lambda: seconds[0])
-    choose = proposals.lengths.choose
-    proposals.lengths.choose = lambda slots: chosen.append(1) or choose(slots)  # type: ignore[method-assign]
-    proposals.lengths.costs.learn = lambda *args: learned.append(args)  # type: ignore[method-assign]
-    learned: list[tuple[float, ...]] = []
-    works = [SimpleNamespace(drafts=[]) for _ in range(2)]
-
-    def step(num: int = 2) -> None:
-        seconds[0] += 2.0
-        plan = SimpleNamespace(rows=works[:num])
-        rows = np.arange(num)
-        step = SimpleNamespace(
-            plan=plan, slots=rows, sample_rows=rows, num_drafts=None, layout=SimpleNamespace(positions=rows)
-        )
-        proposals.fill(cast("Any", step), cast("Any", None), StepResult(0, [[1]] * num))
-
-    for slot in (0, 1):
-        proposals.add(slot)
-        for _ in range(9):
-            proposals.lengths.learn(slot, 4, 0)
-    proposals.lengths.costs.of = lambda num: [1.0] + [3.0] * (len(SIZES) - 1)  # type: ignore[method-assign]
-    for _ in range(1 + 3 * (REST + 1)):
-        step()
-    assert len(heard) == 1 + 3 * (REST + 1)
-    assert len(chosen) == 4
-    assert learned == [(2, 0, 2.0, REST + 1)] * 3
-    step(1)  # one has left
-    assert len(chosen) == 5
-    proposals.add(1)
-    step()
-    assert len(chosen) == 6
 
 
 def test_a_batch_bound_by_arithmetic_guesses_nothing() -> None:

@@ -29,14 +29,14 @@ class Costs:
     def __init__(self) -> None:
         self._kinds: dict[int, _Kind] = {}  # by number of rows
 
-    def learn(self, num_rows: int, num_guesses: int, seconds: float, num_steps: int = 1) -> None:
-        """A step of so many rows with so many guesses in all took so long, the guessing included; or `num_steps`."""
+    def learn(self, num_rows: int, num_guesses: int, seconds: float) -> None:
+        """A step of so many rows with so many guesses in all took so long, the guessing included."""
         i = bisect_left(SIZES, min(num_guesses, SIZES[-1]))
         bucket = _bucket(num_rows)
         kind = self._kinds.get(bucket)
         if kind is None:
             kind = self._kinds[bucket] = _Kind()
-        kind.now += num_steps
+        kind.now += 1
         kind.when[i] = kind.now
         kind.counts[i] += 1
         count, mean = kind.counts[i], kind.means[i]
@@ -118,14 +118,6 @@ class Lengths:
             kept = min(1.0, OF_ALL / tried)
             self._right_of_all = (self._right_of_all + num_right) * kept
             self._tried_of_all = tried * kept
-
-    def fade(self, slots: Sequence[int], num_steps: int) -> None:
-        """So many steps of the rows are passed over without a guess."""
-        for slot in slots:
-            self._right[slot] *= FADING**num_steps
-            self._tried[slot] *= FADING**num_steps
-        self._right_of_all *= FADING_OF_ALL**num_steps
-        self._tried_of_all *= FADING_OF_ALL**num_steps
 
     def choose(self, slots: Sequence[int]) -> list[int]:
         """How many tokens to guess for each row of the next step."""

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from lmkit_worker.rows import RowTable
 
 
-REST = 8  # steps that are passed over, once none of the same rows is worth a guess: choosing takes time, too
-
-
 def clock() -> float:
     """Seconds. A test that counts steps stops it: nothing is measured then."""
     return time.perf_counter()
@@ -43,19 +40,13 @@ class Proposals:
         self.lengths = Lengths(rows.max_rows, most)
         self._now = now or (lambda: clock())
         self._before: tuple[list[int], float] = [], 0.0  # slots of the step before, and when it was over
-        self._rest = self._passed = 0  # steps of the same rows to pass over, and passed over
 
     def add(self, slot: int) -> None:
         self.lengths.add(slot)
-        self._before, self._rest, self._passed = ([], 0.0), 0, 0
+        self._before = [], 0.0
 
     def fill(self, step: Step, hidden: Tensor, result: StepResult) -> None:
         """Puts the guesses for the next step into `result.drafts`, after the tokens of this one."""
-        if self._rest and step.num_drafts is None and len(step.slots) == len(self._before[0]):
-            self._rest -= 1
-            self._passed += 1
-            self.source.guess(step, hidden, result, [], [])
-            return
         rows = [row for row in step.sample_rows.tolist() if result.tokens[row]]
         slots = [int(step.slots[row]) for row in rows]
         work = [step.plan.rows[row] for row in rows]
@@ -65,9 +56,6 @@ class Proposals:
             self.lengths.learn(slot, num, len(result.tokens[row]) - 1)
         chosen = self.lengths.choose(slots) if slots else []
         asked = [i for i, num in enumerate(chosen) if num]
-        self._rest = REST if slots and not asked else 0
-        if self._rest:
-            self.lengths.fade(slots, REST)
         most = [chosen[i] for i in asked]
         guesses = self.source.guess(step, hidden, result, [rows[i] for i in asked], most)
         if not asked:
@@ -82,8 +70,8 @@ class Proposals:
 
     def _measure(self, step: Step, slots: list[int], num_drafts: int) -> None:
         now = self._now()
-        (before, since), num_steps = self._before, self._passed + 1
-        self._before, self._passed = (slots, now), 0
+        before, since = self._before
+        self._before = slots, now
         alone = len(step.layout.positions) == len(slots) + num_drafts == len(step.plan.rows) + num_drafts
-        if slots and slots == before and alone and now > since and (num_steps == 1 or not num_drafts):
-            self.lengths.costs.learn(len(slots), num_drafts, (now - since) / num_steps, num_steps)
+        if slots and slots == before and alone and now > since:
+            self.lengths.costs.learn(len(slots), num_drafts, now - since)
