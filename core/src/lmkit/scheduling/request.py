@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lmkit.api import Admitted, FinishReason, Started
+from lmkit.scheduling.groups import NEVER
 
 if TYPE_CHECKING:
     from lmkit.scheduling.table import BlockTable
@@ -19,6 +20,7 @@ class Request(Admitted):
     admit_key: tuple = ()  # place in the waiting queue
     victim_key: tuple = ()  # place in the running queue
     max_length: int = 0  # prompt + max_tokens
+    rest_at: int = NEVER  # with so many tokens it rests in its row until it may go on
     epoch: int = 0  # names one stay on the workers: another one after each preemption, never used twice
     resident: bool = False  # the workers have a row for it
     table: BlockTable | None = None  # owns blocks; None while waiting
@@ -44,6 +46,11 @@ class Request(Admitted):
         """The table of a running request."""
         assert self.table is not None, f"request {self.id} holds nothing"
         return self.table
+
+    @property
+    def limit(self) -> int:
+        """How many tokens it may have by now."""
+        return min(self.max_length, self.rest_at)
 
     @property
     def num_output(self) -> int:

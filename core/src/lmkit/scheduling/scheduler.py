@@ -159,7 +159,7 @@ class Scheduler:
             i += 1
             num_tokens = len(r.tokens) + r.num_inflight
             n = num_tokens + len(r.drafts) - r.num_computed
-            if n <= 0 or (num_tokens >= r.max_length and r.pooling is None):
+            if n <= 0 or (num_tokens >= r.limit and r.pooling is None):
                 continue
             if n > budget:
                 n = budget
@@ -315,16 +315,16 @@ class Scheduler:
                 return limit, end
         return hit_length(self.groups, hashes, limit), b""
 
-    def _publish_end(self, r: Request) -> None:
-        """Offer the last blocks of a request that has had its tokens: who goes on with it copies them."""
+    def offer(self, r: Request) -> None:
+        """Offer the last blocks of a request that has had its tokens, or rests: who goes on with it copies them."""
         num_tokens = len(r.tokens) - 1
-        if not self.limits.prefix_cache or r.num_published == NEVER or r.num_computed != num_tokens:
+        if not self.limits.prefix_cache or r.num_published == NEVER or r.num_computed != num_tokens or not r.table:
             return
         whole, rest = divmod(num_tokens, self.block_size)
         digest = end_hash(r, num_tokens, self.block_size)
         for group, blocks in zip(self.groups, r.held.blocks, strict=True):
             if rest or not group.grows:
-                group.pool.publish(blocks[whole if group.grows else 0], digest)
+                group.pool.publish_part(blocks[whole if group.grows else 0], digest)
 
     def _seal(self, plan: StepPlan, long: list[RowWork], r: Request, n: int) -> None:
         """Put `n` positions of `r` into the plan: what workers lack, the row of work, and the counters after it."""
@@ -406,10 +406,10 @@ class Scheduler:
             if event.finish:
                 r.finish = event.finish
                 if r.finish == "length":
-                    self._publish_end(r)
+                    self.offer(r)
                 self._remove(r)
             elif drafts and row.sample:
-                r.drafts = drafts[i][: min(self.limits.lookahead, r.max_length - len(r.tokens) - 1)]
+                r.drafts = drafts[i][: max(0, min(self.limits.lookahead, r.limit - len(r.tokens) - 1))]
                 r.parents = result.parents[i] if result.parents else []
             if self._alone and row.start + row.num_tokens >= self._alone.get(r.id, NEVER):
                 del self._alone[r.id]  # it was not the cause
