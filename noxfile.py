@@ -29,6 +29,7 @@ GPU_PLUGINS = [
 LIBRARIES = [
     *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker", "plugins/platforms/gpu"),
     "plugins/executors/killable",
+    "plugins/kv_connectors/stores",
     *(
         "plugins/tool_parsers/formats",
         "plugins/structured_output/masks",

@@ -24,6 +24,7 @@ class BlockPool:
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self.cached: dict[bytes, int] = {}
         self.step = 0  # the latest that was planned
+        self.evicted: list[tuple[bytes, int, int]] | None = None  # digest, block, when published; None: nobody asks
         self._published = [0] * num_blocks  # the latest step planned when a block was published
 
     @property
@@ -40,6 +41,8 @@ class BlockPool:
             if digest is not None:
                 del self.cached[digest]
                 hashes[block] = None
+                if self.evicted is not None:
+                    self.evicted.append((digest, block, self._published[block]))
             ref[block] = 1
             blocks.append(block)
         return blocks
@@ -65,12 +68,14 @@ class BlockPool:
         """How many of `blocks` are free: touching them uses up free blocks."""
         return sum(self.ref[block] == 0 for block in blocks)
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Make a block findable. A second block of equal content stays anonymous, so that it is reused first."""
-        if digest not in self.cached:
-            self.cached[digest] = block
-            self.hashes[block] = digest
-            self._published[block] = self.step
+    def publish(self, block: int, digest: bytes) -> bool:
+        """Make a block findable. False: a second block of equal content stays anonymous, so that it is reused first."""
+        if digest in self.cached:
+            return False
+        self.cached[digest] = block
+        self.hashes[block] = digest
+        self._published[block] = self.step
+        return True
 
     def keep(self, digest: bytes) -> int:
         """A free block, findable at once and held by nobody: whoever asks fills it before it can be read."""
@@ -86,12 +91,7 @@ class BlockPool:
         self.release([block])
         return block
 
-    def forget_all(self) -> None:
-        """No content is found any more."""
-        self.cached.clear()
-        self.hashes = [None] * self.num_blocks
-
-    def forget_since(self, step: int) -> None:
+    def forget_since(self, step: int = 0) -> None:
         """What was published once `step` was planned is found no more: it may be of that step, or of a later one."""
         for digest, block in list(self.cached.items()):
             if self._published[block] >= step:
