@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -72,9 +71,8 @@ class StoreConnector:
         self._fetches: dict[str, Fetch] = {}
         self._jobs: SimpleQueue[Fetch] = SimpleQueue()
         self._held = 0  # bytes that were read and not yet given
-        self._writes: deque[tuple[KVKey, bytes]] = deque()
+        self._writes: dict[KVKey, bytes] = {}  # until they are written, in this order
         self._written = 0  # bytes that are still to be written
-        self._busy = False  # the writer is at it
         self._resting = 0.0  # until when the store is left alone
         self._closed = False
         self.num_dropped = 0  # blocks that were not written
@@ -113,16 +111,16 @@ class StoreConnector:
         return self.saves == "evicted" and self._wants(key)
 
     def _wants(self, key: KVKey) -> bool:
-        return monotonic() >= self._resting and not self.store.has(key)
+        return monotonic() >= self._resting and key not in self._writes and not self.store.has(key)
 
     def save(self, blocks: Sequence[tuple[KVKey, bytes]]) -> None:
         with self._lock:
             for key, content in blocks:
                 if self._written + len(content) > self._most or self._closed:
                     self.num_dropped += 1
-                    continue
-                self._writes.append((key, content))
-                self._written += len(content)
+                elif key not in self._writes:
+                    self._writes[key] = content
+                    self._written += len(content)
             self._lock.notify_all()
 
     def forget(self) -> None:
@@ -152,7 +150,7 @@ class StoreConnector:
     def flush(self, seconds: float) -> bool:
         """Whether all that was saved is written, waiting so long for it."""
         with self._lock:
-            return self._lock.wait_for(lambda: not self._writes and not self._busy, seconds)
+            return self._lock.wait_for(lambda: not self._writes, seconds)
 
     def _drop(self, id: str) -> None:
         job = self._fetches.pop(id, None)
@@ -177,9 +175,11 @@ class StoreConnector:
 
     def _read(self, job: Fetch) -> None:
         """Blocks are checked as they come; the first gap in a group that must have all ends it."""
+        with self._lock:  # what is on its way there need not have arrived
+            coming = {key: self._writes[key] for key in job.keys if key in self._writes}
         for key, frame in zip(job.keys, self.store.read(job.keys), strict=False):
             size = self._sizes[key[0]]
-            content = opened(key, frame, size) if frame is not None else None
+            content = coming.get(key) or (opened(key, frame, size) if frame is not None else None)
             if frame is not None and content is None:
                 log.warning(
                     "a stored block of %d bytes is not what was saved (%d bytes); it is left out", len(frame), size
@@ -196,22 +196,22 @@ class StoreConnector:
     def _write_all(self) -> None:
         while True:
             with self._lock:
-                self._busy = False
-                self._lock.notify_all()
                 self._lock.wait_for(lambda: self._writes or self._closed)
                 if not self._writes:
                     return
-                key, content = self._writes.popleft()
-                self._written -= len(content)
-                self._busy = True
+                key, content = next(iter(self._writes.items()))
+            try:
                 if monotonic() < self._resting:
                     self.num_dropped += 1
-                    continue
-            try:
-                self.store.write(key, sealed(key, content))
+                else:
+                    self.store.write(key, sealed(key, content))
             except Exception as e:
                 self.num_dropped += 1
                 self._rest(f"failed: {type(e).__name__}: {e}")
+            with self._lock:
+                del self._writes[key]
+                self._written -= len(content)
+                self._lock.notify_all()
 
     def _rest(self, why: str) -> None:
         if not self._closed and monotonic() >= self._resting:
