@@ -45,10 +45,10 @@ def answer(llm: LLM, prompt: Sequence[int], params: SamplingParams = GREEDY) -> 
     "more",
     [
         {},
-        {"attention": "torch", "block_size": 8},
+        {"attention": "torch", "block_size": 8},  # pinned: another layout
         {"kv_dtype": "int8"},
+        {"executor": "multiproc"},  # pinned: content crosses a socket
         {"dtype": "bfloat16"},
-        {"executor": "multiproc"},
         {"depth": 2},
         {"proposer": "ngram"},
     ],
@@ -100,7 +100,7 @@ def test_the_weights_count_and_not_their_path(tiny: Path, tmp_path: Path) -> Non
         tokens, found = answer(llm, PROMPT)
     assert found == 0
     assert tokens != want
-    for more in ({"dtype": "bfloat16"}, {"block_size": 8}, {"kv_dtype": "int8"}, {"attention": "torch"}):
+    for more in ({"dtype": "bfloat16"}, {"attention": "torch"}):  # pinned: another layout
         with engine(tiny, "shared", options, **more) as llm:
             assert answer(llm, PROMPT)[1] == 0, more
 
@@ -109,6 +109,7 @@ def test_what_was_evicted_is_read_back(tiny: Path, tmp_path: Path) -> None:
     """A cache for one prompt, and two that take turns."""
     with engine(tiny) as llm:
         want = {i: answer(llm, prompt)[0] for i, prompt in enumerate((PROMPT, OTHER))}
+    # pinned: how many blocks a prompt takes
     small: dict[str, Any] = {"num_blocks": 9, "block_size": 16, "max_length": 120}
     for options in ({}, {"host": 1, "folder": str(tmp_path)}):
         with engine(tiny, "offload", options, **small) as llm:
@@ -130,6 +131,7 @@ def test_many_requests_in_a_small_cache(tiny: Path) -> None:
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     with engine(tiny) as llm:
         want = [output.token_ids for output in llm.generate(prompts, params, progress=False)]
+    # pinned: how many blocks a prompt takes
     with engine(tiny, "offload", num_blocks=14, block_size=16, max_length=120) as llm:
         for _ in range(2):
             assert [output.token_ids for output in llm.generate(prompts, params, progress=False)] == want
