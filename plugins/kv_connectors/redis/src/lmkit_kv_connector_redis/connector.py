@@ -31,7 +31,7 @@ class Server:
     def read(self, keys: Sequence[KVKey]) -> Iterator[bytes | None]:
         for first in range(0, len(keys), AT_ONCE):
             part = keys[first : first + AT_ONCE]
-            frames: list[bytes | None] = self.client.mget([PREFIX + name_of(key) for key in part])
+            frames: Any = self.client.mget([PREFIX + name_of(key) for key in part])
             for key, frame in zip(part, frames, strict=True):
                 if frame is not None:
                     self._read[key] = None

@@ -55,7 +55,8 @@ class Kept:
         until = monotonic() + COMING_SECONDS
         for i, key in enumerate(keys):
             with self._news:
-                self._news.wait_for(lambda key=key: key not in self._coming, max(0.0, until - monotonic()))
+                while key in self._coming and self._news.wait(max(0.0, until - monotonic())):
+                    pass
             if not self.memory.has(key):
                 return i
         return len(keys)
