@@ -21,14 +21,17 @@ class Outside:
         for pool in self.pools:
             pool.evicted = []
         self._due: list[tuple[KVKey, int, int]] = []  # wanted: key, block, the step planned when it was published
+        self._asked: dict[str, list[KVKey]] = {}  # requests that wait -> what for
         self._planned: dict[int, list[KVKey]] = {}  # step -> what its result brings
 
     def fetch(self, plan: StepPlan, r: Request, hashes: Sequence[bytes]) -> bool:
         """Whether `r` need not wait: what the connector has of it has come, and is loaded where there is room."""
         if not r.fetched:
-            keys = [(i, digest) for digest in hashes for i, pool in enumerate(self.pools) if digest not in pool.cached]
+            pools = list(enumerate(self.pools))
+            keys = self._asked.pop(r.id, None) or [(i, d) for d in hashes for i, p in pools if d not in p.cached]
             found = self.connector.fetch(r.id, keys) if keys else {}
             if found is None:
+                self._asked[r.id] = keys
                 return False
             r.fetched = True
             for g, pool in enumerate(self.pools):
@@ -63,6 +66,10 @@ class Outside:
     def take_in(self, plan: StepPlan, result: StepResult) -> None:
         if keys := self._planned.pop(plan.step, None):
             self.connector.save(list(zip(keys, result.saved, strict=True)))
+
+    def release(self, id: str) -> None:
+        self._asked.pop(id, None)
+        self.connector.release(id)
 
     def forget(self) -> None:
         """What lies in the pools, or is under way from them, may be wrong."""

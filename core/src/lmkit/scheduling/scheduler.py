@@ -534,7 +534,7 @@ class Scheduler:
         """Take a request out of everything. `r.finish` says why."""
         del self.requests[r.id]
         if self.outside is not None:
-            self.outside.connector.release(r.id)
+            self.outside.release(r.id)
         self._alone.pop(r.id, None)
         if r.table is None:
             self.waiting.remove(r.admit_key, r)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import Any
 
@@ -167,8 +167,9 @@ def test_strangers_are_sent_away(giver: Tcp, hello: bytes) -> None:
     host, _, port = address(giver).rpartition(":")
     with socket.create_connection((host, int(port))) as peer:
         peer.sendall(hello)
-        peer.shutdown(socket.SHUT_WR)
-        assert peer.recv(100) in (b"", b"\x00")
+        with suppress(ConnectionError):  # it may end with our bytes unread
+            peer.shutdown(socket.SHUT_WR)
+            assert peer.recv(100) in (b"", b"\x00")
 
 
 def test_questions_are_bounded(giver: Tcp) -> None:
@@ -178,7 +179,8 @@ def test_questions_are_bounded(giver: Tcp) -> None:
             peer.sendall(MAGIC + giver.fingerprint.encode())
             assert peer.recv(1) == b"\x01"
             peer.sendall(question)
-            assert peer.recv(1) == b""
+            with suppress(ConnectionError):
+                assert peer.recv(1) == b""
 
 
 @pytest.mark.parametrize(

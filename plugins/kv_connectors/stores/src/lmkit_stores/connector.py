@@ -50,6 +50,7 @@ class Fetch:
     keys: Sequence[KVKey]
     until: float  # when it goes on with what has come
     found: dict[KVKey, bytes] = field(default_factory=dict)
+    begun: bool = False
     done: bool = False
     dropped: bool = False  # nobody waits any more
 
@@ -94,7 +95,7 @@ class StoreConnector:
                 self._jobs.put(job)
             if not job.done and now < job.until:
                 return None
-            late = not job.done
+            late = job.begun and not job.done  # where it has not begun, other requests were before it
             self._drop(id)
         if late:
             self._rest(f"had not given all blocks of a request after {self.options.seconds:g} s")
@@ -165,6 +166,7 @@ class StoreConnector:
             job = self._jobs.get()
             if job.dropped:
                 continue
+            job.begun = True
             try:
                 self._read(job)
             except Exception as e:
