@@ -26,21 +26,20 @@ class Outside:
 
     def fetch(self, plan: StepPlan, r: Request, hashes: Sequence[bytes]) -> bool:
         """Whether `r` need not wait: what the connector has of it has come, and is loaded where there is room."""
-        if not r.fetched:
-            pools = list(enumerate(self.pools))
-            keys = self._asked.pop(r.id, None) or [(i, d) for d in hashes for i, p in pools if d not in p.cached]
-            found = self.connector.fetch(r.id, keys) if keys else {}
-            if found is None:
-                self._asked[r.id] = keys
-                return False
-            r.fetched = True
-            for g, pool in enumerate(self.pools):
-                here = [pool.renew(digest) for digest in hashes if digest in pool.cached]
-                room = len(pool.free) - pool.num_revived(here)  # what is here already is not given up for the rest
-                come = [i for i, digest in enumerate(hashes) if (g, digest) in found and digest not in pool.cached]
-                for i in come[:room]:
-                    plan.loads.append((g, pool.keep(hashes[i]), found[g, hashes[i]]))
-                    self.computed(g, plan.loads[-1][1], r, i)
+        pools = list(enumerate(self.pools))
+        keys = self._asked.pop(r.id, None) or [(i, d) for d in hashes for i, p in pools if d not in p.cached]
+        found = self.connector.fetch(r.id, keys) if keys else {}
+        if found is None:
+            self._asked[r.id] = keys
+            return False
+        r.fetched = True
+        for g, pool in enumerate(self.pools):
+            here = [pool.renew(digest) for digest in hashes if digest in pool.cached]
+            room = len(pool.free) - pool.num_revived(here)  # what is here already is not given up for the rest
+            come = [i for i, digest in enumerate(hashes) if (g, digest) in found and digest not in pool.cached]
+            for i in come[:room]:
+                plan.loads.append((g, pool.keep(hashes[i]), found[g, hashes[i]]))
+                self.computed(g, plan.loads[-1][1], r, i)
         return True
 
     def computed(self, group: int, block: int, r: Request, i: int) -> None:
