@@ -25,11 +25,14 @@ class Fakes(httpx.AsyncBaseTransport):
         self.breaks: set[str] = set()
         self.statuses: dict[str, int] = {}
         self.slow: set[str] = set()
+        self.torn: set[str] = set()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         name = request.url.host
         if name in self.gone:
             raise httpx.ConnectError("refused")
+        if name in self.torn:
+            raise AttributeError("what a library says of a connection that was torn down under it")
         if name in self.slow:
             raise httpx.ReadTimeout("slow")
         body = await request.aread()
@@ -101,6 +104,12 @@ def test_another_decode_server_answers_and_at_last_the_prefill_server() -> None:
     fakes.gone = {"d", "e", "p"}
     (answer,) = ask(fakes, LONG)
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, 502)
+
+
+def test_any_error_before_an_answer_is_that_of_a_server_that_is_gone() -> None:
+    fakes = Fakes()
+    fakes.torn = {"p", "d"}
+    assert ask(fakes, LONG)[0].text == "e done"
 
 
 def test_an_answer_that_breaks_off_is_not_repeated() -> None:

@@ -73,7 +73,7 @@ class Split:
             server.running += 1
             try:
                 answer = await self.client.send(asked, stream=True)
-            except httpx.TransportError as e:  # it has said nothing yet: another one may
+            except Exception as e:  # it has said nothing yet: another one may; a dying one raises not only httpx's own
                 server.running -= 1
                 server.rest(e)
                 continue
@@ -97,7 +97,7 @@ class Split:
         try:
             timeout = httpx.Timeout(self.prefill_seconds, connect=CONNECT_SECONDS)
             await self.client.post(server.url + path, content=asked, headers=headers, timeout=timeout)
-        except httpx.TransportError as e:
+        except Exception as e:
             server.rest(e)
         finally:
             server.running -= 1
