@@ -25,6 +25,7 @@ class BlockPool:
         self.cached: dict[bytes, int] = {}
         self.parts: dict[int, bytes] = {}  # block -> digest of what it held before it was full
         self.step = 0  # the latest that was planned
+        self.evicted: list[tuple[bytes, int, int]] | None = None  # digest, block, when published; None: nobody asks
         self._published = [0] * num_blocks  # the latest step planned when a block was published
 
     @property
@@ -37,7 +38,10 @@ class BlockPool:
         blocks = []
         for _ in range(n):
             block, _ = free.popitem(last=False)
-            self._forget(hashes[block])
+            digest = hashes[block]
+            if digest is not None and self.evicted is not None:
+                self.evicted.append((digest, block, self._published[block]))
+            self._forget(digest)
             self._forget(self.parts.pop(block, None))
             hashes[block] = None
             ref[block] = 1
@@ -69,13 +73,15 @@ class BlockPool:
         """How many of `blocks` are free: touching them uses up free blocks."""
         return sum(self.ref[block] == 0 for block in blocks)
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Make a block findable. A second block of equal content stays anonymous, so that it is reused first."""
-        if digest not in self.cached:
-            assert self.hashes[block] is None, f"block {block} has a name"
-            self.cached[digest] = block
-            self.hashes[block] = digest
-            self._published[block] = self.step
+    def publish(self, block: int, digest: bytes) -> bool:
+        """Make a block findable. False: a second block of equal content stays anonymous, so that it is reused first."""
+        if digest in self.cached:
+            return False
+        assert self.hashes[block] is None, f"block {block} has a name"
+        self.cached[digest] = block
+        self.hashes[block] = digest
+        self._published[block] = self.step
+        return True
 
     def publish_part(self, block: int, digest: bytes) -> None:
         """Make a block findable by what it holds so far: it keeps that when more is written behind."""
@@ -99,13 +105,7 @@ class BlockPool:
         self.release([block])
         return block
 
-    def forget_all(self) -> None:
-        """No content is found any more."""
-        self.cached.clear()
-        self.parts.clear()
-        self.hashes = [None] * self.num_blocks
-
-    def forget_since(self, step: int) -> None:
+    def forget_since(self, step: int = 0) -> None:
         """What was published once `step` was planned is found no more: it may be of that step, or of a later one."""
         for digest, block in list(self.cached.items()):
             if self._published[block] >= step:

@@ -33,6 +33,7 @@ class Request(Admitted):
     num_published: int = 0  # leading blocks that were offered to the prefix cache; NEVER: no more will be
     keep_at: list[int] = field(default_factory=list)  # where its recurrent state is copied for others to find
     restored: list[tuple[int, int]] = field(default_factory=list)  # cached blocks to begin with copies of: group, block
+    fetched: bool = False  # what a connector has of it has come, in this stay
     num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
     since: float = 0.0  # seconds: when it came into the queue, or left it
     started: Started = field(default_factory=Started)
