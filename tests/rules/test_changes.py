@@ -17,14 +17,15 @@ def git(*arguments: str, root: Path = ROOT) -> list[str]:
 
 
 def silent(root: Path, rule: str) -> list[str]:
-    """Commits since the one that has `rule` that change the lock without a word; "not committed" for what is not.
+    """Commits since the one that has `rule` that change the lock without a word; "not committed" for what is not. What
+    was merged counts as one.
 
     A clone without history has nothing to look at but what is not committed.
     """
     begin = git("log", "--diff-filter=A", "--format=%H", "--", rule, root=root)[-1:]
     since = [f"{begin[0]}..HEAD"] if begin else []
-    commits = git("log", "--no-merges", "--format=%h", *since, "--", LOCK, root=root) if begin else []
-    found = [c for c in commits if CHANGES not in git("show", "--format=", "--name-only", c, root=root)]
+    commits = git("log", "--first-parent", "--format=%h", *since, "--", LOCK, root=root) if begin else []
+    found = [c for c in commits if CHANGES not in git("diff", "--name-only", f"{c}^1", c, root=root)]
     changed = git("diff", "HEAD", "--name-only", "--", LOCK, CHANGES, root=root)
     return found + (["not committed"] if LOCK in changed and CHANGES not in changed else [])
 
