@@ -29,6 +29,7 @@ GPU_PLUGINS = [
 LIBRARIES = [
     *("plugins/models/layers", "plugins/models/decoders", "plugins/executors/worker", "plugins/platforms/gpu"),
     "plugins/executors/killable",
+    "plugins/kv_connectors/stores",
     *(
         "plugins/tool_parsers/formats",
         "plugins/structured_output/masks",
@@ -246,6 +247,16 @@ def drafts(session: nox.Session) -> None:
     env = ONE_THREAD | {"DRAWS": "10000", "DRAFT_CASES": "1000", "TREE_CASES": "2000"}
     tests = ["tests/drafts", "tests/parity/test_drafts.py", "tests/e2e/test_proposers.py", "plugins/proposers"]
     session.run("pytest", "-q", *tests, *SIDE_BY_SIDE, env=env)
+
+
+@nox.session
+def kv(session: nox.Session) -> None:
+    """KV blocks from outside the cache change no token: 20,000 trials of the scheduler with erratic connectors and
+    injected faults, bad stores, a real Redis (Debian: apt install redis-server), engines in pairs, roles with servers
+    that are killed 20 times. Half an hour on two cores."""
+    install(session)
+    session.run("python", "-m", "lmkit_testing.kv_trials", *(session.posargs or ["20000"]), env=ONE_THREAD)
+    session.run("pytest", "-q", "tests/kv", "plugins/kv_connectors", env=ONE_THREAD | {"KV_KILLS": "20"})
 
 
 @nox.session

@@ -1,11 +1,14 @@
 """What the demo's head gains, with the demo and with models that say the same in steps that take longer.
 
-    python bench/heads.py [--layers 0 28 92] [--rounds 5] [--temperatures 0 1] [--trees chain 4,2,1]
+    OMP_NUM_THREADS=1 python bench/heads.py [--layers 0 28 92] [--rounds 9] [--temperatures 0 1] [--trees chain 4,2,1]
 
 The longer ones are the demo with so many more layers that add nothing to the residual stream. Engines with the head and
-without answer the same chats in turn, round by round, so that a busy machine slows both. Prints how many times as fast
-the answers are (median of the rounds), tokens for each step, and how many guesses were right. Answers that differ end
-it with an error: guesses change no token.
+without answer the same chats in turn, round by round; seconds are those of the process on a CPU, so that a busy machine
+slows both. Prints how many times as fast whole answers are and what follows their first token (median of the rounds,
+least and most), tokens for each step, and how many guesses were right. The time to a first token is that of the same
+chat with one token. Steps are recorded as they first come: rounds before the first that is counted are told by
+`--warm`. Answers that differ end it with an error: guesses change no token. With `--wrong` the head's last norm and
+projection are drawn by chance, so that it guesses nothing right: what a head costs that is of no use.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from lmkit import LLM, SamplingParams
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit_model_demo.hooks import DIRECTORY
@@ -60,33 +65,56 @@ def longer(num: int, folder: Path) -> str:
     return str(folder)
 
 
+def wrong(folder: Path) -> str:
+    """The demo's head with a projection by chance."""
+    shutil.copytree(DIRECTORY / "eagle", folder, dirs_exist_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["fc.weight"] = torch.randn(tensors["fc.weight"].shape, generator=torch.Generator().manual_seed(0)).to(
+        tensors["fc.weight"].dtype
+    )
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
 def answer(llm: LLM, params: SamplingParams) -> tuple[float, list[list[int]]]:
-    """Seconds, and the tokens of all answers, one chat after the other."""
-    began = time.perf_counter()
+    """Seconds of CPU, and the tokens of all answers, one chat after the other."""
+    began = time.process_time()
     found = [llm.chat([chat], params, progress=False)[0].outputs[0].token_ids for chat in CHATS]
-    return time.perf_counter() - began, found
+    return time.process_time() - began, found
 
 
-def compare(model: str, tree: str, params: SamplingParams, rounds: int) -> str:
-    options = {} if tree == CHAIN else {"proposer.eagle": {"tree": tree}}
+def compare(model: str, tree: str, head: str, params: SamplingParams, warm: int, rounds: int) -> str:
+    options = {"proposer.eagle": {"model": head} | ({} if tree == CHAIN else {"tree": tree})}
     config = EngineConfig(model=ModelConfig(model), wanted={"proposer": "eagle"}, plugins=options)
     plain, guessing = LLM(model), LLM(config=config)
-    for llm in (plain, guessing):
-        answer(llm, params)
-    before: Any = guessing._engine.core.scheduler.stats()
-    ratios, num_tokens = [], 0
-    for _ in range(rounds):
+    first = replace(params, max_tokens=1)
+    ratios: list[float] = []
+    behind: list[float] = []  # the same for what follows the first tokens
+    num_tokens = 0
+    before: Any = None
+    for number in range(warm + rounds):
+        if number == warm:
+            ratios, behind, num_tokens = [], [], 0
+            before = guessing._engine.core.scheduler.stats()
         (slow, wanted), (fast, found) = answer(plain, params), answer(guessing, params)
         if wanted != found:
             sys.exit(f"{model}: guesses changed an answer")
         ratios.append(slow / fast)
-        num_tokens += sum(map(len, found))
+        behind.append((slow - answer(plain, first)[0]) / (fast - answer(guessing, first)[0]))
+        num_tokens += sum(map(len, found)) - len(CHATS)
     after: Any = guessing._engine.core.scheduler.stats()
     steps, drafts, right = (
         getattr(after, name) - getattr(before, name) for name in ("num_steps", "num_drafts", "num_accepted")
     )
-    spread = f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
-    return f"{spread}, {num_tokens / steps:.2f} tokens a step, {right / drafts:.0%} of {drafts} guesses right"
+    steps -= 2 * rounds * len(CHATS)  # of prompts
+    guesses = f"{right / drafts:.0%} of {drafts} guesses right" if drafts else "no guesses"
+    return (
+        f"{spread(ratios)}, after the first token {spread(behind)}, {num_tokens / steps:.2f} tokens a step, {guesses}"
+    )
+
+
+def spread(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def main() -> None:
@@ -94,15 +122,18 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 28, 92])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0, 1])
     parser.add_argument("--trees", nargs="+", default=[CHAIN], help=f"{CHAIN}, or as --proposer.eagle.tree")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--warm", type=int, default=4)
+    parser.add_argument("--wrong", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        head = wrong(Path(folder) / "wrong") if args.wrong else ""
         for num in args.layers:
             model = longer(num, Path(folder) / str(num))
             for temperature in args.temperatures:
                 params = SamplingParams(max_tokens=64, temperature=temperature, seed=3)
                 for tree in args.trees:
-                    found = compare(model, tree, params, args.rounds)
+                    found = compare(model, tree, head, params, args.warm, args.rounds)
                     print(f"{num} more layers, temperature {temperature:g}, {tree}: {found}", flush=True)
 
 

@@ -33,6 +33,7 @@ RUNS = {  # where the target is made and called
     "structured_output": "in the engine's process, in its one thread",
     "logits_processor": "in the worker, in the thread that steps: `apply` once a step for all rows that asked",
     "proposer": "in the worker, in the thread that steps: `propose` once a step for all rows",
+    "kv_connector": "in the engine's process, in its one thread, beside the scheduler: no call may wait",
     "dialect": f"{SERVER}: `parse` in any thread, an exchange in the event loop",
 }
 OPTIONS = """Options are the fields of a dataclass that the spec names in `options`: `--{kind}.NAME.FIELD`, the variable

@@ -19,6 +19,7 @@ from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from lmkit_testing.draft_heads import KNOWN, TAPS, eagle1, eagle3, further, medusa
 from lmkit_testing.model import installed, prompt, reference
+from lmkit_worker.along import BEHIND
 from lmkit_worker.branches import paths
 from lmkit_worker.drafting import Drafting
 from lmkit_worker.trees import TreeDrafting
@@ -172,6 +173,73 @@ def test_eagle_1(llama: Path, plain: list[list[int]], tmp_path: Path, guesses: G
     check(guesses, of_eagle1(llama, head).guess)
 
 
+class Passes:
+    """A clock that passes of the model and of what guesses for it turn: a guess of one row is a pass."""
+
+    def __init__(self, llm: LLM, cost: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`cost` of a pass of the draft, of one of the model's."""
+        self.model = self.draft = self.num_tokens = 0
+        self._cost, runner = cost, llm._engine.core.executor.worker.runner
+        source = proposals(llm).source
+        monkeypatch.setattr("lmkit_worker.proposals.clock", lambda: self.model + self._cost * self.draft)
+        self._count(runner, "_hidden", monkeypatch, lambda step: self._add(model=1))
+        passes = [source._along] if isinstance(source, TreeDrafting) else [source, source._along]
+        for each, name in zip(passes[::-1], ("_run", "_follow"), strict=False):
+            self._count(each, name, monkeypatch, lambda step, *_: self._add(draft=1))
+        if isinstance(source, TreeDrafting):
+            self._count(source, "_level", monkeypatch, lambda *_: self._add(draft=1))
+        else:
+            self._count(source._ahead, "begin", monkeypatch, lambda *args: self._add(draft=args[3]))
+
+    def _add(self, model: int = 0, draft: int = 0) -> None:
+        self.model += model
+        self.draft += draft
+
+    def _count(self, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, note: Callable[..., None]) -> None:
+        run = getattr(owner, name)
+
+        def counted(*args: Any) -> Any:
+            note(*args)
+            return run(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize("tree", ["", "3,2"])
+@pytest.mark.one_in(2)
+def test_a_head_that_is_never_right_costs_a_twentieth_at_most(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: str
+) -> None:
+    """In passes, where one of the head costs a third of the model's."""
+    head, params = eagle1(llama, tmp_path), SamplingParams(max_tokens=100, temperature=1.0, seed=1, ignore_eos=True)
+    with engine(llama, "eagle", model=str(head), tree=tree) as llm:
+        passes = Passes(llm, 1 / 3, monkeypatch)
+        for _ in range(2):  # the second counts
+            model, draft, num = passes.model, passes.draft, 0
+            for _number in range(3):
+                (output,) = llm.generate([PROMPTS[0]], params, progress=False)
+                num += len(output.outputs[0].token_ids)
+        model, draft = passes.model - model, passes.draft - draft
+    assert draft > num / 40, "it runs along"
+    assert model + draft / 3 < 1.05 * num, (model, draft, num)
+
+
+@pytest.mark.parametrize("proposer", ["eagle", "draft_model", "medusa"])
+def test_a_draft_that_nobody_asks_hardly_runs(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proposer: str
+) -> None:
+    if proposer == "draft_model":
+        tiny_checkpoint("LlamaForCausalLM", tmp_path, vocab_size=VOCAB, eos_token_id=None, num_hidden_layers=1, seed=3)
+        byte_tokenizer(tmp_path)
+    folder = {"eagle": eagle1, "medusa": medusa}.get(proposer, lambda _, path: path)(llama, tmp_path)
+    monkeypatch.setattr("lmkit_worker.lengths.Lengths.choose", lambda self, slots: [0] * len(slots))
+    with engine(llama, proposer, model=str(folder)) as llm:
+        passes = Passes(llm, 1.0, monkeypatch)
+        llm.generate([PROMPTS[0], PROMPTS[0]], SamplingParams(max_tokens=100, ignore_eos=True), progress=False)
+    assert passes.model >= 100
+    assert passes.draft <= (0 if proposer == "medusa" else 1 + 200 // BEHIND)  # a step may have so many tokens
+
+
 def check_trees(llm: LLM, head: Head, children: list[int]) -> list[list[int]]:
     """The answers of an engine whose guesses branch: those after each text and path are the reference's likeliest
     there, in its order, and no node is less likely than one that was left out beside it."""
@@ -182,6 +250,9 @@ def check_trees(llm: LLM, head: Head, children: list[int]) -> list[list[int]]:
 
     def guess(step: Any, hidden: Tensor, result: Any, asked: Any, most: Any) -> list[list[int]]:
         rows = [row for row in step.sample_rows.tolist() if result.tokens[row]]
+        if step.plan.step % 5 < 2:  # nobody asks: the head catches up later
+            ask(step, hidden, result, [], [])
+            return [[] for _ in asked]
         given = ask(step, hidden, result, rows, [8] * len(rows))
         for row, tokens in zip(rows, given, strict=True):
             text = source._rows.row_tokens(int(step.slots[row])).tolist()

@@ -157,6 +157,7 @@ def test_no_unfinished_code() -> None:
 
 LIBRARIES = (
     "killable",
+    "stores",
     "layers",
     "layouts",
     "decoders",

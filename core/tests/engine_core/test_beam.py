@@ -53,14 +53,18 @@ def outputs(events: Sequence[TokenEvent]) -> list[list[int]]:
     return [one.tokens for one in (event, *event.others)]
 
 
-def searched(model: HashModel, prompt: list[int], beams: Beams, params: SamplingParams) -> list[list[int]]:
-    """The same search, in a few lines and slowly."""
+def searched(
+    model: HashModel, prompt: list[int], beams: Beams, params: SamplingParams, begun: list[int] | None = None
+) -> list[list[int]]:
+    """The same search, in a few lines and slowly. `begun`: how many beams of each step are not the likeliest
+    continuation of another."""
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
     running, finished = [(0.0, [])], []
     for length in range(1, params.max_tokens + 1):
-        found = []
+        found, drawn = [], {}
         for score, text in running:
             (token,) = expected_tokens(model, [*prompt, *text], SamplingParams(max_tokens=1, temperature=0.0))
+            drawn[tuple(text)] = token
             place = len(prompt) + len(text)
             top = model.logprob(token, place, beams.width + len(ends)).top
             found += [(score + logprob, [*text, t]) for t, logprob in top]
@@ -69,6 +73,8 @@ def searched(model: HashModel, prompt: list[int], beams: Beams, params: Sampling
         new = [(s / length**beams.length_penalty, t) for s, t in found[: beams.width] if over or t[-1] in ends]
         finished = sorted(finished + new, key=lambda one: -one[0])[: beams.width]
         running = [one for one in found if one[1][-1] not in ends][: beams.width]
+        if begun is not None:
+            begun.append(sum(text[-1] != drawn[tuple(text[:-1])] for _, text in running))
         if len(finished) == beams.width:
             far = params.max_tokens if beams.early_stopping == "never" and beams.length_penalty > 0 else length
             best = running[0][0] / far**beams.length_penalty
@@ -134,6 +140,37 @@ def test_a_beam_computes_one_position_a_step(windows, depth):
     run(engine, computed)
     assert sum(computed) == len(prompt) + 4 * 19
     assert sum(n > 1 for n in computed) <= 2, "the prompt, in a part more where its state is kept"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_likeliest_continuation_keeps_its_row(depth):
+    engine, new = make_engine(hash_kv(60, 4), depth=depth, tokens=64), []
+    real = engine.executor.forward
+    engine.executor.forward = lambda plan: (new.extend(plan.new), real(plan))
+    request = EngineRequest(
+        "a", [*range(10, 27)], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True), beams=Beams(4)
+    )
+    engine.add(request)
+    begun, events = [], run(engine)
+    assert outputs(events["a"]) == searched(
+        engine.executor.model, request.token_ids, request.beams, request.params, begun
+    )
+    assert len(new) == 1 + sum(begun[:-1]), "the prompt, and those that begin with another's blocks"
+    assert all(row.num_computed == len(row.tokens) - 1 for row in new[1:])
+    assert 0 < len(new) < 4 * 19
+
+
+def test_beams_that_rest_make_room_for_one_that_waits():
+    """Two rows for four beams: who has its token gives its row to the next, and most blocks are found again: not those
+    that were written on before the beam came that begins with them."""
+    engine, computed = make_engine(hash_kv(60, 4), rows=2, tokens=64), []
+    request = EngineRequest(
+        "a", [*range(10, 27)], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True), beams=Beams(4)
+    )
+    engine.add(request)
+    events = run(engine, computed)
+    assert outputs(events["a"]) == searched(engine.executor.model, request.token_ids, request.beams, request.params)
+    assert sum(computed) < 17 + 4 * 19 + 8
 
 
 def test_logprobs_and_ends_are_told():

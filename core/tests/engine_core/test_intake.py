@@ -84,7 +84,6 @@ def test_no_limit_means_what_is_left():
         ({"adapter": "red"}, "adapter", "red"),
         ({"extra": {"dry": 1}}, "extra.dry", 1),
         ({"media": [MediaItem("image", b"h", 0, 1)]}, "media", "image"),
-        ({"transfer": {"a": 1}}, "transfer", {"a": 1}),
         ({"grammar": Grammar("regex", "a+")}, "grammar", "regex"),
     ],
 )

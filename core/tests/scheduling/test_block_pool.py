@@ -78,7 +78,7 @@ def test_forgotten_content_is_not_found():
     pool.publish(blocks[0], b"a")
     pool.publish(blocks[1], b"b")
     pool.release(blocks)
-    pool.forget_all()
+    pool.forget_since()
     assert pool.cached == {}
     pool.check([])
 
@@ -149,7 +149,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def forget_all(self) -> None:
-        self.pool.forget_all()
+        self.pool.forget_since()
 
     @invariant()
     def holds(self) -> None:

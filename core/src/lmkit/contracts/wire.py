@@ -37,7 +37,6 @@ class EngineRequest(msgspec.Struct):
     cache_salt: str | None = None
     tenant: str = ""  # on whose account it is
     media: list[MediaItem] = []
-    transfer: dict | None = None  # opaque to the core, read by the KV connector
     pooling: PoolingParams | None = None  # then nothing is sampled: the answer is `TokenEvent.pooled`
     beams: Beams | None = None  # then its outputs are searched for, and come in one event
     resume: bool = False  # after a death of the engine another one goes on with it
@@ -71,7 +70,7 @@ class RowWork(msgspec.Struct):
 
 
 class StepPlan(msgspec.Struct):
-    """A diff, applied in this order: gone, new, grown, copies, zero; then `rows` are computed."""
+    """A diff, applied in this order: saves, gone, new, grown, loads, copies, zero; then `rows` are computed."""
 
     step: int
     gone: list[str] = []  # rows to forget, each exactly once
@@ -79,6 +78,8 @@ class StepPlan(msgspec.Struct):
     grown: list[tuple[str, list[list[int]]]] = []  # id, block ids per KV group to append
     copies: list[tuple[int, int, int]] = []  # group, source block, destination block
     zero: list[tuple[int, int]] = []  # group, block
+    saves: list[tuple[int, int]] = []  # group, block: read before the step, for a connector
+    loads: list[tuple[int, int, bytes]] = []  # group, block, content
     rows: list[RowWork] = []  # batch order, the same on every rank
 
 
@@ -117,6 +118,7 @@ class StepResult(msgspec.Struct):
     logprobs: list[RowLogprobs] = []  # only rows that asked
     pooled: list[tuple[int, Pooled]] = []  # row index, answer; of rows whose last prompt position was computed
     faults: list[tuple[int, str]] = []  # row index, reason; that request fails, the engine lives
+    saved: list[bytes] = []  # content of plan.saves
     undrawn: list[tuple[int, str]] = []  # the same for rows that fail by their own parameters: the model was right
     compiled: list[str] = []  # kernels that the step had to wait for
 

@@ -15,6 +15,7 @@ from lmkit.api import (
     ConfigError,
     Executor,
     KVConfig,
+    KVConnector,
     LmkitError,
     ModelInfo,
     PluginError,
@@ -98,7 +99,10 @@ def build_engine(
             adapters = Adapters(executor, config.lora.max_adapters) if config.lora.on else NoAdapters()
             intake = _intake(resolved, checkpoint, info, limits.max_length, constrained)
             intake = replace(intake, adapters=adapters.loaded)
-            scheduler = _scheduler(resolved, limits, kv)
+            connector = _connector(resolved, checkpoint, kv)
+            if connector is not None:  # engines on other hosts know the model by its content, not by its path
+                intake = replace(intake, fingerprint=connector.fingerprint)
+            scheduler = _scheduler(resolved, limits, kv, connector)
             core = BeamCore(scheduler, executor, intake, adapters=adapters, eos_token_ids=limits.eos_token_ids)
         with phase("adapters"):
             for name, path in parse_modules(config.lora.modules):
@@ -111,6 +115,8 @@ def build_engine(
     def close() -> None:
         constrained.close()
         executor.close()
+        if connector is not None:
+            connector.close()
 
     return Engine(core, shown, close)
 
@@ -145,7 +151,12 @@ def _limits(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo, kv: K
     )
 
 
-def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig) -> Scheduler:
+def _connector(resolved: ResolvedPlan, checkpoint: Checkpoint, kv: KVConfig) -> KVConnector | None:
+    choice = resolved.choice("kv_connector")
+    return load_target(choice)(checkpoint, resolved, kv, **choice.options) if choice is not None else None
+
+
+def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig, connector: KVConnector | None) -> Scheduler:
     """The chosen plugin provides the order (usual) or a whole scheduler."""
     from lmkit.scheduling.scheduler import Scheduler as DefaultScheduler
 
@@ -153,13 +164,15 @@ def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig) -> Sch
     target = load_target(choice)
     try:
         if hasattr(target, "schedule"):
+            if connector is not None:
+                raise ConfigError(f"the scheduler {choice.name} asks no KV connector", fix="--kv-connector none")
             return target(limits, kv, **choice.options)
         policy = target(**choice.options)
     except LmkitError:
         raise
     except Exception as e:
         raise PluginError(f"scheduler {choice.name} could not be made: {type(e).__name__}: {e}") from e
-    return DefaultScheduler(limits, kv, policy)
+    return DefaultScheduler(limits, kv, policy, connector=connector)
 
 
 def _constrained_output(

@@ -157,7 +157,7 @@ class EngineCore:
         self.blocked = False
         events: list[TokenEvent] = []
         try:
-            if plan.rows or plan.gone:
+            if plan.rows or plan.gone or plan.saves or plan.loads:
                 self._announce(plan)
                 with _faults_of_executor(plan):
                     self.executor.forward(plan)

@@ -99,8 +99,6 @@ class Intake:
                 )
         if request.beams is not None:
             raise InvalidParam("beams", request.beams, "an engine that searches, and this one does not")
-        if request.transfer is not None:
-            raise InvalidParam("transfer", request.transfer, "an engine with a KV connector, and none is configured")
         admitted = Request(
             id=request.id,
             params=params,

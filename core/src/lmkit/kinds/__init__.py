@@ -12,6 +12,7 @@ from lmkit.kinds import (
     dialect,
     executor,
     grammar,
+    kv_connector,
     loader,
     logits_processor,
     model,
@@ -47,6 +48,7 @@ KINDS: tuple[Kind, ...] = (
     structured_output.KIND,
     logits_processor.KIND,
     proposer.KIND,
+    kv_connector.KIND,
     dialect.KIND,
 )
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}

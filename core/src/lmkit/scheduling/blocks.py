@@ -4,7 +4,7 @@ A free block keeps its content and stays findable through `cached` until it is t
 never taken, never written, the table entry of what was dropped.
 
 Invariants (checked by `check`): free, referenced and null blocks add up; `ref[b]` is the number of tables that hold b;
-`free` is exactly the blocks with ref 0; `cached` and `hashes` are inverse maps.
+`free` is exactly the blocks with ref 0; `cached` is the inverse of `hashes` and `parts` together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class BlockPool:
         self.hashes: list[bytes | None] = [None] * num_blocks
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self.cached: dict[bytes, int] = {}
+        self.parts: dict[int, bytes] = {}  # block -> digest of what it held before it was full
         self.step = 0  # the latest that was planned
+        self.evicted: list[tuple[bytes, int, int]] | None = None  # digest, block, when published; None: nobody asks
         self._published = [0] * num_blocks  # the latest step planned when a block was published
 
     @property
@@ -37,12 +39,18 @@ class BlockPool:
         for _ in range(n):
             block, _ = free.popitem(last=False)
             digest = hashes[block]
-            if digest is not None:
-                del self.cached[digest]
-                hashes[block] = None
+            if digest is not None and self.evicted is not None:
+                self.evicted.append((digest, block, self._published[block]))
+            self._forget(digest)
+            self._forget(self.parts.pop(block, None))
+            hashes[block] = None
             ref[block] = 1
             blocks.append(block)
         return blocks
+
+    def _forget(self, digest: bytes | None) -> None:
+        if digest is not None:
+            del self.cached[digest]
 
     def touch(self, blocks: Iterable[int]) -> None:
         """One more table holds each of `blocks` (a prefix hit)."""
@@ -58,18 +66,29 @@ class BlockPool:
             assert self.ref[block] >= 0, f"block {block} released more often than taken"
             if self.ref[block] == 0:
                 self.free[block] = None
-                if self.hashes[block] is None:
+                if self.hashes[block] is None and block not in self.parts:
                     self.free.move_to_end(block, last=False)
 
     def num_revived(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are free: touching them uses up free blocks."""
         return sum(self.ref[block] == 0 for block in blocks)
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Make a block findable. A second block of equal content stays anonymous, so that it is reused first."""
+    def publish(self, block: int, digest: bytes) -> bool:
+        """Make a block findable. False: a second block of equal content stays anonymous, so that it is reused first."""
+        if digest in self.cached:
+            return False
+        assert self.hashes[block] is None, f"block {block} has a name"
+        self.cached[digest] = block
+        self.hashes[block] = digest
+        self._published[block] = self.step
+        return True
+
+    def publish_part(self, block: int, digest: bytes) -> None:
+        """Make a block findable by what it holds so far: it keeps that when more is written behind."""
         if digest not in self.cached:
+            self._forget(self.parts.pop(block, None))
             self.cached[digest] = block
-            self.hashes[block] = digest
+            self.parts[block] = digest
             self._published[block] = self.step
 
     def keep(self, digest: bytes) -> int:
@@ -86,17 +105,13 @@ class BlockPool:
         self.release([block])
         return block
 
-    def forget_all(self) -> None:
-        """No content is found any more."""
-        self.cached.clear()
-        self.hashes = [None] * self.num_blocks
-
-    def forget_since(self, step: int) -> None:
+    def forget_since(self, step: int = 0) -> None:
         """What was published once `step` was planned is found no more: it may be of that step, or of a later one."""
         for digest, block in list(self.cached.items()):
             if self._published[block] >= step:
                 del self.cached[digest]
                 self.hashes[block] = None
+                self.parts.pop(block, None)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """`tables`: the block ids of every live table of this group."""
@@ -111,5 +126,6 @@ class BlockPool:
             "free queue differs from ref 0"
         )
         named = {digest: block for block, digest in enumerate(self.hashes) if digest is not None}
-        assert self.cached == named, "cached and hashes are not inverse"
+        named |= {digest: block for block, digest in self.parts.items()}
+        assert self.cached == named, "cached and names are not inverse"
         assert self.hashes[0] is None, "the null block was published"

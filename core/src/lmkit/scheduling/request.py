@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lmkit.api import Admitted, FinishReason, Started
+from lmkit.scheduling.groups import NEVER
 
 if TYPE_CHECKING:
     from lmkit.scheduling.table import BlockTable
@@ -19,6 +20,7 @@ class Request(Admitted):
     admit_key: tuple = ()  # place in the waiting queue
     victim_key: tuple = ()  # place in the running queue
     max_length: int = 0  # prompt + max_tokens
+    rest_at: int = NEVER  # with so many tokens it rests in its row until it may go on
     epoch: int = 0  # names one stay on the workers: another one after each preemption, never used twice
     resident: bool = False  # the workers have a row for it
     table: BlockTable | None = None  # owns blocks; None while waiting
@@ -31,6 +33,7 @@ class Request(Admitted):
     num_published: int = 0  # leading blocks that were offered to the prefix cache; NEVER: no more will be
     keep_at: list[int] = field(default_factory=list)  # where its recurrent state is copied for others to find
     restored: list[tuple[int, int]] = field(default_factory=list)  # cached blocks to begin with copies of: group, block
+    fetched: bool = False  # what a connector has of it has come, in this stay
     num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
     since: float = 0.0  # seconds: when it came into the queue, or left it
     started: Started = field(default_factory=Started)
@@ -44,6 +47,11 @@ class Request(Admitted):
         """The table of a running request."""
         assert self.table is not None, f"request {self.id} holds nothing"
         return self.table
+
+    @property
+    def limit(self) -> int:
+        """How many tokens it may have by now."""
+        return min(self.max_length, self.rest_at)
 
     @property
     def num_output(self) -> int:

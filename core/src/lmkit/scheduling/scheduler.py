@@ -23,6 +23,7 @@ from lmkit.api import (
     ErrorInfo,
     InvalidParam,
     KVConfig,
+    KVConnector,
     LmkitError,
     NewRow,
     OrderPolicy,
@@ -40,6 +41,7 @@ from lmkit.api import (
 from lmkit.scheduling.groups import NEVER, hit_length, make_groups
 from lmkit.scheduling.hashes import end_hash, extend_hashes
 from lmkit.scheduling.invariants import check_books
+from lmkit.scheduling.outside import Outside
 from lmkit.scheduling.queue import OrderedQueue
 from lmkit.scheduling.request import Request
 from lmkit.scheduling.stops import finish_reason
@@ -55,8 +57,9 @@ class Scheduler:
     """Implements lmkit.api.Scheduler. Not thread-safe: it belongs to the engine thread."""
 
     def __init__(
-        self, limits: SchedLimits, kv: KVConfig, policy: OrderPolicy, clock: Callable[[], float] = monotonic
-    ) -> None:
+        self, limits: SchedLimits, kv: KVConfig, policy: OrderPolicy, clock: Callable[[], float] = monotonic,
+        connector: KVConnector | None = None,
+    ) -> None:  # fmt: skip
         """Raises ConfigError when the limits contradict each other. `clock`: seconds; it decides nothing."""
         if limits.lookahead and limits.depth > 1:
             raise ConfigError(
@@ -70,6 +73,7 @@ class Scheduler:
         self.block_size = self.groups[0].block_size
         self.zeroed = [i for i, g in enumerate(self.groups) if not g.grows]
         self.paged = [g for g in self.groups if g.grows]
+        self.outside = Outside(connector, self.groups) if connector is not None else None
         if self.zeroed and limits.lookahead:
             raise ConfigError("draft tokens: recurrent state is that of the last token only, it cannot be taken back")
         self.reserve = [int(limits.watermark * g.pool.num_usable) * g.grows for g in self.groups]  # free at admission
@@ -146,6 +150,8 @@ class Scheduler:
         self._admit_waiting(plan, long, budget)
         plan.rows += long
         plan.gone, self._gone = self._gone, plan.gone
+        if self.outside is not None:
+            self.outside.settle(plan)
         return plan
 
     def _grow_running(self, plan: StepPlan, long: list[RowWork]) -> int:
@@ -159,7 +165,7 @@ class Scheduler:
             i += 1
             num_tokens = len(r.tokens) + r.num_inflight
             n = num_tokens + len(r.drafts) - r.num_computed
-            if n <= 0 or (num_tokens >= r.max_length and r.pooling is None):
+            if n <= 0 or (num_tokens >= r.limit and r.pooling is None):
                 continue
             if n > budget:
                 n = budget
@@ -183,7 +189,7 @@ class Scheduler:
             if only is not None and r.id != only:
                 i += 1
                 continue
-            if r.gates and not self._gates_open(r):
+            if (r.gates and not self._gates_open(r)) or not self._is_here(plan, r):
                 i += r.finish is None
                 continue
             if self.limits.whole_prompts and budget < len(r.tokens):
@@ -231,6 +237,13 @@ class Scheduler:
             return False
         r.gates.clear()
         return True
+
+    def _is_here(self, plan: StepPlan, r: Request) -> bool:
+        """Whether nothing of `r` that was computed before is still on its way."""
+        if self.outside is None or r.fetched or not self._may_hit(r):
+            return True
+        limit = (len(r.tokens) - 1) // self.block_size
+        return self.outside.fetch(plan, r, extend_hashes(r, limit, self.block_size)[:limit])
 
     def _start(self, r: Request, budget: int) -> int:
         """Give a waiting request its table: cached blocks and room for a first chunk. Returns its size, 0: no room."""
@@ -315,16 +328,16 @@ class Scheduler:
                 return limit, end
         return hit_length(self.groups, hashes, limit), b""
 
-    def _publish_end(self, r: Request) -> None:
-        """Offer the last blocks of a request that has had its tokens: who goes on with it copies them."""
+    def offer(self, r: Request) -> None:
+        """Offer the last blocks of a request that has had its tokens, or rests: who goes on with it copies them."""
         num_tokens = len(r.tokens) - 1
-        if not self.limits.prefix_cache or r.num_published == NEVER or r.num_computed != num_tokens:
+        if not self.limits.prefix_cache or r.num_published == NEVER or r.num_computed != num_tokens or not r.table:
             return
         whole, rest = divmod(num_tokens, self.block_size)
         digest = end_hash(r, num_tokens, self.block_size)
         for group, blocks in zip(self.groups, r.held.blocks, strict=True):
             if rest or not group.grows:
-                group.pool.publish(blocks[whole if group.grows else 0], digest)
+                group.pool.publish_part(blocks[whole if group.grows else 0], digest)
 
     def _seal(self, plan: StepPlan, long: list[RowWork], r: Request, n: int) -> None:
         """Put `n` positions of `r` into the plan: what workers lack, the row of work, and the counters after it."""
@@ -364,10 +377,10 @@ class Scheduler:
             return
         num_whole = min(r.num_computed, len(r.tokens)) // self.block_size
         hashes = extend_hashes(r, num_whole, self.block_size)
-        for group, blocks in zip(self.groups, r.held.blocks, strict=True):
+        for g, (group, blocks) in enumerate(zip(self.groups, r.held.blocks, strict=True)):
             for i in range(r.num_published, num_whole if group.grows else 0):
-                if blocks[i]:
-                    group.pool.publish(blocks[i], hashes[i])
+                if blocks[i] and group.pool.publish(blocks[i], hashes[i]) and self.outside is not None:
+                    self.outside.computed(g, blocks[i], r, i)
         r.num_published = max(r.num_published, num_whole)
 
     # ---------------------------------------------------------------------------------------------------- update
@@ -375,10 +388,12 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in the result of a step, in the order of schedule(). Rows of another epoch are dropped."""
         events, self._events = self._events, []
-        if not plan.rows:
-            return events
         if result.faults:
             self._distrust()
+        if self.outside is not None:
+            self.outside.take_in(plan, result)
+        if not plan.rows:
+            return events
         requests = self.requests
         faults: dict[int, LmkitError] = {i: EngineError(f"the request failed: {why}") for i, why in result.faults}
         faults |= {i: RequestError(f"no token can be drawn: {why}", fix=UNDRAWN) for i, why in result.undrawn}
@@ -406,10 +421,10 @@ class Scheduler:
             if event.finish:
                 r.finish = event.finish
                 if r.finish == "length":
-                    self._publish_end(r)
+                    self.offer(r)
                 self._remove(r)
             elif drafts and row.sample:
-                r.drafts = drafts[i][: min(self.limits.lookahead, r.max_length - len(r.tokens) - 1)]
+                r.drafts = drafts[i][: max(0, min(self.limits.lookahead, r.limit - len(r.tokens) - 1))]
                 r.parents = result.parents[i] if result.parents else []
             if self._alone and row.start + row.num_tokens >= self._alone.get(r.id, NEVER):
                 del self._alone[r.id]  # it was not the cause
@@ -461,9 +476,16 @@ class Scheduler:
 
         Its request may be gone or may have dropped the block, so its table does not tell what to forget.
         """
-        self.forget_cache()
+        self._forget()
         for r in self.running:
             r.num_published = NEVER
+
+    def _forget(self, since: int = 0) -> None:
+        """Content published once that step was planned is found no more, and saved nowhere."""
+        for group in self.groups:
+            group.pool.forget_since(since)
+        if self.outside is not None:
+            self.outside.forget()
 
     def _end(self, r: Request, error: ErrorInfo) -> TokenEvent:
         """End one request that went wrong."""
@@ -480,7 +502,7 @@ class Scheduler:
             r.finish = "error"
             self._remove(r)
             events.append(TokenEvent(r.id, finish="error", error=error))
-        self.forget_cache()
+        self._forget()
         self._gone = []
         self._alone.clear()
         return events
@@ -489,8 +511,7 @@ class Scheduler:
         """Nothing computed so far is found any more. With `root`, which gives what names of a request's blocks begin
         with from now on, it is lost, too: what ran is computed again. Workers must have forgotten all rows then.
         """
-        for group in self.groups:
-            group.pool.forget_all()
+        self._forget()
         if root is None:
             return
         for r in list(self.running):
@@ -506,8 +527,7 @@ class Scheduler:
         too often without a cause. Workers must forget all rows.
         """
         events, self._events = self._events, []
-        for group in self.groups:
-            group.pool.forget_since(plan.step)
+        self._forget(plan.step)
         for r in list(self.running):
             self._preempt(r)
         self._gone = []
@@ -528,6 +548,8 @@ class Scheduler:
     def _remove(self, r: Request) -> None:
         """Take a request out of everything. `r.finish` says why."""
         del self.requests[r.id]
+        if self.outside is not None:
+            self.outside.release(r.id)
         self._alone.pop(r.id, None)
         if r.table is None:
             self.waiting.remove(r.admit_key, r)
@@ -541,7 +563,7 @@ class Scheduler:
         self.running.remove(r.victim_key, r)
         self._vacate(r)
         r.num_computed = r.num_inflight = r.num_unverified = r.num_published = 0
-        r.drafts = []
+        r.drafts, r.fetched = [], False
         r.epoch = self._new_epoch()
         r.started.num_preempted += 1
         r.since = self.clock()

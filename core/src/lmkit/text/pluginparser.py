@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmkit.api import (
@@ -19,7 +19,7 @@ from lmkit.api import (
     ToolEnd,
     ToolStart,
 )
-from lmkit.plugins.refs import call
+from lmkit.plugins.refs import call as named
 
 log = logging.getLogger("lmkit.plugins")
 _EVENTS = (Text, Reasoning, ToolStart, ToolArgs, ToolEnd, ParseWarning)
@@ -69,3 +69,15 @@ class PluginParser:
             f"{self._owner}: {method} gave {returned!r:.80}, where lmkit needs {needed}",
             fix="correct the plugin, or start with another parser (none is possible too)",
         )
+
+
+def call(owner: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Clients hear whose fault it is, and not what it said: that is for the log."""
+    try:
+        return named(owner, function, *args)
+    except PluginError as e:
+        if e.__cause__ is None:
+            raise
+        log.error("%s", e.message, exc_info=e.__cause__)
+        why = type(e.__cause__).__name__
+        raise PluginError(f"{owner} raised {why}", fix="the server's log has the cause") from e.__cause__

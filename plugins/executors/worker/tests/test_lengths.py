@@ -67,6 +67,40 @@ def test_guesses_that_are_always_wrong_cost_a_twentieth_at_most(each: float, onc
     assert found > 0.95 * num_rows
 
 
+@given(each=st.floats(0.01, 0.5), once=st.floats(0, 2), num_tokens=st.integers(8, 64))
+@settings(max_examples=10, deadline=None)
+def test_rows_that_are_never_guessed_right_teach_of_those_that_follow(
+    each: float, once: float, num_tokens: int
+) -> None:
+    """Short answers one after the other, where the guesses of each row would cost more than a twentieth."""
+    lengths, seconds = Lengths(1, MOST), 0.0
+    for number in range(3000):
+        if number % num_tokens == 0:
+            lengths.add(0)
+        (chosen,) = lengths.choose([0])
+        took = 1 + once * (chosen > 0) + each * chosen
+        lengths.costs.learn(1, chosen, took)
+        lengths.learn(0, chosen, 0)
+        seconds += took * (number >= 1000)
+    assert seconds < 1.05 * 2000
+
+
+def test_a_row_that_is_guessed_right_is_found_among_others() -> None:
+    """Rows come and go, every eighth can be guessed; a step with guesses costs half as much again."""
+    lengths, right, steps = Lengths(4, MOST), 0, 0
+    for number in range(4000):
+        if number % 100 == 0:
+            lengths.add(number // 100 % 4)
+        chosen = lengths.choose([0, 1, 2, 3])
+        lengths.costs.learn(4, sum(chosen), 1 + 0.5 * (sum(chosen) > 0) + 0.02 * sum(chosen))
+        for slot, num in enumerate(chosen):
+            good = (number // 100 - (number // 100 - slot) % 4) % 8 == 0  # the number of the row that has the slot
+            lengths.learn(slot, num, num if good else 0)
+            right += num if good and number >= 800 else 0
+            steps += good and number >= 800
+    assert right > 4 * steps
+
+
 def test_a_batch_bound_by_arithmetic_guesses_nothing() -> None:
     lengths, slots, guessed = Lengths(32, MOST), list(range(32)), []
     for _ in range(400):

@@ -39,7 +39,7 @@ def test_the_nearest_flag_is_named(flag: str, hint: str, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("command", ["explain", "plan", "serve"])
-@pytest.mark.parametrize("flag", ["--kv-connector", "--logits-processor"])
+@pytest.mark.parametrize("flag", ["--logits-processor"])
 def test_what_nothing_runs_is_refused_by_name(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, flag, "echo"]) == 2
     shown = capsys.readouterr().err

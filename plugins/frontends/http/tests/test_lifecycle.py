@@ -212,7 +212,7 @@ async def test_a_broken_parser_fails_its_request_only(stream: bool, n: int, capl
     async with listening(llm, on_app=app_text) as url, httpx.AsyncClient(base_url=url) as client:
         response = await client.post("/v1/chat/completions", json=HELLO | {"stream": stream, "n": n})
         assert response.status_code == 500
-        assert response.json()["error"]["code"] == "internal"
+        assert response.json()["error"]["code"] == "plugin"
         assert "secret" not in response.text
         assert "secret detail" in caplog.text
         assert (await client.post("/v1/completions", json={"prompt": "x"})).status_code == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from lmkit.api import ConfigError
 from lmkit_platform_cuda.platform import CudaPlatform
 from lmkit_platform_cuda.probe import describe
 from lmkit_testing import PlatformConformance
@@ -21,5 +20,6 @@ def test_defaults_and_ranks() -> None:
     assert large == {"sched.max_tokens": 8192, "sched.max_rows": 256, "parallel.depth": 2}
     assert small == {"sched.max_tokens": 2048, "sched.max_rows": 64, "parallel.depth": 2}
     assert platform.collectives(0, 1).size == 1
-    with pytest.raises(ConfigError, match="one rank"):
-        platform.collectives(0, 2, "file:///ranks")  # as a worker calls it
+    assert platform.runtime.collectives == "nccl"
+    with pytest.raises(ValueError, match="to find each other"):
+        platform.collectives(0, 2)

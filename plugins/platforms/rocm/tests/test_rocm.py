@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lmkit.api import ConfigError, DeviceInfo, Refusal, SelectRequest
+from lmkit.api import DeviceInfo, Refusal, SelectRequest
 from lmkit_gpu.build import TorchBuild
 from lmkit_platform_rocm import check as module
 from lmkit_platform_rocm.check import archs, check
@@ -71,5 +71,6 @@ def test_defaults_and_ranks() -> None:
     platform = RocmPlatform()
     assert platform.defaults(None, describe("gfx942", 192 * GIB))["sched.max_rows"] == 256  # type: ignore[arg-type]
     assert platform.collectives(0, 1).size == 1
-    with pytest.raises(ConfigError, match="one rank"):
+    assert platform.runtime.collectives == "nccl"
+    with pytest.raises(ValueError, match="to find each other"):
         platform.collectives(0, 2)

@@ -29,6 +29,15 @@ def test_finds_what_a_plain_search_finds(text: list[int], most: int, shortest: i
     assert found == [plain(text, most, shortest + more, shortest)]
 
 
+@pytest.mark.parametrize("tokens", [2, 3, 8])
+def test_finds_the_same_where_a_token_stands_in_many_places(tokens: int) -> None:
+    text = np.random.default_rng(tokens).integers(0, tokens, 3 * LATE).astype(np.int32)
+    for shortest, longest in ((1, 4), (2, 4), (2, 12), (3, 7)):
+        for end in range(len(text) - 5, len(text)):
+            wanted = plain(text[:end].tolist(), 5, longest, shortest)
+            assert Ngram(longest, shortest).propose([text[:end]], [5]) == [wanted]
+
+
 def test_finds_what_stands_far_back() -> None:
     text = np.arange(3 * LATE, dtype=np.int32)
     text[-2:] = text[5:7]
@@ -42,7 +51,7 @@ def test_copies() -> None:
     assert Ngram().propose([text, text[:5]], [2, 2]) == [[4, 5], []]
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 1000, 50_000])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 1000, 50_000])
 def test_a_long_text_is_read_quickly(tokens: int) -> None:
     text = np.random.default_rng(0).integers(0, tokens, 32_768).astype(np.int32)
     ngram, times = Ngram(), []

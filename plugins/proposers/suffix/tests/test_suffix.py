@@ -1,15 +1,17 @@
 """Guesses against a plain search, what is kept of earlier texts, and its time."""
 
 from collections import Counter
+from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lmkit_proposer_suffix.chains import STEPS, Chained, Texts
 from lmkit_proposer_suffix.hooks import Options
-from lmkit_proposer_suffix.pieces import BEFORE, PIECE
-from lmkit_proposer_suffix.proposer import MOST_VOTES, Suffix
+from lmkit_proposer_suffix.pieces import BEFORE, PIECE, Pieces
+from lmkit_proposer_suffix.proposer import MOST_PLACES, MOST_VOTES, Suffix
 from lmkit_testing import ProposerConformance
 
 
@@ -74,25 +76,95 @@ def test_memory_is_bounded_and_every_guess_stood_somewhere(data: st.DataObject) 
             followed = text[-2:].tobytes() + array(guess[:1]).tobytes()
             assert not guess or any(followed in seen.tobytes() for seen in texts)
         pieces = suffix._pieces
-        assert len(pieces.tokens) <= 3 * (BEFORE + PIECE)
+        assert len(pieces.tokens) == 3 * pieces.width
+        places = [place for places in pieces._places.values() for place in places]
+        assert len(set(places)) == len(places) <= 3 * (BEFORE + PIECE)
+        for key, ends in pieces._places.items():
+            assert 0 < len(ends) <= MOST_PLACES
+            for end in ends:
+                assert array(pieces.tokens[end - 1 : end + 1].tolist()).tobytes() == key
         assert len(pieces._of) == sum(bool(content) for content in pieces._contents) <= 3
         for content, row in pieces._of.items():
-            assert pieces._rows[row, BEFORE:].tobytes() == content
+            assert pieces._rows[row, 1 + BEFORE :].tobytes() == content
 
 
-@pytest.mark.parametrize("tokens", [2, 1000, 50_000])
-def test_a_long_text_is_read_quickly(tokens: int) -> None:
+@given(st.lists(st.integers(0, 2), max_size=200), st.data())
+def test_a_text_that_grows_is_chained_as_one_that_comes_at_once(text: list[int], data: st.DataObject) -> None:
+    shortest = data.draw(st.integers(2, 5))
+    whole, grown = Chained(shortest), Chained(shortest)
+    whole.grow(array(text))
+    end = 0
+    while end < len(text):
+        end = data.draw(st.integers(end + 1, len(text)))
+        assert grown.begins(array(text[:end]))
+        grown.grow(array(text[:end]))
+        alike = [
+            i for i in range(shortest - 1, end - 1) if text[i + 1 - shortest : i + 1] == text[end - shortest : end]
+        ]
+        assert grown.latest(MOST_PLACES) == alike[::-1][:MOST_PLACES]
+    assert (grown.tokens, grown._digests, grown._before, grown._heads) == (
+        whole.tokens, whole._digests, whole._before, whole._heads
+    )  # fmt: skip
+
+
+def test_another_text_in_the_same_place_is_chained_anew() -> None:
+    rng, row, suffix = np.random.default_rng(0), np.zeros(400, np.int32), Suffix(remember=0)
+    for seed in range(20):
+        num = int(rng.integers(1, 400))
+        row[:num] = rng.integers(0, 2 + seed % 3, num)
+        if seed % 2:
+            row[:50] = 1  # it begins like others
+        assert suffix.propose([row[:num]], [4]) == Suffix(remember=0).propose([row[:num].copy()], [4])
+
+
+def test_the_memory_of_chains_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmkit_proposer_suffix.chains.MOST_TOKENS", 100)
+    texts, rows = Texts(3), [np.full(40, i, np.int32) for i in range(9)]
+    for number in (0, 1, 2, 0, 3, 4, 0, *range(9)):
+        texts.chained(rows[number])
+        assert texts._num == sum(len(kept.tokens) for kept in texts._kept.values()) <= 100
+        assert rows[number].ctypes.data in texts._kept
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8, 1000, 50_000])
+def test_a_look_up_is_bounded_whatever_the_text_is(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places that are looked at for one more token of a text of 32,768: docs/proposers.md has the time that takes."""
     rng = np.random.default_rng(0)
-    text = rng.integers(0, tokens, 32_768).astype(np.int32)
-    suffix, times = Suffix(), []
+    text, suffix = rng.integers(0, tokens, 32_768).astype(np.int32), Suffix()
     for _ in range(300):  # what is kept is full
         suffix.propose([rng.integers(0, tokens, 4 * PIECE).astype(np.int32)], [8])
+    looked, times = Counter[str](), []
+    latest, agreeing = Chained.latest, Pieces.agreeing
+
+    def in_chains(chained: Chained, most: int) -> list[int]:
+        before = chained._before
+        chained._before = Watched(before, looked)  # type: ignore[assignment]
+        found = latest(chained, most)
+        chained._before = before
+        return found
+
+    suffix.propose([text[:-100]], [8])
     for i in range(100):
         began = perf_counter()
-        suffix.propose([text[: -100 + i]], [8])
+        suffix.propose([text[: i - 100]], [8])
         times.append(perf_counter() - began)
     print(f"\n{tokens} tokens: {1e6 * min(times):.1f} us, median {1e6 * sorted(times)[50]:.1f} us")
-    assert min(times) < 500e-6  # docs/proposers.md has figures of a quiet machine: this finds a loop over tokens
+    monkeypatch.setattr(Chained, "latest", in_chains)
+    for _ in range(20):
+        suffix.propose([text], [8])
+        assert len(agreeing(suffix._pieces, text[-3:])) <= MOST_PLACES
+    assert looked["places"] <= 20 * (STEPS * MOST_PLACES + 1)
+
+
+class Watched:
+    """A list whose reads are counted."""
+
+    def __init__(self, values: Sequence[int], looked: Counter[str]) -> None:
+        self.values, self.looked = values, looked
+
+    def __getitem__(self, i: int) -> int:
+        self.looked["places"] += 1
+        return self.values[i]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ _LAZY = {
     "SchedulerConformance": "lmkit_testing.scheduler",
     "DraftConformance": "lmkit_testing.drafts",
     "ProposerConformance": "lmkit_testing.proposers",
+    "KVConnectorConformance": "lmkit_testing.kv_connectors",
     "LogitsProcessorConformance": "lmkit_testing.logits_processors",
 }
 

@@ -64,7 +64,7 @@ def hash_kv(
             num_kv_heads=1,
             head_dim=1,
             dtype="float32",
-            bytes_per_block=8 * block_size,
+            bytes_per_block=16 * block_size,
             window=window or None,
         )
         for i, window in enumerate(windows)
@@ -191,6 +191,7 @@ class HashExecutor:
         self.closed = self.asleep = False
         self._staged: int | None = None
         self._plans: dict[int, StepPlan] = {}  # between forward and sample
+        self._saved: dict[int, list[bytes]] = {}  # the same: content of plan.saves
         self._callbacks: list[Callable[[Failure], None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hash-model") if delay else None
         if kv is not None:
@@ -291,7 +292,8 @@ class HashExecutor:
         return result
 
     def _apply(self, plan: StepPlan) -> None:
-        """gone, new, grown, copies, zero: in this order."""
+        """saves, gone, new, grown, loads, copies, zero: in this order."""
+        self._saved[plan.step] = [self._content(group, block) for group, block in plan.saves]
         for rid in plan.gone:
             assert rid in self.rows, f"forget {rid}: not here"
             del self.rows[rid]
@@ -308,6 +310,12 @@ class HashExecutor:
         for rid, blocks in plan.grown:
             for mine, more in zip(self.rows[rid].blocks, blocks, strict=True):
                 mine.extend(more)
+        for group, block, content in plan.loads:
+            assert len(content) == self.kv.specs[group].bytes_per_block, "content of another length"
+            size = self._entries(group)
+            entries = array("q", content)
+            self.low[group][block * size : (block + 1) * size] = list(entries[:size])
+            self.high[group][block * size : (block + 1) * size] = list(entries[size:])
         for group, source, target in plan.copies:
             size = self._entries(group)
             for side in (self.low[group], self.high[group]):
@@ -316,6 +324,11 @@ class HashExecutor:
             size = self._entries(group)
             self.high[group][block * size : (block + 1) * size] = [EMPTY] * size
         self.max_rows_seen = max(self.max_rows_seen, len(self.rows))
+
+    def _content(self, group: int, block: int) -> bytes:
+        """A block as a connector gets it: its entries of both layers."""
+        part = slice(block * self._entries(group), (block + 1) * self._entries(group))
+        return array("q", self.low[group][part] + self.high[group][part]).tobytes()
 
     def _slot(self, row: _Row, group: int, position: int) -> int:
         block = row.blocks[group][position // self.kv.specs[group].block_size]
@@ -375,7 +388,7 @@ class HashExecutor:
         return found
 
     def _read(self, plan: StepPlan, allowed: Mapping[int, list[int]]) -> StepResult:
-        result = StepResult(plan.step, [])
+        result = StepResult(plan.step, [], saved=self._saved.pop(plan.step))
         for i, work in enumerate(plan.rows):
             row = self.rows[work.id]
             reason = self._fault_of(row, work) if self.fault is not None else None

@@ -63,8 +63,31 @@ class Blocks:
             self._memory.append((memory, 0))
         self._ids = ArrayBuffer(platform.buffer((IDS,), torch.int64))
 
+    def read(self, saves: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """The content of blocks (group, block) as it is now: uint8 [blocks, bytes] on the device, in their order."""
+        parts = []
+        for group, found in groupby(saves, key=lambda save: save[0]):
+            memory, axis = self._memory[group]
+            blocks = [block for _, block in found]
+            for first in range(0, len(blocks), IDS):
+                part = memory.index_select(axis, self._push(blocks[first : first + IDS])).movedim(axis, 0)
+                parts.append(part.contiguous().view(len(part), -1).view(torch.uint8))
+        return parts
+
+    def _load(self, loads: Sequence[tuple[int, int, bytes]]) -> None:
+        """Writes blocks as `read` gave them."""
+        for group, found in groupby(loads, key=lambda load: load[0]):
+            memory, axis = self._memory[group]
+            whole, these = memory.movedim(axis, 0), list(found)
+            for first in range(0, len(these), IDS):
+                part = these[first : first + IDS]
+                content = torch.frombuffer(bytearray().join(load[2] for load in part), dtype=torch.uint8)
+                content = content.view(memory.dtype).view(len(part), *whole.shape[1:])
+                whole.index_copy_(0, self._push([block for _, block, _ in part]), content.to(memory.device))
+
     def apply(self, plan: StepPlan) -> None:
-        """Copies, then clears what the plan says, in its order."""
+        """Loads, copies, then clears what the plan says, in its order."""
+        self._load(plan.loads)
         for group, copies in groupby(plan.copies, key=lambda copy: copy[0]):
             memory, axis = self._memory[group]
             for pairs in _together([(source, target) for _, source, target in copies], self._most(group) // 2):

@@ -12,6 +12,7 @@ import torch
 from lmkit.api import PluginError
 
 from lmkit_worker.ahead import Ahead
+from lmkit_worker.along import Along
 
 if TYPE_CHECKING:
     from lmkit.api import Graphs, Proposer, StepInputs, StepResult
@@ -58,11 +59,10 @@ class Texts:
 
 
 class Drafting:
-    """A proposer that runs a model: first over what the step computed, then over one guess of each row at a time.
+    """A proposer that runs a model: first along what the steps computed, then over one guess of each row at a time.
 
-    The first pass writes the draft's keys and values of the step's tokens, whoever is asked: what the prefix cache
-    finds later has them. Those of guesses are written behind, as far as the row has blocks, and again when they are
-    known. Both passes may be graphs: what they read lies where it lay.
+    Keys and values of guesses are written behind those of known tokens, as far as the row has blocks, and again when
+    they are known. Both passes may be graphs: what they read lies where it lay.
     """
 
     branches = False
@@ -73,24 +73,32 @@ class Drafting:
         """`num_layers` of the draft; `graphs` are its own; `most` guesses of a row."""
         self.proposer, self.name, self.reads_hidden = proposer, type(proposer).__name__, proposer.reads_hidden
         self._rows, self._inputs, self._graphs, self._num_layers = rows, inputs, graphs, num_layers
-        self._sizes = [spec.block_size for spec in inputs.specs]
-        self._ahead = Ahead(inputs, most)
+        self._sizes = np.array([spec.block_size for spec in inputs.specs])
+        self._ahead, self._along = Ahead(inputs, most), Along(proposer, rows, inputs)
         self._chains = [partial(self._chain, num) for num in range(most + 1)]
         self._follows = self._read  # one object, of which graphs are captured
+        limits = inputs.limits
+        self._following, self._last = (inputs.buffer((n,), torch.int64) for n in (limits.max_tokens, limits.max_rows))
         self._kept: dict[str, Tensor] = {}  # what graphs read and leave, by name
 
     def guess(
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
     ) -> list[list[int]]:
         """Contract: Source."""
+        if not asked and (not self._num_layers or self._along.put_off(step, hidden)):
+            return []
         slots = step.slots[list(asked)]
         known = self._rows.num_tokens[slots]
-        starts = np.array([work.start for work in step.plan.rows], np.int64)
-        firsts = np.cumsum([0, *(work.num_tokens for work in step.plan.rows)])[:-1]
-        found = self._follow(step, hidden, (firsts - starts)[list(asked)] + known - 2)
+        if self._along.behind:
+            self._along.catch_up()
+            state = self._along.follow(step, hidden, result, asked if self.reads_hidden else [])
+            found = self._found(state) if len(state) else state
+        else:
+            starts = np.array([work.start for work in step.plan.rows], np.int64)
+            found = self._follow(step, hidden, (step.layout.query_start[:-1] - starts)[list(asked)] + known - 2)
         if not asked:
             return []
-        places = np.array([self._rows.room(slot, self._sizes) for slot in slots.tolist()])
+        places = self._rows.room(slots, self._sizes)
         left = np.minimum(most, np.maximum(places - known + 1 + self.reads_hidden, 0))
         if not self._num_layers:
             return found.tolist()
@@ -110,17 +118,14 @@ class Drafting:
         """Runs over the step's tokens. Guesses [S, K] for the rows whose next token is known, which stand at `last`
         [S] of the step; none if the proposer reads no hidden states."""
         x, layout = step.inputs, step.layout
-        ids = x.token_ids[: len(layout.positions)]
-        rows = torch.from_numpy(last if self.reads_hidden else last[:0]).to(ids.device)
+        ids, embeds, num = x.token_ids[: len(layout.positions)], None, 0
         if self.reads_hidden:
-            following = self._rows.tokens[layout.token_slots, layout.positions + 1].astype(np.int64)
-            ids = torch.from_numpy(following).to(ids.device)
-        if x.capture:
-            hidden, rows = self._keep("hidden", hidden) if self.reads_hidden else hidden, self._keep("rows", rows)
-            ids = self._keep("following", ids) if self.reads_hidden else ids
-        some = len(rows) < len(ids) and (len(rows) > 0 or not x.capture)  # what reads no row at all is no operator
-        embeds = hidden if self.reads_hidden else None
-        x = replace(x, token_ids=ids, embeds=embeds, logits_rows=rows, only_logits=some)
+            num = len(last)
+            self._following.array[: len(ids)] = self._rows.tokens[layout.token_slots, layout.positions + 1]
+            ids, embeds = self._following.push(len(ids)), self._keep("hidden", hidden) if x.capture else hidden
+        self._last.array[:num] = last[:num]
+        some = num < len(ids) and (num > 0 or not x.capture)  # what reads no row at all is no operator
+        x = replace(x, token_ids=ids, embeds=embeds, logits_rows=self._last.push(num), only_logits=some)
         return self._graphs.run(self._follows, x)
 
     def _chain(self, num: int, x: StepInputs) -> Tensor:
@@ -138,8 +143,10 @@ class Drafting:
         num, state = len(x.logits_rows), self.proposer.state(x)
         if not num:
             return x.token_ids[:0].view(0, 1)
-        if len(state) != num:
-            state = state[x.logits_rows]
+        return self._found(state if len(state) == num else state[x.logits_rows])
+
+    def _found(self, state: Tensor) -> Tensor:
+        """The guesses [S, K] after states [S, D]."""
         ids = self.proposer.guess(state)
         if self._num_layers:
             self._keep("ids", ids[:, -1])
@@ -151,7 +158,7 @@ class Drafting:
         kept = self._kept.get(name)
         if kept is None:
             limits = self._inputs.limits
-            num = limits.max_tokens if name in ("hidden", "following") else limits.max_rows
+            num = limits.max_tokens if name == "hidden" else limits.max_rows
             kept = self._kept[name] = values.new_zeros(num, *values.shape[1:])
         kept[: len(values)].copy_(values)
         return kept[: len(values)]

@@ -125,6 +125,7 @@ class InputBuilder:
         def steady(shape: tuple[int, ...], dtype: torch.dtype) -> ArrayBuffer:
             return ArrayBuffer(SteadyBuffer(platform.buffer(shape, dtype)))
 
+        self.buffer = buffer
         self.drawn = DrawnTokens(tokens, max_rows, lambda n: platform.buffer((n,), torch.int64))
         self.positions = buffer((tokens,), torch.int64)
         self.logits_rows = steady((tokens,), torch.int64)

@@ -127,10 +127,9 @@ class RowTable:
         """All tokens known of a row: a view."""
         return self.tokens[slot, : self.num_tokens[slot]]
 
-    def room(self, slot: int, block_sizes: Sequence[int]) -> int:
-        """Places that a row has blocks for in each KV group, whose block sizes are given."""
-        sizes = np.array(block_sizes, np.int64)
-        return int((self.num_blocks[: len(sizes), slot] * sizes).min())
+    def room(self, slots: np.ndarray, block_sizes: np.ndarray) -> np.ndarray:
+        """Places [R] that rows in `slots` [R] have blocks for in each KV group, whose block sizes [G] are given."""
+        return (self.num_blocks[: len(block_sizes), slots] * block_sizes[:, None]).min(0)
 
     def row_blocks(self, group: int, slot: int) -> np.ndarray:
         """Block ids of a row in a KV group: a view."""

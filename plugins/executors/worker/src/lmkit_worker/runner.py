@@ -76,12 +76,18 @@ class Unread:
         return self.result
 
 
+def _contents(saved: Sequence[Tensor]) -> list[bytes]:
+    """One of each block, from what `Blocks.read` gave."""
+    return [block.tobytes() for part in saved for block in part.cpu().numpy()]
+
+
 @dataclass(slots=True)
 class Pending:
     """A step between forward and sample."""
 
-    step: Step
-    hidden: Tensor
+    step: Step | None  # None: the plan has no rows
+    hidden: Tensor | None
+    saved: list[Tensor]  # content of plan.saves
 
 
 class Runner:
@@ -130,28 +136,29 @@ class Runner:
         self.plain = loaded.model.forward  # one object, of which graphs are captured
         self._uncaptured: WeakKeyDictionary[Function, list[int]] = WeakKeyDictionary()  # sizes of steps
         self.pooling = PoolingParams(pooler.task) if pooler is not None else None  # of steps that nobody asked for
-        self.pending: dict[int, Pending | None] = {}  # step -> work to sample; None: the step has no rows
+        self.pending: dict[int, Pending] = {}  # step -> work to sample
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         """Applies the diff, then computes hidden states of plan.rows."""
+        saved = self.blocks.read(plan.saves)
         self.rows.apply(plan, self._removed, self._added)
         if self.debug_kv:
             self._poison(plan)
         self.blocks.apply(plan)
         if not plan.rows:
-            self.pending[plan.step] = None
+            self.pending[plan.step] = Pending(None, None, saved)
             return
         step = self.inputs.build(plan, self.adapters if self.adapters.used else None)
         self.head.prepare(step)
-        self.pending[plan.step] = Pending(step, self._hidden(step))
+        self.pending[plan.step] = Pending(step, self._hidden(step), saved)
 
     @torch.inference_mode()
     def sample(self, number: int, masks: GrammarMasks | None = None) -> Unread:
         """What the head makes of step `number`: tokens, which are appended to their rows, or vectors."""
         pending = self.pending.pop(number)
-        if pending is None:
-            return Unread(StepResult(number, []), NullEvent(), lambda: None, None)
+        if pending.step is None or pending.hidden is None:
+            return Unread(StepResult(number, [], saved=_contents(pending.saved)), NullEvent(), lambda: None, None)
         before = self.unread if self.unread is not None and not self.unread.is_read else None
         if before is not None and self.head.reads_tokens:
             before.read()
@@ -159,7 +166,12 @@ class Runner:
         result = StepResult(number, [[] for _ in step.plan.rows])
         finish, tokens = self.head.start(step, pending.hidden, masks, result)
         done.record()
-        self.unread = Unread(result, done, finish, before)
+
+        def finish_all() -> None:
+            finish()
+            result.saved = _contents(pending.saved)
+
+        self.unread = Unread(result, done, finish_all, before)
         if done.query():
             self.unread.read()
         elif tokens is not None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lmkit.api import PluginError
 
+from lmkit_worker.along import Along
 from lmkit_worker.branches import MOST, seen
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class TreeDrafting:
     """A draft whose guesses branch: `DraftProposer.children` at each depth, of which those stay that are likeliest by
     the draft's own probabilities (Li et al. 2024, arXiv:2406.16858, "EAGLE-2").
 
-    As Drafting it runs over what the step computed, then over the nodes of one depth at a time, whose keys stand one
+    As Drafting it runs along what the steps computed, then over the nodes of one depth at a time, whose keys stand one
     behind the other.
     """
 
@@ -82,19 +83,23 @@ class TreeDrafting:
                 f"{self.name}: guesses branch only where a draft reads hidden states", fix="no `children`"
             )
         self._rows, self._inputs = rows, inputs
-        self._sizes = [spec.block_size for spec in inputs.specs]
+        self._along = Along(proposer, rows, inputs)
+        self._sizes = np.array([spec.block_size for spec in inputs.specs])
 
     def guess(
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
     ) -> list[list[int]]:
         """Contract: Source. Parents of the guesses stand in `result.parents`."""
+        if not asked and self._along.put_off(step, hidden):
+            return []
         slots = step.slots[list(asked)]
         known = self._rows.num_tokens[slots]
-        state = self._along(step, hidden, list(asked), known)
+        self._along.catch_up()
+        state = self._along.follow(step, hidden, result, asked)
         if not asked:
             return []
         begin = known - 1  # the place of the first node over which the draft runs
-        room = [self._rows.room(slot, self._sizes) for slot in slots.tolist()] - begin
+        room = self._rows.room(slots, self._sizes) - begin
         share = self._inputs.limits.max_tokens // len(asked)
         trees = [Tree(min(limit, share), int(max(places, 0))) for limit, places in zip(most, room, strict=True)]
         at = [(row, -1) for row in range(len(trees))]  # whose child each row of `state` guesses
@@ -117,31 +122,6 @@ class TreeDrafting:
         for row, (_, parents) in zip(asked, guesses, strict=True):
             result.parents[row] = parents
         return [tokens for tokens, _ in guesses]
-
-    def _along(self, step: Step, hidden: Tensor, asked: list[int], known: np.ndarray) -> Tensor:
-        """Runs over the step's tokens; of drafts that branched, over those that were kept, where they stand now.
-
-        Returns the state at the last place of each row `asked` whose next token is known.
-        """
-        firsts = step.layout.query_start
-        starts = np.array([work.start for work in step.plan.rows], np.int64)
-        tokens = []
-        for row, work in enumerate(step.plan.rows):
-            each = np.arange(firsts[row], firsts[row + 1])
-            if step.layout.tree is not None and row in step.kept:
-                drafts = each[work.num_tokens - len(work.drafts) :]
-                each = np.concatenate((each[: work.num_tokens - len(work.drafts)], drafts[step.kept[row]]))
-            tokens.append(each)
-        x, layout = self._inputs.spans(step.slots, starts, np.array([len(each) for each in tokens], np.int64))
-        last = torch.from_numpy((layout.query_start[:-1] - starts)[asked] + known - 2).to(hidden.device)
-        following = self._rows.tokens[layout.token_slots, layout.positions + 1].astype(np.int64)
-        x.token_ids.copy_(torch.from_numpy(following))
-        hidden = hidden[torch.from_numpy(np.concatenate(tokens)).to(hidden.device)]
-        x = replace(
-            x, embeds=self.proposer.enter(x.token_ids, hidden), logits_rows=last, only_logits=len(last) < len(hidden)
-        )
-        state = self.proposer.state(x)
-        return state if len(state) == len(last) else state[last]
 
     def _level(
         self, slots: np.ndarray, begin: np.ndarray, trees: Sequence[Tree], fresh: Sequence[list[int]], state: Tensor

@@ -18,6 +18,7 @@ from lmkit_cli.options import plugin_host, with_config
 from lmkit_cli.settings import Sourced
 from rich.console import Console
 
+from lmkit_http.roles import with_role
 from lmkit_http.settings import OPENABLE, ServerSettings
 
 if TYPE_CHECKING:
@@ -71,11 +72,19 @@ def command(
     key_requests: Annotated[int | None, option(help="requests a minute of each key", min=1)] = None,
     key_tokens: Annotated[int | None, option(help="tokens a minute of each key", min=1)] = None,
     key_concurrent: Annotated[int | None, option(help="requests of each key at once", min=1)] = None,
+    role: Annotated[
+        Literal["prefill", "decode"] | None,
+        option(help="prefill: compute prompts for others; decode: get prompts from those; see `lmkit split`"),
+    ] = None,
+    peers: Annotated[
+        str, option(help="prefill: HOST:PORT at which blocks are given; decode: where they are asked for, with commas")
+    ] = "",
     explain: Annotated[
         bool, typer.Option("--explain", help="show why each part would be chosen, and do not serve")
     ] = False,
 ) -> None:
     """Serve a model over HTTP with the OpenAI API. Without MODEL it serves the built-in demo."""
+    settings = with_role(settings, role, peers)
     if explain:
         _explain(settings)
         return

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 LATE = 2048  # tokens that are looked at before all others: where a token stands everywhere, they are enough
+MANY = 256  # places of a token: of more, those are listed that agree in two
 
 
 class Ngram:
@@ -30,8 +31,11 @@ class Ngram:
 
     def _find(self, text: np.ndarray) -> tuple[int, int]:
         """Where what follows the latest of the longest runs begins, and how long that run is, at most `longest`."""
-        ends = np.flatnonzero(text[:-1] == text[-1])  # where the last token stood before
-        length = 1
+        same, length = text[:-1] == text[-1], 1  # where the last token stood before
+        if self._shortest > 1 and len(text) > 2 and np.count_nonzero(same) > MANY:
+            same[0], length = False, 2
+            same[1:] &= text[:-2] == text[-2]
+        ends = np.flatnonzero(same)
         while length < self._longest and len(ends):
             within = ends[np.searchsorted(ends, length) :]  # a longer run begins within the text
             longer = within[text[within - length] == text[-1 - length]]

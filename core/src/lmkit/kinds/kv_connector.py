@@ -1,0 +1,84 @@
+"""What keeps KV blocks outside the engine's cache: on the host, on disks, in other engines.
+
+Example, entry point `[project.entry-points."lmkit.kv_connector"] attic = "toy_attic.hooks"`::
+
+    from lmkit.api import KVConnectorSpec, hookimpl
+
+
+    @hookimpl
+    def lmkit_kv_connectors():
+        yield KVConnectorSpec(name="attic", summary="All blocks, in a folder", target="toy_attic.connector:Attic")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lmkit.contracts.specs import SelectRequest, Spec
+from lmkit.kinds.base import Kind, Known
+
+KVKey = tuple[int, bytes]  # KV group, digest of a block: of all that its content depends on
+
+
+class KVConnector(Protocol):
+    """Made by target(checkpoint: Checkpoint, resolved: ResolvedPlan, kv: KVConfig, **options). All methods are called
+    from the engine's thread; none waits or raises. The content of a block is bytes, in the layout of the attention
+    backend; a connector that gives other bytes than were saved under that key gives wrong answers."""
+
+    fingerprint: str  # of the weights' content and of the layout, for engines to share blocks: enters every digest
+
+    def fetch(self, id: str, keys: Sequence[KVKey]) -> Mapping[KVKey, bytes] | None:
+        """Content of blocks that the request waits for, in the order of its tokens, as far as there is any. None: not
+        yet; it is then asked again, and has to give up by itself."""
+        ...
+
+    def computed(self, key: KVKey, parent: bytes, tokens: Sequence[int]) -> bool:
+        """A block can be found in the cache. Whether to save it, when the step that computes it is done."""
+        ...
+
+    def evicted(self, key: KVKey) -> bool:
+        """A block's place was taken by another. Whether to save it."""
+        ...
+
+    def save(self, blocks: Sequence[tuple[KVKey, bytes]]) -> None: ...
+    def forget(self) -> None:
+        """Nothing is in the cache any more, and nothing that was wanted will be saved."""
+        ...
+
+    def release(self, id: str) -> None:
+        """The request has ended."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVConnectorSpec(Spec):
+    """target: makes a KVConnector."""
+
+
+def ask(known: Known) -> list[SelectRequest]:
+    """None is needed unless the user names one. What is asked here none declares: it is refused by name."""
+    if known.config.wants("kv_connector") in ("auto", "none"):
+        return []
+    parallel, info, cache = known.config.parallel, known.info, known.config.cache
+    found = {"recurrent": info.recurrent, "pooling": info.pooler is not None, "ranks": parallel.tp * parallel.pp > 1}
+    found["no_prefix_cache"] = cache.prefix_cache is False or not info.causal
+    return [SelectRequest(kind="kv_connector", features=frozenset(name for name, holds in found.items() if holds))]
+
+
+KIND = Kind(
+    "kv_connector",
+    spec=KVConnectorSpec,
+    hook="lmkit_kv_connectors",
+    used_by="lmkit.engine.build",
+    ask=ask,
+    needs=("model",),
+    setting="cache.connector",
+    words="keeps KV blocks outside the cache: none (the default), offload, shared, ...",
+    doc=__doc__,
+)

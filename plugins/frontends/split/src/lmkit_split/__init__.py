@@ -1,0 +1,1 @@
+"""One address for engines that compute prompts and engines that write answers."""

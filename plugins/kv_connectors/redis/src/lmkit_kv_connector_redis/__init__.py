@@ -1,0 +1,1 @@
+"""All blocks, in a Redis or Valkey server."""

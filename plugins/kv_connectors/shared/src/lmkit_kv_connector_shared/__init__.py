@@ -1,0 +1,1 @@
+"""All blocks, in files of a folder that several engines share."""
