@@ -19,11 +19,11 @@ import uvloop
 from lmkit.api import EngineRequest, SamplingParams, TokenEvent, ToolDef
 from lmkit.engine.client import BaseClient
 from lmkit.engine.messages import Command, EngineFacts, Events, Report, Submit, decode_report, encode
-from lmkit.front.prepare import Turn
-from lmkit.front.run import Generation
 from lmkit_dialect_openai.dialect import CHAT, OpenAI
 from lmkit_http.app import _chunks, build_app
 from lmkit_http.settings import ServerSettings
+from lmkit_python.front.prepare import Turn
+from lmkit_python.front.run import Generation
 from lmkit_testing.serving import ServedLLM, text_side
 
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "ignore_eos": True}

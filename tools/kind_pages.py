@@ -36,6 +36,7 @@ RUNS = {  # where the target is made and called
     "kv_connector": "in the engine's process, in its one thread, beside the scheduler: no call may wait",
     "dialect": f"{SERVER}: `parse` in any thread, an exchange in the event loop",
 }
+WITHOUT_OPTIONS = {"executor", "template", "tokenizer"}  # whose targets are made without them
 OPTIONS = """Options are the fields of a dataclass that the spec names in `options`: `--{kind}.NAME.FIELD`, the variable
 `LMKIT_{upper}__NAME__FIELD`, the key `{kind}.NAME.FIELD` of a file. Values are checked against its annotations, a
 ValueError of its `__post_init__` is shown with the key, and the target is made with them: `target(**options)`."""
@@ -58,7 +59,7 @@ def page(kind: Any, use: tuple[str, str, str]) -> str:
         "## The spec\n",
         f"{inspect.getdoc(kind.spec)}\n",
         _fields(kind.spec),
-        f"\n{OPTIONS.format(kind=kind.name, upper=kind.name.upper())}\n",
+        "" if kind.name in WITHOUT_OPTIONS else f"\n{OPTIONS.format(kind=kind.name, upper=kind.name.upper())}\n",
     ]
     parts += ["## The target\n", *_protocols(kind)]
     codes = sorted(_codes(kind))

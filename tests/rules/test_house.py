@@ -26,8 +26,8 @@ LAYER = {
     "config": 1, "plugins": 1, "builtin": 1, "logs": 1, "files": 1,
     "checkpoint": 2,
     "memory": 3, "scheduling": 3,
-    "engine": 4, "text": 4, "prompts": 4, "front": 5,
-    "command": 6,
+    "engine": 4, "text": 4, "prompts": 4,
+    "command": 5,
 }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def test_the_core_imports_neither_torch_nor_a_plugin() -> None:
 
 
 def test_plugins_import_only_the_public_surface() -> None:
-    allowed = re.compile(r"^lmkit(\.(api|checkpoint|files|memory|prompts|front\.dialect)(\.|$)|$)")
+    allowed = re.compile(r"^lmkit(\.(api|checkpoint|files|memory|prompts)(\.|$)|$)")
     found = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in PLUGIN_SOURCES

@@ -37,18 +37,19 @@ async def test_streamed_tool_call_with_reasoning_and_the_next_turn() -> None:
         stream = await client.chat.completions.create(
             model="scripted", messages=HELLO, tools=TOOLS, stream=True, stream_options={"include_usage": True}
         )
-        reasoning, name, arguments, finish, usage, ids = "", "", "", None, None, set()
+        reasoning, content, name, arguments, finish, usage, ids = "", "", "", "", None, None, set()
         async for chunk in stream:
             usage = chunk.usage or usage
             for choice in chunk.choices:
                 reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+                content += choice.delta.content or ""
                 for call in choice.delta.tool_calls or ():
                     ids |= {call.id} if call.id else set()
                     name += call.function.name or ""
                     arguments += call.function.arguments or ""
                 finish = choice.finish_reason or finish
-        assert reasoning == "the user asks\nfor é"
-        assert name == "get_weather"
+        num_requests = len(llm.client.requests)  # type: ignore[attr-defined]
+        assert (reasoning, content, name, num_requests) == ("the user asks\nfor é", "", "get_weather", 1)
         assert json.loads(arguments) == {"city": "Zürich 😀"}
         assert finish == "tool_calls"
         assert usage is not None

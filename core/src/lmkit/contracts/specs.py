@@ -180,7 +180,7 @@ class BenchmarkCase:
 
 @dataclass(frozen=True, slots=True)
 class ConfigProposal:
-    """A plugin's wish for a configuration value; the core merges, users win (PLUGINS section 7)."""
+    """A plugin's wish for a configuration value; the core merges, users win."""
 
     key: str  # "cache.block_size"
     value: object

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Protocol
 
 from lmkit.api import EngineRequest, ErrorInfo, TokenEvent
-from lmkit.engine.messages import Act, EngineFacts, EngineStats, SetAdapter, SetProfile
+from lmkit.engine.messages import Act, EngineFacts, EngineStats, SetAdapter
 from lmkit.engine.streams import BaseClient, EventStream, State
 from lmkit.engine.supervisor import ProcessClient
 
@@ -57,7 +57,7 @@ class EngineClient(Protocol):
         """Loads the adapter at `path` as `name`, or forgets `name`. Raises what prevents it."""
         ...
 
-    async def change(self, what: SetAdapter | SetProfile | Act) -> None:
+    async def change(self, what: SetAdapter | Act) -> None:
         """What is done between two steps: see messages. Raises what prevents it."""
         ...
 

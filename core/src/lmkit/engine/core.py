@@ -19,8 +19,6 @@ from lmkit.api import (
     Failure,
     ForgetRows,
     PluginError,
-    Profile,
-    RequestError,
     ResetCache,
     SchedStats,
     Scheduler,
@@ -132,11 +130,6 @@ class EngineCore:
 
     def stats(self) -> SchedStats:
         return self.scheduler.stats()
-
-    def profile(self, path: str, num_steps: int) -> None:
-        """As `Profile` says. Raises RequestError when a worker cannot."""
-        if bad := next((reply for reply in self.executor.control(Profile(path, num_steps)) if not reply.ok), None):
-            raise RequestError(bad.message)
 
     def step(self) -> list[TokenEvent]:
         """Schedule one step, run it, and take in the oldest step in flight. Raises EngineDead."""

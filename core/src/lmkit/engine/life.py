@@ -1,4 +1,6 @@
-"""Life: what changes a running engine between two steps: pauses, sleep, new weights. It belongs to the engine thread.
+"""Life: what is done to a running engine between two steps: pauses, sleep, new weights, profiles.
+
+It belongs to the engine thread.
 
 running -> finishing -> paused     requests that are there end; those that come wait
 running -> pausing   -> paused     no step is begun; those in flight are taken in
@@ -18,12 +20,14 @@ from lmkit.api import (
     EngineDead,
     ErrorInfo,
     Failure,
+    Profile,
+    RequestError,
     Sleep,
     StageWeights,
     UseWeights,
     Wake,
 )
-from lmkit.engine.messages import Act, ForgetPrefixes, LifeState, Pause, Resume, UpdateWeights
+from lmkit.engine.messages import Act, ForgetPrefixes, LifeState, Pause, Resume, SetProfile, UpdateWeights
 
 if TYPE_CHECKING:
     from collections import deque
@@ -100,6 +104,10 @@ class Life:
                 self.late.clear()
             case ForgetPrefixes():
                 self._forget(None)
+            case SetProfile(path, num_steps):
+                replies = core.executor.control(Profile(path, num_steps))
+                if bad := next((reply for reply in replies if not reply.ok), None):
+                    raise RequestError(bad.message)
             case Sleep():
                 forget = self._from("paused")
                 self._tell(act)

@@ -35,7 +35,6 @@ from lmkit.engine.messages import (
     Larger,
     Report,
     SetAdapter,
-    SetProfile,
     Stats,
     Stop,
     Submit,
@@ -67,7 +66,6 @@ class Core(Protocol):
         ...
 
     def stats(self) -> SchedStats: ...
-    def profile(self, path: str, num_steps: int) -> None: ...
 
     @property
     def adapters(self) -> Adapters: ...
@@ -155,15 +153,13 @@ class EngineLoop:
                 self._emit(Stats(number, self.stats()))
             case Do(number, SetAdapter(name, path)):
                 self._set_adapter(number, name, path)
-            case Do(number, act) if not isinstance(act, SetAdapter | SetProfile):
+            case Do(number, act) if not isinstance(act, SetAdapter):
                 self._emit(Done(number, self._try(lambda: self._core.life.apply(act), "a change")))
             case Prepared(number, name, error) if error is not None:
                 self._emit(Done(number, error))
             case Prepared(number, name, _, found):
                 assert found is not None
                 self._emit(Done(number, self._try(lambda: self._core.adapters.publish(name, *found))))
-            case Do(number, SetProfile(path, num_steps)):
-                self._emit(Done(number, self._try(lambda: self._core.profile(path, num_steps), "profiling")))
             case Stop():
                 self._running = False
 

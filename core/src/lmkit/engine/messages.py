@@ -121,10 +121,6 @@ class UpdateWeights(msgspec.Struct, tag="update weights"):
     partial: bool = False
 
 
-Act = Pause | Resume | Sleep | Wake | ForgetPrefixes | UpdateWeights  # Sleep and UpdateWeights: of a paused engine
-LifeState = Literal["running", "finishing", "pausing", "paused", "asleep"]  # see lmkit.engine.life
-
-
 class SetProfile(msgspec.Struct, tag="profile"):
     """Record steps, or no more of them, as `Profile` says."""
 
@@ -132,11 +128,15 @@ class SetProfile(msgspec.Struct, tag="profile"):
     num_steps: int
 
 
+Act = Pause | Resume | Sleep | Wake | ForgetPrefixes | UpdateWeights | SetProfile  # Sleep, UpdateWeights: when paused
+LifeState = Literal["running", "finishing", "pausing", "paused", "asleep"]  # see lmkit.engine.life
+
+
 class Do(msgspec.Struct, tag="do"):
     """Something to be done between two steps. Answered by Done."""
 
     number: int
-    what: SetAdapter | SetProfile | Act
+    what: SetAdapter | Act
 
 
 class Stop(msgspec.Struct, tag="stop"):

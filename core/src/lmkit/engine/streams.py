@@ -27,7 +27,6 @@ from lmkit.engine.messages import (
     Ready,
     Report,
     SetAdapter,
-    SetProfile,
     Stats,
     Submit,
     error_of,
@@ -231,7 +230,7 @@ class BaseClient(ABC):
         check_adapter(name, path)
         await self.change(SetAdapter(name, path))
 
-    async def change(self, what: SetAdapter | SetProfile | Act) -> None:
+    async def change(self, what: SetAdapter | Act) -> None:
         """Raises what prevents it."""
         if self.state not in ("ready", "draining"):
             raise error_of(self.failure) if self.failure else EngineDead("the engine is not running")

@@ -41,7 +41,7 @@ class AttnPlanner(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Paged attention. Contract: ARCHITECTURE 6.2 and `lmkit_testing.AttentionConformance`.
+    """Paged attention. `lmkit_testing.AttentionConformance` proves what is asked here.
 
     1. In each layer write_kv for all rows of the step completes before any row is read.
     2. Prefill and decode rows are mixed in one call.

@@ -19,7 +19,7 @@ from lmkit.api import (
     ToolEnd,
     ToolStart,
 )
-from lmkit.plugins.refs import call as named
+from lmkit.plugins.refs import call
 
 log = logging.getLogger("lmkit.plugins")
 _EVENTS = (Text, Reasoning, ToolStart, ToolArgs, ToolEnd, ParseWarning)
@@ -31,7 +31,7 @@ class PluginParser:
 
     def __init__(self, fmt: ParserFormat, prompt_tail: str, tools: Sequence[ToolDef]) -> None:
         self._owner = f"parser {getattr(fmt, 'name', type(fmt).__name__)!r}"
-        self._parser: StreamParser = call(self._owner, fmt.start, prompt_tail, tools)
+        self._parser: StreamParser = _call(self._owner, fmt.start, prompt_tail, tools)
         if not (callable(getattr(self._parser, "feed", None)) and callable(getattr(self._parser, "flush", None))):
             raise self._wrong("start", self._parser, "an object with feed and flush")
         self._unseen: str | None = ""  # what was fed, until an event comes
@@ -43,12 +43,12 @@ class PluginParser:
         return getattr(self._parser, name)
 
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
-        events = self._checked("feed", call(self._owner, self._parser.feed, text, ids))
+        events = self._checked("feed", _call(self._owner, self._parser.feed, text, ids))
         self._unseen = None if events or self._unseen is None else self._unseen + text
         return events
 
     def flush(self) -> list[ParseEvent]:
-        events = self._checked("flush", call(self._owner, self._parser.flush))
+        events = self._checked("flush", _call(self._owner, self._parser.flush))
         if not events and self._unseen and self._unseen.strip():
             log.warning("%s made nothing of an output of %d characters", self._owner, len(self._unseen))
             return [ParseWarning(f"{self._owner} made nothing of this output", self._unseen)]
@@ -71,10 +71,10 @@ class PluginParser:
         )
 
 
-def call(owner: str, function: Callable[..., Any], *args: Any) -> Any:
+def _call(owner: str, function: Callable[..., Any], *args: Any) -> Any:
     """Clients hear whose fault it is, and not what it said: that is for the log."""
     try:
-        return named(owner, function, *args)
+        return call(owner, function, *args)
     except PluginError as e:
         if e.__cause__ is None:
             raise

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from lmkit.api import EngineDead, ErrorInfo
-from lmkit.front.run import Generation
 from lmkit.logs import MAX_RECORD, MAX_WAITING, LogWriter, write_json, written_logs
+from lmkit_python.front.run import Generation
 from lmkit_testing.serving import scripted
 
 log = logging.getLogger("lmkit.test-logs")

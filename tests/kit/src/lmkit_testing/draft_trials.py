@@ -10,7 +10,6 @@ scheduler that concern drafts, must be found.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -21,7 +20,7 @@ from multiprocessing import get_context
 from lmkit_worker.sampling import accept
 
 from lmkit_testing.mutants import applied
-from lmkit_testing.trials import VOCAB, Story, Summary, Trial, run_trials
+from lmkit_testing.trials import VOCAB, Story, Summary, Trial, command, run_trials
 
 Accept = Callable[[Sequence[int], Sequence[int]], list[int]]
 MUTANTS = ("rejected_drafts_stay", "drafts_published", "min_tokens_ignored", "capacity_overstated")
@@ -131,23 +130,13 @@ def side_by_side(seeds: range, processes: int) -> Summary:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lmkit_testing.draft_trials", description=__doc__.split("\n")[0])
-    parser.add_argument("trials", type=int, nargs="?", default=1000)
-    parser.add_argument("--seed", type=int, help="run one trial")
-    args = parser.parse_args(argv)
-    if args.seed is not None:
-        DraftTrial(args.seed).run()
-        print(f"trial {args.seed}: no violation")
-        return 0
-    for line in side_by_side(range(args.trials), os.cpu_count() or 1).lines():
-        print(line)
-    logging.getLogger("lmkit.engine").setLevel(logging.CRITICAL)
-    missed = 0
-    for name in (*FAULTS, *MUTANTS):
-        found = hunt(name, range(args.trials))
-        missed += found is None
-        print(f"  fault {name:<28}" + (f"found in trial {found[0]}: {found[1]}" if found else "NOT FOUND"))
-    return 1 if missed else 0
+    def lines(seeds: range) -> Iterable[str]:
+        return side_by_side(seeds, os.cpu_count() or 1).lines()
+
+    def one(seed: int) -> None:
+        DraftTrial(seed).run()
+
+    return command("draft_trials", __doc__, argv, one=one, lines=lines, faults=(*FAULTS, *MUTANTS), hunt=hunt)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ What a connector does must change no token, and end no request.
 
 from __future__ import annotations
 
-import argparse
-import logging
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +18,7 @@ from lmkit.api import KVConfig, KVConnector, KVKey, SchedLimits
 from lmkit.scheduling.outside import Outside
 from lmkit.scheduling.scheduler import Scheduler
 
-from lmkit_testing.trials import KeyedOrder, Trial, require, run_trials
+from lmkit_testing.trials import KeyedOrder, Trial, command, require, run_trials
 
 
 class ErraticConnector:
@@ -185,33 +183,22 @@ def hunt(name: str, seeds: Iterable[int]) -> tuple[int, str] | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lmkit_testing.kv_trials", description=__doc__.split("\n")[0])
-    parser.add_argument("trials", type=int, nargs="?", default=1000)
-    parser.add_argument("--seed", type=int, help="run one trial")
-    args = parser.parse_args(argv)
-    if args.seed is not None:
-        KVTrial(args.seed).run()
-        print(f"trial {args.seed}: no violation")
-        return 0
-    logging.getLogger("lmkit.engine").setLevel(logging.CRITICAL)  # steps fail here on purpose
-    given = 0
+    def lines(seeds: range) -> list[str]:
+        given = 0
 
-    def trial(seed: int) -> Trial:
-        nonlocal given
-        done = KVTrial(seed)
-        done.run()
-        given += done.connector.num_given  # type: ignore[attr-defined]
-        return done
+        def trial(seed: int) -> Trial:
+            nonlocal given
+            done = KVTrial(seed)
+            done.run()
+            given += done.connector.num_given  # type: ignore[attr-defined]
+            return done
 
-    for line in run_trials(range(args.trials), trial).lines():
-        print(line)
-    print(f"  {'blocks from the connector':<28}{given:>9}")
-    missed = 0
-    for name in MUTANTS:
-        found = hunt(name, range(args.trials))
-        missed += found is None
-        print(f"  mutant {name:<28}" + (f"found in trial {found[0]}: {found[1]}" if found else "NOT FOUND"))
-    return 1 if missed else 0
+        return [*run_trials(seeds, trial).lines(), f"  {'blocks from the connector':<28}{given:>9}"]
+
+    def one(seed: int) -> None:
+        KVTrial(seed).run()
+
+    return command("kv_trials", __doc__, argv, one=one, lines=lines, faults=MUTANTS, hunt=hunt)
 
 
 if __name__ == "__main__":

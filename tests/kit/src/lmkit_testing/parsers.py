@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 
 import pytest
 from lmkit.api import ParseWarning, Reasoning, Text, ToolArgs, ToolDef, ToolEnd, ToolStart
-from lmkit.front.message import Message as Fold
 from lmkit.plugins import load_target
 from lmkit.text.formats import AnyFormat, Chain, in_order, start_parser
 from lmkit_formats import ReasoningFormat, ToolFormat
+from lmkit_python.front.message import Message as Fold
 
 from lmkit_testing import outputs
 from lmkit_testing.clock import least

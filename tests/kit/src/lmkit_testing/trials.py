@@ -485,27 +485,39 @@ def hunt(name: str, seeds: Iterable[int]) -> tuple[int, str] | None:
     return None
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lmkit_testing.trials", description=__doc__.split("\n")[0])
+def command(
+    name: str, doc: str, argv: list[str] | None, *, one: Callable[[int], object],
+    lines: Callable[[range], Iterable[str]], faults: Iterable[str],
+    hunt: Callable[[str, range], tuple[int, str] | None],
+) -> int:  # fmt: skip
+    """The command line of a module of trials: `lines` tells of many, and then each of `faults` must be found by one."""
+    parser = argparse.ArgumentParser(prog=f"python -m lmkit_testing.{name}", description=doc.split("\n")[0])
     parser.add_argument("trials", type=int, nargs="?", default=1000)
     parser.add_argument("--seed", type=int, help="run one trial")
     parser.add_argument("--no-mutants", action="store_true", help="skip the injected faults")
     args = parser.parse_args(argv)
     if args.seed is not None:
-        trial(args.seed)
+        one(args.seed)
         print(f"trial {args.seed}: no violation")
         return 0
     logging.getLogger("lmkit.engine").setLevel(logging.CRITICAL)  # steps fail here on purpose
-    for line in run_trials(range(args.trials)).lines():
+    for line in lines(range(args.trials)):
         print(line)
     if args.no_mutants:
         return 0
     missed = 0
-    for name in MUTANTS:
-        found = hunt(name, range(args.trials))
+    for fault in faults:
+        found = hunt(fault, range(args.trials))
         missed += found is None
-        print(f"  mutant {name:<28}" + (f"found in trial {found[0]}: {found[1]}" if found else "NOT FOUND"))
+        print(f"  mutant {fault:<28}" + (f"found in trial {found[0]}: {found[1]}" if found else "NOT FOUND"))
     return 1 if missed else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    def lines(seeds: range) -> Iterable[str]:
+        return run_trials(seeds).lines()
+
+    return command("trials", __doc__, argv, one=trial, lines=lines, faults=MUTANTS, hunt=hunt)
 
 
 if __name__ == "__main__":

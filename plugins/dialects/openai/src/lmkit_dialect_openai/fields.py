@@ -30,7 +30,7 @@ HINTS: Mapping[str, Hint] = {
     "modalities": Hint(_MEDIA, (["text"],)),
     "routed_experts_prompt_start": Hint("leave it out"), "return_token_offsets": Hint("send echo with logprobs"),
     "return_prompt_text": Hint("send return_token_ids, and decode them with /detokenize"),
-    "kv_transfer_params": Hint("leave it out: each server has a cache of its own"),
+    "kv_transfer_params": Hint("leave it out: engines find blocks of each other by what is in them (--kv-connector)"),
     "ec_transfer_params": Hint("leave it out: each server has a cache of its own"),
     "repetition_detection": Hint("send frequency_penalty or repetition_penalty, and max_tokens"),
     "stream_interval": Hint("leave it out: tokens are sent as they come", (1,)),

@@ -22,6 +22,7 @@ _ABOVE = (
 )  # of the request
 _NO_PARAMS = (*_ABOVE, "truncate_prompt_tokens", "resume")  # fields of Sampling that say nothing of sampling
 _ELSEWHERE = Hint("leave it out: each server has a cache of its own")
+_BY_CONTENT = Hint("leave it out: engines find blocks of each other by what is in them (--kv-connector)")
 # what sampling parameters say in a rendered prompt: not what is said above them, nor what only a prompt can mean
 _RENDERED = frozenset(Sampling.model_fields) - {*_ABOVE, "user", "session_id", "truncate_prompt_tokens",
     "truncation_side", "return_token_ids", "return_tokens_as_token_ids", "response_format", "structured_outputs",
@@ -46,7 +47,7 @@ class Params(Sampling):
 class GenerateRequest(Open):
     max_values: ClassVar[int] = MAX_IDS
     hints: ClassVar[Mapping[str, Hint]] = {
-        "kv_transfer_params": _ELSEWHERE, "ec_transfer_params": _ELSEWHERE,
+        "kv_transfer_params": _BY_CONTENT, "ec_transfer_params": _ELSEWHERE,
         "features": Hint("leave it out: models here read text alone"),
         "content_parts": Hint("leave it out: models here read text alone"),
         "token_offsets": Hint("leave it out"), "reasoning_ended": Hint("leave it out: nothing is parsed here"),

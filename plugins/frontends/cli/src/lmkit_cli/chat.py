@@ -20,7 +20,7 @@ from lmkit_cli.settings import Sourced
 
 if TYPE_CHECKING:
     from lmkit.api import SamplingParams
-    from lmkit.front.message import Change
+    from lmkit_python.front.message import Change
     from lmkit_python.llm import LLM
 
     Messages = list[dict[str, Any]]
@@ -86,8 +86,8 @@ def _local(settings: Sourced, sampling: dict[str, Any]) -> Iterator[tuple[Answer
 
 def answers_of(llm: LLM, params: SamplingParams) -> Answers:
     """What a model of this process says to a conversation."""
-    from lmkit.front.ask import ChatAsk
-    from lmkit.front.run import check_finish
+    from lmkit_python.front.ask import ChatAsk
+    from lmkit_python.front.run import check_finish
 
     def answers(messages: Messages, think: bool | None) -> Iterator[Change]:
         options = {} if think is None else {"enable_thinking": think}

@@ -30,8 +30,8 @@ def command(
 ) -> None:
     """Complete one prompt and print the text as it is made. No chat template is applied."""
     text = _prompt(prompt)
-    from lmkit.front.ask import TextAsk
-    from lmkit.front.run import check_finish
+    from lmkit_python.front.ask import TextAsk
+    from lmkit_python.front.run import check_finish
     from lmkit_python.llm import LLM
 
     with LLM(config=settings.config, host=plugin_host(settings), own_process=True) as llm:

@@ -26,9 +26,9 @@ from lmkit.api import (
     UnknownKey,
     UnknownName,
 )
-from lmkit.front.message import Message
 from lmkit.text.formats import AnyFormat, Chain, in_order, load_format, start_parser
 from lmkit.text.tools import tool_def
+from lmkit_python.front.message import Message
 
 if TYPE_CHECKING:
     from lmkit.plugins.host import PluginHost

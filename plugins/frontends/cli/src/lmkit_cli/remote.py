@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 from httpx_sse import SSEError, connect_sse
 from lmkit.api import ConfigError, EngineError, RequestError
-from lmkit.front.message import Change
 from lmkit.text.stream import Finish, Usage
+from lmkit_python.front.message import Change
 
 CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 600.0  # between two events of a stream
 

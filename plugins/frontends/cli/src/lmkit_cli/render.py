@@ -34,11 +34,11 @@ def command(
     ] = False,
 ) -> None:
     """Print the prompt that the chat template makes of messages, as the server would."""
-    from lmkit.front.ask import ChatAsk
-    from lmkit.front.prepare import rendered
     from lmkit.plugins.resolve import resolve
     from lmkit.prompts import shown
     from lmkit.text.side import TextSide
+    from lmkit_python.front.ask import ChatAsk
+    from lmkit_python.front.prepare import rendered
 
     request = _read(file)
     given = request if isinstance(request, dict) else {"messages": request}

@@ -220,8 +220,8 @@ def _reasoning(text: TextSide, thought: tuple[str, str]) -> str:
 
 def _parse(text: TextSide, written: str) -> tuple[str, str, str, str]:
     """Name and arguments of the first call, reasoning, content."""
-    from lmkit.front.message import Message
     from lmkit.text.formats import Chain, in_order, start_parser
+    from lmkit_python.front.message import Message
 
     formats = in_order(text.reasoning_format, text.tool_format)
     parser = Chain(*(start_parser(f, "", [TOOL]) for f in formats))

@@ -24,7 +24,7 @@ from lmkit.api import EngineBusy, ErrorInfo, LmkitError
 from lmkit_http.errors import HttpError
 
 if TYPE_CHECKING:
-    from lmkit.front.prepare import Turn
+    from lmkit_python.front.prepare import Turn
 
     from lmkit_http.settings import ServerSettings
 

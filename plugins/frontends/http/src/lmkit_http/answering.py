@@ -8,9 +8,9 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
-from lmkit.front.ask import VectorAsk
-from lmkit.front.prepare import Turn, prepare
-from lmkit.front.run import Generation, at_once, check_finish
+from lmkit_python.front.ask import VectorAsk
+from lmkit_python.front.prepare import Turn, prepare
+from lmkit_python.front.run import Generation, at_once, check_finish
 
 from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming
 from lmkit_http.dialects import parsed

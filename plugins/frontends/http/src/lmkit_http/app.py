@@ -13,7 +13,7 @@ from typing import Any
 import lmkit
 from fastapi import FastAPI
 from lmkit.api import EngineBusy, EngineDead, LmkitError
-from lmkit.front.run import Generation, check_finish
+from lmkit_python.front.run import Generation, check_finish
 from lmkit_python.life import EngineLife
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request

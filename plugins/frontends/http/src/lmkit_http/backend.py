@@ -24,8 +24,8 @@ from lmkit_http.workers import Workers
 if TYPE_CHECKING:
     from lmkit.engine.client import EngineClient
     from lmkit.engine.messages import EngineFacts
-    from lmkit.front.run import Generation
     from lmkit.text.side import TextSide
+    from lmkit_python.front.run import Generation
     from lmkit_python.life import EngineLife
 
     from lmkit_http.dialect import Exchange

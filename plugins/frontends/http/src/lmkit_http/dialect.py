@@ -26,11 +26,11 @@ from uuid import uuid4
 
 import msgspec
 from lmkit.api import ErrorInfo, PoolerInfo, RequestError, Tokenizer
-from lmkit.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
-from lmkit.front.message import CallChange, Change, Message, Part, ToolCall
-from lmkit.front.prepare import Turn
-from lmkit.front.vectors import scores_of
 from lmkit.text.stream import Finish, Usage
+from lmkit_python.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
+from lmkit_python.front.message import CallChange, Change, Message, Part, ToolCall
+from lmkit_python.front.prepare import Turn
+from lmkit_python.front.vectors import scores_of
 
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
           413: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from lmkit_http.access import Caller
 
 if TYPE_CHECKING:
-    from lmkit.front.prepare import Turn
-    from lmkit.front.run import Generation
     from lmkit.text.stream import Usage
+    from lmkit_python.front.prepare import Turn
+    from lmkit_python.front.run import Generation
 
     from lmkit_http.dialect import Exchange
 

@@ -14,8 +14,8 @@ import lmkit
 import msgspec
 from lmkit.api import EngineBusy, EngineDead, InvalidParam
 from lmkit.engine.messages import SetProfile
-from lmkit.front.ask import ChatAsk
-from lmkit.front.limits import check_texts, strings
+from lmkit_python.front.ask import ChatAsk
+from lmkit_python.front.limits import check_texts, strings
 from starlette.requests import Request
 from starlette.responses import Response
 

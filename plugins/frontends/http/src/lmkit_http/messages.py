@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from lmkit.front.ask import UnsupportedField
+from lmkit_python.front.ask import UnsupportedField
 
 from lmkit_http.strict import Echoed, InvalidBody, Message, Part, Tool
 

@@ -18,7 +18,7 @@ from lmkit_http.aliases import Aliases
 
 if TYPE_CHECKING:
     from lmkit.engine.messages import EngineStats
-    from lmkit.front.prepare import Turn
+    from lmkit_python.front.prepare import Turn
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)

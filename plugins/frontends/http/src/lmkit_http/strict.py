@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import msgspec
 from lmkit.api import MAX_TOKENS, InvalidParam, RequestError
-from lmkit.front.ask import UnsupportedField
+from lmkit_python.front.ask import UnsupportedField
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
 
 from lmkit_http.shape import check_shape

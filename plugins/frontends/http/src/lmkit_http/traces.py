@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import lmkit
 from lmkit.api import ConfigError
-from lmkit.front.ask import ChatAsk, TextAsk
+from lmkit_python.front.ask import ChatAsk, TextAsk
 
 from lmkit_http.history import Entry, Life
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import cast
 
 from lmkit.api import InvalidParam, SamplingParams
-from lmkit.front.ask import PROMPT, ChatAsk, Messages, Prompt, TextAsk, chat_asks, is_list, text_asks
+
+from lmkit_python.front.ask import PROMPT, ChatAsk, Messages, Prompt, TextAsk, chat_asks, is_list, text_asks
 
 
 def one_ask(

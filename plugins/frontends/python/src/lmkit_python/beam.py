@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from lmkit.api import Beams, FinishReason, InvalidParam, SamplingParams, Tokenizer, TokenLogprob
-from lmkit.front.ask import Adapters, Prompt, TextAsk, text_asks
-from lmkit.front.run import check_finish
 
+from lmkit_python.front.ask import Adapters, Prompt, TextAsk, text_asks
+from lmkit_python.front.run import check_finish
 from lmkit_python.outputs import output_of
 
 if TYPE_CHECKING:
-    from lmkit.front.prepare import Turn
+    from lmkit_python.front.prepare import Turn
 
 
 @dataclass(frozen=True, slots=True)

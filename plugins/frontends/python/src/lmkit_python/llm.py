@@ -34,10 +34,6 @@ from lmkit.engine.observers import Observers
 from lmkit.engine.platform import platform_environment
 from lmkit.engine.shared import SharedCore
 from lmkit.engine.spawn import FACTORY, EngineProcess
-from lmkit.front.ask import Adapters, Ask, Messages, Params, Prompt, chat_asks, one_text_ask, text_asks
-from lmkit.front.message import Change
-from lmkit.front.prepare import Turn, prepare_all
-from lmkit.front.run import Generation, GenerationFailed, at_once, check_finish, check_taken, play
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.text.side import TextSide
@@ -45,6 +41,10 @@ from lmkit.text.stream import Finish, OutputEvent
 
 from lmkit_python.asks import one_ask
 from lmkit_python.beam import BeamSearchOutput, BeamSearchParams, beam_asks, beam_output
+from lmkit_python.front.ask import Adapters, Ask, Messages, Params, Prompt, chat_asks, one_text_ask, text_asks
+from lmkit_python.front.message import Change
+from lmkit_python.front.prepare import Turn, prepare_all
+from lmkit_python.front.run import Generation, GenerationFailed, at_once, check_finish, check_taken, play
 from lmkit_python.life import EngineLife, LifeCalls
 from lmkit_python.outputs import RequestOutput, outputs_of
 from lmkit_python.pooled import PoolingCalls
@@ -201,12 +201,12 @@ class LLM(PoolingCalls, LifeCalls):
     def start_profile(self, path: str, num_steps: int = 100) -> None:
         """Records the next steps by torch's profiler: PATH-rank0.json.gz, for Perfetto. Raises RequestError."""
         with self.shared.alone():
-            self._engine.core.profile(str(path), num_steps)
+            self._engine.core.life.apply(SetProfile(str(path), num_steps))
 
     def stop_profile(self) -> None:
         """The file is there when it is whole: in a moment, or when this is closed. Raises RequestError."""
         with self.shared.alone():
-            self._engine.core.profile("", 0)
+            self._engine.core.life.apply(SetProfile("", 0))
 
     def prepare(self, asks: Sequence[Ask]) -> list[list[Turn]]:
         """The turns of each ask, ready to be played. Raises RequestError."""

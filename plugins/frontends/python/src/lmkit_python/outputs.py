@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lmkit.api import ErrorInfo, FinishReason, TokenLogprob
-from lmkit.front.message import ToolCall
-from lmkit.front.vectors import vector_of
+
+from lmkit_python.front.message import ToolCall
+from lmkit_python.front.vectors import vector_of
 
 if TYPE_CHECKING:
-    from lmkit.front.prepare import Turn
-    from lmkit.front.vectors import Vector
+    from lmkit_python.front.prepare import Turn
+    from lmkit_python.front.vectors import Vector
 
 
 @dataclass(slots=True)

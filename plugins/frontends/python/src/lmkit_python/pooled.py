@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmkit.api import PoolingParams, UnsupportedTask
-from lmkit.front.ask import Ask, PoolAsk, Prompt, ScoreAsk, as_prompts
-from lmkit.front.prepare import Turn
-from lmkit.front.vectors import scores_of
 
+from lmkit_python.front.ask import Ask, PoolAsk, Prompt, ScoreAsk, as_prompts
+from lmkit_python.front.prepare import Turn
+from lmkit_python.front.vectors import scores_of
 from lmkit_python.outputs import pooling_output
 
 if TYPE_CHECKING:

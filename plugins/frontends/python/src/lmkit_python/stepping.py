@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmkit.api import InvalidParam, SamplingParams, TokenEvent, info_of
-from lmkit.front.ask import Messages, Prompt
-from lmkit.front.run import by_request, dealt
 
 from lmkit_python.asks import one_ask
+from lmkit_python.front.ask import Messages, Prompt
+from lmkit_python.front.run import by_request, dealt
 from lmkit_python.outputs import RequestOutput, output_of
 
 if TYPE_CHECKING:
-    from lmkit.front.prepare import Turn
-
+    from lmkit_python.front.prepare import Turn
     from lmkit_python.llm import LLM
 
 

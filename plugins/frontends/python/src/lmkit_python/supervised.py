@@ -61,7 +61,7 @@ class Supervised:
         self._guard: asyncio.Task[None] | None = None
         self._observers: Observers | None = None
         self._first_facts: EngineFacts | None = None
-        self._changes: list[SetAdapter | SetProfile | Act] = []  # made while it ran; a successor gets them too
+        self._changes: list[SetAdapter | Act] = []  # made while it ran; a successor gets them too
         self._suspects = Suspects()
         self._running: list[EventStream] = []  # at the death of the moment
         self._orphans: list[EventStream] = []  # of them, those to be resumed
@@ -271,7 +271,7 @@ class Supervised:
         check_adapter(name, path)
         await self.change(SetAdapter(name, path))
 
-    async def change(self, what: SetAdapter | SetProfile | Act) -> None:
+    async def change(self, what: SetAdapter | Act) -> None:
         """A successor of the engine is changed in the same way before it gets requests."""
         num_updates = sum(isinstance(old, UpdateWeights) for old in self._changes)
         if isinstance(what, UpdateWeights) and what.partial and num_updates >= MAX_UPDATES:
@@ -304,7 +304,7 @@ class Supervised:
             self._guard.cancel()
 
 
-def _supersedes(new: SetAdapter | SetProfile | Act, old: SetAdapter | SetProfile | Act) -> bool:
+def _supersedes(new: SetAdapter | Act, old: SetAdapter | Act) -> bool:
     """Whether `old` need not be done where `new` is."""
     match new:
         case SetAdapter(name):

@@ -89,12 +89,12 @@ def _checked(path: Path) -> tuple[int, set[str]]:
 
 async def _answer(settings: Sourced, host: PluginHost, path: Path, results: Results, total: int) -> None:
     """All requests that have no result yet, as a server without clients would."""
-    from lmkit.front.run import at_once
     from lmkit_cli.progress import StartBar
     from lmkit_http.app import build_app
     from lmkit_http.background import Background
     from lmkit_http.dialects import load_dialects
     from lmkit_http.settings import ServerSettings
+    from lmkit_python.front.run import at_once
     from lmkit_python.llm import AsyncLLM
     from lmkit_python.progress import prompt_bar
 

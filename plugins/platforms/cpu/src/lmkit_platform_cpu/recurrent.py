@@ -15,8 +15,7 @@ from torch import Tensor
 from lmkit_platform_cpu.native import Args, Native, load
 from lmkit_platform_cpu.rowops import DTYPES
 
-MOST_STATES, MOST_TAPS, CONV_CHANNELS, DELTA_VALUES = 512, 8, 128, 32  # as in recurrent.inc
-LANES = {"avx512": 16, "avx512_vnni": 16, "avx512_bf16": 16, "amx": 16}  # of a vector; 8 of the others
+MOST_STATES, MOST_TAPS, CONV_CHANNELS, SCAN_CHANNELS, DELTA_VALUES = 512, 8, 128, 16, 32  # as in recurrent.inc
 
 
 class Rows(Structure):
@@ -36,7 +35,8 @@ class ScanArgs(Args):
     _fields_ = [
         *((name, c_void_p) for name in ("x", "dt", "a", "b", "c", "skip", "state", "out")),
         ("rows", Rows),
-        *((name, c_int64) for name in ("channels", "states", "x_row", "dt_row", "b_row", "c_row", "state_row")),
+        *((name, c_int64) for name in ("channels", "states", "blocks", "x_row", "dt_row")),
+        *((name, c_int64) for name in ("b_row", "c_row", "state_row")),
     ]
 
 
@@ -105,13 +105,14 @@ class NativeRecurrentOps(TorchRecurrentOps):
         _shaped("selective_scan", (channels,), skip)
         _shaped("selective_scan", (len(state), channels, size), state)
         _packed("selective_scan", a, skip, state[0])
-        out = torch.empty(x.shape)
+        out, blocks = torch.empty(x.shape), -(-channels // SCAN_CHANNELS)
         args = ScanArgs(
             x=x.data_ptr(), dt=dt.data_ptr(), a=a.data_ptr(), b=b.data_ptr(), c=c.data_ptr(), skip=skip.data_ptr(),
             state=state.data_ptr(), out=out.data_ptr(), rows=_rows(x, rows), channels=channels, states=size,
-            x_row=x.stride(0), dt_row=dt.stride(0), b_row=b.stride(0), c_row=c.stride(0), state_row=state.stride(0),
+            blocks=blocks, x_row=x.stride(0), dt_row=dt.stride(0), b_row=b.stride(0), c_row=c.stride(0),
+            state_row=state.stride(0),
         )  # fmt: skip
-        self._run("scan", args, rows, -(-channels // LANES.get(self.native.isa, 8)))
+        self._run("scan", args, rows, blocks)
         return out
 
     def ssd(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-
 from lmkit.api import Pooled, Reasoning, Text, TokenLogprob, ToolArgs, ToolStart
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from lmkit.api import EngineError, ErrorInfo, TokenEvent, error_of
+from lmkit.text.stream import Finish, OutputEvent
 from msgspec import structs
 
-from lmkit.api import EngineError, ErrorInfo, TokenEvent, error_of
-from lmkit.front.prepare import Turn, numbered
-from lmkit.text.stream import Finish, OutputEvent
+from lmkit_python.front.prepare import Turn, numbered
 
 if TYPE_CHECKING:
     from lmkit.engine.client import EngineClient

@@ -19,13 +19,13 @@ from lmkit.api import (
     UnsupportedTask,
 )
 from lmkit.engine.messages import EngineFacts
-from lmkit.front.ask import ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
-from lmkit.front.limits import ContextTooLong
-from lmkit.front.message import Message
-from lmkit.front.prepare import Turn, expand, prepare, prepare_all
-from lmkit.front.run import Generation, check_finish, check_taken
-from lmkit.front.vectors import scores_of, vector_of
 from lmkit.text.stream import Finish, Usage
+from lmkit_python.front.ask import ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
+from lmkit_python.front.limits import ContextTooLong
+from lmkit_python.front.message import Message
+from lmkit_python.front.prepare import Turn, expand, prepare, prepare_all
+from lmkit_python.front.run import Generation, check_finish, check_taken
+from lmkit_python.front.vectors import scores_of, vector_of
 from lmkit_testing.serving import END, scripted, text_side
 from msgspec import structs
 

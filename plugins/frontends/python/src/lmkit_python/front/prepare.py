@@ -8,10 +8,21 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lmkit.api import EngineRequest, InvalidParam, PoolingParams, RequestError, SamplingParams, UnsupportedTask
-from lmkit.front.ask import Ask, ChatAsk, GenerateAsk, PoolAsk, Prompt, ScoreAsk, TextAsk, UnsupportedField, VectorAsk
-from lmkit.front.limits import TEMPLATE_SLACK, check_prompt, check_texts, strings
-from lmkit.front.message import Message
 from lmkit.prompts import shown
+
+from lmkit_python.front.ask import (
+    Ask,
+    ChatAsk,
+    GenerateAsk,
+    PoolAsk,
+    Prompt,
+    ScoreAsk,
+    TextAsk,
+    UnsupportedField,
+    VectorAsk,
+)
+from lmkit_python.front.limits import TEMPLATE_SLACK, check_prompt, check_texts, strings
+from lmkit_python.front.message import Message
 
 if TYPE_CHECKING:
     from lmkit.engine.messages import EngineFacts

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 from lmkit.api import ParseWarning, Reasoning, Text, TokenLogprob, ToolArgs, ToolEnd, ToolStart
-from lmkit.front.message import Change, Message
 from lmkit.text.stream import Finish, Logprobs, OutputEvent, Usage
+from lmkit_python.front.message import Change, Message
 
 PIECES = st.text("ab ", min_size=1, max_size=3)
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lmkit.api import EngineBusy
-from lmkit.front.ask import ScoreAsk
-from lmkit.front.prepare import Turn
+
+from lmkit_python.front.ask import ScoreAsk
+from lmkit_python.front.prepare import Turn
 
 if TYPE_CHECKING:
     import numpy as np
