@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import msgspec
 import openai
 import pytest
@@ -14,6 +15,7 @@ from lmkit_dialect_responses import background
 from lmkit_dialect_responses.background import Desk, Later, TooMany
 from lmkit_dialect_responses.dialect import Responses
 from lmkit_dialect_responses.store import Kept, Store, progress
+from lmkit_http.app import build_app
 from lmkit_http.dialect import Answer, Incoming
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import ServedLLM, listening, scripted
@@ -153,3 +155,17 @@ async def test_the_end_of_the_server_fails_what_is_open_and_nothing_is_left() ->
     assert not desk._open
     assert not desk._waiting
     store.check()
+
+
+async def test_what_one_server_left_undone_is_not_done_by_the_next() -> None:
+    """Dialects that are found, not given, are made anew for each server: what waited for one waits for no other."""
+    left, llm = build_app(scripted("Good day.")), scripted("Good day.")
+    transport = httpx.ASGITransport(left)  # whose work behind the answers never begins
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.post("/v1/responses", json=HELLO | {"background": True})).json()["status"] == "queued"
+    async with (
+        listening(llm) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="a", max_retries=0) as client,
+    ):
+        await finished(client, (await client.responses.create(**HELLO, background=True)).id)
+    assert len(llm.client.requests) == 1  # type: ignore[attr-defined]

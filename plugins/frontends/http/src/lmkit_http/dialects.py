@@ -59,10 +59,15 @@ def load_dialects(host: PluginHost, options: Mapping[str, Mapping[str, object]] 
     return dialects
 
 
+def installed_dialects() -> list[Dialect]:
+    """Those of this environment, made anew: what one keeps is its server's."""
+    return load_dialects(_host())
+
+
 @cache
-def installed_dialects() -> tuple[Dialect, ...]:
-    """Those of this environment, for whoever has no plugin host of its own."""
-    return tuple(load_dialects(PluginHost()))
+def _host() -> PluginHost:
+    """Of whoever has none of its own."""
+    return PluginHost()
 
 
 class SpokenRoute(Route):
