@@ -66,7 +66,7 @@ def installed_dialects() -> list[Dialect]:
 
 @cache
 def _host() -> PluginHost:
-    """Of whoever has none of its own."""
+    """The plugins that are installed, for whoever has no host of its own."""
     return PluginHost()
 
 

@@ -3,6 +3,7 @@ kernels, those of torch.distributed (gloo)."""
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import os
 from ctypes import addressof, c_char, c_int32, c_int64, c_void_p
@@ -110,6 +111,7 @@ class Gloo:
         self.rank, self.size = rank, size
         self._distributed: Any = distributed
         distributed.init_process_group("gloo", init_method=init_method, rank=rank, world_size=size)
+        atexit.register(_leave)  # else its threads may end the process with an abort
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Summed in float32: gloo itself would round after each addition."""
@@ -126,3 +128,10 @@ class Gloo:
         out = x.clone()
         self._distributed.broadcast(out, src)
         return out
+
+
+def _leave() -> None:
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
