@@ -54,7 +54,7 @@ HEAVY = ["torch", "transformers.modeling_utils", "transformers.generation", "pef
 PROCESSES = min((os.cpu_count() or 1) + 1, 4)  # one more than there are cores: tests of servers wait much
 SIDE_BY_SIDE = ["-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-NATIVE_ISA = {"LMKIT_ISA": "native"}  # kernels that this processor cannot run are checked, and not compiled
+NATIVE_ISA = {"BUILD_ISA": "native"}  # kernels that this processor cannot run are checked, and not compiled
 CACHED = {
     "PYTHONDONTWRITEBYTECODE": ""
 }  # tests start hundreds of processes: where none keeps bytecode, each compiles torch

@@ -100,7 +100,7 @@ def test_the_steps_of_the_image_make_a_server(tmp_path: Path) -> None:
             build_context(tmp_path / "src")
         elif kind == "RUN" and not step.value[0].startswith(OTHERS):
             ran.append(step.value[0])
-            isa = {"LMKIT_ISA": os.environ.get("LMKIT_ISA", "")} if "pip wheel" in step.value[0] else {}
+            isa = {"BUILD_ISA": os.environ.get("BUILD_ISA", "")} if "pip wheel" in step.value[0] else {}
             subprocess.run(["sh", "-ec", placed(step.value[0])], cwd=tmp_path / "src", env=env | isa, check=True)
         final[kind] = step
     assert len(ran) == 5, ran

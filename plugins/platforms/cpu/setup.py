@@ -16,7 +16,7 @@ FLAGS += ["-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-un
 SANITIZE = os.environ.get("SANITIZE")  # "address,undefined": a library to be tested (nox -s asan)
 if SANITIZE:
     FLAGS += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1"]
-if os.environ.get("LMKIT_ISA") == "native" and "avx512f" not in Path("/proc/cpuinfo").read_text():
+if os.environ.get("BUILD_ISA") == "native" and "avx512f" not in Path("/proc/cpuinfo").read_text():
     FLAGS += ["-DLK_UP_TO_AVX2"]  # of what this processor cannot run only the syntax is looked at
 NEWEST = max(Path(p).stat().st_mtime for p in ["setup.py", *glob("csrc/*")])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from lmkit import LLM, AsyncLLM, BeamSearchParams, LLMEngine, SamplingParams
-from lmkit.api import ConfigError, EngineDead, InvalidParam, RequestError, SelectionError
+from lmkit.api import CheckpointError, ConfigError, EngineDead, InvalidParam, RequestError, SelectionError
 from lmkit.config import from_options
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -200,3 +200,12 @@ def test_steps_can_be_recorded(llm: LLM, tmp_path: Path) -> None:
     assert llm.stats().num_steps > before.num_steps
     llm._engine.core.executor.worker._profiling.close()  # type: ignore[attr-defined]  # waits for the file
     assert [path.name for path in tmp_path.iterdir()] == ["mine-rank0.json.gz"]
+
+
+def test_a_path_names_a_model(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as by_path:
+        LLM(tmp_path)
+    with pytest.raises(CheckpointError) as by_text:
+        LLM(str(tmp_path))
+    assert str(by_path.value) == str(by_text.value)
+    assert str(tmp_path) in str(by_path.value)

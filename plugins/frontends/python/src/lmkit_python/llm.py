@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, contextmanager
 from functools import partial
 from itertools import count
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -65,7 +66,7 @@ class LLM(PoolingCalls, LifeCalls):
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | PathLike[str] | None = None,
         *,
         config: EngineConfig | None = None,
         host: PluginHost | None = None,
@@ -268,7 +269,7 @@ class AsyncLLM(PoolingCalls):
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | PathLike[str] | None = None,
         *,
         config: EngineConfig | None = None,
         host: PluginHost | None = None,
@@ -479,12 +480,14 @@ class AsyncLLM(PoolingCalls):
         await self.close()
 
 
-def _config(who: str, model: str | None, config: EngineConfig | None, options: dict[str, object]) -> EngineConfig:
+def _config(
+    who: str, model: str | PathLike[str] | None, config: EngineConfig | None, options: dict[str, object]
+) -> EngineConfig:
     """Raises ConfigError."""
     if config is not None and (options or model is not None):
         raise ConfigError(f"{who}: give either config= or a model and options", fix="put everything into config")
     if model is not None:
-        options["model"] = model
+        options["model"] = fspath(model)
     return config or from_options(options)
 
 
