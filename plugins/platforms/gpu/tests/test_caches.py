@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from lmkit.api import EngineConfig, EngineRequest, SamplingParams
+from lmkit.api import ConfigError, EngineConfig, EngineRequest, SamplingParams
 from lmkit.config import from_options
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake
@@ -34,6 +34,12 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 def gpu() -> Iterator[Gpu]:
     with simulated() as device:
         yield device
+
+
+def test_several_engines_are_refused_where_each_would_take_the_first_device() -> None:
+    several = from_options({"dp": 2})
+    with pytest.raises(ConfigError, match="--dp 2"):
+        GpuPlatform(SimRuntime()).worker_env(several, 0)
 
 
 def test_one_folder_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

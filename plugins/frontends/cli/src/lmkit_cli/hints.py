@@ -10,6 +10,7 @@ from lmkit.contracts.errors import nearest
 ELSEWHERE = {
     "--tensor-parallel-size": "--tp N",
     "--pipeline-parallel-size": "--pp N",
+    "--data-parallel-size": "--dp N",
     "--gpu-memory-utilization": "--kv-memory 90%, a share of the memory that is free, or --kv-memory 20GiB",
     "--mem-fraction-static": "--kv-memory 90%, a share of the memory that is free, or --kv-memory 20GiB",
     "--kv-cache-memory-bytes": "--kv-memory 20GiB",

@@ -49,6 +49,7 @@ from lmkit_python.front.run import Generation, GenerationFailed, at_once, check_
 from lmkit_python.life import EngineLife, LifeCalls
 from lmkit_python.outputs import RequestOutput, outputs_of
 from lmkit_python.pooled import PoolingCalls
+from lmkit_python.replicas import Replicas
 from lmkit_python.supervised import RESTARTS, Supervised
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class LLM(PoolingCalls, LifeCalls):
     ) -> None:
         """`own_process`: this process exists for the model, so the platform may set up its environment (threads)."""
         self.config = _config("LLM", model, config, options)
+        if self.config.parallel.dp > 1:
+            raise ConfigError("LLM is one engine, in this process", fix="AsyncLLM or `lmkit serve` with dp, or no dp")
         host = host or PluginHost()
         self.resolved, self.checkpoint, self.info = resolve(self.config, host)
         if own_process:
@@ -288,7 +291,7 @@ class AsyncLLM(PoolingCalls):
         self.config = _config("AsyncLLM", model, config, options)
         self._host, self._progress, self._resolution = host or PluginHost(), progress, resolution
         self._factory, self._restarts, self._process = factory, restarts, process
-        self._parts: tuple[ResolvedPlan, Checkpoint, Supervised, TextSide] | None = None
+        self._parts: tuple[ResolvedPlan, Checkpoint, Supervised | Replicas, TextSide] | None = None
         self._life: EngineLife | None = None
         self._starting: asyncio.Future[None] | None = None
 
@@ -309,7 +312,10 @@ class AsyncLLM(PoolingCalls):
         config, host = self.config, self._host
         resolved, checkpoint, _ = self._resolution or resolve(config, host)
         make = partial(ProcessClient, config, resolved, checkpoint, self._progress, factory=self._factory)
-        client = Supervised(make, self._restarts, first=make(process=self._process))
+        engine = partial(Supervised, make, self._restarts)
+        client: Supervised | Replicas = engine(first=make(process=self._process))
+        if config.parallel.dp > 1:
+            client = Replicas([client, *(engine() for _ in range(config.parallel.dp - 1))])
         starting = asyncio.ensure_future(client.start())
         await asyncio.sleep(0)  # the process is spawned before this one gets busy
         try:
@@ -324,7 +330,7 @@ class AsyncLLM(PoolingCalls):
         self._parts = resolved, checkpoint, client, text
 
     @property
-    def _started(self) -> tuple[ResolvedPlan, Checkpoint, Supervised, TextSide]:
+    def _started(self) -> tuple[ResolvedPlan, Checkpoint, Supervised | Replicas, TextSide]:
         if self._parts is None:
             raise ConfigError("this AsyncLLM has not started", fix="use `async with`, or `await llm.ready()`")
         return self._parts
@@ -338,7 +344,7 @@ class AsyncLLM(PoolingCalls):
         return self._started[1]
 
     @property
-    def client(self) -> Supervised:
+    def client(self) -> Supervised | Replicas:
         return self._started[2]
 
     @property

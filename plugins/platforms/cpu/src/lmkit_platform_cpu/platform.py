@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lmkit.platform.cpu")
 
-OWN_PROCESS = "_LMKIT_CPU_OWN_PROCESS"  # set by worker_env: the process exists for the engine alone
+OWN_PROCESS = "_LMKIT_CPU_OWN_PROCESS"  # set by worker_env: the process is for an engine alone, one of so many
 
 
 class HostBuffer:
@@ -73,13 +73,14 @@ class CpuPlatform:
         Waiting threads sleep. Spinning ones, the default, make every operator wait for a time slice of the system as
         soon as anything else (the server, another program) wants a core: 20 to 40 times slower on two busy cores.
         """
-        threads = config.parallel.threads or _asked_threads() or max(1, physical_cores() // config.parallel.tp)
+        dp = config.parallel.dp
+        threads = config.parallel.threads or _asked_threads() or max(1, physical_cores() // (dp * config.parallel.tp))
         wait = os.environ.get("OMP_WAIT_POLICY", "passive")
         return {
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
             "OMP_WAIT_POLICY": wait,
-            OWN_PROCESS: "1",
+            OWN_PROCESS: str(dp),
         }
 
     def bind(self, rank: int, threads: int | None = None) -> torch.device:
@@ -108,11 +109,11 @@ class CpuPlatform:
         return torch.device("cpu")
 
     def free_memory(self) -> int:
-        """What is free now, without the part left to the rest of the host; of several ranks each takes its share. Freed
-        memory goes back to the system."""
+        """What is free now, without the part left to the rest of the host; of several ranks and engines each takes its
+        share. Freed memory goes back to the system."""
         trim()
         total, free = memory()
-        return max(0, free - reserve(total)) // self._num_ranks
+        return max(0, free - reserve(total)) // (self._num_ranks * int(os.environ.get(OWN_PROCESS, "1")))
 
     def measure(self, work: Callable[[], None]) -> None:
         """What a step takes is estimated: memory of the host is taken as it is used, and shared with others."""

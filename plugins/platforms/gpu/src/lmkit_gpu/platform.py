@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lmkit.api import Collectives, DeviceInfo, ModelInfo, NullCollectives, StepLimits
+from lmkit.api import Collectives, ConfigError, DeviceInfo, ModelInfo, NullCollectives, StepLimits
 
 from lmkit_gpu.budget import GIB, headroom
 from lmkit_gpu.caches import kernel_caches
@@ -85,7 +85,13 @@ class GpuPlatform:
         return {}
 
     def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
-        """One host thread is enough: the work is on the device. What compiles kernels keeps them in one folder."""
+        """One host thread is enough: the work is on the device. What compiles kernels keeps them in one folder.
+
+        Raises ConfigError for several engines: each would take the first device.
+        """
+        if config.parallel.dp > 1:
+            each = "one `lmkit serve` for each device, told by CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES which"
+            raise ConfigError(f"--dp {config.parallel.dp}: engines do not share out the GPUs of a host", fix=each)
         return {
             "OMP_NUM_THREADS": str(config.parallel.threads or 1),
             "TOKENIZERS_PARALLELISM": "false",
