@@ -342,6 +342,13 @@ def mix(session: nox.Session) -> None:
 
 
 @nox.session
+def examples(session: nox.Session) -> None:
+    """The plugins of examples/plugins, from their wheels: their conformance kits, the doctor, and requests served."""
+    install(session)
+    session.run("pytest", "-q", "tests/examples", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
 def misbehaving(session: nox.Session) -> None:
     """A hundred and more plugins that hang, raise, end the process or answer nonsense: each is named, the others work.
     Five minutes."""

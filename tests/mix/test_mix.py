@@ -115,7 +115,7 @@ def test_default_set_generates(make_env) -> None:
 def test_a_third_party_plugin_serves(make_env, tmp_path: Path) -> None:
     """Written outside the repository, pip-installed, selected by name; the core does not know it."""
     outside = tmp_path / "their_project"
-    shutil.copytree(ROOT / "examples" / "attention_plugin", outside)
+    shutil.copytree(ROOT / "examples" / "plugins" / "attention", outside)
     env = make_env(["core", *DEFAULT])
     env.pip_install(outside)
     done = env.run("lmkit", "plugins", "list", "--json")

@@ -1,0 +1,5 @@
+from lmkit_testing import AttentionConformance
+
+
+class TestSimple(AttentionConformance):
+    plugin = "attention:simple"

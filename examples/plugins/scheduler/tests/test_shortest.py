@@ -1,0 +1,5 @@
+from lmkit_testing import SchedulerConformance
+
+
+class TestShortest(SchedulerConformance):
+    plugin = "scheduler:shortest"
