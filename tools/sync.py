@@ -106,6 +106,29 @@ def codes_page() -> str:
     )
 
 
+def api_page() -> str:
+    """Every name of `lmkit.api` by the module that defines it; the site shows signature and docstring of each."""
+    import lmkit.api
+
+    places: dict[str, list[str]] = {}
+    for name, value in sorted(vars(lmkit.api).items()):
+        if not name.startswith("_") and not inspect.ismodule(value):
+            place = getattr(value, "__module__", "")
+            places.setdefault(place if place.startswith(("lmkit.contracts.", "lmkit.kinds.")) else "", []).append(name)
+    lines = [
+        "# What plugins import\n",
+        "Made by `tools/sync.py` from `lmkit.api`. The site shows signature and docstring for each line with colons;",
+        'in a checkout `python -c "import lmkit.api; help(lmkit.api.AttentionSpec)"` does. Hooks: [hooks](hooks.md).',
+    ]
+    for place in sorted(places, key=lambda place: (not place, place)):
+        last = place.rpartition(".")[2]
+        title = f"Kind {last}" if ".kinds." in place else last.replace("_", " ").capitalize()
+        about = inspect.getdoc(import_module(place)) if place else "The mark of hooks, constants and names of types."
+        lines += [f"\n## {title or 'Others'}\n", (about or "").partition("\n\n")[0]]
+        lines += [f"\n::: lmkit.api.{name}" for name in places[place]]
+    return "\n".join([*lines, ""])
+
+
 CHECKS = {  # of the report that `nox -s model_table` writes -> heading
     "logits": "logits", "bfloat16": "bf16", "chunks": "chunks", "batch": "batch", "greedy": "64 tokens",
     "ranks": "TP", "loading": "loading",
@@ -315,6 +338,7 @@ def outputs() -> dict[Path, str]:
         pages / "hooks.md": hooks_page(),
         pages / "refusal-codes.md": codes_page(),
         pages / "fields.md": fields_page(),
+        pages / "api.md": api_page(),
         **{docs / "kinds" / f"{kind.name}.md": page(kind, use_of(kind)) for kind in KINDS},
         docs / "quantization.md": quantization_page((docs / "quantization.md").read_text()),
         docs / "gpu.md": gpu_page((docs / "gpu.md").read_text()),
