@@ -277,6 +277,18 @@ def expected(session: nox.Session) -> None:
     session.run("pytest", "-q", *tests, *session.posargs, env={"EXPECTED": "write"})
 
 
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=1,<2", *LINT]  # ruff breaks signatures
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation as a site, into site/; a warning is an error, a link that leads nowhere too. Half a minute.
+    `nox -s docs -- serve` shows it while it is written."""
+    session.install("-q", *DOCS)
+    env = {"NO_MKDOCS_2_WARNING": "1"}
+    session.run("mkdocs", *(session.posargs or ["build"]), "--strict", env=env)
+
+
 @nox.session
 def page(session: nox.Session) -> None:
     """The page at / in headless Chromium (Debian: apt install chromium), wide and on a phone. SCREENSHOTS=FOLDER keeps

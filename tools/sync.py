@@ -89,21 +89,75 @@ def use_of(kind: Any) -> tuple[str, str, str]:
     return called, kit, tests[0].relative_to(ROOT).as_posix() if tests else ""
 
 
+FIXES = {  # refusal code -> what to do: what the refusal itself says, or where it says nothing, what helps
+    "not-installed": "the `pip install` line or the name that the refusal offers; `lmkit plugins list`",
+    "name-conflict": "write `dist/name`, or disable one (`LMKIT_PLUGINS_DISABLE`); of one in two folders uninstall one",
+    "disabled": "change what the refusal names: a variable, a file or `--no-plugins`",
+    "core-too-old": "upgrade `lmkit-core`",
+    "core-too-new": "upgrade the plugin's dist",
+    "interface-unsupported": "upgrade the plugin, or `lmkit-core` where the plugin's number is the higher one",
+    "broken": "`lmkit plugins doctor` shows the place, with `LMKIT_DEBUG=1` the stack trace; upgrade or uninstall it",
+    "requirement-missing": "the `pip install` line of the refusal",
+    "requirement-version": "the `pip install` line of the refusal",
+    "platform": "another plugin, or `--platform` with one that it runs on; `lmkit doctor` says which devices are seen",
+    "capability": "another plugin: `lmkit explain KIND` names those that would run on the device",
+    "dtype": "`--dtype` with one that is declared, or another plugin",
+    "kv-dtype": "`--kv-dtype auto` or one that is declared, or another backend",
+    "head-dim": "another backend: the model decides the size",
+    "block-size": "`--block-size` with one that is declared, or another backend",
+    "gqa-ratio": "another backend: the model decides the ratio; fewer ranks (`--tp`) may help",
+    "format": "another plugin that declares the format, or `auto`, which finds one (`--quantization auto`)",
+    "ranks": "`--tp 1`, `--pp 1`, or another executor",
+    "model": "name the plugin to use it anyway (`--tool-parser NAME`); a `--quantization` that the model runs with",
+    "template": "name the plugin to use it anyway (`--tool-parser NAME`); `lmkit verify MODEL` says whether it fits",
+    "feature": "another plugin: `lmkit explain KIND` names those that declare it; or leave out what asks for it",
+    "experimental": "name it: `--KIND NAME`",
+    "check-failed": "a fault of the plugin: report it with its stack trace (`LMKIT_DEBUG=1`), and use another",
+    "target-import": "install what the import misses, or report it to the plugin's authors; until then another plugin",
+}
+
+
 def codes_page() -> str:
-    """The refusal codes, by stage."""
+    """The refusal codes, by stage, each with its fix."""
     from lmkit.plugins.codes import CODES, STAGES
 
-    rows = [f"| `{code}` | {stage} {STAGES[stage - 1]} | {meaning} |" for code, (stage, meaning) in CODES.items()]
+    rows = [
+        f"| `{code}` | {stage} {STAGES[stage - 1]} | {meaning} | {FIXES[code]} |"
+        for code, (stage, meaning) in CODES.items()
+    ]
     return "\n".join(
         [
             "# Refusal codes\n",
             "Made by `tools/sync.py` from `lmkit.plugins.codes`. Codes of a plugin's own check carry its name: "
-            "`flashinfer.driver`.\n",
-            "| code | stage | meaning |\n|---|---|---|",
+            "`flashinfer.driver`. A refusal says what was needed, what was offered and, where it knows, the fix.\n",
+            "| code | stage | meaning | fix |\n|---|---|---|---|",
             *rows,
             "",
         ]
     )
+
+
+def api_page() -> str:
+    """Every name of `lmkit.api` by the module that defines it; the site shows signature and docstring of each."""
+    import lmkit.api
+
+    places: dict[str, list[str]] = {}
+    for name, value in sorted(vars(lmkit.api).items()):
+        if not name.startswith("_") and not inspect.ismodule(value):
+            place = getattr(value, "__module__", "")
+            places.setdefault(place if place.startswith(("lmkit.contracts.", "lmkit.kinds.")) else "", []).append(name)
+    lines = [
+        "# What plugins import\n",
+        "Made by `tools/sync.py` from `lmkit.api`. The site shows signature and docstring for each line with colons;",
+        'in a checkout `python -c "import lmkit.api; help(lmkit.api.AttentionSpec)"` does. Hooks: [hooks](hooks.md).',
+    ]
+    for place in sorted(places, key=lambda place: (not place, place)):
+        last = place.rpartition(".")[2]
+        title = f"Kind {last}" if ".kinds." in place else last.replace("_", " ").capitalize()
+        about = inspect.getdoc(import_module(place)) if place else "The mark of hooks, constants and names of types."
+        lines += [f"\n## {title or 'Others'}\n", (about or "").partition("\n\n")[0]]
+        lines += [f"\n::: lmkit.api.{name}" for name in places[place]]
+    return "\n".join([*lines, ""])
 
 
 CHECKS = {  # of the report that `nox -s model_table` writes -> heading
@@ -119,7 +173,7 @@ FALLBACK = "lmkit-model-transformers"
 
 def models_page(report: dict[str, dict], introduction: str) -> str:
     """The tables of architectures, from the report of a test run."""
-    rows = {True: [], False: []}  # through the fallback?
+    rows: dict[bool, list[str]] = {True: [], False: []}  # through the fallback?
     for name, row in report.items():
         if "logits" not in row["checks"]:  # a pooling model's: its tests are other ones
             continue
@@ -315,6 +369,7 @@ def outputs() -> dict[Path, str]:
         pages / "hooks.md": hooks_page(),
         pages / "refusal-codes.md": codes_page(),
         pages / "fields.md": fields_page(),
+        pages / "api.md": api_page(),
         **{docs / "kinds" / f"{kind.name}.md": page(kind, use_of(kind)) for kind in KINDS},
         docs / "quantization.md": quantization_page((docs / "quantization.md").read_text()),
         docs / "gpu.md": gpu_page((docs / "gpu.md").read_text()),
