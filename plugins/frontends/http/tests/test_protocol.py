@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from lmkit_http.protocol import BoundedProtocol
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import listening, scripted
 
@@ -93,6 +94,100 @@ async def test_a_refusal_closes_what_is_not_read(monkeypatch: pytest.MonkeyPatch
                 assert await until_closed(writer, b"x" * 1000) < 1 << 30
 
 
+async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Head, in small letters, and body of one answer that says its length."""
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).lower()
+    length = int(head.partition(b"content-length: ")[2].split()[0])
+    return head, await asyncio.wait_for(reader.readexactly(length), 5)
+
+
+UNREAD = {
+    "chunked": CHUNKED + b"1\r\n{\r\n",
+    "long": POST + b"Content-Length: 1000000\r\n\r\n{",
+    "expects": POST + b"Content-Length: 10\r\nExpect: 100-continue\r\n\r\n",
+    "last": POST + b"Content-Length: 10\r\nConnection: close\r\n\r\n{",
+    "old": b"POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Length: 10\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("sent", UNREAD.values(), ids=UNREAD)
+async def test_a_refusal_before_the_body_says_that_the_connection_ends(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """Once, and what the client sends until it has read that neither counts as a request nor resets the answer."""
+    monkeypatch.setattr("lmkit_http.protocol.LINGER_SECONDS", 0.2)
+    async with listening(scripted("a"), KEYS) as url, connected(url) as (reader, writer):
+        writer.write(sent)
+        head, body = await read_answer(reader)
+        assert head.split()[1] == b"401"
+        assert head.count(b"connection: close") == 1
+        assert b"invalid_api_key" in body
+        writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+
+
+@pytest.mark.parametrize("late", [0.0, 0.1])
+async def test_a_short_body_that_comes_after_its_refusal_is_skipped(late: float) -> None:
+    """The connection goes on, and with it what follows in the same bytes."""
+    live = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with listening(scripted("a"), KEYS) as url, connected(url) as (reader, writer):
+        for _ in range(3):
+            writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(live) + live[:5])
+            head, _ = await read_answer(reader)
+            assert head.split()[1] == b"401"
+            assert b"connection: close" not in head
+            writer.write(live[5:20])  # a body that looks like a request is none
+            await asyncio.sleep(late)
+            writer.write(live[20:] + live * 2)
+            for _ in range(2):
+                head, body = await read_answer(reader)
+                assert head.split()[1] == b"200"
+                assert body == b'{"status":"live"}'
+
+
+async def test_a_rest_that_does_not_come_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the client is silent or sends a byte now and then."""
+    monkeypatch.setattr("lmkit_http.protocol.HEAD_SECONDS", 0.3)
+    async with listening(scripted("a"), KEYS) as url, connected(url) as (reader, writer):
+        writer.write(POST + b"Content-Length: 1000\r\n\r\n")
+        await read_answer(reader)
+        async with asyncio.timeout(5):
+            with suppress(OSError):
+                while not reader.at_eof():
+                    writer.write(b"x")
+                    await asyncio.sleep(0.05)
+
+
+async def test_who_is_skipped_is_not_cut_while_the_next_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of an idle connection does not run while a request of it does."""
+    before = BoundedProtocol.connection_made
+
+    def hasty(self: Any, transport: Any) -> None:
+        before(self, transport)
+        self.timeout_keep_alive = 0.2
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", hasty)
+    async with listening(scripted("x" * 60, delay=0.01), KEYS) as url, connected(url) as (reader, writer):
+        writer.write(POST + b"Content-Length: 4\r\n\r\n")
+        await read_answer(reader)
+        body = json.dumps({"prompt": "a", "max_tokens": 60}).encode()
+        post = POST + b"Authorization: Bearer secret\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        writer.write(b"null" + post)
+        assert (await read_answer(reader))[0].split()[1] == b"200"
+
+
+async def test_a_refusal_waits_for_its_turn_in_a_pipeline() -> None:
+    """Before it answers, after it an end: what follows is not taken."""
+    llm = scripted("abc")
+    async with listening(llm, KEYS) as url, connected(url) as (reader, writer):
+        good = b"Authorization: Bearer secret\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+        writer.write(POST + good + POST + b"Content-Length: 2\r\n\r\n{}" + POST + good + UNREAD["long"] + POST + good)
+        found = [(await read_answer(reader))[0].split()[1] for _ in range(4)]
+        assert found == [b"200", b"401", b"200", b"401"]
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert len(llm.client.requests) == 2  # type: ignore[attr-defined]
+
+
 async def test_a_refused_request_that_was_read_keeps_its_connection() -> None:
     async with listening(scripted("a"), KEYS) as url, connected(url) as (reader, writer):
         for _ in range(3):
@@ -107,8 +202,6 @@ async def test_a_pipeline_is_answered_in_order_and_piece_by_piece() -> None:
     most = 0
     kept: list[Any] = []
     async with listening(scripted("a"), on_app=kept.append) as url, connected(url) as (reader, writer):
-        from lmkit_http.protocol import BoundedProtocol
-
         before = BoundedProtocol._start_asgi_task
 
         def watch(self: Any, *args: Any) -> Any:

@@ -7,14 +7,17 @@ slow readers for ever; the Gate only sees complete headers.
 from __future__ import annotations
 
 from asyncio import Transport
+from functools import partial
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_SECONDS = 30.0  # from the first byte (or the connection) to the end of the headers
 WRITE_SECONDS = 30.0  # that a client may take to read what was sent, before more can be
 LINGER_SECONDS = 2.0  # in which what comes after a refusal is thrown away, so that the client gets to read it
+_REST = 64 << 10  # bytes of a body that are read and thrown away after a refusal; of a longer one the connection ends
 _SLICE = 16 << 10  # bytes that the parser sees at a time: bounds the requests that are made at once
 _HELD = 64 << 10  # bytes that may wait for the answers to requests before them; then nothing is read any more
 _MOST_HELD = 1 << 20
@@ -30,7 +33,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._overhead = 0  # bytes of this request that are not its body
         self._in_head = True
         self._held = b""
-        self._refused = False  # the answer was sent before the body had come
+        self._refused = False  # nothing that comes is read any more
         self._slow = self.loop.call_later(HEAD_SECONDS, transport.close)
         self._unread = self._slow
 
@@ -79,6 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def on_message_begin(self) -> None:
+        self._unset_keepalive_if_required()  # it may have been set by the end of a refused request, in the same bytes
         self._in_head, self._overhead = True, 0
         self._wait_for_head()
         super().on_message_begin()
@@ -118,14 +122,51 @@ class BoundedProtocol(HttpToolsProtocol):
         self._overhead -= len(body)
         super().on_body(body)
 
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self.cycle.response_complete and self.cycle.more_body:  # the rest of a request that was refused
+            self.cycle.more_body = False
+            self._slow.cancel()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
     # -- writing
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        super()._start_asgi_task(cycle, partial(self._answer, cycle, app))
+
+    async def _answer(
+        self, cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Runs the application. An answer that comes before the body says whether the connection goes on: who sends the
+        next request on one that ends may not know whether it was taken."""
+
+        async def say(message: Message) -> None:
+            if not cycle.response_started and cycle.more_body and not self._is_short(cycle):
+                self._refused = True
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+                await send(message)
+                cycle.keep_alive = True  # it is closed here, not at once: that would reset it before it is read
+            else:
+                await send(message)
+
+        await app(scope, receive, say)
+
+    def _is_short(self, cycle: RequestResponseCycle) -> bool:
+        """Whether the rest of a body is known to be small, and on its way."""
+        sizes = [value for name, value in cycle.scope["headers"] if name == b"content-length"]
+        small = len(sizes) == 1 and sizes[0].isdigit() and int(sizes[0][:20]) <= _REST
+        return small and cycle.keep_alive and not cycle.waiting_for_100_continue
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        if self.cycle.response_complete and self.cycle.more_body:
+        if self._refused:
             self._refuse_rest()
+        elif self.cycle.response_complete and self.cycle.more_body:
+            self._wait_for_head()  # the rest of this request has as much time
         elif self._held and not self.pipeline:
             held, self._held = self._held, b""
             self._feed(held)
@@ -133,7 +174,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse_rest(self) -> None:
         """The request was answered without its body. A close now would reset the connection before that is read."""
-        self._refused = True
+        self._held = b""
         self._unset_keepalive_if_required()
         if self.transport.can_write_eof():
             self.transport.write_eof()
