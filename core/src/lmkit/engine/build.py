@@ -234,7 +234,7 @@ def _facts(
         dtype=str(resolved.value("dtype", info.dtype)),
         device=resolved.device.name or resolved.device.platform,
         process_bytes=resolved.device.process_bytes,
-        num_ranks=config.parallel.tp,
+        num_ranks=config.parallel.tp * config.parallel.pp,
         weight_bytes=facts.weight_bytes,
         activation_bytes=facts.activation_bytes,
         kv_bytes=kv.nbytes,

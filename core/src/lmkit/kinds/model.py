@@ -32,7 +32,7 @@ class ModelSpec(Spec):
     architectures: tuple[str, ...]
     features: frozenset[str] = frozenset({"causal"})  # attention features it may need, for lists
     supports_tp: bool = True
-    supports_pp: bool = False
+    supports_pp: bool = True
     quantization: frozenset[str] | None = None  # names of the plugins for it that it runs with; None = any
 
 

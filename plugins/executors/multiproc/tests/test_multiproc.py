@@ -14,6 +14,7 @@ from lmkit.api import (
     ConfigError,
     EngineDead,
     Failure,
+    ForgetRows,
     NewRow,
     ResolvedPlan,
     RowWork,
@@ -53,6 +54,22 @@ class TestMultiproc(ExecutorConformance):
             both.close()
         assert [r.tokens for r in found] == [r.tokens for r in expected]
         assert whole.specs[0].num_kv_heads == 2
+
+    @pytest.mark.parametrize("tp", [1, 2])
+    def test_stages_say_what_one_rank_says(self, tiny: Tiny, tp: int) -> None:
+        """Layers go to two ranks each; the last ones draw, and the others are told."""
+        config = replace(tiny[0], parallel=ParallelConfig(pp=2, tp=tp, threads=1))
+        one, both = UniprocExecutor(replace(tiny[0], wanted={}), *tiny[1:]), MultiprocExecutor(config, *tiny[1:])
+        try:
+            whole, split = self.ready(one, tiny[0]), self.ready(both, config)
+            assert self.told(both, ForgetRows()) == ""
+            expected, found = self.play(one), self.play(both)
+        finally:
+            one.close()
+            both.close()
+        assert [r.tokens for r in found] == [r.tokens for r in expected]
+        assert split.specs[0].layers == whole.specs[0].layers
+        assert split.nbytes * 2 * tp == whole.nbytes
 
     def test_two_ranks_sleep_and_change_together(
         self, two: Tiny, other: Path, said: tuple[Tokens, Tokens], tmp_path: Path

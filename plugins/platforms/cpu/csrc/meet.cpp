@@ -70,10 +70,16 @@ void await(Flag& flag, uint32_t round) {
 
 }  // namespace
 
-void lk_meet(char* flags, int64_t rank, int64_t size, uint32_t round) {
-    Flag& own = flag_of(flags, rank);
+void lk_tell(char* flags, int64_t index, uint32_t round) {
+    Flag& own = flag_of(flags, index);
     own.round.store(round, std::memory_order_seq_cst);
     if (own.sleepers.load(std::memory_order_seq_cst)) wake_all(own);
+}
+
+void lk_await(char* flags, int64_t index, uint32_t round) { await(flag_of(flags, index), round); }
+
+void lk_meet(char* flags, int64_t rank, int64_t size, uint32_t round) {
+    lk_tell(flags, rank, round);
     for (int64_t i = 0; i < size; i++)
         if (i != rank) await(flag_of(flags, i), round);
 }

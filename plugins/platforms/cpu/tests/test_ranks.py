@@ -48,13 +48,35 @@ def work(rank: int, path: str, with_native: bool) -> None:
         parts = [values(r, (5, 3, 4), torch.float32) for r in range(SIZE)]
         assert torch.equal(group.all_gather(parts[rank], dim), torch.cat(parts, dim))
     assert torch.equal(group.broadcast(values(rank, (4,), torch.float32), 1), values(1, (4,), torch.float32))
+    passed_on(group, rank)
     if native is not None:
         recorded(native, group, rank)
+
+
+def passed_on(group: object, rank: int) -> None:
+    """From each to the next, many times: none overwrites what was not taken."""
+    for n in range(20):
+        for shape in SHAPES:
+            x = values(n, shape, torch.bfloat16)
+            if rank > 0:
+                found = group.receive(torch.empty_like(x), rank - 1)  # type: ignore[attr-defined]
+                assert torch.equal(found, x)
+            if rank < SIZE - 1:
+                group.send(x, rank + 1)  # type: ignore[attr-defined]
 
 
 def recorded(native: object, group: object, rank: int) -> None:
     """On a tape: the same operator over the same memory, with other numbers in it each time."""
     x = torch.zeros(40)
+    with native.capture() as tape:  # type: ignore[attr-defined]
+        if rank > 0:
+            group.receive(x, rank - 1)  # type: ignore[attr-defined]
+        if rank < SIZE - 1:
+            group.send(x, rank + 1)  # type: ignore[attr-defined]
+    for n in range(50):
+        x.fill_(n if rank == 0 else -1)
+        tape.run()
+        assert torch.equal(x, torch.full((40,), float(n)))
     with native.capture() as tape:  # type: ignore[attr-defined]
         out = group.all_reduce(x)  # type: ignore[attr-defined]
     for n in range(50):

@@ -28,6 +28,7 @@ from lmkit.api import (
 )
 from lmkit.checkpoint import open_checkpoint
 from lmkit.config import from_options
+from lmkit.memory import stage
 from lmkit.plugins import load_target
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
@@ -39,7 +40,7 @@ from torch import Tensor
 
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.specs import PluginConformance, find_plugin
-from lmkit_testing.steps import ModelDriver, Ranks, plain_platform
+from lmkit_testing.steps import ModelDriver, Ranks, Relay, plain_platform
 
 DENSE = "lmkit_testing.dense:DenseAttention"
 OTHER_MEDIA = re.compile("|".join(multimodal.OTHER_MEDIA))  # in names of tensors that are not those of the text part
@@ -292,6 +293,27 @@ class ArchitectureConformance:
         whole = ModelDriver(loaded, "float32").run(0, ids, 9)
         for logits in ranks:
             assert deviation(logits, whole) < self.tolerance
+
+    @pytest.mark.one_in(3)
+    def test_two_stages_equal_one_rank(self, directory: Path, loaded: LoadedModel, spec: ModelSpec) -> None:
+        """The first layers on one rank, the last on another, which has no weights of the first."""
+        num = len(loaded.info.layers)
+        if not spec.supports_pp or num < 2:
+            pytest.skip("does not claim pipeline parallelism")
+        relay: list[Tensor] = []
+        stages = [
+            load_tiny(directory, spec.target, "float32", stage=(stage(num, i, 2), Relay(i, 2, relay))) for i in range(2)
+        ]
+        assert max(one.weight_bytes for one in stages) < loaded.weight_bytes
+        first, second = (ModelDriver(one, "float32") for one in stages)
+        ids, logits = prompt(loaded.info.vocab_size), []
+        for i in range(0, len(ids), 9):
+            work = [(0, ids[i : i + 9])]
+            first.hidden(work)
+            logits += second.step(work)
+        assert not relay
+        whole = ModelDriver(loaded, "float32").run(0, ids, 9)
+        assert torch.equal(torch.cat(logits), whole)
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -14,6 +14,7 @@ from lmkit.api import (
     AttnBatch,
     AttnNeed,
     Collectives,
+    NullCollectives,
     StateBatch,
     StateTensor,
     StepInputs,
@@ -144,6 +145,19 @@ class _Rank(Collectives):
 
     def broadcast(self, x: Tensor, src: int) -> Tensor:
         return self._exchange(x)[src]
+
+
+class Relay(NullCollectives):
+    """Ranks that follow each other, one after another in one thread: what is sent waits until it is received."""
+
+    def __init__(self, rank: int, size: int, sent: list[Tensor]) -> None:
+        self.rank, self.size, self._sent = rank, size, sent
+
+    def send(self, x: Tensor, dst: int) -> None:
+        self._sent.append(x.clone())
+
+    def receive(self, out: Tensor, src: int) -> Tensor:
+        return out.copy_(self._sent.pop(0))
 
 
 def kv_memory(backend: AttentionBackend, need: AttnNeed, num_blocks: int, device: torch.device | str = "cpu") -> Tensor:

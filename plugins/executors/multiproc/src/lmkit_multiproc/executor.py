@@ -11,9 +11,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -31,6 +31,7 @@ from lmkit.api import (
     Failure,
     GrammarMasks,
     KVConfig,
+    KVSpec,
     LmkitError,
     Reply,
     ResolvedPlan,
@@ -57,8 +58,10 @@ from lmkit_multiproc.messages import (
     Report,
     Sample,
     Sampled,
+    Told,
     decode_report,
     encode,
+    first_with_head,
 )
 
 if TYPE_CHECKING:
@@ -71,8 +74,8 @@ ALONE_SECONDS = 1.5  # after which a rank whose order failed is alone with that
 class Process:
     """One rank's process, from outside: it ends when `close` is called, or when this process does."""
 
-    def __init__(self, rank: int, shared: int) -> None:
-        """`shared`: a file that it inherits."""
+    def __init__(self, rank: int, shared: Sequence[int]) -> None:
+        """`shared`: files that it inherits."""
         self.rank = rank
         mine, orders = socket.socketpair()
         self.life, life = socket.socketpair()
@@ -80,7 +83,7 @@ class Process:
             inherited = [orders.fileno(), life.fileno()]
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "lmkit_multiproc.rank", str(rank), *map(str, inherited)],
-                pass_fds=[*inherited, shared],
+                pass_fds=[*inherited, *shared],
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C reaches the front end only; it decides
             )
@@ -103,7 +106,7 @@ class Process:
 
 
 class MultiprocExecutor:
-    """Runs `tp` ranks. One step is in flight."""
+    """Runs `tp` ranks for each of `pp` stages, those of the first stage first. One step is in flight."""
 
     depth = 1
 
@@ -111,11 +114,12 @@ class MultiprocExecutor:
         self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
     ) -> None:
         self._config, self._resolved, self._checkpoint, self._progress = config, resolved, checkpoint, progress
-        self.size = config.parallel.tp
+        self.size = config.parallel.tp * config.parallel.pp
+        self._first = first_with_head(config)  # from which on ranks draw tokens
         if config.parallel.in_flight != 1:
             raise ConfigError("the executor multiproc has one step in flight", fix="--depth 1")
         if config.lora.on and self.size > 1:
-            raise ConfigError(f"adapters cannot be split over {self.size} ranks", fix="--tp 1, or no adapters")
+            raise ConfigError(f"adapters cannot be split over {self.size} ranks", fix="--tp 1 --pp 1, or no adapters")
         if resolved.draft is not None and self.size > 1:  # each would choose lengths by a clock of its own
             raise ConfigError(f"guesses of a model cannot be split over {self.size} ranks", fix="--proposer ngram")
         self._processes: list[Process] = []
@@ -126,17 +130,22 @@ class MultiprocExecutor:
         self._closed = False
 
     def start(self) -> WorkerFacts:
-        with _meeting_place() as (path, fd):
-            self._processes = [Process(rank, fd) for rank in range(self.size)]
+        tp, pp = self._config.parallel.tp, self._config.parallel.pp
+        with ExitStack() as stack:
+            met = [stack.enter_context(_meeting_place()) for _ in range((tp > 1) * pp + (pp > 1) * tp)]
+            self._processes = [Process(rank, [fd for _, fd in met]) for rank in range(self.size)]
             for process in self._processes:
                 self._by_fd[process.connection.fileno()] = process
                 self._news.register(process.connection.fileno(), POLLIN | POLLHUP)
             Thread(target=self._watch, name="lmkit-ranks", daemon=True).start()
-            self._order(Load(self._config, self._resolved, self._checkpoint, f"file://{path}"))
+            self._order(
+                Load(self._config, self._resolved, self._checkpoint, tuple(f"file://{path}" for path, _ in met))
+            )
             answers = self._answers(Loaded)
         facts = [answer.facts for answer in answers]
         return replace(
             facts[0],
+            kv_specs=tuple(map(_largest, *(f.kv_specs for f in facts))),
             free_kv_bytes=min(f.free_kv_bytes for f in facts),
             weight_bytes=max(f.weight_bytes for f in facts),
             activation_bytes=max(f.activation_bytes for f in facts),
@@ -182,31 +191,33 @@ class MultiprocExecutor:
 
     # -------------------------------------------------------------------------------------------------- details
 
-    def _order(self, order: Order) -> None:
-        """To all ranks; encoded once. A rank that is gone is noticed by whoever waits for an answer."""
+    def _order(self, order: Order, to: Sequence[Process] | None = None) -> None:
+        """To all ranks, or these; encoded once. A rank that is gone is noticed by whoever waits for an answer."""
         if self._closed:
             raise EngineError("the executor is closed")
         frame = encode(order)
-        for process in self._processes:
+        for process in self._processes if to is None else to:
             with suppress(OSError):
                 process.connection.send_bytes(frame)
 
     def _result(self, step: int) -> StepResult:
-        """The first rank's; raises what all raised."""
+        """The first rank's with the head; raises what all of these raised."""
         late: float | None = None  # when a rank that failed is alone with that
         raised: dict[int, LmkitError] = {}
-        while len(raised) < self.size:
+        while not raised.keys() >= set(range(self._first, self.size)):
             for process, report in self._reports(late):
                 if isinstance(report, Sampled) and not raised and report.result.step == step:
+                    if self._first:
+                        self._order(Told(report.result.tokens), self._processes[: self._first])
                     return report.result
                 if not isinstance(report, Raised) or report.step != step:
                     raise self._fail(process.rank, f"did what the others did not in step {step}: {report}")
                 raised[process.rank] = error_of(report.error)
                 late = late or monotonic() + ALONE_SECONDS
-            if late is not None and monotonic() > late and len(raised) < self.size:
+            if late is not None and monotonic() > late and not raised.keys() >= set(range(self._first, self.size)):
                 rank, error = next(iter(raised.items()))
                 raise self._fail(rank, f"failed alone in step {step}: {error.message}")
-        raise raised[0]
+        raise raised[self._first]
 
     def _answers(self, kind: type[T]) -> list[T]:
         """One of each rank, in order. Raises the error of the first rank that has one."""
@@ -254,6 +265,12 @@ class MultiprocExecutor:
         if told is not None:
             told(failure)
         return EngineDead(f"rank {failure.rank}: {failure.message}")
+
+
+def _largest(*specs: KVSpec) -> KVSpec:
+    """A group as ranks of different layers have it: a block takes what it takes of the one that has most of them."""
+    layers = sorted({layer for spec in specs for layer in spec.layers})
+    return replace(specs[0], layers=tuple(layers), bytes_per_block=max(spec.bytes_per_block for spec in specs))
 
 
 @contextmanager

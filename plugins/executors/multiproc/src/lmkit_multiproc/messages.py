@@ -37,12 +37,12 @@ Known = (
 
 
 class Load(msgspec.Struct, tag="load"):
-    """The first order: what to load. `init_method`: where ranks find each other."""
+    """The first order: what to load. `places`: where ranks find each other, as Worker has them."""
 
     config: EngineConfig
     resolved: ResolvedPlan
     checkpoint: Checkpoint
-    init_method: str
+    places: tuple[str, ...]
 
 
 class Configure(msgspec.Struct, tag="configure"):
@@ -57,17 +57,23 @@ class Forward(msgspec.Struct, tag="forward"):
 
 
 class Sample(msgspec.Struct, tag="sample"):
-    """Answered by the first rank; by another one only when it fails."""
+    """Answered by the first rank that has the head; by another one only when it fails."""
 
     step: int
     masks: GrammarMasks | None
+
+
+class Told(msgspec.Struct, tag="told"):
+    """Is not answered. To ranks that have no head: the tokens of the last step."""
+
+    tokens: list[list[int]]
 
 
 class Command(msgspec.Struct, tag="command"):
     control: Known
 
 
-Order = Load | Configure | Forward | Sample | Command
+Order = Load | Configure | Forward | Sample | Told | Command
 
 
 class Phase(msgspec.Struct, tag="phase"):
@@ -103,6 +109,11 @@ class Raised(msgspec.Struct, tag="raised"):
 
 
 Report = Phase | Loaded | Configured | Sampled | Answered | Raised
+
+
+def first_with_head(config: EngineConfig) -> int:
+    """The rank that answers."""
+    return (config.parallel.pp - 1) * config.parallel.tp
 
 
 def _plain(value: object) -> object:

@@ -32,8 +32,10 @@ from lmkit_multiproc.messages import (
     Report,
     Sample,
     Sampled,
+    Told,
     decode_order,
     encode,
+    first_with_head,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Rank:
     def __init__(self, rank: int, orders: Connection) -> None:
         self.rank, self._orders = rank, orders
         self._worker: Worker | None = None
+        self._first = 0  # of those that have the head
         self._failed: dict[int, Exception] = {}  # step -> what its forward pass raised
 
     def run(self) -> None:
@@ -86,7 +89,10 @@ class Rank:
                 if error := self._failed.pop(step, None):
                     raise error
                 result: StepResult = worker.sample(step, masks).read()
-                return Sampled(result) if self.rank == 0 else None
+                return Sampled(result) if self.rank == self._first else None
+            case Told(tokens):
+                worker.told(tokens)
+                return None
             case Command(control):
                 reply: Reply = worker.control(control)
                 return Answered(reply)
@@ -95,9 +101,8 @@ class Rank:
         from lmkit_worker.worker import Worker
 
         progress = self._progress if self.rank == 0 else None
-        worker = Worker(
-            order.config, order.resolved, order.checkpoint, progress, rank=self.rank, init_method=order.init_method
-        )
+        worker = Worker(order.config, order.resolved, order.checkpoint, progress, rank=self.rank, places=order.places)
+        self._first = first_with_head(order.config)
         facts = worker.load()
         self._worker = worker
         return Loaded(facts)

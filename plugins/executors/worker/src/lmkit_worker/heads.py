@@ -235,3 +235,41 @@ class TokenHead:
             found = RowLogprobs(job.row)
             result.logprobs.append(found)
         found.prompt_start, found.prompt = job.start + 1, entries
+
+
+class Follower:
+    """The head of a rank whose model has none: rows get the tokens that another rank has drawn."""
+
+    reads_tokens = False
+
+    def __init__(self, rows: RowTable) -> None:
+        self.rows = rows
+        self._step: Step | None = None  # the last one
+
+    @property
+    def slots(self) -> list[int]:
+        return sorted(self.rows.slot_of.values())
+
+    def add(self, slot: int, row: NewRow) -> None:
+        """Nothing is kept of it."""
+
+    def remove(self, slot: int) -> None:
+        """Nothing was kept."""
+
+    def clear(self) -> None:
+        self._step = None
+
+    def prepare(self, step: Step) -> None:
+        """All hidden states go on to the next rank."""
+        step.inputs.only_logits = False
+
+    def start(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> Started:
+        self._step = step
+        return lambda: None, None
+
+    def told(self, tokens: Sequence[Sequence[int]]) -> None:
+        """What was drawn for each row of the last step."""
+        step, self._step = self._step, None
+        if step is not None:
+            for slot, drawn in zip(step.slots.tolist(), tokens, strict=True):
+                self.rows.extend(slot, drawn)

@@ -23,3 +23,4 @@ class LoadedModel:
     attention: AttentionBackend | None = None  # the object the model's layers call: makes planners and KV tensors
     rows: RowOps | None = None  # that of the model's layers; None: plain torch
     draft: LoadedModel | None = None  # what its proposer runs
+    has_head: bool = True  # False: a rank after this one makes the logits

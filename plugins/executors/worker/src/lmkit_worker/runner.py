@@ -31,7 +31,7 @@ from lmkit_layers.drafts import DraftProposer
 from lmkit_worker.blocks import Blocks
 from lmkit_worker.branches import Mover
 from lmkit_worker.drafting import Drafting, Source, Texts
-from lmkit_worker.heads import RowHead, TokenHead
+from lmkit_worker.heads import Follower, RowHead, TokenHead
 from lmkit_worker.inputs import InputBuilder, Step
 from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.pooling import RowPooler
@@ -119,7 +119,9 @@ class Runner:
             self.blocks.state,
         )  # fmt: skip
         self.head: RowHead
-        if pooler is not None:
+        if not loaded.has_head:
+            self.head = Follower(self.rows)
+        elif pooler is not None:
             self.head = RowPooler(pooler, self.rows, loaded.model, loaded.dense)
         else:
             vocab_size = loaded.info.vocab_size
@@ -177,6 +179,11 @@ class Runner:
         elif tokens is not None:
             self.inputs.drawn.put(tokens)
         return self.unread
+
+    def told(self, tokens: Sequence[Sequence[int]]) -> None:
+        """What the rank that has the head drew for the rows of the last step."""
+        if isinstance(self.head, Follower):
+            self.head.told(tokens)
 
     def warm(self) -> None:
         """Steps of rows that nobody asked for, where the platform wants them: kernels are compiled before the first

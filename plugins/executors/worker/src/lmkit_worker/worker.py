@@ -6,7 +6,7 @@ import ctypes
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from lmkit.api import (
     CapacityError,
     Checkpoint,
     CheckpointError,
+    Collectives,
     ConfigError,
     Control,
     DropAdapter,
@@ -28,6 +29,7 @@ from lmkit.api import (
     LmkitError,
     LoadAdapter,
     ModelInfo,
+    NullCollectives,
     Profile,
     Reply,
     ResetCache,
@@ -72,13 +74,15 @@ class Worker:
 
     def __init__(
         self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None,
-        rank: int = 0, init_method: str = "", debug_kv: bool = False,
+        rank: int = 0, places: Sequence[str] = (), debug_kv: bool = False,
     ) -> None:  # fmt: skip
-        """`init_method`: where this rank finds the others, if there are any."""
+        """`places`: where ranks meet, if there are several: those of each stage, then the stages of each part."""
         self.config, self.resolved, self.checkpoint, self.progress = config, resolved, checkpoint, progress
-        self.rank, self.size, self.init_method, self.debug_kv = rank, config.parallel.tp, init_method, debug_kv
+        self.rank, self.size, self.num_stages = rank, config.parallel.tp, config.parallel.pp
+        self.places, self.debug_kv = places, debug_kv
         self.platform: Platform = make(choice_of(resolved, "platform"))
         self.info = memory.info_of_rank(describe_model(resolved, checkpoint), self.size)
+        self.layers = memory.stage(len(self.info.layers), rank // self.size, self.num_stages)  # that this rank has
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None
         self.compiles = Compiles()
@@ -96,13 +100,15 @@ class Worker:
         self.device = self.platform.bind(self.rank, threads)
         if threads:
             torch.set_num_threads(threads)
-        where = (self.init_method,) if self.size > 1 else ()  # a platform of one rank need not know of it
-        self.ranks = self.platform.collectives(self.rank, self.size, *where)
+        self.ranks, self.stages = self._collectives()
+        self.stage = (self.layers, self.stages) if self.num_stages > 1 else None
         self._stamp = self._stamp_of_files()
         self.loaded = self._load()
-        self.ranks.all_reduce(torch.zeros(1, device=self.device))  # memory is counted when all have theirs
+        for group in (self.ranks, self.stages):
+            group.all_reduce(torch.zeros(1, device=self.device))  # memory is counted when all have theirs
         dtype, block_size = self.resolved.value("dtype", self.info.dtype), self.resolved.value("block_size")
-        specs = tuple(self.info.kv_specs(block_size, self.resolved.value("kv_dtype", dtype)))
+        specs = self._own(self.info.kv_specs(block_size, self.resolved.value("kv_dtype", dtype)))
+        self.kv_specs = specs
         activations = self._step_bytes(specs, dtype)
         models = [self.loaded] + ([self.loaded.draft] if self.loaded.draft is not None else [])
         return WorkerFacts(
@@ -114,6 +120,30 @@ class Worker:
             pack_seconds=sum(loaded.pack_seconds for loaded in models),
             warnings=tuple(warning for loaded in models for warning in loaded.warnings),
         )
+
+    def _collectives(self) -> tuple[Collectives, Collectives]:
+        """Those of ranks that have parts of the same layers, and of ranks that have the same part of others."""
+        stage, part = divmod(self.rank, self.size)
+        places = iter(self.places)
+        stages = [next(places) for _ in range(self.num_stages)] if self.size > 1 else []
+        parts = [next(places) for _ in range(self.size)] if self.num_stages > 1 else []
+        # A platform of one rank need not know of places.
+        ranks = self.platform.collectives(part, self.size, *stages[stage : stage + 1])
+        if self.num_stages == 1:
+            return ranks, NullCollectives()
+        return ranks, self.platform.collectives(stage, self.num_stages, *parts[part : part + 1])
+
+    def _own(self, specs: Sequence[KVSpec]) -> tuple[KVSpec, ...]:
+        """The same groups, with what this rank's layers keep; there may be none."""
+
+        def own(spec: KVSpec) -> KVSpec:
+            layers = tuple(layer for layer in spec.layers if layer in self.layers)
+            size = spec.bytes_per_block // len(spec.layers) * len(layers)
+            if spec.recurrent:
+                size = sum(t.nbytes for layer in layers for t in self.info.layers[layer].state)
+            return replace(spec, layers=layers, bytes_per_block=size)
+
+        return tuple(own(spec) for spec in specs)
 
     def _step_bytes(self, specs: tuple[KVSpec, ...], dtype: str) -> int:
         """What the largest steps take beside weights and cache: measured, with what planners keep and buffers hold, and
@@ -151,11 +181,24 @@ class Worker:
         drafted = describe_model(draft.plan, draft.checkpoint) if draft is not None else None
         first = len(info.layers) - (len(drafted.layers) if drafted is not None else 0)
         own = replace(info, layers=info.layers[:first])
-        loaded = load(self.resolved, self.checkpoint, own, 0, adapters=self.config.lora.on, update=self.source)
-        loaded.info = info
+        loaded = load(
+            self.resolved,
+            self.checkpoint,
+            own,
+            0,
+            adapters=self.config.lora.on,
+            update=self.source,
+            stage=self.stage,
+        )
+        loaded.info = self._run_info()
         if draft is not None and drafted is not None:
             loaded.draft = load(draft.plan, draft.checkpoint, drafted, first, attention=loaded.attention)
         return loaded
+
+    def _run_info(self) -> ModelInfo:
+        """The model as it is run here: layers of other ranks keep no state."""
+        layers = (layer if layer.index in self.layers else replace(layer, state=()) for layer in self.info.layers)
+        return self.info if self.num_stages == 1 else replace(self.info, layers=tuple(layers))
 
     def _proposer(self, loaded: LoadedModel) -> Any:
         choice = self.resolved.choice("proposer")
@@ -165,7 +208,8 @@ class Worker:
 
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
         self._configured = kv, limits
-        self.runner = self._runner(kv, limits)
+        own = kv if self.num_stages == 1 else KVConfig(self.kv_specs, kv.num_blocks)
+        self.runner = self._runner(own, limits)
         for adapter in self.adapters.values():
             self.runner.adapters.load(adapter)
         self.runner.warm()
@@ -201,6 +245,10 @@ class Worker:
             log.warning("step %d waited for kernels that were compiled: %s", step, ", ".join(names))
             unread.result.compiled = names
         return unread
+
+    def told(self, tokens: Sequence[Sequence[int]]) -> None:
+        """What another rank drew for the rows of the last step."""
+        self._running.told(tokens)
 
     def control(self, command: Control) -> Reply:
         """Commands this worker does not know are refused by name."""
@@ -315,10 +363,10 @@ class Worker:
         staged = load_model(
             self.resolved, self.checkpoint, own, self.platform, self.device, self.ranks, progress=self.progress,
             cache=(self.info, 0), adapters=self.config.lora.on, attention=self.loaded.attention, update=update,
-            base=self.loaded,
+            base=self.loaded, stage=self.stage,
         )  # fmt: skip
         update.check()
-        staged.info, staged.draft = self.info, self.loaded.draft
+        staged.info, staged.draft = self._run_info(), self.loaded.draft
         for warning in staged.warnings:
             log.warning("%s: %s", update.path, warning)
         self._staged = staged, update

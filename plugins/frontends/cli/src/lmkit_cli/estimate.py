@@ -15,7 +15,17 @@ from lmkit.api import (
     itemsize,
 )
 from lmkit.config import EngineConfig, format_size
-from lmkit.memory import activation_bytes, adapter_bytes, fit_length, info_of_rank, plan_kv, step_tokens, weight_bytes
+from lmkit.memory import (
+    activation_bytes,
+    adapter_bytes,
+    fit_length,
+    info_of_rank,
+    info_of_stage,
+    plan_kv,
+    stage,
+    step_tokens,
+    weight_bytes,
+)
 from lmkit.plugins.proposals import settled
 
 
@@ -33,6 +43,7 @@ class Estimate:
     max_length: int
     num_ranks: int = 1  # of which this is one
     max_adapters: int = 0  # for which `activation_bytes` have room
+    weights_by_stage: tuple[int, ...] = ()  # of a rank of each, where ranks have different layers
 
     @property
     def total_bytes(self) -> int:
@@ -46,7 +57,7 @@ class Estimate:
 
 def estimate(
     info: ModelInfo, config: EngineConfig, device: DeviceInfo, *, dtype: str | None = None, block_size: int = 16,
-    kv_dtype: str | None = None, weight_bytes: int | None = None,
+    kv_dtype: str | None = None, weight_bytes: int | None = None, weights_by_stage: tuple[int, ...] = (),
 ) -> Estimate:  # fmt: skip
     """What would fit, from facts alone: nothing is loaded. Raises CapacityError as the engine would."""
     dtype = dtype or (device.dtypes[0] if info.dtype not in device.dtypes else info.dtype)
@@ -56,7 +67,7 @@ def estimate(
     activations = activation_bytes(info, dtype, max_tokens, config.sched.rows) + adapter_bytes(info, config, dtype)
     memory = device.free_memory or device.total_memory
     if device.device_type == "cpu":  # which the ranks share
-        memory //= config.parallel.tp
+        memory //= config.parallel.tp * config.parallel.pp
     usable = max(0, memory - device.process_bytes)
     free = usable - weights - activations
     if free <= 0:
@@ -75,22 +86,28 @@ def estimate(
     full = [(n - 1) * spec.block_size for spec, n in zip(specs, kv.num_blocks, strict=True) if spec.window is None]
     return Estimate(
         memory, device.process_bytes, weights, activations, kv.nbytes, per_token, min(full, default=tokens), length,
-        config.parallel.tp, config.lora.max_adapters if config.lora.on else 0,
+        config.parallel.tp * config.parallel.pp, config.lora.max_adapters if config.lora.on else 0,
+        weights_by_stage,
     )  # fmt: skip
 
 
 def planned(config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> Estimate:
-    """The estimate of what `resolve(config)` gave: of one rank, where there are several."""
-    ranks = config.parallel.tp
-    weights = weight_bytes(info, checkpoint, resolved, ranks)
+    """The estimate of what `resolve(config)` gave: of one rank, where there are several; of the one with most weights,
+    where they have different layers."""
+    ranks, num_stages, num_layers = config.parallel.tp, config.parallel.pp, len(info.layers)
+    stages = [info_of_stage(info, stage(num_layers, i, num_stages)) for i in range(num_stages)]
+    sizes = [weight_bytes(part, checkpoint, resolved, ranks) for part in stages]
+    weights = max(sizes)
+    most = stages[sizes.index(weights)]
     if (draft := resolved.draft) is not None:
         weights += weight_bytes(describe_model(draft.plan, draft.checkpoint), draft.checkpoint, draft.plan, ranks)
     return estimate(
-        info_of_rank(info, ranks),
+        info_of_rank(most, ranks),
         settled(config, resolved),
         resolved.device,
         dtype=resolved.value("dtype"),
         block_size=resolved.value("block_size", 16),
         kv_dtype=resolved.value("kv_dtype"),
         weight_bytes=weights,
+        weights_by_stage=tuple(sizes) if num_stages > 1 else (),
     )

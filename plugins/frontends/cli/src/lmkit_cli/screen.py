@@ -50,6 +50,9 @@ def budget(found: Estimate | EngineFacts) -> Table:
     table.add_row(
         "weights", format_size(found.weight_bytes), f"of each of {found.num_ranks} ranks" if found.num_ranks > 1 else ""
     )
+    stages = getattr(found, "weights_by_stage", ())
+    if stages:
+        table.add_row("", ", ".join(map(format_size, stages)), "by rank, one after another")
     room = ", and adapters that may come" if found.max_adapters else ""
     table.add_row("activations", format_size(found.activation_bytes), f"one step at the limits{room}")
     table.add_row("KV cache", format_size(found.kv_bytes), f"{found.num_kv_tokens:,} tokens")

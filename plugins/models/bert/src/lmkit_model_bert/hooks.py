@@ -17,6 +17,7 @@ def lmkit_models() -> list[ModelSpec]:
             architectures=kind.names,
             features=features,
             supports_tp=False,
+            supports_pp=False,
             tier=Tier.OPTIMIZED,
         )
         for name, summary, kind, features in (

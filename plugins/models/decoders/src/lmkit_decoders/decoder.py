@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import cast
 
 import torch
-from lmkit.api import BuildContext, ModelInfo, PluginError, StepInputs
+from lmkit.api import BuildContext, Collectives, ConfigError, ModelInfo, PluginError, StepInputs
 from lmkit_layers.attention import grow
 from lmkit_layers.linear import Linear
 from lmkit_layers.norm import Norm
@@ -242,6 +242,25 @@ class Decoder(nn.Module):
         self.lm_head = cast("Linear", ctx.linear(specs.get("lm_head") or cfg.head()))
         if info.tie_embeddings:
             self.lm_head.tie(self.embed)
+        self.dtype, self.own = ctx.dtype, range(len(self.layers))
+        self.stages: Collectives | None = None  # ranks that have other layers, if there are any
+
+    def keep(self, layers: range, stages: Collectives) -> None:
+        """Only these layers, and what stands before the first of all and behind the last: others are those of other
+        ranks, to which hidden states go on."""
+        if type(self).forward is not Decoder.forward:
+            raise ConfigError(f"layers of {type(self).__name__} cannot be split over ranks", fix="--pp 1")
+        last = layers.stop == len(self.layers)
+        for i in self.own:
+            if i not in layers:
+                self.layers[i] = nn.Identity()
+        if layers.start > 0:
+            self.positions = self.embed_norm = None
+            if not (last and self.lm_head.tied):
+                self.embed = nn.Identity()
+        if not last:
+            self.norm, self.lm_head = nn.Identity(), nn.Identity()
+        self.own, self.stages = layers, stages
 
     def _rotary(self, layer: int) -> int | None:
         """Which of the rotaries turns `layer`."""
@@ -283,18 +302,28 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def forward(self, x: StepInputs) -> Tensor:
-        h = self.embeddings(x)
+        h = self.embeddings(x) if self.own.start == 0 else self._received(x)
         angles, delta = [rotary(x.positions) for rotary in self.rotary], None
-        layers = cast("Iterable[DecoderLayer]", self.layers)
         tapped: dict[int, Tensor] = {}
-        for i, (layer, by) in enumerate(zip(layers, self.turned_by, strict=True)):
+        for i in self.own:
+            layer, by = cast("DecoderLayer", self.layers[i]), self.turned_by[i]
             if i in self.taps:
                 tapped[i] = h.clone() if delta is None else h + delta
             mixed = layer.mix(h, delta, None if by is None else angles[by], x)
             h, *rest = self.read(i, x, *mixed)
             delta = layer.finish(h, *rest)
+        if self.stages is not None and self.own.stop < len(self.layers):
+            h = h if delta is None else h.add_(delta)
+            self.stages.send(h, self.stages.rank + 1)
+            return h
         hidden = self.norm.add(h, delta)
         return torch.cat((hidden, *(tapped[i] for i in self.taps)), -1) if self.taps else hidden
+
+    def _received(self, x: StepInputs) -> Tensor:
+        """What the rank before this one computed: [T, D]."""
+        assert self.stages is not None
+        h = torch.empty((len(x.token_ids), self.cfg.hidden_size), dtype=self.dtype, device=x.token_ids.device)
+        return self.stages.receive(h, self.stages.rank - 1)
 
     def read(self, layer: int, x: StepInputs, *tensors: Tensor) -> Iterable[Tensor]:
         """`tensors` [T, ...] after `layer` has mixed its tokens: after the last, of those that are read."""

@@ -36,6 +36,7 @@ def lmkit_models() -> list[ModelSpec]:
             summary="LongCat Flash: two blocks of attention a layer, and a mixture on a shortcut",
             target="lmkit_model_deepseek.longcat:Longcat",
             architectures=("LongcatFlashForCausalLM",),
+            supports_pp=False,
             features=frozenset({"causal", "mla"}),
         ),
     ]

@@ -37,6 +37,7 @@ def lmkit_models() -> list[ModelSpec]:
                 "Gemma4ForCausalLM",
                 "Gemma4ForConditionalGeneration",
             ),
+            supports_pp=False,
             features=frozenset({"causal", "sliding_window"}),
         ),
     ]

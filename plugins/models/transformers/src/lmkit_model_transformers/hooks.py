@@ -13,6 +13,7 @@ def lmkit_models() -> list[ModelSpec]:
             architectures=("transformers",),
             features=frozenset({"causal", "sliding_window", "softcap", "sinks"}),
             supports_tp=False,
+            supports_pp=False,
             quantization=frozenset(),
             tier=Tier.PORTABLE,
         )

@@ -13,5 +13,6 @@ def lmkit_models() -> list[ModelSpec]:
             architectures=("Zamba2ForCausalLM",),
             features=frozenset({"causal"}),
             supports_tp=False,
+            supports_pp=False,
         ),
     ]

@@ -140,7 +140,7 @@ class CpuPlatform:
 
     def collectives(self, rank: int, size: int, init_method: str = "") -> Collectives:
         """Native ones on one host, gloo between hosts."""
-        self._num_ranks = size
+        self._num_ranks *= size
         if size == 1:
             return NullCollectives()
         from lmkit_platform_cpu.ranks import open_collectives

@@ -10,13 +10,15 @@ from ctypes import addressof, c_char, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
-from lmkit.api import Collectives
+from lmkit.api import Collectives, ConfigError
 from torch import Tensor
 
 from lmkit_platform_cpu.native import Args, Native
 from lmkit_platform_cpu.rowops import CHUNK, DTYPES
 
 FLAG_BYTES = 64  # as in csrc/ranks.h
+CHUNK_BYTES = 4 * CHUNK  # of what is passed on
+FLAGS = 3  # of each rank
 CAPACITY = 4 << 20  # bytes of a buffer: larger tensors go in pieces
 FILE = "file://"
 
@@ -26,6 +28,7 @@ class RanksArgs(Args):
         *((name, c_void_p) for name in ("shared", "rounds", "x", "out")),
         *((name, c_int64) for name in ("rank", "size", "first", "capacity", "values", "step", "inner")),
         ("dtype", c_int32),
+        ("sender", c_int64),
     ]
 
 
@@ -47,8 +50,8 @@ class SharedMemory:
 
     def __init__(self, native: Native, rank: int, size: int, path: str) -> None:
         self.native, self.rank, self.size = native, rank, size
-        self.first = -(-size * FLAG_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = self.first + size * 2 * CAPACITY
+        self.first = -(-size * FLAGS * FLAG_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = self.first + size * 2 * 2 * CAPACITY  # pages that nobody touches are not taken
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if os.fstat(fd).st_size < length:
@@ -57,7 +60,7 @@ class SharedMemory:
         finally:
             os.close(fd)
         self._address = addressof(c_char.from_buffer(self._memory))
-        self._rounds = c_int64(0)
+        self._rounds, self._sent, self._received = (c_int64(0) for _ in range(3))
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks, [...] of float32, bfloat16 or float16, in a tensor of its own."""
@@ -91,6 +94,22 @@ class SharedMemory:
     def broadcast(self, x: Tensor, src: int) -> Tensor:
         return self.all_gather(x.unsqueeze(0), 0)[src]
 
+    def send(self, x: Tensor, dst: int) -> None:
+        assert dst == self.rank + 1, "ranks send to the next one"
+        self._pass_on("send", x.contiguous(), self.rank, self._sent)
+
+    def receive(self, out: Tensor, src: int) -> Tensor:
+        assert src == self.rank - 1, "ranks receive of the one before"
+        self._pass_on("receive", out, src, self._received)
+        return out
+
+    def _pass_on(self, name: str, x: Tensor, sender: int, rounds: c_int64) -> None:
+        for begin in range(0, x.nbytes, CAPACITY):
+            args = self._args(x, x, begin, begin, min(x.nbytes - begin, CAPACITY), CHUNK_BYTES)
+            args.sender, args.rounds = sender, addressof(rounds)
+            args.chunks[0], args.chunks[1], args.chunks[2] = 1, args.chunks[0], 1
+            self.native.run(name, args)
+
     def _args(self, x: Tensor, out: Tensor, x_at: int, out_at: int, values: int, step: int) -> RanksArgs:
         args = RanksArgs()
         args.shared, args.rounds = self._address, addressof(self._rounds)
@@ -110,6 +129,8 @@ class Gloo:
 
         self.rank, self.size = rank, size
         self._distributed: Any = distributed
+        if distributed.is_initialized():
+            raise ConfigError("ranks of torch.distributed are of one group here", fix="--tp or --pp alone")
         distributed.init_process_group("gloo", init_method=init_method, rank=rank, world_size=size)
         atexit.register(_leave)  # else its threads may end the process with an abort
 
@@ -127,6 +148,13 @@ class Gloo:
     def broadcast(self, x: Tensor, src: int) -> Tensor:
         out = x.clone()
         self._distributed.broadcast(out, src)
+        return out
+
+    def send(self, x: Tensor, dst: int) -> None:
+        self._distributed.send(x.contiguous(), dst)
+
+    def receive(self, out: Tensor, src: int) -> Tensor:
+        self._distributed.recv(out, src)
         return out
 
 

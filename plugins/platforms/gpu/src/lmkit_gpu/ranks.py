@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lmkit.api import ConfigError
 from torch import Tensor, distributed
 
 # The newer of two names, of which torch 2.13 calls the older one deprecated.
@@ -22,6 +23,8 @@ class DeviceRanks:
         if not init_method:
             raise ValueError(f"{size} ranks need an init_method, to find each other")
         self.rank, self.size = rank, size
+        if distributed.is_initialized():
+            raise ConfigError("ranks of torch.distributed are of one group here", fix="--tp or --pp alone")
         distributed.init_process_group(backend, init_method=init_method, rank=rank, world_size=size)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -41,4 +44,11 @@ class DeviceRanks:
     def broadcast(self, x: Tensor, src: int) -> Tensor:
         out = x.contiguous().clone()
         distributed.broadcast(out, src)
+        return out
+
+    def send(self, x: Tensor, dst: int) -> None:
+        distributed.send(x.contiguous(), dst)
+
+    def receive(self, out: Tensor, src: int) -> Tensor:
+        distributed.recv(out, src)
         return out

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from lmkit.api import (
     Checkpoint,
     CheckpointError,
     Collectives,
+    ConfigError,
     Loader,
     ModelInfo,
     ParamSpec,
@@ -70,6 +71,7 @@ def load_model(
     attention: AttentionBackend | None = None,
     update: Update | None = None,
     base: LoadedModel | None = None,
+    stage: tuple[range, Collectives] | None = None,
 ) -> LoadedModel:
     """The model of `checkpoint`, ready to run on `device` with the implementations chosen in `resolved`.
 
@@ -77,7 +79,7 @@ def load_model(
     A model and its draft have one KV cache and one `attention`: `cache` says whose layers are in it, and where those of
     `info` begin among them. `update`: weights that stand for those of the checkpoint; what a partial one does not have
     is that of `base`. `packed_cache` is a folder for packed weights: they are taken from there, or kept there for
-    the next time.
+    the next time. `stage`: the layers that this rank has, and the ranks that have the others.
 
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
     CheckpointError when a file turns out to be damaged later.
@@ -91,13 +93,15 @@ def load_model(
         raise PluginError(f"{info.architecture}: build() must return a torch module, got {type(model).__name__}")
     loader: Loader = make(choice_of(resolved, "loader")) if update is None else CopyLoader()
     weights = checkpoint if update is None else update.checkpoint(checkpoint)
-    packed = None
-    if packed_cache is not None and update is None:
+    packed, leave = None, None
+    if stage is not None:
+        leave = partial(_keeper(model, info, stage[0]), *stage)
+    if packed_cache is not None and update is None and stage is None:
         packed = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
     rules, scheme = Rules(architecture.weights(info)), builder.scheme
     partly = base.model if base is not None and update is not None and update.partial else None
     assert partly is None or isinstance(partly, nn.Module)
-    warnings = fill_model(model, rules, loader, weights, platform, device, progress, packed, scheme, partly)
+    warnings = fill_model(model, rules, loader, weights, platform, device, progress, packed, scheme, partly, leave)
     dense = base.dense if base is not None else None
     if base is None and info.pooler is not None and info.pooler.dense:
         dense = _load_dense(info.pooler, builder.dtype, loader, checkpoint, platform, device)
@@ -114,7 +118,21 @@ def load_model(
         dense=dense,
         attention=builder.backend,
         rows=builder.rows,
+        has_head=stage is None or stage[0].stop == len(info.layers),
     )
+
+
+def _keeper(model: nn.Module, info: ModelInfo, layers: range) -> Callable[..., None]:
+    """What takes layers off a model. Raises ConfigError where these need more of others than their hidden states."""
+    keeper: Callable[..., None] | None = getattr(model, "keep", None)
+    if keeper is None:
+        what = f"layers of {info.architecture} cannot be split over ranks that follow each other"
+        raise ConfigError(what, fix="--pp 1")
+    for layer in info.layers:
+        if layer.kv_of is not None and (layer.index in layers) != (layer.kv_of in layers):
+            what = f"layer {layer.index} reads the keys and values of layer {layer.kv_of}, which another rank has"
+            raise ConfigError(what, fix="--pp 1")
+    return keeper
 
 
 def _load_dense(
@@ -438,12 +456,16 @@ def fill_model(
     cache: PackedCache | None = None,
     scheme: QuantScheme | None = None,
     base: nn.Module | None = None,
+    leave: Callable[[], None] | None = None,
 ) -> list[str]:
     """Load every parameter of `model` (on meta) and pack its linears, or take them from `cache`. Returns warnings.
 
-    With `base`, modules of which the checkpoint has nothing are those of `base`.
+    With `base`, modules of which the checkpoint has nothing are those of `base`. `leave` leaves of `model` what this
+    rank has, once the whole is checked.
     """
     if isinstance(loader, DummyLoader):
+        if leave is not None:
+            leave()
         return _fill_randomly(model, loader, checkpoint, device, progress)
     entries = loader.tensors(checkpoint)
     if base is not None:
@@ -454,6 +476,11 @@ def fill_model(
         loader, entries = wrapped, wrapped.tensors(checkpoint)
     fills = plan_fills(entries, rules, where, partial=base is not None)
     warnings: list[str] = []
+    if leave is not None:
+        leave()
+        here = set(model.modules())
+        fills = [fill for fill in fills if fill.place.module in here]
+        where = {name: place for name, place in where.items() if place.module in here}
     touched = {fill.place.module for fill in fills}
     packed = frozenset[nn.Module]() if base is None else keep(base, model, touched)
     if cache is not None:
@@ -485,18 +512,8 @@ def fill_model(
         done += fill.entry.nbytes
         if progress is not None:
             progress("load weights", done, total, "B")
-    for path, module in model.named_modules():  # those that share a weight, or have nothing of their own to load
-        if isinstance(module, Linear) and module.packed is None:
-            module.pack()
-        if isinstance(module, Attention):
-            try:
-                module.settle()
-            except CheckpointError as e:
-                raise CheckpointError(f"{path}: {e.message}", fix=e.fix) from e
+    _settle(model)
     loader.release()
-    left = [name for name, p in model.named_parameters() if p.is_meta]
-    if left:
-        raise PluginError(f"parameters were never loaded: {', '.join(left[:LISTED])}")
     found = torch.stack([check for _, check in checks]).tolist() if checks else []
     bad = [name for (name, _), is_nan in zip(checks, found, strict=True) if is_nan]
     if bad:
@@ -507,6 +524,21 @@ def fill_model(
         except OSError as e:
             warnings.append(f"packed weights could not be kept: {e}")
     return warnings
+
+
+def _settle(model: nn.Module) -> None:
+    """Packs and settles what is left when all tensors are there. Raises PluginError where one is not."""
+    for path, module in model.named_modules():  # those that share a weight, or have nothing of their own to load
+        if isinstance(module, Linear) and module.packed is None:
+            module.pack()
+        if isinstance(module, Attention):
+            try:
+                module.settle()
+            except CheckpointError as e:
+                raise CheckpointError(f"{path}: {e.message}", fix=e.fix) from e
+    left = [name for name, p in model.named_parameters() if p.is_meta]
+    if left:
+        raise PluginError(f"parameters were never loaded: {', '.join(left[:LISTED])}")
 
 
 def _fill_randomly(
