@@ -250,6 +250,17 @@ def drafts(session: nox.Session) -> None:
 
 
 @nox.session
+def ranks(session: nox.Session) -> None:
+    """Several ranks say what one says: sums and what is passed on, processes, stages and parts of every native family.
+    A quarter of an hour on two cores."""
+    install(session)
+    session.run(
+        "pytest", "-q", "plugins/executors/multiproc", "plugins/platforms/cpu/tests/test_ranks.py", env=ONE_THREAD
+    )
+    session.run("pytest", "-q", "plugins/models", "-k", "two_stages or two_ranks", env=ONE_THREAD)
+
+
+@nox.session
 def kv(session: nox.Session) -> None:
     """KV blocks from outside the cache change no token: 20,000 trials of the scheduler with erratic connectors and
     injected faults, bad stores, a real Redis (Debian: apt install redis-server), engines in pairs, roles with servers

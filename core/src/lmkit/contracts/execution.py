@@ -169,7 +169,10 @@ class BuildContext(Protocol):
     rows: RowOps
     recurrent: Any  # operators of recurrent layers that were chosen, as TorchRecurrentOps of lmkit-decoders; or None
 
-    def linear(self, spec: LinearSpec) -> nn.Module: ...
+    def linear(self, spec: LinearSpec, local: LinearSpec | None = None) -> nn.Module:
+        """`local`: a rank's share, where parts of it are those of other ranks too; None: as `spec.shard` says."""
+        ...
+
     def experts(self, up: LinearSpec, down: LinearSpec, act: str) -> nn.Module:
         """A module called as experts(x [T, D], ids [T, K], weights [T, K]) -> [T, D]; see ExpertKernel."""
         ...

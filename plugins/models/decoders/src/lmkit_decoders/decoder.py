@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import cast
 
 import torch
-from lmkit.api import BuildContext, Collectives, ConfigError, ModelInfo, PluginError, StepInputs
+from lmkit.api import BuildContext, Collectives, ConfigError, LinearSpec, ModelInfo, PluginError, StepInputs
 from lmkit_layers.attention import grow
 from lmkit_layers.linear import Linear
 from lmkit_layers.norm import Norm
@@ -42,15 +43,19 @@ class SelfAttention(nn.Module):
 
     def __init__(self, cfg: DecoderConfig, layer: int, specs: Specs, ctx: BuildContext) -> None:
         super().__init__()
-        if cfg.num_kv_heads % ctx.tp_size:
-            raise PluginError(f"{cfg.num_kv_heads} key-value heads cannot be split over {ctx.tp_size} ranks")
+        shared = ctx.tp_size > cfg.num_kv_heads  # by several ranks each
+        more, fewer = sorted((ctx.tp_size, cfg.num_kv_heads), reverse=True)
+        if cfg.num_q_heads % ctx.tp_size or more % fewer:
+            heads = f"{cfg.num_q_heads} query and {cfg.num_kv_heads} key-value heads"
+            raise PluginError(f"{heads} cannot be split over {ctx.tp_size} ranks")
         if ctx.tp_size > 1 and (cfg.alibi or cfg.sinks or cfg.qk_norm in ("whole", "each")):
             raise PluginError("alibi, sinks and norms with weights for each head cannot be split over ranks")
         self.num_q = cfg.num_q_heads // ctx.tp_size
-        self.num_kv = cfg.num_kv_heads // ctx.tp_size
+        self.num_kv = max(1, cfg.num_kv_heads // ctx.tp_size)
         self.head_dim, self.interleaved, self.clip = cfg.head_dim, cfg.interleaved, cfg.qkv_clip
         self.growth = cfg.query_growth
-        self.qkv = ctx.linear(specs[f"layers.{layer}.attn.qkv"])
+        qkv = specs[f"layers.{layer}.attn.qkv"]
+        self.qkv = ctx.linear(qkv, self.share(qkv, ctx.tp_size)) if shared else ctx.linear(qkv)
         self.o = ctx.linear(specs[f"layers.{layer}.attn.o"])
         self.attn = ctx.attention(layer, scale=cfg.attn_scale or cfg.head_dim**-0.5)
         self.rows = ctx.rows
@@ -74,6 +79,13 @@ class SelfAttention(nn.Module):
             return self.output(self.attn(q, k, v, x, (*angles, self.interleaved)), h)
         q, k, v = self.heads(h, angles, x)
         return self.output(self.attn(q, k, v, x), h)
+
+    def share(self, qkv: LinearSpec, num_ranks: int) -> LinearSpec:
+        """One rank's part: of its queries, and of the one head of keys and values that they read."""
+        q, *kv = qkv.out_features
+        if len(kv) != 2 or any(n != kv[0] for n in kv):
+            raise PluginError(f"{qkv.name}: parts {qkv.parts} cannot be split over {num_ranks} ranks")
+        return replace(qkv, out_features=(q // num_ranks, self.num_kv * self.head_dim, self.num_kv * self.head_dim))
 
     def heads(self, h: Tensor, angles: Angles | None, x: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [T, Hq, D], keys and values [T, Hkv, D] as they enter attention."""
@@ -259,7 +271,8 @@ class Decoder(nn.Module):
             if not (last and self.lm_head.tied):
                 self.embed = nn.Identity()
         if not last:
-            self.norm, self.lm_head = nn.Identity(), nn.Identity()
+            for name in ("norm", "lm_head"):
+                setattr(self, name, nn.Identity())
         self.own, self.stages = layers, stages
 
     def _rotary(self, layer: int) -> int | None:

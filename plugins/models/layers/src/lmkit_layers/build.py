@@ -83,10 +83,10 @@ class Builder:
     def _remark(self, spec: LinearSpec, remark: str) -> None:
         self._remarks.setdefault(remark, []).append(spec.name)
 
-    def linear(self, spec: LinearSpec) -> Linear:
+    def linear(self, spec: LinearSpec, local: LinearSpec | None = None) -> Linear:
         fmt = self._format(spec)
         kernel = ReferenceLinear() if spec.dense else self._kernel(fmt, spec)
-        return Linear(spec, fmt, kernel, self.dtype, self.collectives)
+        return Linear(spec, fmt, kernel, self.dtype, self.collectives, local)
 
     def experts(self, up: LinearSpec, down: LinearSpec, act: str) -> Experts:
         """On a kernel for experts that runs both linears, else each expert on kernels for linears."""

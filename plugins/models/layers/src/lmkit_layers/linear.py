@@ -97,17 +97,20 @@ class Linear(nn.Module):
         kernel: LinearKernel,
         dtype: torch.dtype,
         collectives: Collectives | None = None,
+        local: LinearSpec | None = None,
     ) -> None:
+        """`local`: this rank's share, where parts of it are those of other ranks too."""
         super().__init__()
-        self.rank, size = (collectives.rank, collectives.size) if collectives else (0, 1)
+        self.rank, self.size = (collectives.rank, collectives.size) if collectives else (0, 1)
+        size = self.size
         self.spec, self.format, self.kernel, self.dtype = spec, fmt, kernel, dtype
-        self.local = shard(spec, self.rank, size)
+        self.local = local or shard(spec, self.rank, size)
         self.collectives = collectives if size > 1 and spec.shard == "row" else None
         name = _name(dtype)
         self.stored = fmt.params(spec, name) | self._bias_spec(spec, name)
         self.params = fmt.params(self.local, name) | self._bias_spec(self.local, name)
         for key, p in self.params.items():
-            if any(
+            if local is None and any(
                 whole not in (here, here * size) for whole, here in zip(self.stored[key].shape, p.shape, strict=True)
             ):
                 raise PluginError(f"{spec.name}.{key}: {self.stored[key].shape} cannot be split over {size} ranks")

@@ -236,6 +236,7 @@ class Destination:
     stored_sizes: tuple[int, ...]  # along part_axis, one per part
     local_sizes: tuple[int, ...]
     rank: int = 0
+    size: int = 1  # ranks: as many shares as there are different ones are theirs by turns
     claimed: dict[str | int | None, str] = field(default_factory=dict)  # part -> checkpoint tensor
 
     def covered(self, part: str | int | None) -> tuple[str | int | None, ...]:
@@ -287,7 +288,7 @@ class Destination:
         value = value.reshape(self.part_shape(part))
         for dim, (whole, here) in enumerate(zip(value.shape, target.shape, strict=True)):
             if whole != here:
-                value = value.narrow(dim, self.rank * here, here)
+                value = value.narrow(dim, self.rank * (whole // here) // self.size * here, here)
         if shared and not torch.equal(target, value.to(target)):
             raise CheckpointError(f"the merged parts of {self.name} store different values, and need the same")
         target.copy_(value)
@@ -304,7 +305,8 @@ def places(model: nn.Module) -> dict[str, Destination]:
                 sizes = stored.part_sizes or spec.out_features
                 local_sizes = local.part_sizes or module.local.out_features
                 name = f"{path}.{key}"
-                found[name] = Destination(name, module, key, stored, local, parts, sizes, local_sizes, module.rank)
+                ranks = module.rank, module.size
+                found[name] = Destination(name, module, key, stored, local, parts, sizes, local_sizes, *ranks)
         else:
             for key, parameter in module.named_parameters(recurse=False):
                 name = f"{path}.{key}" if path else key
