@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from lmkit import LLM, LLMEngine, SamplingParams
+from lmkit.api import CheckpointError
+from lmkit.plugins.host import PluginHost
+from lmkit_http.app import build_app
+from lmkit_http.dialects import load_dialects
+from lmkit_testing.serving import real
+from safetensors.torch import load_file, save_file
 
 from .conftest import FOLDERS, ROOT, Example
 
@@ -49,13 +59,13 @@ def test_the_doctor_finds_nothing(environment: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.folder.name)
 def test_it_is_short_and_says_what_it_shows(example: Example) -> None:
-    """A reader sees it at a glance: a screen of README, and at most 200 lines of code."""
+    """A reader sees it at a glance: a screen of README, and at most 200 lines of code for a plugin."""
     readme = (example.folder / "README.md").read_text()
     assert example.project["project"]["name"] in readme
     assert len(readme.splitlines()) <= 40
     assert "pip install" in readme
     lines = sum(len(path.read_text().splitlines()) for path in example.folder.rglob("src/**/*.py"))
-    assert 40 <= lines <= 260
+    assert 40 <= lines <= 200 * len(example.plugins)
     assert list(example.folder.glob("tests/test_*.py"))
     assert example.folder.name in (ROOT / "examples" / "plugins" / "README.md").read_text()
 
@@ -101,3 +111,86 @@ def test_calls_are_written_and_read_in_lines(installed: Path) -> None:
     (call,) = output.outputs[0].tool_calls
     assert call.name == "get_weather"
     assert set(json.loads(call.arguments)) == {"city", "days"}
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    """Tokens of a chat, and of a text of several blocks beside it."""
+    (chat,) = llm.chat(SUM, GREEDY)
+    (text,) = llm.generate(["Tell me. " * 30], GREEDY, progress=False)
+    return [list(chat.token_ids), list(text.token_ids)]
+
+
+def test_another_device_says_the_same(installed: Path, plain: LLM) -> None:
+    with LLM("demo", platform="npu", dtype="float32", **SMALL) as llm:
+        chosen = {(choice.kind, choice.name) for choice in llm.resolved.choices}
+        assert chosen >= {("platform", "npu"), ("attention", "npu"), ("op", "linear_npu")}
+        assert llm.facts.max_rows == 16  # what it proposed
+        assert answers(llm) == answers(plain)
+
+
+def test_another_attention_says_the_same(installed: Path, plain: LLM) -> None:
+    with LLM("demo", attention="simple", dtype="float32", **SMALL) as llm:  # pinned: it is what is shown
+        assert answers(llm) == answers(plain)
+
+
+def test_weights_on_a_logarithmic_scale_say_the_same(installed: Path, plain: LLM, tmp_path: Path) -> None:
+    import_module("lmkit_quantization_mulaw.convert").convert(plain.checkpoint.path, tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size < plain.checkpoint.nbytes * 0.7
+    with LLM(str(tmp_path / "out"), **SMALL) as llm:
+        assert answers(llm)[0] == answers(plain)[0]
+
+
+def test_a_family_of_its_own_says_the_same(installed: Path, plain: LLM, tmp_path: Path) -> None:
+    """The demo under the names of a canary, found by its own kind of reference."""
+    folder = tmp_path / "bird"
+    shutil.copytree(plain.checkpoint.path, folder)
+    code = runpy.run_path(str(ROOT / "examples" / "plugins" / "model" / "tests" / "test_canary.py"))
+    save_file(code["as_canary"](load_file(folder / "model.safetensors")), folder / "model.safetensors")
+    (folder / "config.json").rename(folder / "canary.json")
+    with LLM(f"canary:{folder}", **SMALL) as llm:
+        assert answers(llm) == answers(plain)
+    with pytest.raises(CheckpointError, match="no folder of a canary"):
+        LLM(f"canary:{tmp_path}", **SMALL)
+
+
+def test_what_was_said_before_is_guessed(installed: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    recall = import_module("lmkit_proposer_recall.proposer").Recall
+    steps: list[int] = []
+    propose = recall.propose
+
+    def counted(self: Any, texts: Any, most: Any) -> Any:
+        steps.append(len(texts))
+        return propose(self, texts, most)
+
+    monkeypatch.setattr(recall, "propose", counted)
+    with LLM("demo", proposer="recall", **SMALL) as llm:
+        assert answers(llm) == answers(plain)
+        first = len(steps)
+        assert answers(llm) == answers(plain)
+    assert len(steps) - first < 0.6 * first
+
+
+def test_blocks_outlive_the_engine(installed: Path, plain: LLM, tmp_path: Path) -> None:
+    options = {"kv_connector": "sqlite", "kv_connector.sqlite.file": str(tmp_path / "blocks.sqlite")}
+    cached = []
+    for _ in range(2):
+        with LLM("demo", **options, **SMALL) as llm:
+            (output,) = llm.generate(["Tell me. " * 30], GREEDY, progress=False)
+            cached.append(output.num_cached)
+            assert list(output.token_ids) == answers(plain)[1]
+    assert cached[0] == 0
+    assert cached[1] >= 64
+
+
+async def test_a_dialect_answers_on_its_route(installed: Path, plain: LLM) -> None:
+    (said,) = plain.chat(SUM, GREEDY)
+    dialects = load_dialects(PluginHost(), {"dialect.ask": {"tokens": 24}})
+    async with real("demo") as llm:
+        transport = httpx.ASGITransport(build_app(llm, dialects=dialects))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answer = await client.post("/ask", json={"question": "What is 2 + 3?"})
+            assert answer.json() == {"answer": said.text, "finish": "stop"}
+            streamed = await client.post("/ask", json={"question": "What is 2 + 3?", "stream": True})
+            *pieces, _ = map(json.loads, streamed.text.splitlines())
+            assert "".join(piece["piece"] for piece in pieces) == said.text
+            assert (await client.get("/ask")).json() == {"model": "demo", "tokens": 24}
