@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import lmkit_cli
@@ -21,6 +23,7 @@ CONSOLE = re.compile(r"^```console\n\$ lmkit (.*?)\n(.*?)^```", re.M | re.S)
 BLOCKS = [(page.name, *match.groups()) for page in PAGES for match in CONSOLE.finditer(page.read_text("utf-8"))]
 
 sys.path.insert(0, str(ROOT / "tools"))
+import api_lock  # noqa: E402
 import sync  # noqa: E402
 
 sys.path.remove(str(ROOT / "tools"))
@@ -77,3 +80,19 @@ def test_commands_print_what_pages_show(
 
 def test_pages_with_commands_are_found() -> None:
     assert {name for name, _, _ in BLOCKS} >= {"troubleshooting.md", "tools.md"}
+
+
+@pytest.mark.parametrize("module", ["lmkit", "lmkit.api", *api_lock.LIBRARIES])
+def test_help_of_what_is_public(module: str) -> None:
+    """`dir()` has each name, and each class and function says what it is: errors may say it as their base does."""
+    package = import_module(module)
+    names = set(getattr(package, "__all__", api_lock.names_of(package)))
+    assert names <= set(dir(package))
+    assert package.__doc__
+    for name in names:
+        value = getattr(package, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            error = inspect.isclass(value) and issubclass(value, Exception)
+            text = (inspect.getdoc(value) if error else value.__doc__) or ""
+            assert text.strip(), f"{name} has no docstring"
+            assert not text.startswith(f"{name}("), f"{name} has the docstring that dataclasses make"

@@ -39,3 +39,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'lmkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -144,6 +144,8 @@ class StepInputs:
 
 
 class Model(Protocol):
+    """A model with its weights, on its device."""
+
     def forward(self, x: StepInputs) -> Tensor:
         """Hidden states [T, D] after the final norm; a pure function of x and weights, KV written through x.
 
@@ -253,11 +255,15 @@ class Control(msgspec.Struct, tag=True):
 
 
 class LoadAdapter(Control):
+    """Loads an adapter from a folder."""
+
     name: str
     path: str
 
 
 class DropAdapter(Control):
+    """Unloads an adapter."""
+
     name: str
 
 
@@ -310,6 +316,8 @@ class UseWeights(Control):
 
 
 class Reply(msgspec.Struct):
+    """What a worker answers to a Control."""
+
     ok: bool
     message: str = ""
 

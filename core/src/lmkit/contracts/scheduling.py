@@ -110,6 +110,8 @@ class Matcher(Protocol):
 
 
 class CompiledGrammar(Protocol):
+    """A grammar that has been compiled; many rows may follow it at once."""
+
     @property
     def nbytes(self) -> int:
         """What it keeps in memory, roughly."""

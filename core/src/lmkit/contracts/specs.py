@@ -55,10 +55,12 @@ ANY = Dims()
 
 
 def one_of(*values: int) -> Dims:
+    """These values and no others."""
     return Dims(values=frozenset(values))
 
 
 def multiple_of(n: int, max: int = 0) -> Dims:
+    """Multiples of n, up to max where one is given."""
     return Dims(multiple=n, maximum=max)
 
 

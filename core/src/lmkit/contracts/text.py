@@ -39,22 +39,30 @@ class ToolDef:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
+    """Whether the answer may, must or must not call tools, and which."""
+
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
+    """A piece of the content."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
+    """A piece of reasoning."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolStart:
+    """A call begins."""
+
     index: int
     id: str
     name: str
@@ -62,12 +70,16 @@ class ToolStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolArgs:
+    """A piece of a call's arguments, as JSON text."""
+
     index: int
     json_fragment: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolEnd:
+    """A call is complete."""
+
     index: int
 
 

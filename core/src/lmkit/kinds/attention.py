@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 class AttnPlanner(Protocol):
+    """What prepares attention on the host, once for each step."""
+
     capture: Literal["none", "decode", "any"]  # what may be inside a captured graph; with "any", `plan` too
 
     def plan(self, batch: AttnBatch) -> AttnPlan:

@@ -79,6 +79,8 @@ class ExecutorSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorRequest(SelectRequest):
+    """What executors are asked for."""
+
     kind: str = "executor"
     num_ranks: int = 1
 

@@ -67,6 +67,8 @@ class LoaderSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderRequest(SelectRequest):
+    """What loaders are asked for."""
+
     kind: str = "loader"
     format: str
 

@@ -38,6 +38,8 @@ class ModelSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest(SelectRequest):
+    """What model families are asked for."""
+
     kind: str = "model"
     architecture: str
     tp: int = 1

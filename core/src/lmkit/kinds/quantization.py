@@ -66,6 +66,8 @@ class QuantizationSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationRequest(SelectRequest):
+    """What quantization formats are asked for."""
+
     kind: str = "quantization"
     method: str  # quantization_config.quant_method; "" = the checkpoint is not quantized
     allowed: tuple[str, ...] | None = None  # names that the model runs with; None = any

@@ -31,6 +31,8 @@ class TokenizerSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerRequest(SelectRequest):
+    """What readers of tokenizers are asked for."""
+
     kind: str = "tokenizer"
     files: frozenset[str]  # names of what lies in the tokenizer's folder, or the suffix where it is a file
 

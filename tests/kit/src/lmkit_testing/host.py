@@ -68,6 +68,7 @@ def make_device(
     mem: str = "16GiB",
     dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32"),
 ) -> DeviceInfo:
+    """A device that is only described, for requests in tests."""
     total = Description.parse(f"{platform}:{mem}").total_memory
     return DeviceInfo(
         platform=platform, device_type=platform, name=f"fake {platform}", capability=cc, total_memory=total,

@@ -38,6 +38,8 @@ _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_f
 
 
 class UnknownModel(RequestError):
+    """No model is served under this name."""
+
     code = "model_not_found"
     status = 404
     field = "model"

@@ -94,6 +94,7 @@ def hybrid_mamba2(r: ConfigReader, layers: tuple[bool, ...], inner: int = 0, **m
 
 
 def time_step_limits(r: ConfigReader) -> tuple[float, float]:
+    """The bounds of the time step that the configuration has, or none."""
     limits = r.config.get("time_step_limit", [0.0, inf])
     limits = [inf if n == {"__float__": "Infinity"} else n for n in limits] if isinstance(limits, list) else []
     if [type(limit) for limit in limits] != [float, float]:
