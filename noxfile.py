@@ -454,6 +454,13 @@ def cutlass(session: nox.Session) -> None:
 
 
 @nox.session
+def overload(session: nox.Session) -> None:
+    """Ten times the load that `lmkit serve` can take, on a quiet machine: goodput, refusals, a light key (a minute)."""
+    install(session)
+    session.run("python", "bench/overload.py", *session.posargs)
+
+
+@nox.session
 def api(session: nox.Session) -> None:
     """Compare the public surface with core/api.lock.json (`-- --write` renews it; `-- --since REV`: what changed)."""
     session.install("-q", *KIT, "-c", "constraints.txt")

@@ -1,136 +1,234 @@
-"""Ten times the load that a server can take: what it answers, how soon it refuses, what a heavy key costs another.
+"""Ten times the load that a server can take: what it answers, how soon it refuses, what heavy keys cost a light one.
 
-    python bench/overload.py [--seconds 10] [--rounds 3] [-- options of lmkit serve]
+    python bench/overload.py [--seconds 8] [--rounds 1] [-- options of lmkit serve]
 
-Starts `lmkit serve` with two keys and `--scheduler fair`. Each round measures, one after the other: the peak (as many
-clients as there are places), the same in an open loop at ten times that rate, the light key alone, and the light key
-beside a heavy one at ten times the peak. Client and server share the machine.
+Starts `lmkit serve` with nine keys and `--scheduler fair`. Each round measures, one after the other: the peak (as many
+clients as there are places), ten times that rate of eight keys in an open loop, the light key alone, and the light key
+beside one heavy key at ten times the peak. The load comes from a process of its own, over plain sockets, on the same
+machine. Exits with 1 where a figure misses its aim.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
+import subprocess
 import sys
+from dataclasses import asdict, dataclass, field
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
+from urllib.parse import urlsplit
 
-from lmkit_bench.client import Client
+import uvloop
 from lmkit_bench.result import machine
 from lmkit_bench.server import ServerProcess
-from lmkit_bench.stats import Timing, percentile
-from lmkit_bench.workload import Prompt, random_prompts
+from lmkit_bench.stats import percentile
+from lmkit_bench.workload import random_prompts
 
 ROWS, WAITING, NUM_INPUT, NUM_OUTPUT = 16, 48, 32, 32
+HEAVY, LIGHT = [f"heavy-{i}" for i in range(8)], "light"
+FACTOR = 10  # times the peak
+# of each figure: at least (-1) or at most (1) so much
+AIMS = {"share of the peak": (-1, 0.95), "refusal p99, ms": (1, 50.0), "failed": (1, 0.0), "growth, MiB": (1, 64.0),
+        "light key slower": (1, 2.0), "light key refused": (1, 0.0)}  # fmt: skip
 
 
+@dataclass
 class Tally:
-    """What came of the requests of one phase."""
+    """What came of the requests of one phase, in seconds."""
 
-    def __init__(self) -> None:
-        self.good: list[Timing] = []
-        self.refusals: list[float] = []  # seconds until the refusal
-        self.failed: list[str] = []
+    ends: list[float] = field(default_factory=list)  # of whole answers, since the phase began
+    firsts: list[float] = field(default_factory=list)  # from a request to the first bytes of its answer's body
+    refusals: list[float] = field(default_factory=list)  # from a request to the whole of a 429 or 503
+    slowest: float = 0.0  # from a request to the end of its answer
+    failed: list[str] = field(default_factory=list)
+    late: float = 0.0  # at most so much later than planned a request was sent: above a few ms the client is the limit
+    busy: float = 0.0  # the part of a processor that the client took
 
-    def count(self, timing: Timing, seconds: float) -> None:
-        if timing.ok:
-            self.good.append(timing)
-        elif timing.error.startswith(("HTTP 503", "HTTP 429")):
-            self.refusals.append(seconds)
+    def rate(self, seconds: float) -> float:
+        """Answers a second, without the first second, in which the queue fills, and those after the end."""
+        return sum(1.0 <= end < seconds for end in self.ends) / (seconds - 1.0)
+
+
+class Connection(asyncio.Protocol):
+    """One connection, that asks for one answer at a time. A protocol, since streams would take the server's time."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport, self.gone = transport, False
+        self.answer: asyncio.Future[tuple[bytes, float, float]] | None = None
+
+    def ask(self, sent: bytes) -> asyncio.Future[tuple[bytes, float, float]]:
+        """What comes: the answer, when its head came and when its end. Raises EOFError."""
+        self._data, self._first = bytearray(), 0.0
+        self.answer = asyncio.get_running_loop().create_future()
+        self.transport.write(sent)  # type: ignore[attr-defined]
+        return self.answer
+
+    def data_received(self, data: bytes) -> None:
+        self._first = self._first or perf_counter()
+        self._data += data
+        whole = self._data.endswith(b"\r\n0\r\n\r\n") or (self._data[9:10] in b"45" and self._is_whole())
+        if whole and self.answer is not None and not self.answer.done():
+            self.answer.set_result((bytes(self._data), self._first, perf_counter()))
+
+    def _is_whole(self) -> bool:
+        head, end, body = self._data.lower().partition(b"\r\n\r\n")
+        return bool(end) and len(body) >= int(head.partition(b"content-length:")[2].split(None, 1)[0])
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone = True
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_exception(EOFError(f"the server closed the connection: {error}"))
+
+
+class Client:
+    """Asks for streamed completions over connections that are used again as long as the server keeps them."""
+
+    def __init__(self, url: str, keys: list[str]) -> None:
+        place = urlsplit(url)
+        self._host, self._port = str(place.hostname), int(place.port or 80)
+        self._free: list[Connection] = []
+        self._keys, self.began, self.tally = keys, 0.0, Tally()
+
+    def request(self, number: int) -> bytes:
+        """That of the next key, with a prompt of its own."""
+        prompt = random_prompts(1, NUM_INPUT, NUM_OUTPUT, seed=random.randrange(1 << 40))[0].prompt
+        body = json.dumps({"prompt": prompt, "max_tokens": NUM_OUTPUT, "ignore_eos": True, "stream": True})
+        key = self._keys[number % len(self._keys)]
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+    async def ask(self, sent: bytes) -> None:
+        tally, began = self.tally, perf_counter()
+        try:
+            while self._free and self._free[-1].gone:
+                self._free.pop()
+            if self._free:
+                connection = self._free.pop()
+            else:
+                loop = asyncio.get_running_loop()
+                _, connection = await loop.create_connection(Connection, self._host, self._port)
+            answer, first, end = await connection.ask(sent)
+        except (OSError, EOFError) as error:
+            tally.failed.append(f"{type(error).__name__}: {error}")
+            return
+        if answer[9:12] == b"200" and b"[DONE]" in answer[-40:]:
+            tally.firsts.append(first - began)
+            tally.ends.append(end - self.began)
+            tally.slowest = max(tally.slowest, end - began)
+        elif answer[9:12] in (b"429", b"503") and b"retry-after:" in answer:
+            tally.refusals.append(end - began)
         else:
-            self.failed.append(timing.error)
+            tally.failed.append(repr(answer[:300]))
+        if b"connection: close" in answer[:300]:
+            connection.transport.close()  # type: ignore[attr-defined]
+        else:
+            self._free.append(connection)
 
 
-async def one(client: Client, prompt: Prompt, tally: Tally) -> None:
-    began = perf_counter()
-    timing = await client.complete(prompt)
-    tally.count(timing, perf_counter() - began)
-
-
-def prompts() -> Prompt:
-    return random_prompts(1, NUM_INPUT, NUM_OUTPUT, seed=random.randrange(1 << 40))[0]
-
-
-async def closed(client: Client, clients: int, seconds: float) -> Tally:
+async def closed(url: str, keys: list[str], clients: int, seconds: float) -> Tally:
     """So many clients, each asks again as soon as it is answered."""
-    tally, end = Tally(), perf_counter() + seconds
+    client = Client(url, keys)
+    client.began = perf_counter()
 
-    async def ask() -> None:
-        while perf_counter() < end:
-            await one(client, prompts(), tally)
+    async def again(i: int) -> None:
+        while perf_counter() < client.began + seconds:
+            await client.ask(client.request(i))
 
-    await asyncio.gather(*(ask() for _ in range(clients)))
-    return tally
+    await asyncio.gather(*(again(i) for i in range(clients)))
+    return client.tally
 
 
-async def opened(client: Client, rate: float, seconds: float) -> Tally:
-    """Poisson arrivals."""
-    tally, began, at = Tally(), perf_counter(), 0.0
+async def opened(url: str, keys: list[str], rate: float, seconds: float) -> Tally:
+    """Poisson arrivals. Requests are written before the first is sent."""
+    client, at = Client(url, keys), 0.0
+    requests = [client.request(i) for i in range(int(rate * seconds))]
+    client.began, used = perf_counter(), process_time()
     async with asyncio.TaskGroup() as group:
-        while at < seconds:
-            group.create_task(one(client, prompts(), tally))
+        for sent in requests:
+            if (early := client.began + at - perf_counter()) > 0:
+                await asyncio.sleep(early)
+            else:
+                client.tally.late = max(client.tally.late, -early)
+            group.create_task(client.ask(sent))
             at += random.expovariate(rate)
-            await asyncio.sleep(max(0.0, began + at - perf_counter()))
-    return tally
+    client.tally.busy = (process_time() - used) / (perf_counter() - client.began)
+    return client.tally
 
 
-def rate_of(tally: Tally) -> float:
-    """Answers per second between the first that ended and the last."""
-    ends = sorted(t.events[-1] for t in tally.good)
-    return (len(ends) - 1) / (ends[-1] - ends[0])
+def load(url: str, keys: list[str], seconds: float, *, clients: int = 0, rate: float = 0.0) -> subprocess.Popen[str]:
+    """A process that loads the server in a closed loop of `clients`, or an open one of `rate` a second."""
+    told = json.dumps({"url": url, "keys": keys, "seconds": seconds, "clients": clients, "rate": rate})
+    return subprocess.Popen([sys.executable, __file__, "--load", told], stdout=subprocess.PIPE, text=True)
 
 
-async def measure(server: ServerProcess, seconds: float) -> dict[str, float]:
-    found: dict[str, float] = {}
-    async with (
-        Client(server.url, api_key="heavy", ignore_eos=True) as heavy,
-        Client(server.url, api_key="light", ignore_eos=True) as light,
-    ):
-        await heavy.open()
-        await light.open()
-        await closed(heavy, ROWS, 1.0)
-        peak = await closed(heavy, ROWS + WAITING // 2, seconds)
-        before = server.memory()
-        over = await opened(heavy, 10 * rate_of(peak), seconds)
-        found |= {
-            "peak, req/s": rate_of(peak), "at 10x, req/s": rate_of(over),
-            "share of the peak": rate_of(over) / rate_of(peak),
-            "refused": len(over.refusals), "refusal p50, ms": 1e3 * median(over.refusals),
-            "refusal p99, ms": 1e3 * percentile(over.refusals, 99), "failed": len(over.failed),
-            "slowest accepted, s": max(t.e2e for t in over.good), "growth, MiB": (server.memory() - before) / 2**20,
-        }  # fmt: skip
-        alone = await closed(light, 1, seconds / 2)
-        crowd = asyncio.create_task(opened(heavy, 10 * rate_of(peak), seconds))
-        await asyncio.sleep(1.0)
-        beside = await closed(light, 1, seconds - 2.0)
-        await crowd
-        first, second = (percentile([t.ttft for t in tally.good], 99) for tally in (alone, beside))
-        found |= {
-            "light key alone, p99 TTFT ms": 1e3 * first, "beside a heavy one, p99 TTFT ms": 1e3 * second,
-            "slower": second / first, "light key refused": len(beside.refusals),
-        }  # fmt: skip
-    return found
+def told(process: subprocess.Popen[str]) -> Tally:
+    return Tally(**json.loads(process.communicate()[0]))
+
+
+def run_load(text: str) -> None:
+    given = json.loads(text)
+    url, keys, clients, rate, seconds = (given[name] for name in ("url", "keys", "clients", "rate", "seconds"))
+    work = closed(url, keys, clients, seconds) if clients else opened(url, keys, rate, seconds)
+    print(json.dumps(asdict(uvloop.run(work))))
+
+
+def measure(server: ServerProcess, seconds: float) -> dict[str, float]:
+    url = server.url
+    told(load(url, HEAVY, 1.0, clients=ROWS))
+    peak = told(load(url, HEAVY, seconds, clients=ROWS + WAITING // 2)).rate(seconds)
+    before = server.memory()
+    over = told(load(url, HEAVY, seconds, rate=FACTOR * peak))
+    grown = server.memory() - before
+    alone = uvloop.run(closed(url, [LIGHT], 1, seconds / 2))
+    crowd = load(url, HEAVY[:1], seconds, rate=FACTOR * peak)
+    uvloop.run(asyncio.sleep(1.5))  # until the room is full
+    beside = uvloop.run(closed(url, [LIGHT], 1, seconds - 2.0))
+    told(crowd)
+    first, second = (percentile(tally.firsts, 99) for tally in (alone, beside))
+    failed = [*over.failed, *alone.failed, *beside.failed]
+    if failed:
+        print(f"{len(failed)} failed, such as {failed[0]}", file=sys.stderr)
+    return {
+        "peak, req/s": peak, "at 10x, req/s": over.rate(seconds), "share of the peak": over.rate(seconds) / peak,
+        "refused, req/s": len(over.refusals) / seconds, "refusal p50, ms": 1e3 * median(over.refusals),
+        "refusal p99, ms": 1e3 * percentile(over.refusals, 99), "client late, ms": 1e3 * over.late,
+        "processors of the client": over.busy, "failed": len(failed),
+        "slowest accepted, s": over.slowest, "growth, MiB": grown / 2**20,
+        "light key alone, p50 TTFT ms": 1e3 * median(alone.firsts), "light key alone, p99 TTFT ms": 1e3 * first,
+        "beside a heavy one, p50 TTFT ms": 1e3 * median(beside.firsts), "beside a heavy one, p99 TTFT ms": 1e3 * second,
+        "light key slower": second / first, "light key refused": len(beside.refusals),
+    }  # fmt: skip
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seconds", type=float, default=10.0, help="of each phase")
-    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--seconds", type=float, default=8.0, help="of each phase")
+    arguments.add_argument("--rounds", type=int, default=1)
+    arguments.add_argument("--load", help=argparse.SUPPRESS)  # what a process of load is told
     arguments.add_argument("serve", nargs="*", help="options of lmkit serve")
     given = arguments.parse_args()
-    command = [sys.executable, "-m", "lmkit", "serve", *given.serve, "--scheduler", "fair", "--max-rows", str(ROWS)]
-    command += ["--max-waiting", str(WAITING), "--api-key", "heavy", "--api-key", "light"]
+    if given.load:
+        run_load(given.load)
+        return 0
+    command = [sys.executable, "-m", "lmkit", "serve", "--scheduler", "fair", "--max-rows", str(ROWS)]
+    command += ["--max-waiting", str(WAITING), *(f"--api-key={key}" for key in (*HEAVY, LIGHT)), *given.serve]
     with ServerProcess(command) as server:
         server.wait_ready()
-        rounds = [asyncio.run(measure(server, given.seconds)) for _ in range(given.rounds)]
-        print(server.log() if any(found["failed"] for found in rounds) else "")
+        rounds = [measure(server, given.seconds) for _ in range(given.rounds)]
     host = machine()
     print(f"{host.processor}, {host.cores} cores; {given.rounds} rounds of {given.seconds:g} s a phase")
+    missed = 0
     for name in rounds[0]:
         values = [found[name] for found in rounds]
-        print(f"| {name} | {median(values):.2f} | {min(values):.2f} to {max(values):.2f} |")
-    return 0
+        sign, bound = AIMS.get(name, (0, 0.0))
+        bad = sign * (median(values) - bound) > 0
+        missed += bad
+        aim = f"{'at least' if sign < 0 else 'at most'} {bound:g}{': MISSED' if bad else ''}" if sign else ""
+        print(f"| {name} | {median(values):.2f} | {min(values):.2f} to {max(values):.2f} | {aim} |")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

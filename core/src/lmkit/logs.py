@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +18,7 @@ MAX_RECORD = 4 << 10  # characters
 MAX_WAITING = 1000  # records
 _FRAMES = 8  # of a traceback, at its end
 _LAST_WORDS = 1.0  # seconds
+_PAUSE = 0.02  # seconds between two looks for lines, warnings apart: each look takes the interpreter from the others
 _CUT = " [...] "
 FORMAT = "%(levelname)s %(name)s: %(message)s"
 TIMED = "%(asctime)s %(levelname)s %(message)s"  # of a server
@@ -74,6 +75,7 @@ class LogWriter(logging.Handler):
         self.setFormatter(_Formatter(pattern))
         self._descriptor = descriptor
         self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._urgent = Event()
         self.num_dropped = 0
         self._thread = Thread(target=self._write, name="lmkit-log", daemon=True)
         self._thread.start()
@@ -84,24 +86,33 @@ class LogWriter(logging.Handler):
             return
         try:
             self._lines.put(self.format(record))
+            if record.levelno >= logging.WARNING:
+                self._urgent.set()
         except Exception:
             self.handleError(record)
 
     def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
+        lines: list[str | None] = []
+        while None not in lines:
+            lines = [self._lines.get()]
+            while not self._lines.empty():
+                lines.append(self._lines.get())
             dropped, self.num_dropped = self.num_dropped, 0
             if dropped:
-                line += f"\n{dropped} lines of the log were dropped: nobody read them"
+                lines.append(f"{dropped} lines of the log were dropped: nobody read them")
             try:
-                rest = (line + "\n").encode(errors="backslashreplace")
+                rest = "".join(f"{line}\n" for line in lines if line is not None).encode(errors="backslashreplace")
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
             except OSError:  # there is nobody left to tell
                 self.num_dropped = 0
+            self._urgent.wait(_PAUSE)
+            self._urgent.clear()
 
     def close(self) -> None:
         """Waits a moment for what is not written yet."""
         self._lines.put(None)
+        self._urgent.set()
         self._thread.join(_LAST_WORDS)
         super().close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import ssl
 import stat
@@ -12,12 +13,14 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from lmkit.api import ConfigError
 from lmkit_http.app import build_app
 from lmkit_http.listening import Certificate, PortInUse, bind, release, url_of
+from lmkit_http.protocol import BoundedProtocol
 from lmkit_http.run import run_app
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import scripted
@@ -54,6 +57,39 @@ def pair(folder: Path, name: str) -> tuple[str, str]:
         check=True, capture_output=True,
     )  # fmt: skip
     return cert, key
+
+
+def test_many_connections_are_taken_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round is as long as a busy server takes for all that has come; who is new does not wait for a hundred."""
+    uvloop = pytest.importorskip("uvloop")
+    before, made = BoundedProtocol.connection_made, []
+
+    def count(self: Any, transport: Any) -> None:
+        made.append(self)
+        before(self, transport)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", count)
+
+    async def rounds() -> int:
+        settings, ready = ServerSettings(port=0), asyncio.Event()
+        sock = bind(settings)
+        task = asyncio.create_task(run_app(scripted("Good day."), settings, sock, lambda *_: ready.set()))
+        await ready.wait()
+        address = sock.getsockname()
+        clients = [socket.create_connection(address) for _ in range(100)]
+        num = 0
+        while len(made) < len(clients):
+            await asyncio.sleep(0)
+            num += 1
+        for client in clients:
+            client.close()
+        signal.raise_signal(signal.SIGTERM)
+        await task
+        with pytest.raises(OSError, match="refused"):  # none of its listeners is left
+            socket.create_connection(address)
+        return num
+
+    assert uvloop.run(asyncio.wait_for(rounds(), 30)) < 30
 
 
 # ---------------------------------------------------------------------------------------------- Unix sockets

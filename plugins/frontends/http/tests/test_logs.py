@@ -75,6 +75,27 @@ def test_nobody_waits_for_a_reader(pipe: tuple[int, int]) -> None:
     writer.close()
 
 
+def test_many_lines_are_written_together(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, and a warning at once: whoever wrote it may be about to end."""
+    read, write = pipe
+    monkeypatch.setattr("lmkit.logs._PAUSE", 60.0)
+    writer = LogWriter(write)
+    logger = attach(writer)
+    logger.info("0")
+    assert os.read(read, 1 << 16) == b"INFO lmkit.test-logs: 0\n"
+    for i in range(1, 200):
+        logger.info("%d", i)
+    assert not select.select([read], [], [], 0.1)[0]
+    logger.warning("200")
+    text = b""
+    while not text.endswith(b"200\n"):
+        text += os.read(read, 1 << 16)
+    assert [int(line.split()[-1]) for line in text.splitlines()] == list(range(1, 201))
+    logger.info("last")
+    writer.close()
+    assert os.read(read, 1 << 16) == b"INFO lmkit.test-logs: last\n"
+
+
 def test_a_record_is_bounded(pipe: tuple[int, int]) -> None:
     read, write = pipe
     writer = LogWriter(write)

@@ -77,8 +77,11 @@ class SpokenRoute(Route):
         method, path = route.split(" ")
         super().__init__(path, handler, methods=[method])
         self.dialect, self._marked = dialect, marked
+        self._place = None if "{" in path else path
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if self._place not in (None, scope["path"]) and not scope.get("root_path"):
+            return Match.NONE, {}  # as the rest would say, later: a refusal must cost little
         if self._marked and not _has_mark(scope, self.dialect):
             return Match.NONE, {}
         return super().matches(scope)

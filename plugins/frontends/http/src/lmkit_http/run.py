@@ -36,6 +36,8 @@ log = logging.getLogger("lmkit.server")
 _WATCH = 0.25  # seconds between looks at the engine's state
 _LAST_WORDS = 5.0  # seconds that a server without an engine says so
 _LINGER = 0.25  # seconds
+_BACKLOG = 2048  # connections that may wait until they are accepted
+_ACCEPTED = 32  # connections at a time: libuv takes one of each listener, then looks at all the others
 
 
 def serve(
@@ -136,7 +138,7 @@ async def run_app(
         # without a key a web page must not reach us through a name that resolves to this machine
         settings = _with_hosts(settings)
     app = build_app(llm, settings, dialects)
-    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=2048)
+    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=_BACKLOG)
     server = _Server(how, app.state.backend, certificate)
     url = url_of(sock, settings)
 
@@ -184,8 +186,10 @@ class _Server(uvicorn.Server):
         signals = (signal.SIGTERM, signal.SIGINT)
         for s in signals:
             loop.add_signal_handler(s, self._on_signal)
+        # else a busy server, which takes long from one look to the next, leaves new connections waiting for seconds
+        again = [sock.dup() for _ in range(_ACCEPTED - 1)]
         try:
-            serving = asyncio.ensure_future(self._serve([sock]))
+            serving = asyncio.ensure_future(self._serve([sock, *again]))
             while not (self.started or serving.done()):
                 await asyncio.sleep(0.005)
             if not serving.done():
@@ -197,6 +201,8 @@ class _Server(uvicorn.Server):
             for task in beside:
                 task.cancel()
         finally:
+            for listener in again:
+                listener.close()
             for s in signals:
                 loop.remove_signal_handler(s)
         if self._stopping is None and (failure := self._backend.client.failure) is not None:
