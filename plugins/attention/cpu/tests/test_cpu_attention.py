@@ -91,6 +91,7 @@ def check(rows: Rows, work: list[tuple[int, int]]) -> list[torch.Tensor]:
         NEED,
         replace(NEED, dtype="bfloat16", kv_dtype="bfloat16", head_dim=80, v_head_dim=48, num_q_heads=14),
         replace(NEED, dtype="float16", kv_dtype="float16", num_q_heads=2, block_size=48),
+        replace(NEED, dtype="bfloat16", kv_dtype="bfloat16", num_q_heads=10, block_size=64, window=SEGMENT + 40),
         replace(NEED, dtype="bfloat16", kv_dtype="float8_e4m3fn"),
         replace(NEED, dtype="bfloat16", kv_dtype="float8_e5m2", num_q_heads=14, softcap=3.0),
         replace(NEED, dtype="bfloat16", kv_dtype="int8", head_dim=80, v_head_dim=48, num_q_heads=14),
@@ -108,6 +109,7 @@ def check(rows: Rows, work: list[tuple[int, int]]) -> list[torch.Tensor]:
     ids=[
         "plain",
         "bf16",
+        "bf16, large blocks",
         "fp16",
         "fp8",
         "e5m2",
@@ -133,13 +135,25 @@ def test_long_rows(need: AttnNeed, length: int) -> None:
         check(rows, [(1, 5), (0, 30)])
 
 
-@pytest.mark.parametrize("change", [{}, {"window": 40}, {"window": SEGMENT}, {"mla": True, "num_kv_heads": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"window": 40},
+        {"window": SEGMENT},
+        {"mla": True, "num_kv_heads": 1},
+        {"block_size": 32},
+        {"block_size": 48, "window": 40, "head_dim": 48},
+        {"kv_dtype": "int8"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_chunks_neighbours_and_threads_change_no_bit(dtype: str, change: dict[str, Any], threads: Any) -> None:
     """A row computed whole; in odd chunks with other rows beside it; and token by token at its end."""
-    need = replace(NEED, dtype=dtype, kv_dtype=dtype, **change)
+    need = replace(NEED, **{"dtype": dtype, "kv_dtype": dtype, **change})
     total = 2 * SEGMENT + 29
-    q, k, v = (torch.randn(total, h, 32).to(getattr(torch, dtype)) for h in (4, *2 * (need.num_kv_heads,)))
+    q, k, v = (torch.randn(total, h, need.head_dim).to(getattr(torch, dtype)) for h in (4, *2 * (need.num_kv_heads,)))
 
     def run(chunks: list[int], neighbours: int, num_threads: int) -> torch.Tensor:
         threads(num_threads)

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from lmkit.api import AttnNeed
+from lmkit_bench.pages import PlainPlatform
 from lmkit_platform_cpu import integer, packed
 from lmkit_platform_cpu.native import Native, load
+from lmkit_testing.attention import Rows
 
 FOLDER = Path(__file__).parent
 CSRC = FOLDER.parent / "csrc"
@@ -72,16 +75,65 @@ def test_products() -> None:
             assert torch.equal(integer.linear(emulated, x, codes), integer.linear(LIBRARY, x, codes))
 
 
-@pytest.mark.slow
-def test_grids() -> None:
-    """All tests of linears and experts on the emulated library; not those that need another instruction set."""
-    library = build("linear", "integer", "experts")
+class NativePlatform(PlainPlatform):
+    def __init__(self, native: Native) -> None:
+        super().__init__()
+        self.native = native
+
+
+def run_emulated(library: Path, tests: list[Path], chosen: str) -> None:
+    """These tests with the emulated library in place of the installed one, in another process."""
     code = (
         "import sys, pytest, lmkit_platform_cpu.native as native\n"
         "library = native.Native(sys.argv[1])\n"
         "native.load = lambda: library\n"
-        "others = 'not works_alone and not stay_plain'\n"
-        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', others, *sys.argv[2:]]))\n"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', *sys.argv[2:]]))\n"
     )
-    tests = [str(FOLDER / f"test_{name}.py") for name in ("packed", "integer", "experts")]
-    subprocess.run([sys.executable, "-P", "-c", code, str(library), *tests], check=True, timeout=3600)
+    command = [sys.executable, "-P", "-c", code, str(library), chosen, *map(str, tests)]
+    subprocess.run(command, check=True, timeout=3600)
+
+
+@pytest.mark.slow
+def test_grids() -> None:
+    """All tests of linears and experts on the emulated library; not those that need another instruction set."""
+    tests = [FOLDER / f"test_{name}.py" for name in ("packed", "integer", "experts")]
+    run_emulated(build("linear", "integer", "experts"), tests, "not works_alone and not stay_plain")
+
+
+@pytest.mark.slow
+def test_attention_emulated() -> None:
+    """The backend's tests; not those that need another family of operators."""
+    pytest.importorskip("lmkit_attention_cpu")
+    tests = FOLDER.parents[2] / "attention" / "cpu" / "tests" / "test_cpu_attention.py"
+    run_emulated(build("attention"), [tests], "not turned and not rotat")
+
+
+def test_attention() -> None:
+    """Prompts and decoding by tile registers: what they compute is what the emulation does, bit for bit."""
+    backend = pytest.importorskip("lmkit_attention_cpu.backend")
+    assert LIBRARY is not None
+    libraries = [Native(build("attention"))] + ([LIBRARY] if "amx" in LIBRARY.isas else [])
+    noise = torch.Generator().manual_seed(0)
+    for kv_dtype, dim, block_size in (
+        ("bfloat16", 64, 32),
+        ("bfloat16", 48, 16),
+        ("int8", 64, 48),
+        ("float8_e5m2", 80, 32),
+    ):
+        need = AttnNeed(dim, 6, 2, "bfloat16", kv_dtype, block_size)
+        steps = [[(0, 550), (1, 3)], [(0, 1), (1, 40)], [(0, 1)]]
+        inputs = [
+            [torch.randn(sum(n for _, n in work), heads, dim, generator=noise).bfloat16() for heads in (6, 2, 2)]
+            for work in steps
+        ]
+        results = []
+        for library in libraries:
+            rows = Rows(backend.CpuAttention(), need, num_rows=2, platform=NativePlatform(library), length=640)
+            for work, (q, k, v) in zip(steps, inputs, strict=True):
+                plan = rows.planner.plan(rows.paged.grow(work))
+                rows.backend.write_kv(k, v, rows.kv, plan.slots)
+                results.append(torch.full_like(q, torch.nan))
+                rows.backend.forward(q, rows.kv, plan, dim**-0.5, results[-1])
+        assert all(r.isfinite().all() for r in results)
+        for one, other in zip(results[: len(steps)], results[len(steps) :], strict=False):
+            assert torch.equal(one, other)
