@@ -10,7 +10,7 @@ from lmkit.api import DeviceInfo, IntegerFormat, Integers, LinearSpec, PackedWei
 from torch import Tensor
 
 from lmkit_platform_cpu.native import DTYPES, MISSING, Args, Native, load
-from lmkit_platform_cpu.packed import DECODE_ROWS, PANEL, PREFILL_ROWS, check_bias, chunk_bytes, huge, matrix
+from lmkit_platform_cpu.packed import DECODE_ROWS, PANEL, TILE_ROWS, check_bias, chunk_bytes, huge, matrix, prefill_step
 
 BLOCK = 128  # columns of x that share a scale; sums of more would not fit 32 bits
 LARGEST = 32512  # of an activation of 16 bits, as in csrc/integer.inc
@@ -37,9 +37,8 @@ class RoundArgs(Args):
 class IntegerArgs(Args):
     _fields_ = [
         ("weight", c_void_p), ("scales", c_void_p), ("zeros", c_void_p), ("offsets", c_void_p),
-        ("table", c_void_p), ("x", c_void_p),
-        ("bias", c_void_p), ("out", c_void_p), ("quantized", c_void_p), ("x_scales", c_void_p), ("x_sums", c_void_p),
-        ("m", c_int64),
+        ("table", c_void_p), ("x", c_void_p), ("bias", c_void_p), ("out", c_void_p), ("quantized", c_void_p),
+        ("x_scales", c_void_p), ("x_sums", c_void_p), ("plain", c_void_p), ("m", c_int64),
         ("n", c_int64), ("k", c_int64), ("x_stride", c_int64), ("group", c_int64), ("block", c_int64),
         ("rows_step", c_int64), ("panels_step", c_int64), ("dtype", c_int32), ("bits", c_int32), ("planes", c_int32),
         ("zero", c_int32),
@@ -190,7 +189,11 @@ def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | Non
         args.rows_step = max(m, 1)
         args.panels_step = max(1, min(chunk_bytes(m) // size, panels // (4 * native.threads)))
     else:
-        args.rows_step, args.panels_step = PREFILL_ROWS, max(1, CACHE_BYTES // size)
+        args.rows_step, args.panels_step = prefill_step(native, m, panels, max(1, CACHE_BYTES // size))
+    plain = None
+    if weight.bits == 4 and native.isa == "amx" and m > TILE_ROWS:  # unpacked once for all tiles of a chunk
+        plain = torch.empty(native.threads * PANEL * depth, dtype=torch.uint8)
+        args.plain = plain.data_ptr()
     args.chunks[0] = m
     args.chunks[1] = -(-m // args.rows_step) * -(-panels // args.panels_step) if m else 0
     native.run("integer", args)

@@ -16,6 +16,8 @@ PANEL = 32  # output rows side by side, as in csrc/linear.inc
 HUGE = 1 << 21  # bytes of a huge page
 DECODE_ROWS = 64  # up to so many rows of x a panel of the weight is read once
 PREFILL_ROWS, PREFILL_PANELS, PREFILL_DEPTH = 96, 8, 1024  # a chunk of larger ones: what a core's second cache holds
+TILED_ROWS = 256  # the rows of a chunk where tile registers multiply: fewer would wait for weights and for unpacking
+TILE_ROWS, TILE_COLUMNS = 16, 32  # of bfloat16 in a tile register
 MAX_COMPACT_K = 1 << 19  # a stray's place has so many bits
 COMPACT = 3  # a type of weights beside DTYPES: bfloat16 in 12 bits, as csrc/linear_compact.inc lays it out
 
@@ -31,9 +33,9 @@ class PackArgs(Args):
 class LinearArgs(Args):
     _fields_ = [
         ("weight", c_void_p), ("x", c_void_p), ("bias", c_void_p), ("out", c_void_p), ("wide", c_void_p),
-        ("sums", c_void_p), ("plain", c_void_p), ("m", c_int64), ("n", c_int64), ("k", c_int64), ("x_stride", c_int64),
-        ("panel_bytes", c_int64), ("rows_step", c_int64), ("panels_step", c_int64), ("k_step", c_int64),
-        ("dtype", c_int32), ("weight_dtype", c_int32),
+        ("sums", c_void_p), ("tiles", c_void_p), ("plain", c_void_p), ("m", c_int64), ("n", c_int64), ("k", c_int64),
+        ("x_stride", c_int64), ("panel_bytes", c_int64), ("rows_step", c_int64), ("panels_step", c_int64),
+        ("k_step", c_int64), ("dtype", c_int32), ("weight_dtype", c_int32),
     ]  # fmt: skip
 
 
@@ -160,6 +162,15 @@ def chunk_bytes(m: int) -> int:
     return 1 << 17 if m <= 12 else 1 << 19
 
 
+def prefill_step(native: Native, m: int, panels: int, most: int) -> tuple[int, int]:
+    """Rows of x and, at most `most`, panels of a weight in a chunk of a step of `m` rows, more than DECODE_ROWS."""
+    if native.isa != "amx":
+        return PREFILL_ROWS, most
+    heights, tile = -(-m // TILED_ROWS), 2 * TILE_ROWS
+    rows = -(-m // (heights * tile)) * tile  # chunks of about equal size, in whole tiles
+    return rows, max(1, min(most, panels * heights // (8 * native.threads)))
+
+
 def check_bias(bias: Tensor | None, n: int, dtype: torch.dtype) -> None:
     if bias is not None and (bias.shape != (n,) or bias.dtype != dtype or not bias.is_contiguous()):
         raise ValueError(f"a bias of {n} values in {dtype} is needed, not {list(bias.shape)} in {bias.dtype}")
@@ -173,7 +184,13 @@ def _plan(native: Native, args: LinearArgs, weight: Packed, m: int) -> list[Tens
         args.rows_step, args.k_step = max(m, 1), weight.k
         args.panels_step = max(1, min(chunk_bytes(m) // max(weight.panel_bytes, 1), panels // (4 * native.threads)))
     else:
-        args.rows_step, args.panels_step, args.k_step = PREFILL_ROWS, PREFILL_PANELS, PREFILL_DEPTH
+        args.rows_step, args.panels_step = prefill_step(native, m, panels, PREFILL_PANELS)
+        args.k_step = PREFILL_DEPTH
+        if dot and native.isa == "amx":
+            args.chunks[0] = -(-m // TILE_ROWS)
+            tiles = args.chunks[0] * -(-weight.k // TILE_COLUMNS)
+            scratch.append(torch.empty(tiles * TILE_ROWS * TILE_COLUMNS, dtype=weight.dtype))
+            args.tiles = scratch[-1].data_ptr()
     if args.k_step < weight.k:
         scratch.append(torch.empty(native.threads * args.rows_step * args.panels_step * PANEL))
         args.sums = scratch[-1].data_ptr()
