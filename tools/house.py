@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "src" / "lmkit"
-MAX_LINES = 14_250  # of the core; it falls
+MAX_LINES = 14_200  # of the core; it falls
 MAX_FUNCTION, MAX_MODULE = 80, 600  # lines
 DEPENDENCIES = {"pluggy", "msgspec", "packaging", "numpy", "lmkit-tokenizer-json", "lmkit-worker", "lmkit-python"}
 NAMES = re.compile(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +25,6 @@ from lmkit.api import (
 from lmkit.config import STEP_TOKENS, EngineConfig, format_size, parse_budget
 from lmkit.plugins import load_target
 
-LAYER = re.compile(r"layers\.(\d+)\.")  # in names of linears
 DRAFTS = 16  # tokens of one row that a proposer may guess, or a grammar force, in one step
 MIN_LENGTH = 256  # an engine that cannot hold this many tokens does not start, unless the user asks for fewer
 
@@ -67,20 +65,6 @@ def stage(num_layers: int, index: int, num_stages: int) -> range:
     each, more = divmod(num_layers, num_stages)
     first = index * each + min(index, more)
     return range(first, first + each + (index < more))
-
-
-def info_of_stage(info: ModelInfo, layers: range) -> ModelInfo:
-    """What memory planning reads of a model, for a rank that has these layers: the first has the embedding, the last
-    the head, too."""
-    last = layers.stop == len(info.layers)
-    own = {spec: int(m[1]) in layers if (m := LAYER.match(spec.name)) else last for spec in info.linears}
-    tables = (layers.start > 0 and not (last and info.tie_embeddings)) + (not last and not info.tie_embeddings)
-    elsewhere = [spec.total_out * spec.in_features for spec in info.linears if not own[spec] and not spec.is_head]
-    return replace(
-        info, layers=info.layers[layers.start : layers.stop], linears=tuple(spec for spec in own if own[spec]),
-        num_parameters=info.num_parameters - sum(elsewhere) - tables * info.vocab_size * info.hidden_size,
-        tie_embeddings=info.tie_embeddings and last,
-    )  # fmt: skip
 
 
 def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan, num_ranks: int = 1) -> int:

@@ -36,7 +36,6 @@ class Buffer(Protocol):
 
         Where they are two, the host side may be written again at once.
         """
-        ...
 
 
 class Event(Protocol):
@@ -64,7 +63,6 @@ class Graphs(Protocol):
 
     def num_rows(self, n: int) -> int:
         """How many rows a decode step of `n` gets, with such that stand for nothing; not more than `max_rows`."""
-        ...
 
     def run(self, forward: Callable[[StepInputs], Tensor], x: StepInputs) -> Tensor: ...
 
@@ -81,7 +79,6 @@ class Collectives(Protocol):
     def send(self, x: Tensor, dst: int) -> None: ...
     def receive(self, out: Tensor, src: int) -> Tensor:
         """Fills `out` with what `src`, the rank before this one, sends: as many bytes."""
-        ...
 
 
 # --------------------------------------------------------------------------------------------------- attention
@@ -151,14 +148,12 @@ class Model(Protocol):
 
         With `x.only_logits` a model may return those of `x.logits_rows` alone: [S, D].
         """
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head: [S, D] -> [S, V], float32 or the model's dtype.
 
         Of a pooling model: [S, D] -> [S, size before dense modules], on hidden states or what they were reduced to.
         """
-        ...
 
 
 class BuildContext(Protocol):
@@ -173,11 +168,9 @@ class BuildContext(Protocol):
 
     def linear(self, spec: LinearSpec, local: LinearSpec | None = None) -> nn.Module:
         """`local`: a rank's share, where parts of it are those of other ranks too; None: as `spec.shard` says."""
-        ...
 
     def experts(self, up: LinearSpec, down: LinearSpec, act: str) -> nn.Module:
         """A module called as experts(x [T, D], ids [T, K], weights [T, K]) -> [T, D]; see ExpertKernel."""
-        ...
 
     def attention(self, layer: int, scale: float) -> nn.Module:
         """A module called as attn(q, k, v, x: StepInputs) with q [T, Hq, D], k and v [T, Hkv, D].
@@ -185,11 +178,9 @@ class BuildContext(Protocol):
         Where its `rotates` is true, it turns q and k (in place) by `angles`, if these come as a fifth argument: the
         cos, sin and interleaved of RowOps.rotate.
         """
-        ...
 
     def norm(self, size: int, eps: float, kind: NormKind = "rms") -> nn.Module:
         """norm(x), or norm.add(h, delta) for `h += delta` in place and the norm of the sum."""
-        ...
 
     def embedding(self, num: int, size: int) -> nn.Module: ...
     def rotary(self, head_dim: int, rope: Mapping[str, object]) -> nn.Module: ...
@@ -202,7 +193,6 @@ class Architecture(Protocol):
 
     def describe(self, config: Mapping[str, object]) -> ModelInfo:
         """Every key read is declared; an unsupported value raises UnsupportedModel(key, value)."""
-        ...
 
     def build(self, info: ModelInfo, ctx: BuildContext) -> Model: ...
 

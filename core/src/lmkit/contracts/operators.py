@@ -25,11 +25,9 @@ class QuantFormat(Protocol):
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         """The stored tensors, by name ("weight", "weight_scale")."""
-        ...
 
     def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """[out, in]: the oracle of every kernel, and the last-resort kernel."""
-        ...
 
 
 @dataclass(slots=True)
@@ -68,12 +66,10 @@ class IntegerFormat(QuantFormat, Protocol):
         within 1 to 255 (0 to 15). range (4 bits): low and high = least and most of w and 0, scale = (high - low) / 15,
         zero = -low / scale. Everything is rounded to nearest even; division is multiplication by 1 / scale, or by 0.
         """
-        ...
 
     def integers(self, params: Mapping[str, Tensor]) -> Integers:
         """The stored tensors as codes, scales, zeros and offsets; equal to `dequantize`, element by element, but for
         values of a table, which may be rounded to 8 bits."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

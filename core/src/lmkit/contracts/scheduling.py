@@ -22,11 +22,9 @@ class Gate(Protocol):
 
     def ready(self) -> bool:
         """Polled at admission; never blocks."""
-        ...
 
     def error(self) -> ErrorInfo | None:
         """A failed gate fails the request."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -81,32 +79,26 @@ class Matcher(Protocol):
 
     def accept(self, ids: Sequence[int]) -> int:
         """Number accepted; the state moves by exactly that many."""
-        ...
 
     def rollback(self, n: int) -> None:
         """Takes back the last `n` accepted tokens."""
-        ...
 
     def fill(self, row: np.ndarray) -> None:
         """`row`: int32 [ceil(size / 32)], contiguous; bit t % 32 of word t // 32 becomes 1 where token t may follow.
 
         Bits of end tokens are left as chance will have it. Raises GrammarError when the work for it is too much.
         """
-        ...
 
     def forced(self) -> Sequence[int]:
         """The next tokens, as far as `fill` would allow no other at each of them; [] also where nobody knows."""
-        ...
 
     @property
     def complete(self) -> bool:
         """The text so far is a whole sentence: it may end here."""
-        ...
 
     @property
     def exhausted(self) -> bool:
         """Nothing may follow but the end."""
-        ...
 
 
 class CompiledGrammar(Protocol):
@@ -115,8 +107,6 @@ class CompiledGrammar(Protocol):
     @property
     def nbytes(self) -> int:
         """What it keeps in memory, roughly."""
-        ...
 
     def matcher(self) -> Matcher:
         """A new text; quick."""
-        ...

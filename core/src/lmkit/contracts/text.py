@@ -24,7 +24,6 @@ class ChatWriter(Protocol):
         without `add_generation_prompt` a last message of the assistant is not ended. May raise anything: what it
         does not take is the request's fault.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,6 @@ class StreamParser(Protocol):
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]: ...
     def flush(self) -> list[ParseEvent]:
         """Releases everything held back."""
-        ...
 
 
 class ParserFormat(Protocol):
@@ -111,11 +109,9 @@ class ParserFormat(Protocol):
 
     def start(self, prompt_tail: str, tools: Sequence[ToolDef]) -> StreamParser:
         """`prompt_tail`: the end of the rendered prompt, which says whether it ended inside reasoning."""
-        ...
 
     def grammar(self, tools: Sequence[ToolDef], choice: ToolChoice) -> Grammar | None:
         """The constraint for required or named tools; None = cannot be constrained."""
-        ...
 
 
 class DeclaredFormat(ABC):

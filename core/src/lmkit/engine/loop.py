@@ -63,7 +63,6 @@ class Core(Protocol):
     @property
     def blocked(self) -> bool:
         """The last step had nothing to run: all requests wait for gates."""
-        ...
 
     def stats(self) -> SchedStats: ...
 

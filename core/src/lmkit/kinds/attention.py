@@ -39,7 +39,6 @@ class AttnPlanner(Protocol):
 
     def plan(self, batch: AttnBatch) -> AttnPlan:
         """Host work happens only here. May keep references to the batch's buffers until the next `plan`."""
-        ...
 
 
 class AttentionBackend(Protocol):
@@ -57,21 +56,17 @@ class AttentionBackend(Protocol):
 
     def can_run(self, need: AttnNeed, device: DeviceInfo) -> str | None:
         """A reason why not, or None."""
-        ...
 
     def block_sizes(self, need: AttnNeed) -> tuple[int, ...]:
         """Supported block sizes, preferred first."""
-        ...
 
     def kv_shape(self, need: AttnNeed, num_blocks: int) -> tuple[int, ...]:
         """Shape of one layer's KV tensor, in need.kv_dtype."""
-        ...
 
     def planner(self, need: AttnNeed, limits: StepLimits, platform: Platform) -> AttnPlanner: ...
 
     def write_kv(self, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
         """k, v [T, num_kv_heads, head_dim] into the layer's KV tensor at `slots` [T]; of `mla` only k is written."""
-        ...
 
     def forward(
         self, q: Tensor, kv: Tensor, plan: AttnPlan, scale: float, out: Tensor, sinks: Tensor | None = None
@@ -81,7 +76,6 @@ class AttentionBackend(Protocol):
         `sinks` [num_q_heads] float32 is passed exactly when the need has sinks: a logit that takes part in each
         head's softmax and has no value. A backend that does not declare the feature need not accept the argument.
         """
-        ...
 
 
 @runtime_checkable
@@ -92,7 +86,6 @@ class RotatingAttention(AttentionBackend, Protocol):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
     ) -> None:
         """RowOps.rotate of q and of k, in place, then write_kv: the same values in all three."""
-        ...
 
 
 @runtime_checkable
@@ -104,7 +97,6 @@ class TreeAttention(AttentionBackend, Protocol):
     def move_kv(self, kv: Tensor, need: AttnNeed, sources: Tensor, targets: Tensor) -> None:
         """Copies what stands at slots `sources` [N] to `targets` [N] (int64), in all layers of `kv` [layers,
         *kv_shape]. No target is the source of a later pair."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,11 +38,9 @@ class Executor(Protocol):
     def start(self) -> WorkerFacts: ...
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
         """Reserves the blocks, and what steps within `limits` need. Called once, after `start`."""
-        ...
 
     def forward(self, plan: StepPlan) -> None:
         """Returns at once (uniproc on CPU: after the pass). A plan without rows is a diff to apply."""
-        ...
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
         """Called once after each `forward`, in order. The future carries what the step raised.
@@ -50,7 +48,6 @@ class Executor(Protocol):
         Then the engine sends ForgetRows and computes the rows again, one by one, to learn which is at fault; or, when
         that is refused, ResetCache, and all running requests end. Who cannot go on after that reports a Failure.
         """
-        ...
 
     def control(self, command: Control) -> list[Reply]: ...
     def inspect_adapter(self, path: str) -> str:
@@ -59,15 +56,12 @@ class Executor(Protocol):
         Raises CheckpointError, UnsupportedModel or WeightMismatch for one that does not fit the model, which is known
         from its headers: nothing has been loaded.
         """
-        ...
 
     def on_failure(self, callback: Callable[[Failure], None]) -> None:
         """`callback` is called once, from any thread, when steps can no longer be run: the engine then ends."""
-        ...
 
     def close(self) -> None:
         """Idempotent, also after a failure."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,11 +37,9 @@ class GrammarBackend(Protocol):
 
     def compile(self, grammar: Grammar) -> bytes:
         """Raises GrammarError with the reason. What cannot be enforced to the letter is refused, never ignored."""
-        ...
 
     def load(self, compiled: bytes) -> CompiledGrammar:
         """Quick, and thread-safe."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,28 +32,22 @@ class KVConnector(Protocol):
     def fetch(self, id: str, keys: Sequence[KVKey]) -> Mapping[KVKey, bytes] | None:
         """Content of blocks that the request waits for, in the order of its tokens, as far as there is any. None: not
         yet; it is then asked again, and has to give up by itself."""
-        ...
 
     def computed(self, key: KVKey, parent: bytes, tokens: Sequence[int]) -> bool:
         """A block can be found in the cache. Whether to save it, when the step that computes it is done."""
-        ...
 
     def evicted(self, key: KVKey) -> bool:
         """A block's place was taken by another. Whether to save it."""
-        ...
 
     def save(self, blocks: Sequence[tuple[KVKey, bytes]]) -> None: ...
     def forget(self) -> None:
         """Nothing is in the cache any more, and nothing that was wanted will be saved."""
-        ...
 
     def release(self, id: str) -> None:
         """The request has ended."""
-        ...
 
     def close(self) -> None:
         """Idempotent."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

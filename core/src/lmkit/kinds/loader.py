@@ -47,15 +47,12 @@ class Loader(Protocol):
 
     def tensors(self, checkpoint: Checkpoint) -> Sequence[TensorEntry]:
         """Headers only. Raises CheckpointError naming the file when it is damaged."""
-        ...
 
     def read(self, entry: TensorEntry) -> Tensor:
         """A memory-mapped CPU tensor where the format allows it. It may become a parameter as it is."""
-        ...
 
     def release(self) -> None:
         """What was read so far has been packed or copied, or is read seldom: memory that maps a file may go."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,12 +47,10 @@ class LogitsProcessor(Protocol):
 
     def add(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> bool:
         """False = not interested in this row."""
-        ...
 
     def remove(self, slot: int) -> None: ...
     def apply(self, logits: Tensor, ctx: SampleContext) -> None:
         """In place; logits [S, V] float32."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

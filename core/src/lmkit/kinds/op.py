@@ -53,11 +53,9 @@ class LinearKernel(Protocol):
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedWeight:
         """Takes ownership of `params` and frees what it does not keep. They may map files: what is written to them is
         lost."""
-        ...
 
     def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [..., in] -> [..., out]."""
-        ...
 
 
 class ExpertKernel(Protocol):
@@ -70,11 +68,9 @@ class ExpertKernel(Protocol):
 
         `act` is the activation that follows the linear: None for the second one.
         """
-        ...
 
     def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> PackedWeight:
         """A stacked linear [experts * out, in], as LinearKernel.pack."""
-        ...
 
     def apply(self, x: Tensor, ids: Tensor, weights: Tensor, up: Any, down: Any, act: str, rows: RowOps) -> Tensor:
         """x [T, D], chosen experts `ids` [T, K] int64 and their `weights` [T, K] in the dtype of x -> [T, D].
@@ -83,7 +79,6 @@ class ExpertKernel(Protocol):
         expert has one part. `up` and `down` have `spec` (of all ranks), `packed` (made by `pack`) and `bias`
         ([experts * out] or None).
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

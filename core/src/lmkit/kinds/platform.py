@@ -43,27 +43,21 @@ class Platform(Protocol):
 
     def worker_env(self, config: EngineConfig, rank: int) -> dict[str, str]:
         """Environment of a worker process; set there before torch is imported, only there (thread counts, affinity)."""
-        ...
 
     def bind(self, rank: int, threads: int | None = None) -> torch.device:
         """In the worker: select the device, memory policy and thread pool. `threads`: how many the user wants."""
-        ...
 
     def free_memory(self) -> int:
         """Bytes that can still be allocated on the device."""
-        ...
 
     def measure(self, work: Callable[[], None]) -> int | None:
         """Bytes that `work` takes of the device at its most; None: this platform does not measure, nothing was run."""
-        ...
 
     def defaults(self, model: ModelInfo, device: DeviceInfo) -> dict[str, object]:
         """Suggested configuration values ("cache.block_size": 16); values of the user win."""
-        ...
 
     def upload(self, source: torch.Tensor) -> torch.Tensor:
         """A tensor of the host, on the device; there it may be the same. Else the source may change at once."""
-        ...
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Buffer: ...
     def event(self) -> Event: ...
@@ -71,7 +65,6 @@ class Platform(Protocol):
     def collectives(self, rank: int, size: int, init_method: str = "") -> Collectives:
         """`init_method`: where several ranks find each other, as torch.distributed names it: "file://..." on one host,
         "tcp://host:port" between hosts."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

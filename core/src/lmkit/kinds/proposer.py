@@ -35,7 +35,6 @@ class Proposer(Protocol):
 
     def propose(self, texts: Sequence[np.ndarray], most: Sequence[int]) -> list[list[int]]:
         """At most `most[i]` tokens that may follow `texts[i]`, which is [n] int32, all of a row; [] = no idea."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

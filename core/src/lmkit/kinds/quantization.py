@@ -38,11 +38,9 @@ class QuantScheme(Protocol):
     @classmethod
     def parse(cls, quantization_config: Mapping[str, object]) -> QuantScheme:
         """Strict: an unknown key or unsupported value raises UnsupportedModel."""
-        ...
 
     def for_layer(self, layer: LinearSpec) -> QuantFormat | None:
         """None = leave this layer unquantized."""
-        ...
 
     def wrap(self, loader: Loader, wanted: Callable[[str], ParamSpec | None]) -> Loader:
         """`loader`, or one that makes parameters of what files hold; `wanted`: the model's, by a tensor's name."""

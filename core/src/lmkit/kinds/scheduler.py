@@ -37,22 +37,18 @@ class RequestView(Protocol):
     @property
     def priority(self) -> int:
         """Smaller is sooner."""
-        ...
 
     @property
     def arrival(self) -> float:
         """Seconds, the front end's monotonic clock."""
-        ...
 
     @property
     def tenant(self) -> str:
         """On whose account it is: those of a server with several keys; "" elsewhere."""
-        ...
 
     @property
     def order(self) -> int:
         """Counts requests as they enter the engine."""
-        ...
 
     @property
     def num_prompt_tokens(self) -> int: ...
@@ -61,7 +57,6 @@ class RequestView(Protocol):
     @property
     def finish(self) -> FinishReason | None:
         """None until it has ended."""
-        ...
 
 
 class OrderPolicy(Protocol):
@@ -73,11 +68,9 @@ class OrderPolicy(Protocol):
 
     def admit_key(self, r: RequestView) -> tuple:
         """Smallest is admitted first."""
-        ...
 
     def victim_key(self, r: RequestView) -> tuple:
         """Largest is preempted first; must invert the admission order, so that the oldest always finishes."""
-        ...
 
 
 class Scheduler(Protocol):
@@ -85,17 +78,14 @@ class Scheduler(Protocol):
 
     def add(self, r: Admitted) -> None:
         """Raises RequestTooLarge when it cannot fit alone, EngineBusy when the queue is full."""
-        ...
 
     def abort(self, ids: Iterable[str]) -> None:
         """Idempotent, legal at any moment. No event follows."""
-        ...
 
     def schedule(self) -> StepPlan: ...
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]: ...
     def fail_running(self, error: ErrorInfo) -> list[TokenEvent]:
         """After a lost step: end all running requests, forget all cached content. Workers have forgotten all rows."""
-        ...
 
     def retry_running(self, plan: StepPlan, error: ErrorInfo) -> list[TokenEvent]:
         """After `plan` was lost: compute again what was running; only a row that fails alone ends, with `error`.
@@ -103,20 +93,17 @@ class Scheduler(Protocol):
         Nothing that this step or a later one wrote may be found any more. Workers have forgotten all rows. Optional:
         without it `fail_running` is called.
         """
-        ...
 
     def forget_cache(self, root: Callable[[Admitted], bytes] | None = None) -> None:
         """Nothing computed so far may be found any more. With `root` it is lost: what runs is computed again, named by
         the `root_hash` that it gives each request; workers have forgotten all rows. Optional: without it no weights
         are replaced, and the engine does not sleep.
         """
-        ...
 
     def has_work(self) -> bool: ...
     def stats(self) -> SchedStats: ...
     def check(self) -> None:
         """All invariants; AssertionError naming the broken one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,31 +39,24 @@ class StructuredOutput(Protocol):
     def gate(self, request: Any) -> Any:
         """A Gate that opens when the grammar of the request is compiled, and fails with the reason when it cannot be.
         `request` has `id`, `params`, `tokens`, `num_prompt_tokens` and `epoch`. Raises EngineBusy."""
-        ...
 
     def concerns(self, plan: StepPlan) -> bool:
         """Whether `fill` must know all tokens before this step."""
-        ...
 
     def fill(self, plan: StepPlan) -> GrammarMasks | None:
         """The masks of a step: 32 tokens in each int32 of a row; None: nothing is forbidden."""
-        ...
 
     def propose(self, plan: StepPlan, result: StepResult) -> None:
         """Puts tokens that must follow into `result.drafts`, before the scheduler takes the result in."""
-        ...
 
     def release(self, ids: Iterable[str]) -> None:
         """Requests that have ended, constrained or not. Idempotent."""
-        ...
 
     def compile(self, grammar: Grammar, seconds: float) -> CompiledGrammar:
         """Compiles and waits: for tools beside the engine. Raises GrammarError."""
-        ...
 
     def close(self) -> None:
         """Idempotent. What is being compiled stays undone."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from lmkit.api import (
     CapacityError,
@@ -20,13 +21,14 @@ from lmkit.memory import (
     adapter_bytes,
     fit_length,
     info_of_rank,
-    info_of_stage,
     plan_kv,
     stage,
     step_tokens,
     weight_bytes,
 )
 from lmkit.plugins.proposals import settled
+
+_LAYER = re.compile(r"layers\.(\d+)\.")  # in names of linears
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def planned(config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint
     """The estimate of what `resolve(config)` gave: of one rank, where there are several; of the one with most weights,
     where they have different layers."""
     ranks, num_stages, num_layers = config.parallel.tp, config.parallel.pp, len(info.layers)
-    stages = [info_of_stage(info, stage(num_layers, i, num_stages)) for i in range(num_stages)]
+    stages = [_info_of_stage(info, stage(num_layers, i, num_stages)) for i in range(num_stages)]
     sizes = [weight_bytes(part, checkpoint, resolved, ranks) for part in stages]
     weights = max(sizes)
     most = stages[sizes.index(weights)]
@@ -111,3 +113,16 @@ def planned(config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint
         weight_bytes=weights,
         weights_by_stage=tuple(sizes) if num_stages > 1 else (),
     )
+
+
+def _info_of_stage(info: ModelInfo, layers: range) -> ModelInfo:
+    """What weights of a rank that has these layers are counted by: the first has the embedding, the last the head."""
+    last = layers.stop == len(info.layers)
+    own = {spec: int(m[1]) in layers if (m := _LAYER.match(spec.name)) else last for spec in info.linears}
+    tables = (layers.start > 0 and not (last and info.tie_embeddings)) + (not last and not info.tie_embeddings)
+    elsewhere = [spec.total_out * spec.in_features for spec in info.linears if not own[spec] and not spec.is_head]
+    return replace(
+        info, layers=info.layers[layers.start : layers.stop], linears=tuple(spec for spec in own if own[spec]),
+        num_parameters=info.num_parameters - sum(elsewhere) - tables * info.vocab_size * info.hidden_size,
+        tie_embeddings=info.tie_embeddings and last,
+    )  # fmt: skip
