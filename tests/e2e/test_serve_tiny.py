@@ -70,7 +70,7 @@ def test_only_the_http_port_listens(tiny_server: Server) -> None:
     assert len(pids) == 3  # of the engine, and of templates and tokenizers
     links = [os.readlink(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
     ports = [inodes[link[8:-1]] for link in links if link.startswith("socket:[") and link[8:-1] in inodes]
-    assert ports == [port]
+    assert set(ports) == {port}  # of several listeners on one socket
 
 
 def test_sixteen_streams_at_once(tiny_server: Server) -> None:

@@ -179,7 +179,7 @@ def test_what_is_declared_passes(fields: dict[str, object], ask: AttentionReques
             "ranks",
         ),
         (
-            ModelSpec(name="m", summary="m", target=TARGET, architectures=("M",)),
+            ModelSpec(name="m", summary="m", target=TARGET, architectures=("M",), supports_pp=False),
             ModelRequest(architecture="M", pp=2),
             "ranks",
         ),

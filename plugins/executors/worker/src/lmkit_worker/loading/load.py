@@ -80,7 +80,6 @@ def load_model(
     `info` begin among them. `update`: weights that stand for those of the checkpoint; what a partial one does not have
     is that of `base`. `packed_cache` is a folder for packed weights: they are taken from there, or kept there for
     the next time. `stage`: the layers that this rank has, and the ranks that have the others.
-
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
     CheckpointError when a file turns out to be damaged later.
     """
