@@ -20,7 +20,7 @@ from lmkit.api import (
     StateTensor,
     WorkerFacts,
 )
-from lmkit.config import CacheConfig, EngineConfig, ModelConfig, SchedConfig
+from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig
 from lmkit.contracts.config import LoraConfig
 from lmkit.memory import activation_bytes, adapter_bytes, blocks_needed, fit_length, plan_kv, step_tokens
 from lmkit_cli.estimate import estimate
@@ -244,6 +244,9 @@ def test_estimate_adds_up() -> None:
     assert found.max_length == 32768
     assert found.concurrency == pytest.approx(found.num_kv_tokens / 32768)
     assert estimate(info, EngineConfig(), device, dtype="float32").weight_bytes == 4 * info.num_parameters
+    one_of_two = estimate(info, EngineConfig(parallel=ParallelConfig(dp=2)), device)  # they share the host's memory
+    assert one_of_two.weight_bytes == found.weight_bytes
+    assert one_of_two.weight_bytes + one_of_two.activation_bytes + one_of_two.kv_bytes <= 4 * GIB
 
 
 def test_estimate_refuses_what_cannot_fit() -> None:

@@ -134,5 +134,8 @@ class TestMultiproc(ExecutorConformance):
     def test_what_cannot_be_split(self, two: Tiny) -> None:
         with pytest.raises(ConfigError, match="adapters"):
             MultiprocExecutor(replace(two[0], lora=LoraConfig(enabled=True)), *two[1:])
+        staged = replace(two[0], parallel=ParallelConfig(pp=2), model=replace(two[0].model, packed_cache="folder"))
+        with pytest.raises(ConfigError, match="packed weights"):
+            MultiprocExecutor(staged, *two[1:])
         with pytest.raises(ConfigError, match="in flight"):
             MultiprocExecutor(replace(two[0], parallel=ParallelConfig(tp=2, depth=2)), *two[1:])

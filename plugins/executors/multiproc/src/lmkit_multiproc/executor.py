@@ -122,6 +122,8 @@ class MultiprocExecutor:
             raise ConfigError(f"adapters cannot be split over {self.size} ranks", fix="--tp 1 --pp 1, or no adapters")
         if resolved.draft is not None and self.size > 1:  # each would choose lengths by a clock of its own
             raise ConfigError(f"guesses of a model cannot be split over {self.size} ranks", fix="--proposer ngram")
+        if config.model.packed_cache is not None and config.parallel.pp > 1:
+            raise ConfigError("packed weights are kept of whole models, not of some layers", fix="no --packed-cache")
         self._processes: list[Process] = []
         self._news, self._by_fd = poll(), dict[int, Process]()  # made once: it is asked in every step
         self._told: Callable[[Failure], None] | None = None

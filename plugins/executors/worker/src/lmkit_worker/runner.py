@@ -182,8 +182,8 @@ class Runner:
 
     def told(self, tokens: Sequence[Sequence[int]]) -> None:
         """What the rank that has the head drew for the rows of the last step."""
-        if isinstance(self.head, Follower):
-            self.head.told(tokens)
+        assert isinstance(self.head, Follower), "this rank draws tokens itself"
+        self.head.told(tokens)
 
     def warm(self) -> None:
         """Steps of rows that nobody asked for, where the platform wants them: kernels are compiled before the first

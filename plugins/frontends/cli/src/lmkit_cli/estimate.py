@@ -68,8 +68,8 @@ def estimate(
     max_tokens = step_tokens(config)
     activations = activation_bytes(info, dtype, max_tokens, config.sched.rows) + adapter_bytes(info, config, dtype)
     memory = device.free_memory or device.total_memory
-    if device.device_type == "cpu":  # which the ranks share
-        memory //= config.parallel.tp * config.parallel.pp
+    if device.device_type == "cpu":  # which ranks and engines share
+        memory //= config.parallel.tp * config.parallel.pp * config.parallel.dp
     usable = max(0, memory - device.process_bytes)
     free = usable - weights - activations
     if free <= 0:

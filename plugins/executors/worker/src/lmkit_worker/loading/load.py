@@ -20,7 +20,6 @@ from lmkit.api import (
     Checkpoint,
     CheckpointError,
     Collectives,
-    ConfigError,
     Loader,
     ModelInfo,
     ParamSpec,
@@ -51,6 +50,7 @@ from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.dummy import WARNING, DummyLoader
 from lmkit_worker.loading.packed_cache import PackedCache
 from lmkit_worker.loading.rules import Match, Rules
+from lmkit_worker.loading.stages import keeper
 from lmkit_worker.loading.update import CopyLoader, Update, keep, untie_as
 
 ALL = "*"  # a rule's part: the tensor holds all parts, one after another; "*.up": all whose names end so
@@ -80,6 +80,7 @@ def load_model(
     `info` begin among them. `update`: weights that stand for those of the checkpoint; what a partial one does not have
     is that of `base`. `packed_cache` is a folder for packed weights: they are taken from there, or kept there for
     the next time. `stage`: the layers that this rank has, and the ranks that have the others.
+
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
     CheckpointError when a file turns out to be damaged later.
     """
@@ -94,8 +95,8 @@ def load_model(
     weights = checkpoint if update is None else update.checkpoint(checkpoint)
     packed, leave = None, None
     if stage is not None:
-        leave = partial(_keeper(model, info, stage[0]), *stage)
-    if packed_cache is not None and update is None and stage is None:
+        leave = partial(keeper(model, info, stage[0]), *stage)
+    if packed_cache is not None and update is None:
         packed = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
     rules, scheme = Rules(architecture.weights(info)), builder.scheme
     partly = base.model if base is not None and update is not None and update.partial else None
@@ -119,19 +120,6 @@ def load_model(
         rows=builder.rows,
         has_head=stage is None or stage[0].stop == len(info.layers),
     )
-
-
-def _keeper(model: nn.Module, info: ModelInfo, layers: range) -> Callable[..., None]:
-    """What takes layers off a model. Raises ConfigError where these need more of others than their hidden states."""
-    keeper: Callable[..., None] | None = getattr(model, "keep", None)
-    if keeper is None:
-        what = f"layers of {info.architecture} cannot be split over ranks that follow each other"
-        raise ConfigError(what, fix="--pp 1")
-    for layer in info.layers:
-        if layer.kv_of is not None and (layer.index in layers) != (layer.kv_of in layers):
-            what = f"layer {layer.index} reads the keys and values of layer {layer.kv_of}, which another rank has"
-            raise ConfigError(what, fix="--pp 1")
-    return keeper
 
 
 def _load_dense(
