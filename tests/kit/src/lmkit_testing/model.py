@@ -40,7 +40,7 @@ from torch import Tensor
 
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.specs import PluginConformance, find_plugin
-from lmkit_testing.steps import ModelDriver, Ranks, Relay, plain_platform
+from lmkit_testing.steps import ModelDriver, Ranks, plain_platform
 
 DENSE = "lmkit_testing.dense:DenseAttention"
 OTHER_MEDIA = re.compile("|".join(multimodal.OTHER_MEDIA))  # in names of tensors that are not those of the text part
@@ -300,9 +300,9 @@ class ArchitectureConformance:
         num = len(loaded.info.layers)
         if not spec.supports_pp or num < 2:
             pytest.skip("does not claim pipeline parallelism")
-        relay: list[Tensor] = []
+        ranks = Ranks(2)  # one after another in this thread: what is sent waits until it is received
         stages = [
-            load_tiny(directory, spec.target, "float32", stage=(stage(num, i, 2), Relay(i, 2, relay))) for i in range(2)
+            load_tiny(directory, spec.target, "float32", stage=(stage(num, i, 2), ranks.rank(i))) for i in range(2)
         ]
         assert max(one.weight_bytes for one in stages) < loaded.weight_bytes
         first, second = (ModelDriver(one, "float32") for one in stages)
@@ -311,7 +311,7 @@ class ArchitectureConformance:
             work = [(0, ids[i : i + 9])]
             first.hidden(work)
             logits += second.step(work)
-        assert not relay
+        assert ranks.sent[0][1].empty()
         whole = ModelDriver(loaded, "float32").run(0, ids, 9)
         assert torch.equal(torch.cat(logits), whole)
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from lmkit.api import (
     AttnBatch,
     AttnNeed,
     Collectives,
-    NullCollectives,
     StateBatch,
     StateTensor,
     StepInputs,
@@ -115,6 +115,7 @@ class Ranks:
         self.size = size
         self.barrier = threading.Barrier(size)
         self.values: list[Any] = [None] * size
+        self.sent = [[SimpleQueue[Tensor]() for _ in range(size)] for _ in range(size)]  # by sender, then receiver
 
     def rank(self, rank: int) -> Collectives:
         return _Rank(self, rank)
@@ -146,18 +147,11 @@ class _Rank(Collectives):
     def broadcast(self, x: Tensor, src: int) -> Tensor:
         return self._exchange(x)[src]
 
-
-class Relay(NullCollectives):
-    """Ranks that follow each other, one after another in one thread: what is sent waits until it is received."""
-
-    def __init__(self, rank: int, size: int, sent: list[Tensor]) -> None:
-        self.rank, self.size, self._sent = rank, size, sent
-
     def send(self, x: Tensor, dst: int) -> None:
-        self._sent.append(x.clone())
+        self.ranks.sent[self.rank][dst].put(x.clone())
 
     def receive(self, out: Tensor, src: int) -> Tensor:
-        return out.copy_(self._sent.pop(0))
+        return out.copy_(self.ranks.sent[src][self.rank].get(timeout=60))
 
 
 def kv_memory(backend: AttentionBackend, need: AttnNeed, num_blocks: int, device: torch.device | str = "cpu") -> Tensor:
