@@ -275,7 +275,7 @@ def check_trees(llm: LLM, head: Head, children: list[int]) -> list[list[int]]:
 
 @pytest.mark.parametrize("attention", ["cpu", "torch"])
 @pytest.mark.parametrize("version", [1, 3])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_eagle_with_trees(tmp_path: Path, version: int, attention: str) -> None:
     pytest.importorskip(f"lmkit_attention_{attention}", reason="the backend is not installed")
     sizes = {"vocab_size": VOCAB, "eos_token_id": None, "num_hidden_layers": LAYERS, "head_dim": 16}

@@ -51,6 +51,7 @@ def test_a_file_is_served(kind: str, tmp_path: Path) -> None:
     assert all(answer.choices[0].finish_reason == "stop" for answer in answers)
 
 
+@pytest.mark.full("lmkit-loader-gguf")
 def test_inspect_tells_of_a_file(tmp_path: Path) -> None:
     done = lmkit("inspect", str(demo(tmp_path / "demo.gguf", "Q4_0")))
     assert done.returncode == 0, done.stderr

@@ -297,6 +297,7 @@ def test_damaged_checkpoint_is_a_typed_error(tiny: Path, tmp_path: Path, name: s
     assert DAMAGES[name] in str(caught.value)
 
 
+@pytest.mark.full("lmkit-cli", "lmkit-http")
 def test_damaged_weights_are_one_screen(tiny: Path, tmp_path: Path) -> None:
     """The engine process finds it."""
     done = lmkit("serve", str(corrupt(tiny, tmp_path / "model", "truncated")), "--port", "0")

@@ -60,6 +60,7 @@ def with_plugins(paths: Iterable[str]) -> set[str]:
     return {project["name"] for project in projects if {*project.get("entry-points", ())} - {"lmkit.command"}}
 
 
+@pytest.mark.full
 def test_core_alone_lists_and_explains(make_env) -> None:
     env = make_env(["core", *FRONT])
     done = env.run("lmkit", "plugins", "list", "--json")

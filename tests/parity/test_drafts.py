@@ -89,7 +89,7 @@ def proposals(llm: LLM) -> Any:
 @pytest.mark.parametrize(
     ("architecture", "plugin"), [(name, kit.plugin) for name, kit in sorted(CLASSES.items())], ids=sorted(CLASSES)
 )
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(36)
 def test_drafts_change_no_token(
     architecture: str, plugin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

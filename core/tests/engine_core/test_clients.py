@@ -342,6 +342,7 @@ async def test_dead_engine_is_replaced() -> None:
     assert client.state == "dead"
 
 
+@pytest.mark.full("lmkit-http")
 async def test_engine_that_dies_again_and_again_stays_dead(caplog: pytest.LogCaptureFixture) -> None:
     client = supervised(2, exit_at=2)
     await client.start()
@@ -484,6 +485,7 @@ async def test_the_poison_is_found_and_everybody_else_is_answered(
         await client.close()
 
 
+@pytest.mark.full("lmkit-http")
 async def test_streams_that_wait_for_an_engine_end_when_there_will_be_none() -> None:
     for how in ("drain", "close", "too often"):
         client = supervised(0 if how == "too often" else 3, delay=0.005)

@@ -66,6 +66,7 @@ def expected(name: str) -> list[tuple[str, list[int]]]:
     return [(text, [int(part) for part in line.split()]) for text, line in zip(texts, lines, strict=True)]
 
 
+@pytest.mark.one_in(2)
 @needs_data
 @pytest.mark.parametrize("name", [*REAL, "llama-bpe", "qwen2"])
 def test_texts_have_the_ids_that_llama_cpp_gives_them(name: str) -> None:

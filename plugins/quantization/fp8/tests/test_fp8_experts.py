@@ -94,6 +94,7 @@ def load(architecture: str, directory: Path, kernel: str, **options: Any) -> Loa
     return load_tiny(directory, target, "float32", choices=chosen, **options)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_experts_equal_those_of_the_producer(
     architecture: str, directory: Path, expected: torch.Tensor, kernel: str

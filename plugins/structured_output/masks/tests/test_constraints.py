@@ -593,6 +593,7 @@ def test_what_nobody_waits_for_is_not_compiled(compiler):
     assert not compiler._jobs
 
 
+@pytest.mark.full
 def test_a_compiled_grammar_that_takes_too_much_is_refused(compiler):
     keep, slow, stuck, breaks = wait(compiler, *(Grammar("regex", s) for s in ("keep", "slow", "stuck", "breaks")))
     assert "64 MiB are possible" in keep.error.message
