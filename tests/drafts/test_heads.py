@@ -206,7 +206,7 @@ class Passes:
 
 
 @pytest.mark.parametrize("tree", ["", "3,2"])
-@pytest.mark.one_in(2)
+@pytest.mark.full("lmkit-worker", "lmkit-proposer-eagle")
 def test_a_head_that_is_never_right_costs_a_twentieth_at_most(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: str
 ) -> None:

@@ -129,6 +129,7 @@ def test_killed_engine_ends_streams_and_readiness(tiny_server: Server) -> None:
     assert server.engine_pids() != [pid]
 
 
+@pytest.mark.full("lmkit-cli", "lmkit-http")
 def test_sigterm_lets_running_requests_finish(tiny: Path) -> None:
     with serving(str(tiny)) as server:
         url = server.url()

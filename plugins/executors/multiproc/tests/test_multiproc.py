@@ -36,7 +36,7 @@ from lmkit_worker.uniproc import UniprocExecutor
 Tiny = tuple[EngineConfig, ResolvedPlan, Checkpoint]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 class TestMultiproc(ExecutorConformance):
     plugin = "executor:multiproc"
 
