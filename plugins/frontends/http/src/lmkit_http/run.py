@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,7 +159,8 @@ def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Con
     from lmkit_http.protocol import BoundedProtocol
 
     return uvicorn.Config(
-        app, http=BoundedProtocol, log_config=None, log_level="warning", access_log=False, server_header=False,
+        app, http=partial(BoundedProtocol, door=app.state.door), log_config=None, log_level="warning",
+        access_log=False, server_header=False,
         lifespan="off", ws="none", h11_max_incomplete_event_size=settings.max_headers, **options,
     )  # fmt: skip
 
