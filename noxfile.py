@@ -271,6 +271,15 @@ def kv(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """A Ray cluster on this host: ranks as its actors, alone and on two nodes, of which one is killed 20 times under
+    load. 300 MB."""
+    install(session)
+    session.install("-q", "--no-build-isolation", "-e", "./plugins/executors/ray[ray]", "-c", "constraints.txt")
+    session.run("pytest", "-q", "plugins/executors/ray", env=ONE_THREAD | {"RAY_KILLS": "20"})
+
+
+@nox.session
 def parity(session: nox.Session) -> None:
     """Models against transformers: logits and 64 greedy tokens, and logits of 6 random configurations of each
     family."""
