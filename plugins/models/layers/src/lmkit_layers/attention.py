@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from lmkit.api import AttentionBackend, AttnNeed, CheckpointError, RotatingAttention, StepInputs
@@ -62,8 +63,8 @@ class Attention(nn.Module):
             if self.writes:
                 k, v = k * (1 / scales[0]), v * (1 / scales[1])
         if angles is not None:
-            assert isinstance(self.backend, RotatingAttention)
-            self.backend.rotate_write(q, k, v, kv, plan.slots, *angles)
+            backend = cast("RotatingAttention", self.backend)  # `rotates` says so: asking costs as much as an operator
+            backend.rotate_write(q, k, v, kv, plan.slots, *angles)
         elif self.writes:
             self.backend.write_kv(k, v, kv, plan.slots)
         if self.last and x.only_logits and not len(x.logits_rows):
