@@ -101,15 +101,6 @@ async def test_abort_ends_the_stream_and_frees_its_blocks(kind: str) -> None:
 
 
 @both
-async def test_leaving_a_stream_aborts_it(kind: str) -> None:
-    async with running(kind, delay=0.005) as client:
-        stream = client.submit(request("a", 3000))
-        await anext(stream)
-        await stream.aclose()
-        assert client.num_streams == 0
-
-
-@both
 async def test_slow_reader_delays_nobody(kind: str) -> None:
     async with running(kind) as client:
         slow = client.submit(request("slow", 2000))
