@@ -119,13 +119,15 @@ class Lengths:
             self._right_of_all = (self._right_of_all + num_right) * kept
             self._tried_of_all = tried * kept
 
-    def choose(self, slots: Sequence[int]) -> list[int]:
-        """How many tokens to guess for each row of the next step."""
+    def choose(self, slots: Sequence[int], wanted: Sequence[int] | None = None) -> list[int]:
+        """How many tokens to guess for each row of the next step, `wanted` at most."""
+        most = [self._most] * len(slots) if wanted is None else [min(self._most, num) for num in wanted]
         self._right_of_all *= FADING_OF_ALL
         self._tried_of_all *= FADING_OF_ALL
         usual = WEIGHT * max(LEAST, (self._right_of_all + CHANCE * WEIGHT) / (self._tried_of_all + WEIGHT))
         chances = [(self._right[slot] + usual) / (self._tried[slot] + WEIGHT) for slot in slots]
-        nexts = [(-chance, row) for row, chance in enumerate(chances)]  # of each row the next guess comes true
+        # Of each row the next guess comes true:
+        nexts = [(-chance, row) for row, chance in enumerate(chances) if most[row]]
         nexts.sort()
         costs = self.costs.of(len(slots))
         expected = float(len(slots))
@@ -137,7 +139,7 @@ class Lengths:
                 expected -= chance
                 order.append(row)
                 chosen[row] += 1
-                if chosen[row] < self._most:
+                if chosen[row] < most[row]:
                     heapreplace(nexts, (chance * chances[row], row))
                 else:
                     heappop(nexts)
