@@ -44,6 +44,8 @@ NEEDED = {
     "plugins/dialects/tokens": ("plugins/dialects/openai",),
     "plugins/dialects/sagemaker": ("plugins/dialects/openai", "plugins/dialects/pooling"),
     "plugins/dialects/batches": ("plugins/dialects/openai", "plugins/frontends/run-batch"),
+    "plugins/executors/ray": ("plugins/executors/multiproc",),
+    "plugins/frontends/ray-serve": ("plugins/executors/multiproc", "plugins/executors/ray"),
     "plugins/frontends/run-batch": ("plugins/dialects/openai", "plugins/models/llama", "plugins/models/demo"),
 }  # dists of this tree that are no libraries, for a plugin or its tests
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling
@@ -272,11 +274,13 @@ def kv(session: nox.Session) -> None:
 
 @nox.session
 def ray(session: nox.Session) -> None:
-    """A Ray cluster on this host: ranks as its actors, alone and on two nodes, of which one is killed 20 times under
-    load. 300 MB."""
+    """A Ray cluster on this host: ranks as its actors, replicas behind Ray Serve, engines killed 20 times under load.
+    300 MB."""
     install(session)
-    session.install("-q", "--no-build-isolation", "-e", "./plugins/executors/ray[ray]", "-c", "constraints.txt")
-    session.run("pytest", "-q", "plugins/executors/ray", env=ONE_THREAD | {"RAY_KILLS": "20"})
+    for path in ("executors/ray", "frontends/ray-serve"):
+        session.install("-q", "--no-build-isolation", "-e", f"./plugins/{path}[ray]", "-c", "constraints.txt")
+    tests = ["plugins/executors/ray", "plugins/frontends/ray-serve"]
+    session.run("pytest", "-q", *tests, env=ONE_THREAD | {"RAY_KILLS": "20", "RAY_USAGE_STATS_ENABLED": "0"})
 
 
 @nox.session
