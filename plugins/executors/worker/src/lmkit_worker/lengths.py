@@ -49,10 +49,11 @@ class Costs:
             kind.means[i] += NEW * (min(seconds, OUTLIER * mean) - mean)
 
     def pass_by(self, num_rows: int, num: int) -> None:
-        """So many steps were not measured."""
+        """So many steps without a guess were not measured: what those cost is as well known as it was."""
         kind = self._kinds.get(_bucket(num_rows))
         if kind is not None:
             kind.now += num
+            kind.when[0] += num
 
     def of(self, num_rows: int) -> list[float]:
         """What steps with SIZES guesses are taken to cost: measured, or from the nearest that is, as if reading weights

@@ -54,6 +54,8 @@ class Proposals:
     def fill(self, step: Step, hidden: Tensor, result: StepResult) -> None:
         """Puts the guesses for the next step into `result.drafts`, after the tokens of this one."""
         if self._paused < self._pause and step.num_drafts is None:
+            if not self._paused:
+                self._measure(step, step.slots[step.sample_rows].tolist(), 0)
             self._paused += 1
             self._before = [], 0.0
             self.source.guess(step, hidden, result, [], [])
