@@ -232,7 +232,7 @@ def test_a_draft_that_nobody_asks_hardly_runs(
         tiny_checkpoint("LlamaForCausalLM", tmp_path, vocab_size=VOCAB, eos_token_id=None, num_hidden_layers=1, seed=3)
         byte_tokenizer(tmp_path)
     folder = {"eagle": eagle1, "medusa": medusa}.get(proposer, lambda _, path: path)(llama, tmp_path)
-    monkeypatch.setattr("lmkit_worker.lengths.Lengths.choose", lambda self, slots: [0] * len(slots))
+    monkeypatch.setattr("lmkit_worker.lengths.Lengths.choose", lambda self, slots, wanted: [0] * len(slots))
     with engine(llama, proposer, model=str(folder)) as llm:
         passes = Passes(llm, 1.0, monkeypatch)
         llm.generate([PROMPTS[0], PROMPTS[0]], SamplingParams(max_tokens=100, ignore_eos=True), progress=False)

@@ -208,7 +208,7 @@ def fits(seen: Mapping[tuple[int, ...], int], wanted: Mapping[tuple[int, ...], f
 
 def drawn(name: str, proposer: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ToyEngine, Counter, SamplingParams]:
     """NUM_DRAWS answers with seeds of their own."""
-    monkeypatch.setattr(Lengths, "choose", lambda self, slots: [PLACES] * len(slots))  # many are drawn at once
+    monkeypatch.setattr(Lengths, "choose", lambda self, slots, wanted: [PLACES] * len(slots))  # many are drawn at once
     base = {"ignore_eos": True, "max_tokens": PLACES + 2, **PARAMS[name]}  # guesses reach beyond what is compared
     asked = [SamplingParams(seed=seed, **base) for seed in range(NUM_DRAWS)]
     engine = ToyEngine(SMALL, proposer, PLACES, max_rows=32, processors={"lifts_last": LiftsLast()})
