@@ -274,12 +274,12 @@ def kv(session: nox.Session) -> None:
 
 @nox.session
 def ray(session: nox.Session) -> None:
-    """A Ray cluster on this host: ranks as its actors, replicas behind Ray Serve, engines killed 20 times under load.
-    300 MB."""
+    """A Ray cluster on this host: ranks as its actors, replicas behind Ray Serve, engines killed 20 times under load,
+    a batch by Ray Data. 300 MB."""
     install(session)
-    for path in ("executors/ray", "frontends/ray-serve"):
+    for path in ("executors/ray", "frontends/ray-serve", "frontends/run-batch"):
         session.install("-q", "--no-build-isolation", "-e", f"./plugins/{path}[ray]", "-c", "constraints.txt")
-    tests = ["plugins/executors/ray", "plugins/frontends/ray-serve"]
+    tests = ["plugins/executors/ray", "plugins/frontends/ray-serve", "plugins/frontends/run-batch/tests/test_spread.py"]
     session.run("pytest", "-q", *tests, env=ONE_THREAD | {"RAY_KILLS": "20", "RAY_USAGE_STATS_ENABLED": "0"})
 
 

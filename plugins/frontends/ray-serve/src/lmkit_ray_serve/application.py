@@ -31,7 +31,7 @@ DROPPED = (b"content-length", b"transfer-encoding", b"connection")  # the front 
 class Replica:
     """One engine, in a process of its own beside this one, and its HTTP application."""
 
-    async def __init__(self, config: Mapping[str, Any], settings: ServerSettings) -> None:
+    async def __init__(self, config: Mapping[str, Any], settings: ServerSettings) -> None:  # type: ignore[misc]
         from lmkit_http.app import build_app
         from lmkit_python.llm import AsyncLLM
 

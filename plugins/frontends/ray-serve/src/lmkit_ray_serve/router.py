@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from lmkit_python.replicas import Router
@@ -14,7 +13,7 @@ FIRST = ("system", "instructions", "tools", "messages", "prompt", "input")  # fi
 
 
 def beginning(body: bytes) -> tuple[str, bytes]:
-    """Of a request: what shares a cache with it, and what its prompt is made of, in that order."""
+    """Says what shares a cache with a request, and what its prompt is made of, in that order."""
     try:
         asked = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -63,5 +62,8 @@ class PrefixRouter(FIFOMixin, RequestRouter):
         return None if replica is None else self.replica_queue_len_cache.get(replica.replica_id) or 0
 
 
-def _prompt(request: PendingRequest | None) -> tuple[str, Any]:
-    return tuple(request.args[:2]) if request is not None and len(request.args) >= 2 else ("", b"")  # type: ignore[return-value]
+def _prompt(request: PendingRequest | None) -> tuple[str, bytes]:
+    if request is None or len(request.args) < 2:
+        return "", b""
+    scope, prompt = request.args[:2]
+    return scope, prompt
