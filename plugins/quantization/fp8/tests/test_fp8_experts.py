@@ -113,7 +113,7 @@ def test_two_ranks_equal_one(architecture: str, directory: Path, expected: torch
     try:
         ranks = Ranks(2).run(
             lambda collectives: ModelDriver(
-                load(architecture, directory, "fp8", collectives=collectives), "float32", tp_size=2
+                load(architecture, directory, "fp8", collectives=collectives), "float32"
             ).run(0, prompt(97), 29)
         )
     except PluginError as refusal:

@@ -27,8 +27,10 @@ class Attention(nn.Module):
     def __init__(
         self, backend: AttentionBackend, need: AttnNeed, layer: int, group: int, scale: float,
         writer: Attention | None = None, last: bool = False,
+        ranks: tuple[int, int] = (0, 1),
     ) -> None:  # fmt: skip
         super().__init__()
+        self.rank = ranks[0]
         self.last, self.writes = last, writer is None
         self.backend, self.layer, self.group, self.scale = backend, layer, group, scale
         self.rotates = self.writes and isinstance(backend, RotatingAttention)
@@ -39,7 +41,9 @@ class Attention(nn.Module):
                 self.register_parameter(name, nn.Parameter(torch.empty(1), requires_grad=False))
         self.v_head_dim, self.mla = need.v_head_dim or need.head_dim, need.mla
         if need.sinks:
-            self.sinks = nn.Parameter(torch.empty(need.num_q_heads, dtype=torch.float32), requires_grad=False)
+            self.sinks = nn.Parameter(
+                torch.empty(need.num_q_heads * ranks[1], dtype=torch.float32), requires_grad=False
+            )
         else:
             self.register_parameter("sinks", None)
 
@@ -73,7 +77,8 @@ class Attention(nn.Module):
         if self.sinks is None:
             self.backend.forward(q, kv, plan, scale, out)
         else:
-            self.backend.forward(q, kv, plan, scale, out, self.sinks)
+            first = self.rank * q.shape[1]  # sinks are those of all ranks
+            self.backend.forward(q, kv, plan, scale, out, self.sinks[first : first + q.shape[1]])
         if scales is not None:
             out *= scales[1]
         return out.flatten(1)
