@@ -385,6 +385,24 @@ def examples(session: nox.Session) -> None:
 
 
 @nox.session
+def kits(session: nox.Session) -> None:
+    """The conformance kits: each plugin that is wrong on purpose is found by the kit of its kind. A minute."""
+    install(session)
+    session.run("pytest", "-q", "tests/kit/tests/test_planted.py", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
+def downstream(session: nox.Session) -> None:
+    """What others have written goes on working: plugins of the interface before, plugins from wheels outside the
+    repository with their own tests, and new ones as `lmkit plugins new` writes them. Five minutes."""
+    install(session)
+    before = ["core/tests/plugins/test_previous_interface.py", "core/tests/plugins/test_api_lock.py"]
+    outside = ["tests/examples", "tests/mix", "plugins/frontends/cli/tests/test_plugin_commands.py"]
+    select = ["-k", "previous or lock or third_party or conformance or hook or new or scaffold"]
+    session.run("pytest", "-q", *before, *outside, *select, *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
 def misbehaving(session: nox.Session) -> None:
     """A hundred and more plugins that hang, raise, end the process or answer nonsense: each is named, the others work.
     Five minutes."""

@@ -20,13 +20,13 @@ from lmkit_structured_output_masks.channel import Channel, MarkerTable
 from lmkit_structured_output_masks.compiler import CompileLimits, Compiler, Wanted
 from lmkit_structured_output_masks.constraint import Constraint
 from lmkit_structured_output_masks.output import ConstrainedOutput
-from lmkit_testing import PluginConformance
+from lmkit_testing import StructuredOutputConformance
 from lmkit_testing.grammars import Stairs, StairsCompiler, StairsMatcher, byte_vocabulary
 from lmkit_testing.hash_model import HashExecutor, hash_kv
 from lmkit_testing.stepper import ArrivalOrder
 
 
-class TestMasks(PluginConformance):
+class TestMasks(StructuredOutputConformance):
     plugin = "structured_output:masks"
 
 
