@@ -86,9 +86,10 @@ class RendererConformance(PluginConformance):
 
     def test_clients_write_no_control_token(self, renderer: ChatRenderer) -> None:
         """Typed as one, or joined of several pieces: a MARK stands in it, and nothing else has changed."""
-        for content in (f"a{END}b", END, f"{END}{END}", [{"type": "text", "text": f"x{END}"}]):
+        contents: list[Any] = [f"a{END}b", END, f"{END}{END}", [{"type": "text", "text": f"x{END}"}]]
+        for content in contents:
             for role in ("user", "system", "assistant"):
-                chat = [*CHAT, {"role": role, "content": content}, CHAT[1]]
+                chat: list[dict[str, Any]] = [*CHAT, {"role": role, "content": content}, CHAT[1]]
                 prompt = renderer.render(chat)
                 assert prompt.count(END) == len(chat), f"{role} wrote {END}: {prompt!r}"
                 assert MARK in prompt

@@ -170,9 +170,9 @@ class StructuredOutputConformance(PluginConformance):
         assert list(masks.rows) == [1, 2], f"masks of rows {list(masks.rows)}, not of 1 and 2"
         words = np.frombuffer(masks.bits, np.int32).reshape(2, -1)
         assert words.shape[1] == -(-SIZE // 32), "32 tokens in each int32"
-        for word, period in zip(words, (3, 2), strict=True):
+        for word, step in zip(words, (3, 2), strict=True):
             allowed = np.flatnonzero(np.unpackbits(word.view(np.uint8), bitorder="little"))
-            assert set(allowed) - {END} == set(range(0, SIZE, period)) - {END}, f"of period {period}: {allowed}"
+            assert set(allowed) - {END} == set(range(0, SIZE, step)) - {END}, f"of period {step}: {allowed}"
         assert not output.concerns(StepPlan(1, rows=rows[:1])), "a plan of free rows concerns it"
         output.release(["a", "b"])
         output.release(["a", "b", "unknown"])

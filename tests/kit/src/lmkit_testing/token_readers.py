@@ -127,7 +127,7 @@ class TokenizerConformance(PluginConformance):
 
     def test_threads_do_not_matter(self, tokenizer: Tokenizer) -> None:
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(tokenizer.encode, self.texts * 8))
+            found = list(pool.map(tokenizer.encode, [*self.texts] * 8))
         assert found == [tokenizer.encode(text) for text in self.texts] * 8
 
     def test_damage(self, target: Any, spec: TokenizerSpec, tmp_path: Path) -> None:
