@@ -7,6 +7,7 @@ slow readers for ever; the Gate only sees complete headers.
 from __future__ import annotations
 
 from asyncio import Transport
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -247,7 +248,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
 
-def _is_small(headers: list[tuple[bytes, bytes]]) -> bool:
+def _is_small(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     sizes = [value for name, value in headers if name == b"content-length"]
     return len(sizes) == 1 and sizes[0].isdigit() and int(sizes[0][:20]) <= _REST
 
