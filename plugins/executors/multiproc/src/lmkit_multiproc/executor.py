@@ -68,7 +68,8 @@ if TYPE_CHECKING:
     from lmkit.api import EngineConfig, Progress
 
 T = TypeVar("T")
-ALONE_SECONDS = 1.5  # after which a rank whose order failed is alone with that
+ALONE_SECONDS = 1.5  # after which a rank whose step failed, or that could not load, is alone with that
+ORDER_SECONDS = 60.0  # the same of other orders, which may take others long
 
 
 class Process:
@@ -143,7 +144,7 @@ class MultiprocExecutor:
             self._order(
                 Load(self._config, self._resolved, self._checkpoint, tuple(f"file://{path}" for path, _ in met))
             )
-            answers = self._answers(Loaded)
+            answers = self._answers(Loaded, ALONE_SECONDS)
         facts = [answer.facts for answer in answers]
         return replace(
             facts[0],
@@ -221,19 +222,28 @@ class MultiprocExecutor:
                 raise self._fail(rank, f"failed alone in step {step}: {error.message}")
         raise raised[self._first]
 
-    def _answers(self, kind: type[T]) -> list[T]:
-        """One of each rank, in order. Raises the error of the first rank that has one."""
+    def _answers(self, kind: type[T], patience: float = ORDER_SECONDS) -> list[T]:
+        """One of each rank, in order. Raises the error of the first rank that has one, when all have answered or
+        `patience` seconds later: what is left unread would be taken for the answer to the next order."""
         answers: dict[int, T] = {}
-        while len(answers) < self.size:
-            for process, report in self._reports():
+        raised: dict[int, LmkitError] = {}
+        late: float | None = None
+        while len(answers) + len(raised) < self.size and (late is None or monotonic() < late):
+            for process, report in self._reports(late):
                 if isinstance(report, Phase):
                     if self._progress is not None:
                         self._progress(report.phase, report.done, report.total, report.unit)
                 elif isinstance(report, Raised):
-                    raise error_of(report.error)
+                    raised[process.rank] = error_of(report.error)
+                    late = late or monotonic() + patience
                 else:
                     assert isinstance(report, kind), report
                     answers[process.rank] = report
+        if raised and len(answers) + len(raised) < self.size:
+            rank, error = min(raised.items())
+            self._fail(rank, f"failed alone: {error.message}")
+        if raised:
+            raise raised[min(raised)]
         return [answers[rank] for rank in range(self.size)]
 
     def _reports(self, until: float | None = None) -> Iterator[tuple[Process, Report]]:
