@@ -15,10 +15,13 @@ from lmkit.api import (
     EngineDead,
     Failure,
     ForgetRows,
+    KVConfig,
+    LmkitError,
     NewRow,
     ResolvedPlan,
     RowWork,
     SamplingParams,
+    SchedLimits,
     Sleep,
     StageWeights,
     StepPlan,
@@ -136,6 +139,17 @@ class TestMultiproc(ExecutorConformance):
             assert all("/dev/shm" not in Path(f"/proc/{process.pid}/maps").read_text() for process in processes)
         executor.close()
         assert all(process.returncode is not None for process in processes)
+
+    def test_what_all_ranks_refuse_is_said_once(self, two: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+        executor = MultiprocExecutor(*two)
+        try:
+            facts = executor.start()
+            for _ in range(2):
+                with pytest.raises(LmkitError):
+                    executor.configure_kv(KVConfig(facts.kv_specs, ()), SchedLimits(0, 0, 0))
+            executor.configure_kv(KVConfig(facts.kv_specs, (8,) * len(facts.kv_specs)), SchedLimits(64, 4, 64))
+        finally:
+            executor.close()
 
     def test_what_cannot_be_split(self, two: Tiny) -> None:
         with pytest.raises(ConfigError, match="adapters"):

@@ -69,7 +69,8 @@ if TYPE_CHECKING:
     from lmkit.api import EngineConfig, Progress
 
 T = TypeVar("T")
-ALONE_SECONDS = 1.5  # after which a rank whose order failed is alone with that
+ALONE_SECONDS = 1.5  # after which a rank whose step failed, or that could not load, is alone with that
+ORDER_SECONDS = 60.0  # the same of other orders, which may take others long
 
 
 class Process:
@@ -155,7 +156,7 @@ class RanksExecutor(ABC):
                 self._news.register(process.connection.fileno(), POLLIN | POLLHUP)
             Thread(target=self._watch, name="lmkit-ranks", daemon=True).start()
             self._order(Load(self._config, self._resolved, self._checkpoint, places))
-            answers = self._answers(Loaded)
+            answers = self._answers(Loaded, ALONE_SECONDS)
         facts = [answer.facts for answer in answers]
         return replace(
             facts[0],
@@ -241,19 +242,28 @@ class RanksExecutor(ABC):
                 raise self._fail(rank, f"failed alone in step {step}: {error.message}")
         raise raised[self._first]
 
-    def _answers(self, kind: type[T]) -> list[T]:
-        """One of each rank, in order. Raises the error of the first rank that has one."""
+    def _answers(self, kind: type[T], patience: float = ORDER_SECONDS) -> list[T]:
+        """One of each rank, in order. Raises the error of the first rank that has one, when all have answered or
+        `patience` seconds later: what is left unread would be taken for the answer to the next order."""
         answers: dict[int, T] = {}
-        while len(answers) < self.size:
-            for process, report in self._reports():
+        raised: dict[int, LmkitError] = {}
+        late: float | None = None
+        while len(answers) + len(raised) < self.size and (late is None or monotonic() < late):
+            for process, report in self._reports(late):
                 if isinstance(report, Phase):
                     if self._progress is not None:
                         self._progress(report.phase, report.done, report.total, report.unit)
                 elif isinstance(report, Raised):
-                    raise error_of(report.error)
+                    raised[process.rank] = error_of(report.error)
+                    late = late or monotonic() + patience
                 else:
                     assert isinstance(report, kind), report
                     answers[process.rank] = report
+        if raised and len(answers) + len(raised) < self.size:
+            rank, error = min(raised.items())
+            self._fail(rank, f"failed alone: {error.message}")
+        if raised:
+            raise raised[min(raised)]
         return [answers[rank] for rank in range(self.size)]
 
     def _reports(self, until: float | None = None) -> Iterator[tuple[Rank, Report]]:
