@@ -157,7 +157,7 @@ class StructuredOutputConformance(PluginConformance):
         }
 
     def test_masks_belong_to_their_rows(self, output: StructuredOutput) -> None:
-        """Of rows that sample, in the order of the plan, 32 tokens in each int32; of rows without a grammar none."""
+        """Each row that samples under a grammar has one, in the order of the plan, 32 tokens in each int32."""
         for id, period in (("a", "2"), ("b", "3")):
             self.admitted(output, id, period)
         rows = [

@@ -158,8 +158,9 @@ def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Con
     """How the application is served on a socket."""
     from lmkit_http.protocol import BoundedProtocol
 
+    protocol: Any = partial(BoundedProtocol, door=app.state.door)  # called as the class would be
     return uvicorn.Config(
-        app, http=partial(BoundedProtocol, door=app.state.door), log_config=None, log_level="warning",
+        app, http=protocol, log_config=None, log_level="warning",
         access_log=False, server_header=False,
         lifespan="off", ws="none", h11_max_incomplete_event_size=settings.max_headers, **options,
     )  # fmt: skip
