@@ -13,7 +13,7 @@ GUESS = 0.04  # what a guess is taken to cost then, of a step without
 CHANCE, WEIGHT = 0.6, 0.5  # a guess comes true, while nothing is known of any row, and how many guesses that weighs
 REMEMBERED, FADING = 6.0, 0.985  # guesses that a row is known by at most; and what is left after a step without any
 OF_ALL, FADING_OF_ALL = 12.0, 0.995  # the same of all rows together
-LEAST = 0.05  # a guess comes true at least with this chance, while nothing is known of the row
+LEAST = 0.2  # a guess comes true at least with this chance, while nothing is known of the row
 HOPELESS = 0.1  # share of all rows' guesses: what comes true more seldom is not worth being ready for more
 NEW = 0.2  # weight of a measured step in the mean
 OUTLIER = 2.0  # times the mean: more counts as so much, since a machine may do something else for a while
@@ -140,7 +140,7 @@ class Lengths:
     @property
     def hopeless(self) -> bool:
         """Whether lately hardly a guess came true, of any row."""
-        return self._tried_of_all > 1 and self._right_of_all < HOPELESS * self._tried_of_all
+        return self._tried_of_all > OF_ALL / 2 and self._right_of_all < HOPELESS * self._tried_of_all
 
     def choose(self, slots: Sequence[int], wanted: Sequence[int] | None = None) -> list[int]:
         """How many tokens to guess for each row of the next step, `wanted` at most."""
