@@ -57,15 +57,6 @@ def split(tiny: Tiny, **sizes: int) -> Tiny:
     return replace(tiny[0], parallel=ParallelConfig(**sizes)), *tiny[1:]
 
 
-def options(tiny: Tiny, **given: object) -> Tiny:
-    """The same, with these options of the executor."""
-    choices = tuple(
-        msgspec.structs.replace(choice, options=dict(choice.options) | given) if choice.kind == "executor" else choice
-        for choice in tiny[1].choices
-    )
-    return tiny[0], msgspec.structs.replace(tiny[1], choices=choices), tiny[2]
-
-
 class TestRay(ExecutorConformance):
     plugin = "executor:ray"
 
@@ -138,7 +129,7 @@ class TestRay(ExecutorConformance):
 
     def test_no_room(self, tiny: Tiny) -> None:
         """Two nodes are asked for, and there is one."""
-        executor = RayExecutor(*options(split(tiny, tp=2), strategy="STRICT_SPREAD", seconds=1))
+        executor = RayExecutor(*split(tiny, tp=2), strategy="STRICT_SPREAD", seconds=1)
         with pytest.raises(ConfigError, match=r"found no room \(STRICT_SPREAD\).*of 1 nodes"):
             executor.start()
         executor.close()

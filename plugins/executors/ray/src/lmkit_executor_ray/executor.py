@@ -66,12 +66,17 @@ class RayExecutor(RanksExecutor):
     """Each rank is an actor with as many CPUs as it has threads: one, unless told otherwise."""
 
     def __init__(
-        self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
+        self,
+        config: EngineConfig,
+        resolved: ResolvedPlan,
+        checkpoint: Checkpoint,
+        progress: Progress | None = None,
+        **options: Any,
     ) -> None:
         self._threads = config.parallel.threads or 1
         config = replace(config, parallel=replace(config.parallel, threads=self._threads))
         super().__init__(config, resolved, checkpoint, progress)
-        self._options = Options(**choice_of(resolved, "executor").options)
+        self._options = Options(**options)
         self._connected, self._over = False, Event()
         self._actors: list[Any] = []
         self._group: PlacementGroup | None = None
