@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from time import sleep
 
-import msgspec
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'lmkit-executor-ray[ray]'")
