@@ -35,7 +35,7 @@ PLUGINS = [path for path in DEFAULT if path not in ALWAYS]
 NEEDED = (  # what generating with the demo checkpoint cannot do without: one of each
     ("plugins/platforms/cpu",),
     ("plugins/attention/torch", "plugins/attention/cpu"),
-    ("plugins/models/llama",),
+    ("plugins/models/llama", "plugins/models/transformers"),  # which runs what nobody else knows
     ("plugins/models/demo",),
     ("plugins/schedulers/fcfs",),
 )
