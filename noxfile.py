@@ -44,6 +44,8 @@ NEEDED = {
     "plugins/dialects/tokens": ("plugins/dialects/openai",),
     "plugins/dialects/sagemaker": ("plugins/dialects/openai", "plugins/dialects/pooling"),
     "plugins/dialects/batches": ("plugins/dialects/openai", "plugins/frontends/run-batch"),
+    "plugins/executors/ray": ("plugins/executors/multiproc",),
+    "plugins/frontends/ray-serve": ("plugins/executors/multiproc", "plugins/executors/ray"),
     "plugins/frontends/run-batch": ("plugins/dialects/openai", "plugins/models/llama", "plugins/models/demo"),
 }  # dists of this tree that are no libraries, for a plugin or its tests
 NATIVE = "plugins/platforms/cpu"  # minutes of compiling
@@ -271,6 +273,17 @@ def kv(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """A Ray cluster on this host: ranks as its actors, replicas behind Ray Serve, engines killed 20 times under load,
+    a batch by Ray Data. 300 MB."""
+    install(session)
+    for path in ("executors/ray", "frontends/ray-serve", "frontends/run-batch"):
+        session.install("-q", "--no-build-isolation", "-e", f"./plugins/{path}[ray]", "-c", "constraints.txt")
+    tests = ["plugins/executors/ray", "plugins/frontends/ray-serve", "plugins/frontends/run-batch/tests/test_spread.py"]
+    session.run("pytest", "-q", *tests, env=ONE_THREAD | {"RAY_KILLS": "20", "RAY_USAGE_STATS_ENABLED": "0"})
+
+
+@nox.session
 def parity(session: nox.Session) -> None:
     """Models against transformers: logits and 64 greedy tokens, and logits of 6 random configurations of each
     family."""
@@ -369,6 +382,24 @@ def examples(session: nox.Session) -> None:
     """The plugins of examples/plugins, from their wheels: their conformance kits, the doctor, and requests served."""
     install(session)
     session.run("pytest", "-q", "tests/examples", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
+def kits(session: nox.Session) -> None:
+    """The conformance kits: each plugin that is wrong on purpose is found by the kit of its kind. A minute."""
+    install(session)
+    session.run("pytest", "-q", "tests/kit/tests/test_planted.py", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
+def downstream(session: nox.Session) -> None:
+    """What others have written goes on working: plugins of the interface before, plugins from wheels outside the
+    repository with their own tests, and new ones as `lmkit plugins new` writes them. Five minutes."""
+    install(session)
+    before = ["core/tests/plugins/test_previous_interface.py", "core/tests/plugins/test_api_lock.py"]
+    outside = ["tests/examples", "tests/mix", "plugins/frontends/cli/tests/test_plugin_commands.py"]
+    select = ["-k", "previous or lock or third_party or conformance or hook or new or scaffold"]
+    session.run("pytest", "-q", *before, *outside, *select, *session.posargs, env=ONE_THREAD)
 
 
 @nox.session

@@ -69,9 +69,9 @@ def wrong(folder: Path) -> str:
     """The demo's head with a projection by chance."""
     shutil.copytree(DIRECTORY / "eagle", folder, dirs_exist_ok=True)
     tensors = load_file(folder / "model.safetensors")
-    tensors["fc.weight"] = torch.randn(tensors["fc.weight"].shape, generator=torch.Generator().manual_seed(0)).to(
-        tensors["fc.weight"].dtype
-    )
+    fc = tensors["fc.weight"]  # of 8 bits, or rounded by nobody
+    by_chance = torch.randn(fc.shape, generator=torch.Generator().manual_seed(0))
+    tensors["fc.weight"] = by_chance.to(fc.dtype) if fc.is_floating_point() else (40 * by_chance).to(fc.dtype)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return str(folder)
 

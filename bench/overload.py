@@ -5,7 +5,9 @@
 Starts `lmkit serve` with nine keys and `--scheduler fair`. Each round measures, one after the other: the peak (as many
 clients as there are places), ten times that rate of eight keys in an open loop, the light key alone, and the light key
 beside one heavy key at ten times the peak. The load comes from a process of its own, over plain sockets, on the same
-machine. Exits with 1 where a figure misses its aim.
+machine, at the lowest priority where its own answers are not timed. As all of them share its processors, the time that
+each took is told: of the server's processes, of the load, and of whatever else ran, which spoils a measurement.
+Answers per second of the server's CPU say what that share hides. Exits with 1 where a figure misses its aim.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 from lmkit_bench.result import machine
-from lmkit_bench.server import ServerProcess
+from lmkit_bench.server import ServerProcess, machine_busy
 from lmkit_bench.stats import percentile
 from lmkit_bench.workload import random_prompts
 
@@ -46,6 +48,7 @@ class Tally:
     failed: list[str] = field(default_factory=list)
     late: float = 0.0  # at most so much later than planned a request was sent: above a few ms the client is the limit
     busy: float = 0.0  # the part of a processor that the client took
+    began: float = 0.0  # when the first request was sent, by the clock that all processes of a machine share
 
     def rate(self, seconds: float) -> float:
         """Answers a second, without the first second, in which the queue fills, and those after the end."""
@@ -131,13 +134,15 @@ class Client:
 async def closed(url: str, keys: list[str], clients: int, seconds: float) -> Tally:
     """So many clients, each asks again as soon as it is answered."""
     client = Client(url, keys)
-    client.began = perf_counter()
+    client.began = client.tally.began = perf_counter()
+    used = process_time()
 
     async def again(i: int) -> None:
         while perf_counter() < client.began + seconds:
             await client.ask(client.request(i))
 
     await asyncio.gather(*(again(i) for i in range(clients)))
+    client.tally.busy = (process_time() - used) / (perf_counter() - client.began)
     return client.tally
 
 
@@ -146,6 +151,7 @@ async def opened(url: str, keys: list[str], rate: float, seconds: float) -> Tall
     client, at = Client(url, keys), 0.0
     requests = [client.request(i) for i in range(int(rate * seconds))]
     client.began, used = perf_counter(), process_time()
+    client.tally.began = client.began
     async with asyncio.TaskGroup() as group:
         for sent in requests:
             if (early := client.began + at - perf_counter()) > 0:
@@ -158,10 +164,13 @@ async def opened(url: str, keys: list[str], rate: float, seconds: float) -> Tall
     return client.tally
 
 
-def load(url: str, keys: list[str], seconds: float, *, clients: int = 0, rate: float = 0.0) -> subprocess.Popen[str]:
+def load(
+    url: str, keys: list[str], seconds: float, *, clients: int = 0, rate: float = 0.0, nice: bool = False
+) -> subprocess.Popen[str]:
     """A process that loads the server in a closed loop of `clients`, or an open one of `rate` a second."""
     told = json.dumps({"url": url, "keys": keys, "seconds": seconds, "clients": clients, "rate": rate})
-    return subprocess.Popen([sys.executable, __file__, "--load", told], stdout=subprocess.PIPE, text=True)
+    command = [*(("nice", "-n", "19") if nice else ()), sys.executable, __file__, "--load", told]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def told(process: subprocess.Popen[str]) -> Tally:
@@ -175,18 +184,43 @@ def run_load(text: str) -> None:
     print(json.dumps(asdict(uvloop.run(work))))
 
 
+@dataclass
+class Used:
+    """Processors that were taken while a load ran: of API, engine, load, and everything else."""
+
+    api: float
+    engine: float
+    load: float
+    others: float
+
+
+def watched(server: ServerProcess, process: subprocess.Popen[str]) -> tuple[Tally, Used]:
+    """What comes of a load, and what it took."""
+    own, everything, began = server.processor(), machine_busy(), perf_counter()
+    tally = told(process)
+    seconds = perf_counter() - began
+    now = server.processor()
+    api = (now[0] - own[0]) / seconds
+    engine = (sum(now) - sum(own)) / seconds - api
+    # that of the load is of its time of sending alone: before that it writes requests, and nothing else runs
+    others = (machine_busy() - everything) / seconds - api - engine - tally.busy
+    share = seconds / max(1e-9, began + seconds - tally.began)
+    return tally, Used(api * share, engine * share, tally.busy, others)
+
+
 def measure(server: ServerProcess, seconds: float) -> dict[str, float]:
     url = server.url
     told(load(url, HEAVY, 1.0, clients=ROWS))
-    peak = told(load(url, HEAVY, seconds, clients=ROWS + WAITING // 2)).rate(seconds)
+    best, used_then = watched(server, load(url, HEAVY, seconds, clients=ROWS + WAITING // 2))
+    peak = best.rate(seconds)
     before = server.memory()
-    over = told(load(url, HEAVY, seconds, rate=FACTOR * peak))
+    over, used = watched(server, load(url, HEAVY, seconds, rate=FACTOR * peak))
     grown = server.memory() - before
     alone = uvloop.run(closed(url, [LIGHT], 1, seconds / 2))
-    crowd = load(url, HEAVY[:1], seconds, rate=FACTOR * peak)
+    crowd = load(url, HEAVY[:1], seconds, rate=FACTOR * peak, nice=True)
     uvloop.run(asyncio.sleep(1.5))  # until the room is full
     beside = uvloop.run(closed(url, [LIGHT], 1, seconds - 2.0))
-    told(crowd)
+    heavy = told(crowd)
     first, second = (percentile(tally.firsts, 99) for tally in (alone, beside))
     failed = [*over.failed, *alone.failed, *beside.failed]
     if failed:
@@ -195,10 +229,17 @@ def measure(server: ServerProcess, seconds: float) -> dict[str, float]:
         "peak, req/s": peak, "at 10x, req/s": over.rate(seconds), "share of the peak": over.rate(seconds) / peak,
         "refused, req/s": len(over.refusals) / seconds, "refusal p50, ms": 1e3 * median(over.refusals),
         "refusal p99, ms": 1e3 * percentile(over.refusals, 99), "client late, ms": 1e3 * over.late,
-        "processors of the client": over.busy, "failed": len(failed),
+        **{f"processors of {name}, peak": getattr(used_then, name) for name in ("api", "engine", "load", "others")},
+        **{f"processors of {name}, 10x": getattr(used, name) for name in ("api", "engine", "load", "others")},
+        "answers per CPU s of the engine, 10x/peak":
+            (over.rate(seconds) / used.engine) / (peak / used_then.engine),
+        "answers per CPU s of the server, 10x/peak":
+            (over.rate(seconds) / (used.api + used.engine)) / (peak / (used_then.api + used_then.engine)),
+        "failed": len(failed),
         "slowest accepted, s": over.slowest, "growth, MiB": grown / 2**20,
         "light key alone, p50 TTFT ms": 1e3 * median(alone.firsts), "light key alone, p99 TTFT ms": 1e3 * first,
         "beside a heavy one, p50 TTFT ms": 1e3 * median(beside.firsts), "beside a heavy one, p99 TTFT ms": 1e3 * second,
+        "heavy key meanwhile, req/s": (len(heavy.ends) + len(heavy.refusals)) / seconds,
         "light key slower": second / first, "light key refused": len(beside.refusals),
     }  # fmt: skip
 

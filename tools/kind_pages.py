@@ -7,6 +7,7 @@ import ast
 import inspect
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ RUNS = {  # where the target is made and called
     "kv_connector": "in the engine's process, in its one thread, beside the scheduler: no call may wait",
     "dialect": f"{SERVER}: `parse` in any thread, an exchange in the event loop",
 }
-WITHOUT_OPTIONS = {"executor", "template", "tokenizer"}  # whose targets are made without them
 OPTIONS = """Options are the fields of a dataclass that the spec names in `options`: `--{kind}.NAME.FIELD`, the variable
 `LMKIT_{upper}__NAME__FIELD`, the key `{kind}.NAME.FIELD` of a file. Values are checked against its annotations, a
 ValueError of its `__post_init__` is shown with the key, and the target is made with them: `target(**options)`."""
@@ -59,7 +59,7 @@ def page(kind: Any, use: tuple[str, str, str]) -> str:
         "## The spec\n",
         f"{inspect.getdoc(kind.spec)}\n",
         _fields(kind.spec),
-        "" if kind.name in WITHOUT_OPTIONS else f"\n{OPTIONS.format(kind=kind.name, upper=kind.name.upper())}\n",
+        f"\n{OPTIONS.format(kind=kind.name, upper=kind.name.upper())}\n",
     ]
     parts += ["## The target\n", *_protocols(kind)]
     codes = sorted(_codes(kind))
@@ -123,3 +123,31 @@ def _example(kind: str) -> list[str]:
                 text = path.read_text(encoding="utf-8").strip()
                 parts.append(f"`{path.relative_to(root).as_posix()}`:\n\n```python\n{text}\n```\n")
     return parts
+
+
+def faults_page(root: Path, kits: Mapping[str, str]) -> str:
+    """The plugins that are wrong on purpose, by kind: what is wrong, and the check of the kit that finds it."""
+    rows = []
+    for file in sorted(root.glob("tests/kit/tests/planted_*.py")):
+        plugins: dict[str, str] = {}
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ClassDef):
+                continue
+            said = {each.targets[0].id: ast.literal_eval(each.value) for each in node.body
+                    if isinstance(each, ast.Assign) and getattr(each.targets[0], "id", "") in ("plugin", "fails")}  # type: ignore[attr-defined]  # fmt: skip
+            bases = [getattr(base, "id", "") for base in node.bases]
+            plugins[node.name] = said.get("plugin") or next((plugins[base] for base in bases if base in plugins), "")
+            if "fails" in said:
+                about = (ast.get_docstring(node) or "").partition("\n")[0]
+                rows.append((plugins[node.name].partition(":")[0], plugins[node.name], about, said["fails"]))
+    cells = [f"| `{kits[kind]}` | `{plugin}` | {about} | `{check}` |" for kind, plugin, about, check in rows]
+    return "\n".join([
+        "# What the kits find\n",
+        "Made by `tools/sync.py` from `tests/kit/tests`. Each row is a plugin that works, with one fault put into it;",
+        f"a test runs the check that must find it (`nox -s kits`). {len(rows)} faults of",
+        f"{len({row[0] for row in rows})} kinds. What is common to all kinds, as hooks that import torch, is shown by",
+        "the tests of the core.\n",
+        "| kit | plugin | what is wrong | the check that fails |\n|---|---|---|---|",
+        *cells,
+        "",
+    ])  # fmt: skip

@@ -356,7 +356,7 @@ def _fields_of(dialect: str, requests: Mapping[str, Any]) -> list[str]:
 def outputs() -> dict[Path, str]:
     """Every generated file with its content."""
     sys.path.insert(0, str(ROOT / "core" / "src"))
-    from kind_pages import page
+    from kind_pages import faults_page, page
     from lmkit.kinds import KINDS
 
     docs = ROOT / "docs"
@@ -371,6 +371,7 @@ def outputs() -> dict[Path, str]:
         pages / "fields.md": fields_page(),
         pages / "api.md": api_page(),
         **{docs / "kinds" / f"{kind.name}.md": page(kind, use_of(kind)) for kind in KINDS},
+        pages / "kits.md": faults_page(ROOT, {kind.name: use_of(kind)[1] for kind in KINDS}),
         docs / "quantization.md": quantization_page((docs / "quantization.md").read_text()),
         docs / "gpu.md": gpu_page((docs / "gpu.md").read_text()),
         docs / "models.md": models_page(report, introduction),

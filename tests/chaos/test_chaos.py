@@ -24,10 +24,12 @@ SEED = int(os.environ.get("CHAOS_SEED", "0"))
 long = pytest.mark.skipif(not SECONDS, reason="set CHAOS_SECONDS to a number of seconds, or run `nox -s chaos`")
 
 
+@pytest.mark.full
 def test_no_request_changes_the_answer_of_another() -> None:
     assert stories.tell(SEED + 3, 8)
 
 
+@pytest.mark.full
 def test_a_request_that_changes_the_answer_of_another_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The law can fail: a sampler that looks at the neighbour's logits."""
     real = Sampler.sample

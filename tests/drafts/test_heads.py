@@ -206,7 +206,7 @@ class Passes:
 
 
 @pytest.mark.parametrize("tree", ["", "3,2"])
-@pytest.mark.one_in(2)
+@pytest.mark.full("lmkit-worker", "lmkit-proposer-eagle")
 def test_a_head_that_is_never_right_costs_a_twentieth_at_most(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tree: str
 ) -> None:
@@ -232,7 +232,7 @@ def test_a_draft_that_nobody_asks_hardly_runs(
         tiny_checkpoint("LlamaForCausalLM", tmp_path, vocab_size=VOCAB, eos_token_id=None, num_hidden_layers=1, seed=3)
         byte_tokenizer(tmp_path)
     folder = {"eagle": eagle1, "medusa": medusa}.get(proposer, lambda _, path: path)(llama, tmp_path)
-    monkeypatch.setattr("lmkit_worker.lengths.Lengths.choose", lambda self, slots: [0] * len(slots))
+    monkeypatch.setattr("lmkit_worker.lengths.Lengths.choose", lambda self, slots, wanted: [0] * len(slots))
     with engine(llama, proposer, model=str(folder)) as llm:
         passes = Passes(llm, 1.0, monkeypatch)
         llm.generate([PROMPTS[0], PROMPTS[0]], SamplingParams(max_tokens=100, ignore_eos=True), progress=False)
@@ -275,7 +275,7 @@ def check_trees(llm: LLM, head: Head, children: list[int]) -> list[list[int]]:
 
 @pytest.mark.parametrize("attention", ["cpu", "torch"])
 @pytest.mark.parametrize("version", [1, 3])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_eagle_with_trees(tmp_path: Path, version: int, attention: str) -> None:
     pytest.importorskip(f"lmkit_attention_{attention}", reason="the backend is not installed")
     sizes = {"vocab_size": VOCAB, "eos_token_id": None, "num_hidden_layers": LAYERS, "head_dim": 16}

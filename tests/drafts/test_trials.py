@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from lmkit_testing.draft_trials import FAULTS, MUTANTS, hunt, trials
+from lmkit_testing.draft_trials import FAULTS, MUTANTS, TREE_FAULTS, DraftTrial, hunt, trials
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +20,9 @@ def test_trials_find_nothing_and_cover_everything() -> None:
     assert counts["drafts"] > 2 * counts["accepted drafts"] > 2000
     for name in ("preemptions", "cached prompt tokens", "aborted", "failed requests", "with windows"):
         assert counts[name] > 10, f"trials hardly cover: {name}"
+    assert sum(DraftTrial(seed).sort == "tree" for seed in range(120)) > 20
 
 
-@pytest.mark.parametrize("name", [*FAULTS, *MUTANTS])
+@pytest.mark.parametrize("name", [*FAULTS, *TREE_FAULTS, *MUTANTS])
 def test_trials_find_the_fault(name: str) -> None:
     assert hunt(name, range(200)) is not None

@@ -45,7 +45,7 @@ def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("eos", ["<|im_end|>", {"content": "<|im_end|>"}, "<|endoftext|>", None])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_inspect_shows_what_names_each_end(wrong: Make, eos: object, capsys: pytest.CaptureFixture[str]) -> None:
     path = wrong(eos_token=eos)
     _, found = call(capsys, "inspect", str(path))
@@ -77,6 +77,7 @@ async def test_the_server_takes_them_too(wrong: Make) -> None:
         assert served.text.tokenizer.eos_token_ids == (0, 2)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("behind", "status"), [("<|im_fin|>\n", "failed"), ("<|im_start|>", "ok"), ("\n\n", "warning")]
 )

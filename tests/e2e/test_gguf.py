@@ -33,7 +33,8 @@ def test_greedy_tokens_are_those_of_llamacpp(tmp_path: Path) -> None:
     assert [list(output.token_ids) for output in outputs] == GREEDY["tokens"]
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", *(pytest.param(k, marks=pytest.mark.full) for k in ("Q4_0", "Q5_1"))])
+@pytest.mark.full("lmkit-loader-gguf")
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
 def test_a_file_is_served(kind: str, tmp_path: Path) -> None:
     """Weights, tokenizer and chat template come from it, and nothing else is there."""
     file = demo(tmp_path / "demo.gguf", kind)
@@ -51,6 +52,7 @@ def test_a_file_is_served(kind: str, tmp_path: Path) -> None:
     assert all(answer.choices[0].finish_reason == "stop" for answer in answers)
 
 
+@pytest.mark.full("lmkit-loader-gguf")
 def test_inspect_tells_of_a_file(tmp_path: Path) -> None:
     done = lmkit("inspect", str(demo(tmp_path / "demo.gguf", "Q4_0")))
     assert done.returncode == 0, done.stderr

@@ -93,6 +93,7 @@ def layers_of_all_kinds(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_every_kind_of_layer_has_its_kernel(
     capsys: pytest.CaptureFixture[str], layers_of_all_kinds: Path, gpu: str
@@ -117,6 +118,7 @@ def test_a_model_that_does_not_fit_is_not_selected(capsys: pytest.CaptureFixture
     assert code != 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["int4", "int8"])
 def test_memory_is_that_of_the_kernel(capsys: pytest.CaptureFixture[str], scheme: str) -> None:
     """Integers that the chosen kernel dequantizes as it loads them take the memory of what they become."""
@@ -143,7 +145,7 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("gpu", ["cuda:9.0:80GB", "cuda:8.0:80GB", GPUS[1]])
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_of_few_bits_have_kernels(

@@ -64,6 +64,7 @@ def test_every_part(tmp_path: Path) -> None:
     assert values["linear int4 8x128->256"] > 0
 
 
+@pytest.mark.full("lmkit-platform-gpu")
 def test_what_fails_is_written_down_and_the_next_part_runs(tmp_path: Path) -> None:
     """No device, and a part whose time is over."""
     if torch.cuda.is_available():

@@ -41,6 +41,7 @@ def test_inspect_says_what_it_is_and_what_would_run_it(model: Path) -> None:
         assert words in shown
 
 
+@pytest.mark.full("lmkit-cli")
 def test_inspect_of_what_cannot_run_says_why(model: Path, tmp_path: Path) -> None:
     path = altered(model, tmp_path, rope_scaling={"rope_type": "yarm", "factor": 2.0}, rope_parameters=None)
     done = run("inspect", str(path), "--json")
@@ -50,6 +51,7 @@ def test_inspect_of_what_cannot_run_says_why(model: Path, tmp_path: Path) -> Non
     assert problem["fix"] == "nearest: yarn"
 
 
+@pytest.mark.full("lmkit-cli")
 def test_overrides(model: Path) -> None:
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     text = json.dumps({"rope_parameters": rope, "max_position_embeddings": 1024})
@@ -66,6 +68,7 @@ def test_overrides(model: Path) -> None:
         resolve(from_options({"model": str(model), "hf_overrides": '{"pretraining_tp": 2}'}))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_plan_is_within_five_percent_of_what_an_engine_takes(model: Path, dtype: str) -> None:
     config = from_options({"model": str(model), "dtype": dtype, "kv_memory": "8MiB"})
@@ -79,6 +82,7 @@ def test_plan_is_within_five_percent_of_what_an_engine_takes(model: Path, dtype:
         assert said.weight_bytes + said.activation_bytes + said.kv_bytes == pytest.approx(took, rel=0.05)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("changes", "options", "kind", "words"),
     [

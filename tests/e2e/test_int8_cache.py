@@ -59,6 +59,7 @@ def answers(llm: LLM) -> list[tuple[list[int], list[float]]]:
     return [(o.token_ids, [e.logprob for e in o.prompt_logprobs or ()]) for o in outputs]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("attention", ["cpu", "torch"])
 def test_near_the_full_cache(checkpoint: Path, attention: str) -> None:
     with engine(checkpoint, attention, "float32") as llm:

@@ -48,7 +48,7 @@ def made(family: str, folder: Path, seed: int, values: dict) -> Path:
     return path
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_changed_engine_is_like_a_new_one(pair: tuple[Path, Path, dict]) -> None:
     """All weights of a folder; then some after the others, by name; with the prefix cache full of the old ones."""
     a, b, options = pair
@@ -181,6 +181,7 @@ def test_adapters_stay(two: tuple[Path, Path], tmp_path: Path) -> None:
         assert adapted(llm) == expected
 
 
+@pytest.mark.full("lmkit-python", "lmkit-http")
 async def test_the_same_in_a_process_of_its_own(two: tuple[Path, Path]) -> None:
     a, b = two
     with LLM(str(b), max_rows=4) as other:

@@ -226,6 +226,7 @@ def refused(llm: LLM, path: Path, words: str) -> None:
     assert llm.generate([PROMPT], SamplingParams(max_tokens=1))[0].token_ids
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("proposer", "more"), [("eagle", {}), ("eagle", {"tree": "3,2"}), ("draft_model", {})])
 def test_drafts_change_no_token_of_adapters(
     base: Path, adapters: list[tuple[Path, Path]], tmp_path: Path, proposer: str, more: dict[str, str],

@@ -32,6 +32,7 @@ def unquantized() -> str:
     return answer(quantization="none")[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
 def test_the_answer_is_the_same(unquantized: str, name: str, options: dict[str, object]) -> None:
     text, size = answer(quantization=name, **options)

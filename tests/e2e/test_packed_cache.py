@@ -36,7 +36,7 @@ def packs(loaded: LoadedModel) -> int:
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), CASES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_the_same_model_without_packing(dtype: str, quantization: str, tmp_path: Path) -> None:
     first, kept = load(None, dtype, quantization), load(tmp_path, dtype, quantization)
     assert packs(first) == packs(kept) > 0
@@ -56,7 +56,7 @@ def test_other_choices_are_other_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["a number", "a name", "a type", "one bit", "cut", "empty"])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_damage_is_found(damage: str, tmp_path: Path) -> None:
     good = load(tmp_path)
     (file,) = tmp_path.iterdir()

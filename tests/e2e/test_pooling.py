@@ -172,6 +172,7 @@ def expected_hidden(path: Path, tensors: dict, ids: list[int]) -> torch.Tensor:
 # ----------------------------------------------------------------------------------------- decoders as encoders
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("config", "model", "values"),
     [

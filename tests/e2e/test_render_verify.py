@@ -83,6 +83,7 @@ def test_the_demo_verifies(capsys: pytest.CaptureFixture[str]) -> None:
     assert {part for part, _ in checks} == {"template", "tools", "reasoning", "tokenizer", "grammar"}
 
 
+@pytest.mark.full("lmkit-cli")
 def test_verify_fails_when_the_parts_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("{{ tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}")
@@ -97,6 +98,7 @@ def verified(capsys: pytest.CaptureFixture[str], template: Path, text: str, *opt
     return {c["name"]: c["status"] for c in json.loads(out) if c["part"] in ("tools", "reasoning")}
 
 
+@pytest.mark.full("lmkit-cli")
 def test_verify_reads_calls_behind_any_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
     text = "{{ tools }}{% for m in messages %}[a/b]{{ m.content }}" + calls + "{% endfor %}[a/b]"
@@ -106,6 +108,7 @@ def test_verify_reads_calls_behind_any_prompt(tmp_path: Path, capsys: pytest.Cap
     assert found["history is read back"] == "warning"
 
 
+@pytest.mark.full("lmkit-cli")
 def test_verify_reads_the_thoughts_of_channels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("lmkit_tool_parser_openai")
     text = "{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant"

@@ -129,6 +129,7 @@ def test_killed_engine_ends_streams_and_readiness(tiny_server: Server) -> None:
     assert server.engine_pids() != [pid]
 
 
+@pytest.mark.full("lmkit-cli", "lmkit-http")
 def test_sigterm_lets_running_requests_finish(tiny: Path) -> None:
     with serving(str(tiny)) as server:
         url = server.url()
@@ -297,6 +298,7 @@ def test_damaged_checkpoint_is_a_typed_error(tiny: Path, tmp_path: Path, name: s
     assert DAMAGES[name] in str(caught.value)
 
 
+@pytest.mark.full("lmkit-cli", "lmkit-http")
 def test_damaged_weights_are_one_screen(tiny: Path, tmp_path: Path) -> None:
     """The engine process finds it."""
     done = lmkit("serve", str(corrupt(tiny, tmp_path / "model", "truncated")), "--port", "0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import httpx
 import pytest
 from lmkit import LLM, LLMEngine, SamplingParams
 from lmkit.api import CheckpointError
+from lmkit.hookspecs import hooks
 from lmkit.plugins.host import PluginHost
 from lmkit_http.app import build_app
 from lmkit_http.dialects import load_dialects
@@ -55,6 +57,20 @@ def test_the_doctor_finds_nothing(environment: dict[str, str]) -> None:
     command = [sys.executable, "-c", code, "plugins", "doctor", "--strict"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+WITHOUT_EXAMPLE = {  # hooks that no example has yet: their pages and `lmkit.kinds` show one; it may only become shorter
+    "lmkit_tokenizers", "lmkit_renderers", "lmkit_templates", "lmkit_reasoning_parsers", "lmkit_loaders",
+    "lmkit_executors", "lmkit_grammars", "lmkit_structured_outputs",
+}  # fmt: skip
+
+
+def test_hooks_have_examples() -> None:
+    """All hooks of the specs but those, which have none."""
+    sources = [path.read_text() for example in EXAMPLES for path in example.folder.glob("src/**/*.py")]
+    shown = {name for source in sources for name in re.findall(r"^def (lmkit_\w+)\(", source, re.MULTILINE)}
+    assert shown <= hooks().keys(), "a hook that lmkit does not have"
+    assert hooks().keys() - shown == WITHOUT_EXAMPLE
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.folder.name)

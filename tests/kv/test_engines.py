@@ -40,7 +40,7 @@ def answer(llm: LLM, prompt: Sequence[int], params: SamplingParams = GREEDY) -> 
     return list(output.token_ids), output.num_cached or 0
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "more",
     [
@@ -85,6 +85,7 @@ def test_windows_too(tmp_path: Path) -> None:
             assert (found > 0) == bool(i)
 
 
+@pytest.mark.full("lmkit-stores")
 def test_the_weights_count_and_not_their_path(tiny: Path, tmp_path: Path) -> None:
     options = {"folder": str(tmp_path / "kv")}
     with engine(tiny, "shared", options) as llm:

@@ -127,6 +127,7 @@ def test_ctrl_c_names_who_is_waited_for(whole: World) -> None:
     assert "interrupted" in said
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("command", [["--help"], ["plugins", "list"], ["--version"]])
 def test_who_only_looks_loads_no_plugin(command: list[str], whole: World) -> None:
     add(whole, [row for row in (*ROWS, *ENDLESS) if row.id in ("exits-hard", "import-sleeps", "killed")])

@@ -35,7 +35,7 @@ PLUGINS = [path for path in DEFAULT if path not in ALWAYS]
 NEEDED = (  # what generating with the demo checkpoint cannot do without: one of each
     ("plugins/platforms/cpu",),
     ("plugins/attention/torch", "plugins/attention/cpu"),
-    ("plugins/models/llama",),
+    ("plugins/models/llama", "plugins/models/transformers"),  # which runs what nobody else knows
     ("plugins/models/demo",),
     ("plugins/schedulers/fcfs",),
 )
@@ -60,6 +60,7 @@ def with_plugins(paths: Iterable[str]) -> set[str]:
     return {project["name"] for project in projects if {*project.get("entry-points", ())} - {"lmkit.command"}}
 
 
+@pytest.mark.full
 def test_core_alone_lists_and_explains(make_env) -> None:
     env = make_env(["core", *FRONT])
     done = env.run("lmkit", "plugins", "list", "--json")

@@ -76,6 +76,7 @@ async def test_what_does_not_fit_is_kept_to_its_constraint(answer: str) -> None:
         assert finish in ("stop", "length", "tool_calls")
 
 
+@pytest.mark.full("lmkit-structured-output-masks")
 async def test_thinking_without_end_ends_well() -> None:
     """Without a budget at max_tokens, with one when it is spent; the others get their whole answers."""
     cells = [(t, k, s) for t, k, s in CELLS if t != "off" and (t, k) not in CALLS_AT_ONCE]

@@ -41,15 +41,17 @@ def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) ->
     return DRAFTS if can_force or resolved.choice("proposer") is not None else 0
 
 
-def info_of_rank(info: ModelInfo, num_ranks: int) -> ModelInfo:
-    """The same model with the attention heads that one of `num_ranks` has: of keys that all heads share, each has all.
+def info_of_rank(info: ModelInfo, num_ranks: int, rank: int = 0) -> ModelInfo:
+    """The same model with the attention heads that `rank` of `num_ranks` has; each has keys that all share.
 
     Whether heads divide is for the model to say, when it is built.
     """
 
     def own(need: AttnNeed) -> AttnNeed:
         num_kv = need.num_kv_heads if need.mla else max(1, need.num_kv_heads // num_ranks)
-        return replace(need, num_q_heads=max(1, need.num_q_heads // num_ranks), num_kv_heads=num_kv)
+        num_q = max(1, need.num_q_heads // num_ranks)
+        among = (rank * num_q, need.num_q_heads) if need.alibi else need.among
+        return replace(need, num_q_heads=num_q, num_kv_heads=num_kv, among=among)
 
     if num_ranks == 1:
         return info

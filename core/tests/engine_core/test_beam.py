@@ -89,6 +89,7 @@ def draw_beams(rng: random.Random) -> Beams:
     return Beams(width, rng.randint(1, width), penalty, rng.choice([True, False, "never"]))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_found_depends_on_no_engine(seed):
     """Depths, windows, recurrent states, few blocks, few rows, small steps, no prefix cache; others beside it."""

@@ -101,15 +101,6 @@ async def test_abort_ends_the_stream_and_frees_its_blocks(kind: str) -> None:
 
 
 @both
-async def test_leaving_a_stream_aborts_it(kind: str) -> None:
-    async with running(kind, delay=0.005) as client:
-        stream = client.submit(request("a", 3000))
-        await anext(stream)
-        await stream.aclose()
-        assert client.num_streams == 0
-
-
-@both
 async def test_slow_reader_delays_nobody(kind: str) -> None:
     async with running(kind) as client:
         slow = client.submit(request("slow", 2000))
@@ -342,6 +333,7 @@ async def test_dead_engine_is_replaced() -> None:
     assert client.state == "dead"
 
 
+@pytest.mark.full("lmkit-http")
 async def test_engine_that_dies_again_and_again_stays_dead(caplog: pytest.LogCaptureFixture) -> None:
     client = supervised(2, exit_at=2)
     await client.start()
@@ -484,6 +476,7 @@ async def test_the_poison_is_found_and_everybody_else_is_answered(
         await client.close()
 
 
+@pytest.mark.full("lmkit-http")
 async def test_streams_that_wait_for_an_engine_end_when_there_will_be_none() -> None:
     for how in ("drain", "close", "too often"):
         client = supervised(0 if how == "too often" else 3, delay=0.005)

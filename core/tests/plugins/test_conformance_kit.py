@@ -91,6 +91,7 @@ def test_fixtures(lmkit_host, fake_device, dist_dir):
 """
 
 
+@pytest.mark.full
 def test_fixtures_load_as_a_pytest_plugin(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["lmkit_testing"]\n')
     assert "1 passed" in run_pytest(tmp_path, FIXTURES)

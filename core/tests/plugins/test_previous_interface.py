@@ -61,3 +61,29 @@ def test_without_an_adapter_the_one_before_is_refused(whole: World, monkeypatch:
     monkeypatch.setitem(BY_NAME, "template", replace(BY_NAME["template"], adapter=""))  # type: ignore[arg-type]
     with pytest.raises(PluginError, match="template interface 2"):
         frozen(whole, "template").host().load("template", "frozen")
+
+
+WITH_OPTIONS = """
+from dataclasses import dataclass
+from lmkit.api import TemplateSpec, hookimpl
+
+@dataclass
+class Options:
+    name: str = "role"
+
+def template(path, checkpoint, name):
+    return "{# " + name + " #}"
+
+@hookimpl
+def lmkit_templates():
+    yield TemplateSpec(name="tuned", summary="It", target=f"{__name__}:template", models=("ToyForCausalLM",),
+                       interface=2, options=f"{__name__}:Options")
+"""
+
+
+def test_options_of_a_template_reach_it(whole: World) -> None:
+    whole.add("tuned-plugin", {"template": {"tuned": "tuned_plugin.hooks"}}, {"tuned_plugin.hooks": WITH_OPTIONS})
+    config = EngineConfig(model=ModelConfig(model="toy"), wanted={"template": "tuned"})
+    config = replace(config, plugins={"template.tuned": {"name": "mine"}})
+    plan, checkpoint, _ = resolve(config, whole.host())
+    assert chosen_template(plan.choices, None, checkpoint) == "{# mine #}"

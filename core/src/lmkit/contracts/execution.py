@@ -163,6 +163,7 @@ class BuildContext(Protocol):
     dtype: torch.dtype
     tp_rank: int
     tp_size: int
+    collectives: Collectives | None
     rows: RowOps
     recurrent: Any  # operators of recurrent layers that were chosen, as TorchRecurrentOps of lmkit-decoders; or None
 

@@ -40,6 +40,7 @@ class AttnNeed:
     causal: bool = True  # False: it also sees what follows; a window then reaches equally far on both sides
     alibi_scale: float = 1.0  # what the slopes of alibi are multiplied by
     tree: bool = False  # drafts may branch: see `TreeAttention`
+    among: tuple[int, int] = (0, 0)  # of a rank: its first query head, and of how many; (0, 0): these are all
 
     @property
     def kv_width(self) -> int:
@@ -49,6 +50,15 @@ class AttnNeed:
     def kv_bytes(self, kv_dtype: str) -> int:
         """Bytes that a layer keeps of one token."""
         return self.num_kv_heads * (self.kv_width * itemsize(kv_dtype) + kv_scale_bytes(kv_dtype))
+
+    @property
+    def slopes(self) -> list[float]:
+        """Alibi's, of each query head: geometric (arXiv:2108.12409); beyond a power of two every other of the next."""
+        first, heads = self.among if self.among[1] else (0, self.num_q_heads)
+        power = 1 << (heads.bit_length() - 1)
+        found = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+        found += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(heads - power)]
+        return [slope * self.alibi_scale for slope in found[first : first + self.num_q_heads]]
 
     @property
     def features(self) -> frozenset[str]:

@@ -85,7 +85,7 @@ def build_engine(
         verify(resolved)
         info = describe_model(resolved, checkpoint)
         make = executor_of(resolved)
-        executor: Executor = make(config, resolved, checkpoint, progress)
+        executor: Executor = make(config, resolved, checkpoint, progress, **_chosen(resolved, "executor").options)
     try:
         with phase("load weights"):
             facts = executor.start()

@@ -50,12 +50,7 @@ class Watch:
             self._first = monotonic() - self._start
         if event.finish is not None:
             stats = RequestStats(
-                id=self._request.id,
-                finish=event.finish,
-                num_prompt_tokens=len(self._request.token_ids),
-                num_cached_tokens=self._cached,
-                num_output_tokens=self._num_output,
-                first_token=self._first,
-                total=monotonic() - self._start,
-            )
+                self._request.id, event.finish, len(self._request.token_ids), self._cached, self._num_output,
+                self._first, monotonic() - self._start,
+            )  # fmt: skip
             self._host.notify("lmkit_request_finished", stats=stats)

@@ -122,12 +122,6 @@ class EventStream:
         self._finished = event.finish is not None
         return event
 
-    async def aclose(self) -> None:
-        """Done with it: an unfinished request is aborted."""
-        if not self._finished:
-            self.owner.abort([self.id])
-            self._finished = True
-
 
 class BaseClient(ABC):
     """Streams, states and statistics, whatever carries commands and reports."""

@@ -66,7 +66,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSpec(Spec):
-    """target: an Executor class."""
+    """target: (EngineConfig, ResolvedPlan, Checkpoint, Progress | None, **options) -> Executor."""
 
     max_ranks: int = 1
 

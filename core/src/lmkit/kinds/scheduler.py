@@ -63,7 +63,9 @@ class OrderPolicy(Protocol):
     """Who goes first. The usual scheduler plugin: two key functions, asked once when a request enters a queue.
 
     Running requests take blocks in the order of victim_key, from those with the largest. Among equal keys, the
-    order of `add` decides.
+    order of `add` decides. Optional: `gives_way(first, running)`, asked in a step where `first` of those that wait has
+    no room, says which of `running` goes back to waiting, or None. Its admit_key, asked for anew, must be behind that
+    of `first`. What it has drawn is kept; that it runs again in the end is for the policy to see to.
     """
 
     def admit_key(self, r: RequestView) -> tuple:

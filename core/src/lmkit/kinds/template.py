@@ -32,7 +32,7 @@ from lmkit.kinds.base import Kind, Known, Refusals, listed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateSpec(Spec):
-    """target: (path: Path, checkpoint: Checkpoint) -> str, the Jinja text, for a checkpoint; "": there is none.
+    """target: (path: Path, checkpoint: Checkpoint, **options) -> str, the Jinja text; "": there is none.
 
     `path` is the file that the user names, or where the checkpoint lies. It raises ConfigError or CheckpointError.
     """
@@ -53,7 +53,7 @@ class TemplateRequest(SelectRequest):
 
 def of_interface_1(target: Callable[[Path], str]) -> Callable[[Path, Checkpoint], str]:
     """Interface 1 was not told the checkpoint, so that a plugin with templates for several models had to guess."""
-    return lambda path, checkpoint: target(path)
+    return lambda path, checkpoint, **_: target(path)
 
 
 def refusals(spec: TemplateSpec, request: TemplateRequest) -> Refusals:

@@ -24,7 +24,7 @@ from lmkit.kinds.base import Kind, Refusals, listed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSpec(Spec):
-    """target: (folder or file: Path, *, eos_token_ids: Sequence[int]) -> Tokenizer. Raises CheckpointError."""
+    """target: (path: Path, *, eos_token_ids: Sequence[int], **options) -> Tokenizer. Raises CheckpointError."""
 
     files: tuple[str, ...]  # names of the files it needs, all of them; ".toy": it reads checkpoints that are one such
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from lmkit.api import Checkpoint, Choice, ConfigError
@@ -14,10 +15,9 @@ def chosen_template(choices: Iterable[Choice], file: str | None, checkpoint: Che
 
     A file that no plugin reads is text. Raises ConfigError, or PluginError.
     """
-    choice = next((c for c in choices if c.kind == "template"), None)
-    if choice is not None:
-        path = Path(file) if file else checkpoint.path
-        found: str = ask(f"template {choice.name}", load_target(choice), path, checkpoint, gives=str)
+    if (choice := next((c for c in choices if c.kind == "template"), None)) is not None:
+        make = partial(load_target(choice), Path(file or checkpoint.path), checkpoint, **choice.options)
+        found: str = ask(f"template {choice.name}", make, gives=str)
         if file and not found:
             raise ConfigError(f"{file} holds no chat template", fix="give another file with --chat-template")
         return found or None

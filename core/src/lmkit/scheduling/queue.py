@@ -1,11 +1,16 @@
-"""OrderedQueue: requests in the order of a key, for the waiting and the running side."""
+"""Requests in the order of a key, for the waiting and the running side, and the policy that gives the keys."""
 
 from __future__ import annotations
 
+import logging
+import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from lmkit.api import OrderPolicy, PluginError
 from lmkit.scheduling.request import Request
+
+log = logging.getLogger("lmkit.engine")
 
 
 class OrderedQueue:
@@ -36,3 +41,44 @@ class OrderedQueue:
     def check(self) -> None:
         assert len(self._keys) == len(self.items), "keys and items differ in number"
         assert all(a < b for a, b in zip(self._keys, self._keys[1:], strict=False)), "keys are not increasing"
+
+
+class Ordering:
+    """A policy's answers, checked: it is a plugin, and a wrong key would mix up the queues."""
+
+    def __init__(self, policy: OrderPolicy) -> None:
+        self._policy = policy
+        self._gives_way = getattr(policy, "gives_way", None)
+        self._kinds: dict[str, tuple[type, ...]] = {}  # of keys: texts or numbers, by place
+
+    def key(self, name: str, r: Request) -> tuple:
+        """What the policy answers, as a key that can be compared with all others. Raises PluginError."""
+        who = f"{name} of {type(self._policy).__module__}:{type(self._policy).__qualname__}"
+        try:
+            key = getattr(self._policy, name)(r)
+        except Exception as e:
+            log.error("%s of the scheduling policy failed", name, exc_info=e)
+            raise PluginError(f"{who} failed: {type(e).__name__}") from e
+        kinds = tuple(str if type(part) is str else float for part in key) if isinstance(key, tuple) else None
+        if kinds is None or not all(type(part) in (str, int, bool) or _is_number(part) for part in key):
+            raise PluginError(f"{who} gave {key!r:.80}, no tuple of numbers or texts")
+        if self._kinds.setdefault(name, kinds) != kinds:
+            raise PluginError(f"{who} gave {key!r:.80}, unlike those before")
+        return (*key, r.order)
+
+    def victim(self, first: Request, running: Sequence[Request]) -> Request | None:
+        """Who of `running` goes back to waiting behind `first`, with the key for that; None: nobody."""
+        try:
+            r = self._gives_way(first, running) if self._gives_way is not None else None
+            key = self.key("admit_key", r) if r is not None and r in running else ()
+        except Exception as e:  # what runs must not suffer: from now on nobody gives way
+            log.error("gives_way of the scheduling policy failed", exc_info=e)
+            self._gives_way, r, key = None, None, ()
+        if r is None or key <= first.admit_key:
+            return None
+        r.admit_key = key
+        return r
+
+
+def _is_number(part: object) -> bool:
+    return isinstance(part, int | float) and not math.isnan(part)

@@ -11,7 +11,6 @@ from the last in that order, possibly themselves; so the first always gets what 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable
 from time import monotonic
 
@@ -42,7 +41,7 @@ from lmkit.scheduling.groups import NEVER, hit_length, make_groups
 from lmkit.scheduling.hashes import end_hash, extend_hashes
 from lmkit.scheduling.invariants import check_books
 from lmkit.scheduling.outside import Outside
-from lmkit.scheduling.queue import OrderedQueue
+from lmkit.scheduling.queue import OrderedQueue, Ordering
 from lmkit.scheduling.request import Request
 from lmkit.scheduling.stops import finish_reason
 from lmkit.scheduling.table import BlockTable
@@ -68,7 +67,7 @@ class Scheduler:
         if min(limits.max_tokens, limits.max_rows, limits.depth) < 1 or limits.lookahead < 0:
             raise ConfigError(f"scheduler limits must be positive: {limits}")
         self.limits, self.clock = limits, clock
-        self.policy = policy
+        self.ordering = Ordering(policy)
         self.groups = make_groups(kv)
         self.block_size = self.groups[0].block_size
         self.zeroed = [i for i, g in enumerate(self.groups) if not g.grows]
@@ -85,7 +84,6 @@ class Scheduler:
         self._gone: list[str] = []  # rows the workers must forget with the next plan
         self._events: list[TokenEvent] = []  # of requests that ended outside `update`
         self._alone: dict[str, int] = {}  # rows of a lost step, to run one by one: id -> positions to compute again
-        self._kinds: dict[str, tuple[type, ...]] = {}  # of the policy's keys: texts or numbers, by place
         self._no_room: tuple[int, list[int]] | None = None  # who did not fit, and the free blocks then: ask once
         self._num_added = 0
         self._num_epochs = 0
@@ -119,7 +117,7 @@ class Scheduler:
         self._num_added += 1
         r.order = self._num_added
         r.epoch, r.since = self._new_epoch(), self.clock()
-        r.admit_key = self._key("admit_key", self.policy.admit_key, r)
+        r.admit_key = self.ordering.key("admit_key", r)
         self.requests[r.id] = r
         self.waiting.add(r.admit_key, r)
 
@@ -145,6 +143,7 @@ class Scheduler:
         plan = StepPlan(self.totals.num_steps)
         for group in self.groups:
             group.pool.step = plan.step
+        self._give_way()
         long: list[RowWork] = []
         budget = self._grow_running(plan, long)
         self._admit_waiting(plan, long, budget)
@@ -153,6 +152,15 @@ class Scheduler:
         if self.outside is not None:
             self.outside.settle(plan)
         return plan
+
+    def _give_way(self) -> None:
+        """Where the first that waits has no room, the policy may name a row that goes back to waiting behind it."""
+        first = next((r for r in self.waiting if not r.gates), None)
+        if first is None or self._alone:
+            return
+        full = len(self.running) >= self.limits.max_rows or (self._no_room and self._no_room[0] == first.epoch)
+        if full and (victim := self.ordering.victim(first, self.running.items)) is not None:
+            self._preempt(victim)
 
     def _grow_running(self, plan: StepPlan, long: list[RowWork]) -> int:
         """Give every running request its next positions, in order. Returns the budget left; 0 after a preemption."""
@@ -198,7 +206,7 @@ class Scheduler:
             if state == self._no_room:
                 return
             try:
-                r.victim_key = self._key("victim_key", self.policy.victim_key, r)
+                r.victim_key = self.ordering.key("victim_key", r)
             except PluginError as error:
                 self._fail(r, error.info())
                 continue
@@ -210,21 +218,6 @@ class Scheduler:
             self.running.add(r.victim_key, r)
             self._seal(plan, long, r, n)
             budget -= n
-
-    def _key(self, name: str, ask: Callable[[Request], tuple], r: Request) -> tuple:
-        """What the policy answers, as a key that can be compared with all others. Raises PluginError."""
-        who = f"{name} of {type(self.policy).__module__}:{type(self.policy).__qualname__}"
-        try:
-            key = ask(r)
-        except Exception as e:
-            log.error("%s of the scheduling policy failed", name, exc_info=e)
-            raise PluginError(f"{who} failed: {type(e).__name__}") from e
-        kinds = tuple(str if type(part) is str else float for part in key) if isinstance(key, tuple) else None
-        if kinds is None or not all(type(part) in (str, int, bool) or _is_number(part) for part in key):
-            raise PluginError(f"{who} gave {key!r:.80}, no tuple of numbers or texts")
-        if self._kinds.setdefault(name, kinds) != kinds:
-            raise PluginError(f"{who} gave {key!r:.80}, unlike those before")
-        return (*key, r.order)
 
     def _gates_open(self, r: Request) -> bool:
         """Poll the gates. A failed one ends the request with its error."""
@@ -594,7 +587,3 @@ class Scheduler:
     def check(self) -> None:
         """All invariants; AssertionError naming the broken one."""
         check_books(self.requests, self.waiting, self.running, self.groups, self._gone, self.limits.max_rows)
-
-
-def _is_number(part: object) -> bool:
-    return isinstance(part, int | float) and not math.isnan(part)

@@ -207,7 +207,7 @@ def load_tokenizer(checkpoint: Checkpoint, resolved: ResolvedPlan, config: Engin
     folder, choice = tokenizer_directory(checkpoint, config.model), resolved.choice("tokenizer")
     if choice is None:
         raise _no_reader(folder)
-    make = partial(load_target(choice), folder, eos_token_ids=eos)
+    make = partial(load_target(choice), folder, eos_token_ids=eos, **choice.options)
     made: Tokenizer = ask(f"tokenizer {choice.name} of {choice.dist}", make, gives=Tokenizer)
     return made
 

@@ -3,12 +3,16 @@ import json
 
 import httpx
 from lmkit_http.app import build_app
-from lmkit_testing import PluginConformance
+from lmkit_testing import Asked, DialectConformance
 from lmkit_testing.serving import scripted
 
 
-class TestAsk(PluginConformance):
+class TestAsk(DialectConformance):
     plugin = "dialect:ask"
+    asked = (Asked("POST /ask", {"question": "Hi"}, {"question": "Hi", "stream": True}),)
+
+    def text(self, answer, streamed):
+        return "".join(json.loads(line).get("piece" if streamed else "answer", "") for line in answer.splitlines())
 
 
 async def talk():

@@ -1,7 +1,9 @@
+from importlib import import_module
+
 import pytest
 import torch
 from lmkit.api import CapacityError, Unavailable
-from lmkit_platform_npu.hooks import driver, probe
+from lmkit_platform_npu.hooks import driver, lmkit_benchmarks, probe
 from lmkit_platform_npu.platform import Memory
 from lmkit_testing import AttentionConformance, LinearConformance, PlatformConformance
 
@@ -16,6 +18,17 @@ class TestAttention(AttentionConformance):
 
 class TestLinear(LinearConformance):
     plugin = "op:linear_npu"
+
+
+def test_what_is_measured_runs():
+    """`lmkit bench kernels` makes the cases of the hook, runs each and counts its bytes."""
+    (benchmark,) = lmkit_benchmarks()
+    module, _, name = benchmark.target.partition(":")
+    made = list(getattr(import_module(module), name)())
+    assert made
+    for case in made:
+        assert case.bytes > 0
+        assert case.run() is not None
 
 
 def test_memory_is_counted_and_comes_back():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import AttnNeed, DeviceInfo
 from lmkit_attention_torch.backend import TorchAttention
-from lmkit_attention_torch.plan import PIECE, SMALL, alibi_slopes
+from lmkit_attention_torch.plan import PIECE, SMALL
 from lmkit_testing import AttentionConformance
 from lmkit_testing.attention import Rows
 
@@ -102,8 +102,10 @@ def test_reasons_for_refusal() -> None:
 
 
 def test_alibi_slopes_of_powers_of_two_are_geometric() -> None:
-    assert torch.equal(alibi_slopes(8), torch.tensor([2.0**-i for i in range(1, 9)]))
-    assert len(set(alibi_slopes(12).tolist())) == 12
+    need = replace(NEED, num_q_heads=8)
+    assert need.slopes == [2.0**-i for i in range(1, 9)]
+    assert len(set(replace(NEED, num_q_heads=12).slopes)) == 12
+    assert replace(NEED, num_q_heads=4, among=(4, 8)).slopes == need.slopes[4:]
 
 
 STEPS = st.lists(

@@ -40,6 +40,7 @@ def rows(need: AttnNeed, count: int) -> Rows:
     return Rows(TritonAttention(), need, num_rows=count, length=300)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "need",
     [

@@ -19,7 +19,7 @@ from lmkit_http.app import build_app
 from lmkit_http.dialect import Incoming, Served
 from lmkit_http.settings import ServerSettings
 from lmkit_http.strict import parse
-from lmkit_testing import PluginConformance
+from lmkit_testing import Asked, DialectConformance
 from lmkit_testing.serving import ServedLLM, hashed, listening, scripted, text_side
 
 HELLO = {"model": "scripted", "max_tokens": 50, "messages": [{"role": "user", "content": "Hello"}]}
@@ -35,8 +35,16 @@ CALL = (
 VERSION = {"anthropic-version": "2023-06-01"}
 
 
-class TestAnthropic(PluginConformance):
+class TestAnthropic(DialectConformance):
     plugin = "dialect:anthropic"
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 99}
+    asked = (Asked("POST /v1/messages", body, body | {"stream": True}),)
+
+    def text(self, answer: bytes, streamed: bool) -> str:
+        if not streamed:
+            return "".join(block["text"] for block in json.loads(answer)["content"])
+        events = [json.loads(line[6:]) for line in answer.decode().splitlines() if line.startswith("data: ")]
+        return "".join(event["delta"].get("text", "") for event in events if "delta" in event)
 
 
 @pytest.fixture

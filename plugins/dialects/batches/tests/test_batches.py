@@ -22,7 +22,7 @@ from lmkit_dialect_batches.dialect import Batches
 from lmkit_http.app import build_app
 from lmkit_http.dialects import installed_dialects
 from lmkit_http.settings import ServerSettings
-from lmkit_testing import PluginConformance
+from lmkit_testing import DialectConformance
 from lmkit_testing.serving import ServedLLM, listening, scripted, supervised
 
 openai = pytest.importorskip("openai", reason="the official client is not installed")
@@ -40,7 +40,7 @@ CASES: list[tuple[dict[str, Any], int, str | None]] = [  # body, status, code of
 ]
 
 
-class TestConformance(PluginConformance):
+class TestConformance(DialectConformance):
     plugin = "dialect:batches"
 
 

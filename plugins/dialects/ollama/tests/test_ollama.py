@@ -15,7 +15,7 @@ from lmkit.api import ErrorInfo
 from lmkit_dialect_ollama.schema import ChatRequest
 from lmkit_http.app import build_app
 from lmkit_http.strict import parse
-from lmkit_testing import PluginConformance
+from lmkit_testing import Asked, DialectConformance
 from lmkit_testing.pooling import pooling_checkpoint
 from lmkit_testing.serving import ServedLLM, listening, real, scripted
 
@@ -26,8 +26,13 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 ANSWER = f"<think>two calls</think>Let me see.{CALL}{CALL}"
 
 
-class TestConformance(PluginConformance):
+class TestConformance(DialectConformance):
     plugin = "dialect:ollama"
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}]}
+    asked = (Asked("POST /api/chat", body | {"stream": False}, body),)
+
+    def text(self, answer: bytes, streamed: bool) -> str:
+        return "".join(json.loads(line)["message"]["content"] for line in answer.splitlines())
 
 
 def add(a: int, b: int) -> int:

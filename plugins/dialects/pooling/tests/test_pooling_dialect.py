@@ -1,5 +1,5 @@
-from lmkit_testing import PluginConformance
+from lmkit_testing import DialectConformance
 
 
-class TestPoolingDialect(PluginConformance):
+class TestPoolingDialect(DialectConformance):
     plugin = "dialect:pooling"

@@ -186,6 +186,7 @@ async def test_calls_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         assert said in prompt_of(llm, 1)
 
 
+@pytest.mark.full
 async def test_a_server_that_dies_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_PAUSES", (0.01, 0.1))
     llm = scripted(call("die"), "So.", call("add", a=1, b=2), "3")

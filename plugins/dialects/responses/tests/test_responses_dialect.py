@@ -23,7 +23,7 @@ from lmkit_http.app import build_app
 from lmkit_http.dialect import Incoming, Served
 from lmkit_http.settings import ServerSettings
 from lmkit_http.strict import parse
-from lmkit_testing import PluginConformance
+from lmkit_testing import Asked, DialectConformance
 from lmkit_testing.serving import ServedLLM, byte_tokenizer, hashed, listening, scripted
 from pydantic import BaseModel
 
@@ -40,8 +40,16 @@ SCRIPTS = {
 }  # fmt: skip
 
 
-class TestResponses(PluginConformance):
+class TestResponses(DialectConformance):
     plugin = "dialect:responses"
+    body = {"input": "Hello", "store": False}
+    asked = (Asked("POST /v1/responses", body, body | {"stream": True}),)
+
+    def text(self, answer: bytes, streamed: bool) -> str:
+        if streamed:
+            events = events_of(answer.decode())
+            return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        return "".join(part["text"] for item in json.loads(answer)["output"] for part in item["content"])
 
 
 class Client:

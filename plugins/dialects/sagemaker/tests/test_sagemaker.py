@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit_http.app import build_app
-from lmkit_testing import PluginConformance
+from lmkit_testing import DialectConformance
 from lmkit_testing.pooling import pooling_checkpoint
 from lmkit_testing.serving import ServedLLM, real, scripted
 
 
-class TestConformance(PluginConformance):
+class TestConformance(DialectConformance):
     plugin = "dialect:sagemaker"
 
 

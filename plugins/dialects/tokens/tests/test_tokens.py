@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit_http.app import build_app
-from lmkit_testing import PluginConformance
+from lmkit_testing import DialectConformance
 from lmkit_testing.serving import hashed, scripted
 
 GENERATE = "/inference/v1/generate"
@@ -25,7 +25,7 @@ CHAT = {
 }
 
 
-class TestConformance(PluginConformance):
+class TestConformance(DialectConformance):
     plugin = "dialect:tokens"
 
 

@@ -15,10 +15,13 @@ from lmkit.api import (
     EngineDead,
     Failure,
     ForgetRows,
+    KVConfig,
+    LmkitError,
     NewRow,
     ResolvedPlan,
     RowWork,
     SamplingParams,
+    SchedLimits,
     Sleep,
     StageWeights,
     StepPlan,
@@ -36,6 +39,7 @@ from lmkit_worker.uniproc import UniprocExecutor
 Tiny = tuple[EngineConfig, ResolvedPlan, Checkpoint]
 
 
+@pytest.mark.one_in(5)
 class TestMultiproc(ExecutorConformance):
     plugin = "executor:multiproc"
 
@@ -44,6 +48,7 @@ class TestMultiproc(ExecutorConformance):
     def two(cls, tiny: Tiny) -> Tiny:
         return replace(tiny[0], parallel=ParallelConfig(tp=2, threads=1)), *tiny[1:]
 
+    @pytest.mark.one_in(1)
     def test_two_ranks_say_what_one_says(self, tiny: Tiny, two: Tiny) -> None:
         one, both = UniprocExecutor(replace(tiny[0], wanted={}), *tiny[1:]), MultiprocExecutor(*two)
         try:
@@ -55,6 +60,7 @@ class TestMultiproc(ExecutorConformance):
         assert [r.tokens for r in found] == [r.tokens for r in expected]
         assert whole.specs[0].num_kv_heads == 2
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("tp", [1, 2])
     def test_stages_say_what_one_rank_says(self, tiny: Tiny, tp: int) -> None:
         """Layers go to two ranks each; the last ones draw, and the others are told."""
@@ -71,6 +77,7 @@ class TestMultiproc(ExecutorConformance):
         assert split.specs[0].layers == whole.specs[0].layers
         assert split.nbytes * 2 * tp == whole.nbytes
 
+    @pytest.mark.full
     def test_two_ranks_sleep_and_change_together(
         self, two: Tiny, other: Path, said: tuple[Tokens, Tokens], tmp_path: Path
     ) -> None:
@@ -95,6 +102,7 @@ class TestMultiproc(ExecutorConformance):
         finally:
             executor.close()
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("rank", [0, 1])
     def test_a_rank_that_dies_is_one_failure(self, two: Tiny, rank: int) -> None:
         executor = MultiprocExecutor(*two)
@@ -122,6 +130,7 @@ class TestMultiproc(ExecutorConformance):
         for step in range(100):
             cls.step(executor, StepPlan(step, new=[row], rows=[RowWork("a", 0, 0, 1, [], True)]))
 
+    @pytest.mark.full
     def test_ranks_end_with_their_parent(self, two: Tiny) -> None:
         executor = MultiprocExecutor(*two)
         executor.start()
@@ -130,6 +139,17 @@ class TestMultiproc(ExecutorConformance):
             assert all("/dev/shm" not in Path(f"/proc/{process.pid}/maps").read_text() for process in processes)
         executor.close()
         assert all(process.returncode is not None for process in processes)
+
+    def test_what_all_ranks_refuse_is_said_once(self, two: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+        executor = MultiprocExecutor(*two)
+        try:
+            facts = executor.start()
+            for _ in range(2):
+                with pytest.raises(LmkitError):
+                    executor.configure_kv(KVConfig(facts.kv_specs, ()), SchedLimits(0, 0, 0))
+            executor.configure_kv(KVConfig(facts.kv_specs, (8,) * len(facts.kv_specs)), SchedLimits(64, 4, 64))
+        finally:
+            executor.close()
 
     def test_what_cannot_be_split(self, two: Tiny) -> None:
         with pytest.raises(ConfigError, match="adapters"):

@@ -150,3 +150,16 @@ def test_without_a_clock_the_first_guesses_are_few_and_many_rows_have_none() -> 
     assert 2 <= lengths.choose([0])[0] <= 8
     assert sum(lengths.choose(list(range(32)))) == 0
     assert SIZES[0] == 0
+
+
+def test_what_looked_dear_is_tried_again_though_nobody_asks_in_between() -> None:
+    lengths = Lengths(1, MOST)
+    for size in SIZES[:6]:
+        for _ in range(4):
+            lengths.costs.learn(1, size, 3.0 if size else 1.0)
+    assert lengths.choose([0]) == [0]
+    for _ in range(100):
+        lengths.pass_by([0], 16)
+        if lengths.choose([0]) != [0]:
+            return
+    raise AssertionError("a pause never ends")

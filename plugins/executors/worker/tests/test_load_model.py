@@ -394,7 +394,7 @@ def test_one_tensor_for_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def rank(collectives: Any) -> torch.Tensor:
         loaded = load_tiny(tmp_path, TARGET, "float32", collectives=collectives)
-        return ModelDriver(loaded, "float32", tp_size=2).run(0, list(range(3, 20)), 5)
+        return ModelDriver(loaded, "float32").run(0, list(range(3, 20)), 5)
 
     for got in Ranks(2).run(rank):
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)

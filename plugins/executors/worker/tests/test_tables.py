@@ -36,6 +36,7 @@ def new(id: str, blocks: list[int]) -> NewRow:
     return NewRow(id, 0, [0], 1, [blocks], 0, SamplingParams())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("platform", [Twins(), ToyPlatform()], ids=["two tensors", "one tensor"])
 @pytest.mark.parametrize("cells", [1, 6, 16384])
 @settings(max_examples=30, deadline=None)

@@ -77,7 +77,7 @@ def told(explanation: Explanation) -> dict[tuple[str, str], str]:
 
 
 @pytest.mark.parametrize("first", range(0, DRAWS, GROUP))
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 def test_what_is_told_is_what_is_planned(first: int, models: list[str]) -> None:
     for seed in range(first, first + GROUP):
         rng = random.Random(seed)

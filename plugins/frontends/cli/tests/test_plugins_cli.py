@@ -92,6 +92,7 @@ def test_show(run: Callable[..., Done]) -> None:
     assert run("plugins", "show", "loader:nothing").code == 3
 
 
+@pytest.mark.full
 def test_doctor(extra: Path, run: Callable[..., Done]) -> None:
     done = run("plugins", "doctor", "--json")
     assert done.code == 1

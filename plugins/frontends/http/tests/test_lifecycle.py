@@ -219,6 +219,7 @@ async def test_a_broken_parser_fails_its_request_only(stream: bool, n: int, capl
         await until(lambda: not llm.client._streams)  # type: ignore[attr-defined]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("hostile", [True, False])
 async def test_slow_preparation_does_not_stall_the_loop(hostile: bool) -> None:
     """A long prompt, or a template that never ends."""

@@ -55,6 +55,7 @@ async def test_sigterm_drains() -> None:
         assert await asyncio.wait_for(process.wait(), 10) == 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("signals", [1, 2])
 async def test_drain_timeout_and_second_signal(signals: int) -> None:
     """After the time is up: a typed error in the stream. A second signal does not wait."""

@@ -143,6 +143,7 @@ def test_the_sum_of_logprobs(llm: LLM) -> None:
     assert llm.generate("Tell me", GREEDY)[0].outputs[0].cumulative_logprob is None
 
 
+@pytest.mark.full
 async def test_the_same_beside_an_engine_of_its_own() -> None:
     params = BeamSearchParams(3, max_tokens=6)
     async with AsyncLLM("demo", dtype="float32") as other:

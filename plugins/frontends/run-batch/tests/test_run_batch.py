@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from lmkit.api import EngineDead
-from lmkit_run_batch.command import _while_alive
+from lmkit_run_batch.play import while_alive
 
 COMMAND = [sys.executable, "-m", "lmkit", "run-batch", "--model", "demo", "--threads", "1", "--kv-memory", "8MiB"]
 
@@ -83,11 +83,11 @@ async def test_without_an_engine_it_ends() -> None:
         ended, failure = False, None
 
     client = Gone()
-    waiting = asyncio.ensure_future(_while_alive(client, asyncio.sleep(600)))  # type: ignore[arg-type]
+    waiting = asyncio.ensure_future(while_alive(client, asyncio.sleep(600)))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     client.ended = True
     with pytest.raises(EngineDead) as dead:
         await waiting
     assert "--resume" in dead.value.fix
     client.ended = False
-    await _while_alive(client, asyncio.sleep(0))  # type: ignore[arg-type]
+    await while_alive(client, asyncio.sleep(0))  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ def test_every_family_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("family", list(CASES))
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 def test_logits_are_those_of_the_checkpoint(family: str, tmp_path: Path) -> None:
     architecture, values = CASES[family]
     folder = tiny_checkpoint(architecture, tmp_path, **values)

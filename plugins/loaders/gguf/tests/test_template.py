@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 from lmkit.api import CheckpointError, ConfigError
 from lmkit_loader_gguf.template import chat_template
-from lmkit_testing import PluginConformance
+from lmkit_testing import TemplateConformance
 from lmkit_tokenizer_json.render import Renderer
 
 
-class TestGgufTemplate(PluginConformance):
+class TestGgufTemplate(TemplateConformance):
     plugin = "template:gguf"
+
+    def file(self, folder: Path) -> tuple[Path, str]:
+        (folder / "model.gguf").write_bytes(gguf(*OTHERS, TEMPLATE))
+        return folder / "model.gguf", "{{ messages[0].content }} é"
 
 
 REAL = Path(__file__).resolve().parents[4].parent / "shared" / "data" / "tokenizers" / "ggml-vocab-phi-3.gguf"

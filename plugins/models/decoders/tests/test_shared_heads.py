@@ -24,7 +24,7 @@ def test_ranks_that_share_heads_say_what_one_says(tmp_path: Path, num_q: int, nu
 
     def run(collectives: Collectives) -> Tensor:
         mine = load_tiny(directory, LLAMA, "float32", collectives=collectives)
-        return ModelDriver(mine, "float32", tp_size=num_ranks).run(0, ids, 9)
+        return ModelDriver(mine, "float32").run(0, ids, 9)
 
     for logits in Ranks(num_ranks).run(run):
         assert deviation(logits, expected) < 1e-4

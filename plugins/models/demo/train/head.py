@@ -108,13 +108,37 @@ def reply_batches(chats: list, seed: int, num_rows: int, length: int) -> Iterato
         yield batch
 
 
+def rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers of 8 bits [N, K], and the scale of each row [N, 1]."""
+    scale = (matrix.float().abs().amax(-1, keepdim=True) / 127).clamp(min=1e-8).to(torch.bfloat16)
+    return (matrix.float() / scale.float()).round().clamp(-127, 127).to(torch.int8), scale
+
+
 def write_head(head: Head, config: dict, out: Path) -> None:
-    """The folder that `lmkit serve --proposer eagle` reads."""
+    """The folder that `lmkit serve --proposer eagle` reads: guesses are read from memory again and again, and need not
+    be exact, so matrices have 8 bits."""
     out.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in head.state_dict().items()}
+    for name in [name for name, tensor in weights.items() if tensor.ndim == 2]:
+        weights[name], weights[f"{name}_scale"] = rounded(weights[name])
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     sizes = {**config, "num_hidden_layers": 1, "bias": False, "tie_word_embeddings": False}
+    bits = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+    group = {"targets": ["Linear"], "weights": bits, "input_activations": None, "output_activations": None}
+    sizes["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
     (out / "config.json").write_text(json.dumps(sizes, indent=2) + "\n")
+
+
+def read_head(folder: Path) -> dict[str, Tensor]:
+    """The weights of a head that `write_head` wrote, or of one that was not rounded."""
+    found = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    return {name: t * found.get(f"{name}_scale", 1) for name, t in found.items() if not name.endswith("_scale")}
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -128,7 +152,7 @@ def train(arguments: argparse.Namespace) -> None:
     model.requires_grad_(False)
     head = Head(config)
     if arguments.start_from:
-        head.load_state_dict({n: t.float() for n, t in load_file(arguments.start_from / "model.safetensors").items()})
+        head.load_state_dict(read_head(arguments.start_from))
     matrices = [p for p in head.parameters() if p.ndim == 2]
     optimizers = [
         torch.optim.Muon(matrices, lr=arguments.learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),

@@ -53,6 +53,7 @@ def theirs(path: Path, ids: list[int], dtype: str = "float32") -> torch.Tensor:
         return model(torch.tensor([ids])).logits[0].float()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_whole_in_chunks_and_in_company(name: str, folder: Path) -> None:
     path = checkpoint(name, folder / name)

@@ -141,7 +141,7 @@ def floats(shape: tuple[int, int], fmt: Fp8Format) -> dict[str, Tensor]:
     return params
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(33)
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("name", INTEGERS_OF)
 def test_integers(name: str, dtype: torch.dtype) -> None:
@@ -239,7 +239,7 @@ def test_every_tile(name: str, tile: tiles.Tile, monkeypatch: pytest.MonkeyPatch
         check(FLOAT8, fmt, floats(shape, fmt), shape, 40, dtype)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", ["int4", "int4 table", "int8", "w8a8", "float8", "float8 blocks"])
 def test_a_decode_row_reads_the_weights_once(name: str) -> None:
     """With activations, parts and results a twentieth more than the weights; and packing makes them no larger."""
@@ -274,6 +274,7 @@ def test_splits() -> None:
     assert splits_of(1, 1024, 8192, tile, 128, 1024 * 4096) == 8
 
 
+@pytest.mark.full
 def test_parts_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever their number, and where some have no columns; zeros of integers count once."""
     for splits in (2, 4, 8):

@@ -159,7 +159,7 @@ def check(mixture: Mixture, x: Tensor, ids: Tensor, weights: Tensor, shuffle: in
     return seen
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_one_expert_at_a_time(shape: Any, dtype: torch.dtype) -> None:
@@ -168,7 +168,7 @@ def test_equals_one_expert_at_a_time(shape: Any, dtype: torch.dtype) -> None:
         check(mixture, *batch(shape, tokens, dtype), shuffle=tokens)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_weights_of_few_bits(fmt: str, dtype: torch.dtype) -> None:
@@ -179,7 +179,7 @@ def test_weights_of_few_bits(fmt: str, dtype: torch.dtype) -> None:
             check(mixture, *batch(shape, tokens, dtype), shuffle=tokens)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("block", [0, 16, 32])
 def test_weights_of_float8(block: int, dtype: torch.dtype) -> None:
@@ -190,7 +190,7 @@ def test_weights_of_float8(block: int, dtype: torch.dtype) -> None:
             check(mixture, *batch(shape, tokens, dtype), shuffle=tokens)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.full
 @pytest.mark.parametrize("block", [0, 128])
 def test_a_decode_row_reads_the_float8_of_the_chosen_experts_once(block: int) -> None:
     shape = (16, 2, 512, 384, True, False, "silu")
@@ -235,7 +235,7 @@ def test_one_expert_has_all_tokens(tokens: int) -> None:
         check(mixture, x, torch.full_like(ids, chosen), weights)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "tile",
     sorted(

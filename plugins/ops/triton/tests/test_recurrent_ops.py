@@ -41,6 +41,7 @@ def compared(
     return seen
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=6, deadline=None)
 @given(st.data())
@@ -68,7 +69,7 @@ def test_where_a_prompt_is_cut_does_not_matter(name: str) -> None:
     torch.testing.assert_close(cut, whole, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES[1:])
 @pytest.mark.parametrize("prompts", [[], [48]], ids=["decode", "prompt"])
 def test_bytes_are_those_that_must_move(name: str, prompts: list[int]) -> None:

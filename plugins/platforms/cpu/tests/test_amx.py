@@ -108,6 +108,7 @@ def test_attention_emulated() -> None:
     run_emulated(build("attention"), [tests], "not turned and not rotat")
 
 
+@pytest.mark.full
 def test_attention() -> None:
     """Prompts and decoding by tile registers: what they compute is what the emulation does, bit for bit."""
     backend = pytest.importorskip("lmkit_attention_cpu.backend")

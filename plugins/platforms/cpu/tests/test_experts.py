@@ -183,6 +183,7 @@ def test_equals_one_expert_at_a_time(native: Native, isa: str, dtype: torch.dtyp
             check(native, mixture, *batch(shape, tokens, dtype), TOLERANCE[dtype])
 
 
+@pytest.mark.one_in(3)
 @needs_library
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -42,6 +42,7 @@ def native() -> Iterator[Native]:
     LIBRARY.start(before)
 
 
+@pytest.mark.one_in(3)
 @needs_library
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

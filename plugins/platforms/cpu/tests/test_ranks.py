@@ -85,6 +85,7 @@ def recorded(native: object, group: object, rank: int) -> None:
         assert torch.equal(out, torch.full((40,), float(sum(r + n for r in range(SIZE)))))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("with_native", [True, False], ids=["native", "gloo"])
 def test_ranks(tmp_path: Path, with_native: bool) -> None:
     if with_native and load() is None:

@@ -37,6 +37,7 @@ def close(got: torch.Tensor, want: torch.Tensor, slack: float = 0.0) -> None:
     torch.testing.assert_close(got.double(), want.to(got.dtype).double(), rtol=unit, atol=unit / 8 + slack)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rows", [0, 1, 3, 50])
@@ -67,6 +68,7 @@ def test_norm_of_heads_in_place_leaves_the_rest_alone(ops: NativeRowOps, dtype: 
     close(q, torch_ops.rms_norm(want[:, :4].double(), weight.double(), 1e-6))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", list(ACTIVATIONS))
 @pytest.mark.parametrize("size", SIZES)
@@ -82,6 +84,7 @@ def test_activations(ops: NativeRowOps, dtype: torch.dtype, name: str, size: int
     assert torch.equal(ops.gate(wide[:, : 2 * size], name), ops.gate(wide[:, : 2 * size].contiguous(), name))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rows", [0, 1, 3, 50])
@@ -142,6 +145,7 @@ ROUTINGS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("routing", ROUTINGS, ids=str)
 @pytest.mark.parametrize(("experts", "size", "tokens"), [(8, 1, 3), (12, 33, 1), (64, 128, 70), (4, 16, 0)])

@@ -100,6 +100,7 @@ def asked(prefix: str, num: int, adapter: str | None = None) -> list[EngineReque
     return [EngineRequest(f"{prefix}{i}", [5 + i, 6, 7, 8] * 5, PARAMS, adapter=adapter) for i in range(num)]
 
 
+@pytest.mark.full
 def test_sizes_are_captured_when_nothing_runs(gpu: Gpu, checkpoint: Path) -> None:
     """Not before the first answer, each size once, beside no step; later steps only replay. Tokens are the CPU's, with
     blocks that a first request left to be found."""

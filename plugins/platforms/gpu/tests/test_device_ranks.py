@@ -119,6 +119,7 @@ def together(*arguments: str) -> list[str]:
     return said
 
 
+@pytest.mark.full
 def test_sums_and_parts(tmp_path: Path) -> None:
     together("", str(tmp_path / "meet"))
 

@@ -135,6 +135,7 @@ def test_what_is_estimated_is_found_out(gpu: Gpu, checkpoint: Path, monkeypatch:
         serve(worker(checkpoint))
 
 
+@pytest.mark.full
 def test_a_step_that_does_not_fit_is_refused(gpu: Gpu, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_workspace(monkeypatch, CAPACITY)
     with pytest.raises(CapacityError, match="a step of 32 tokens and 4 rows") as refused:

@@ -100,6 +100,7 @@ def checked(gpu: Gpu, path: Path, op: str = "auto") -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("op", ["auto", pytest.param("recurrent_torch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "family",

@@ -196,6 +196,7 @@ def test_launches_of_a_mixture(gpu: Gpu, folder: Path, monkeypatch: pytest.Monke
 # ------------------------------------------------------------------------------------------------- weights of few bits
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("quantization", "kv_dtype", "kernels"),
     [

@@ -356,9 +356,7 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
     wide = SIZES | {"head_dim": 32, "moe_intermediate_size": 128, "intermediate_size": 128}
     folder, expected = checkpoints(tmp_path, "Qwen3MoeForCausalLM", FOUR, **wide)
     for logits in Ranks(2).run(
-        lambda collectives: ModelDriver(load(folder, QWEN, collectives=collectives), "float32", tp_size=2).run(
-            0, prompt(97), 29
-        )
+        lambda collectives: ModelDriver(load(folder, QWEN, collectives=collectives), "float32").run(0, prompt(97), 29)
     ):
         assert deviation(logits, expected) < 1e-4
 

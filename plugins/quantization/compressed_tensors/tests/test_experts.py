@@ -95,9 +95,7 @@ def test_experts_equal_what_their_codes_are_worth(checkpoints: tuple[Path, Path]
 
 def test_two_ranks_equal_one(checkpoints: tuple[Path, Path], expected: Tensor) -> None:
     for logits in Ranks(2).run(
-        lambda collectives: ModelDriver(load(checkpoints[0], collectives=collectives), "float32", tp_size=2).run(
-            0, prompt(97), 29
-        )
+        lambda collectives: ModelDriver(load(checkpoints[0], collectives=collectives), "float32").run(0, prompt(97), 29)
     ):
         assert deviation(logits, expected) < 1e-4
 

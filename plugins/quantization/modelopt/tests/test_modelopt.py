@@ -260,9 +260,7 @@ def test_native_experts_run_them(checkpoints: tuple[Path, Path], expected: Tenso
 
 def test_two_ranks_equal_one(checkpoints: tuple[Path, Path], expected: Tensor) -> None:
     for logits in Ranks(2).run(
-        lambda collectives: ModelDriver(load(checkpoints[0], collectives=collectives), "float32", tp_size=2).run(
-            0, prompt(97), 29
-        )
+        lambda collectives: ModelDriver(load(checkpoints[0], collectives=collectives), "float32").run(0, prompt(97), 29)
     ):
         assert deviation(logits, expected) < 1e-4
 

@@ -20,13 +20,13 @@ from lmkit_structured_output_masks.channel import Channel, MarkerTable
 from lmkit_structured_output_masks.compiler import CompileLimits, Compiler, Wanted
 from lmkit_structured_output_masks.constraint import Constraint
 from lmkit_structured_output_masks.output import ConstrainedOutput
-from lmkit_testing import PluginConformance
+from lmkit_testing import StructuredOutputConformance
 from lmkit_testing.grammars import Stairs, StairsCompiler, StairsMatcher, byte_vocabulary
 from lmkit_testing.hash_model import HashExecutor, hash_kv
 from lmkit_testing.stepper import ArrivalOrder
 
 
-class TestMasks(PluginConformance):
+class TestMasks(StructuredOutputConformance):
     plugin = "structured_output:masks"
 
 
@@ -593,6 +593,7 @@ def test_what_nobody_waits_for_is_not_compiled(compiler):
     assert not compiler._jobs
 
 
+@pytest.mark.full
 def test_a_compiled_grammar_that_takes_too_much_is_refused(compiler):
     keep, slow, stuck, breaks = wait(compiler, *(Grammar("regex", s) for s in ("keep", "slow", "stuck", "breaks")))
     assert "64 MiB are possible" in keep.error.message

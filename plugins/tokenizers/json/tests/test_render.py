@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from lmkit.api import ConfigError, InvalidParam, TemplateFailed
-from lmkit_testing import PluginConformance
+from lmkit_testing import RendererConformance
 from lmkit_tokenizer_json.render import Renderer
 
 
-class TestJinja(PluginConformance):
+class TestJinja(RendererConformance):
     plugin = "renderer:jinja"
 
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import CheckpointError
-from lmkit_testing import PluginConformance
+from lmkit_testing import TokenizerConformance
 from lmkit_testing.clock import least
 from lmkit_tokenizer_json.apart import open_tokenizer
 from lmkit_tokenizer_json.tokenizer import JsonTokenizer
 from tokenizers import Tokenizer, decoders, models
 
 
-class TestJson(PluginConformance):
+class TestJson(TokenizerConformance):
     plugin = "tokenizer:json"
 
 

@@ -28,6 +28,7 @@ from lmkit.text.renderer import WriterRenderer
 from lmkit.text.side import TextSide
 from lmkit.text.stream import OutputStream
 from lmkit.text.tools import tool_def
+from lmkit_testing import TokenizerConformance
 from lmkit_testing.host import select
 
 pytest.importorskip("mistral_common", reason="mistral-common is not part of the default set")
@@ -62,10 +63,8 @@ CHATS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint's directory with 256 bytes, some merges and 20 control tokens, version 7 of the format."""
-    path = tmp_path_factory.mktemp("tekken")
+def write_small(path: Path) -> Path:
+    """256 bytes, some merges and 20 control tokens, version 7 of the format."""
     pieces = [bytes([i]) for i in range(256)] + sorted(MERGES, key=len)
     vocab = [{"rank": i, "token_bytes": base64.b64encode(p).decode(), "token_str": None} for i, p in enumerate(pieces)]
     config = {
@@ -74,6 +73,20 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     special = [{"rank": i, "token_str": text, "is_control": True} for i, text in enumerate(CONTROL)]
     (path / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab, "special_tokens": special}))
+    return path
+
+
+class TestMistral(TokenizerConformance):
+    plugin = "tokenizer:mistral"
+
+    def files(self, folder: Path) -> Path:
+        return write_small(folder)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint's directory."""
+    path = write_small(tmp_path_factory.mktemp("tekken"))
     model = {
         "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 32, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64, "vocab_size": 288,

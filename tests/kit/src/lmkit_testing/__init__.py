@@ -34,6 +34,12 @@ _LAZY = {
     "ProposerConformance": "lmkit_testing.proposers",
     "KVConnectorConformance": "lmkit_testing.kv_connectors",
     "LogitsProcessorConformance": "lmkit_testing.logits_processors",
+    "DialectConformance": "lmkit_testing.dialects",
+    "Asked": "lmkit_testing.dialects",
+    "TokenizerConformance": "lmkit_testing.token_readers",
+    "RendererConformance": "lmkit_testing.renderers",
+    "TemplateConformance": "lmkit_testing.chat_templates",
+    "StructuredOutputConformance": "lmkit_testing.structured_outputs",
 }
 
 __all__ = list(_LAZY)

@@ -42,7 +42,7 @@ def attend(
         if need.softcap is not None:
             scores = need.softcap * torch.tanh(scores / need.softcap)
         if need.alibi:
-            scores = scores - need.alibi_scale * slopes(heads)[head] * distance
+            scores = scores - need.alibi_scale * slopes(need.among[1] or heads)[need.among[0] + head] * distance
         scores = scores.masked_fill(~seen, -torch.inf)
         if sinks is not None:
             scores = torch.cat((scores, sinks[head].double().expand(num_q, 1)), 1)

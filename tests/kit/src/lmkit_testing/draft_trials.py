@@ -4,8 +4,8 @@
     python -m lmkit_testing.draft_trials --seed 17  one trial again
 
 As `lmkit_testing.trials`, but every engine guesses. Its proposer is drawn: one that is always right, one that never is,
-one that mixes, or one that says what does harm where it is believed. Faults of verification, and those mutants of the
-scheduler that concern drafts, must be found.
+one that mixes, one that says what does harm where it is believed, or one whose guesses branch. Faults of verification,
+of trees, and those mutants of the scheduler that concern drafts, must be found.
 """
 
 from __future__ import annotations
@@ -13,17 +13,92 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import Any
 
+from lmkit.api import RowWork, StepPlan, StepResult
+from lmkit_worker import branches
 from lmkit_worker.sampling import accept
+from msgspec.structs import replace
 
+from lmkit_testing.hash_model import _high, _low, _Row
 from lmkit_testing.mutants import applied
-from lmkit_testing.trials import VOCAB, Story, Summary, Trial, command, run_trials
+from lmkit_testing.trials import VOCAB, Story, Summary, Trial, WatchedExecutor, command, run_trials
 
 Accept = Callable[[Sequence[int], Sequence[int]], list[int]]
+Follow = Callable[[Sequence[int], Sequence[int], Sequence[int]], list[int]]
+Tree = tuple[list[int], list[int]]  # drafts, and the parents of each
 MUTANTS = ("rejected_drafts_stay", "drafts_published", "min_tokens_ignored", "capacity_overstated")
+
+
+class TreeExecutor(WatchedExecutor):
+    """Computes and verifies drafts that branch, too: each reads what is known and its own path, and what is accepted
+    moves to its position."""
+
+    trees: Callable[[list[int], int], Tree] | None = None  # who guesses instead of `propose`
+    follow: Follow = staticmethod(branches.follow)
+    moves = True
+
+    def _write(self, plan: StepPlan) -> None:
+        known = [without_drafts(work) if work.parents else work for work in plan.rows]
+        super()._write(replace(plan, rows=known))
+        for work in plan.rows:
+            if work.parents:
+                self._write_tree(self.rows[work.id], work)
+
+    def _write_tree(self, row: _Row, work: RowWork) -> None:
+        first = work.start + work.num_tokens - len(work.drafts)
+        positions = [first - 1]
+        assert all(window is None for window in self.model.windows), "trees and windows exclude each other"
+        for i, (draft, parent) in enumerate(zip(work.drafts, work.parents, strict=True)):
+            positions.append(positions[parent + 1] + 1)
+            for g, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
+                slot, before = (
+                    self._slot(row, g, first + i),
+                    self._slot(row, g, first + parent if parent >= 0 else first - 1),
+                )
+                low[slot] = _low(draft, positions[-1], row.tint)
+                high[slot] = _high(low[before], low[slot])
+
+    def _draw(self, row: _Row, work: RowWork, allowed: Sequence[int]) -> list[int]:
+        if not work.parents:
+            return super()._draw(row, work, allowed)
+        first, known = work.start + work.num_tokens - len(work.drafts), len(row.tokens) - row.num_prompt_tokens
+        ways: list[list[int]] = [[]]  # the drafts before each token drawn
+        for i, parent in enumerate(work.parents):
+            ways.append([*ways[parent + 1], i])
+        drawn: list[int] = []
+        for j, way in enumerate(ways):
+            seen = self._seen(row, first)
+            for g, entries in enumerate(seen):
+                entries += [self.high[g][self._slot(row, g, first + i)] for i in way]
+            token = self.model.draw(seen, row.params, known + len(way))
+            while allowed and not allowed[j] >> token & 1:
+                token = (token + 1) % self.vocab_size
+            drawn.append(token)
+        kept = self.follow(drawn, work.drafts, work.parents)
+        for depth, i in enumerate(kept if self.moves else []):
+            for g, sides in enumerate(zip(self.low, self.high, strict=True)):
+                for side in sides:
+                    side[self._slot(row, g, first + depth)] = side[self._slot(row, g, first + i)]
+        return [drawn[0], *(drawn[1 + i] for i in kept)]
+
+    def _read(self, plan: StepPlan, allowed: Mapping[int, list[int]]) -> StepResult:
+        result = super()._read(plan, allowed)
+        if self.trees is not None:
+            found = [
+                self.trees(self.rows[work.id].tokens, self.num_drafts) if work.sample else ([], [])
+                for work in plan.rows
+            ]
+            result.drafts, result.parents = [tokens for tokens, _ in found], [parents for _, parents in found]
+        return result
+
+
+def without_drafts(work: RowWork) -> RowWork:
+    """What is known of the same work."""
+    return replace(work, num_tokens=work.num_tokens - len(work.drafts), drafts=[], parents=[])
 
 
 class DraftTrial(Trial):
@@ -32,11 +107,35 @@ class DraftTrial(Trial):
     depths = (1,)
     drafts = (1, 2, 3, 8, 16)
     share_recurrent = 0.0
+    executor_type = TreeExecutor
+    executor: TreeExecutor
 
-    def __init__(self, seed: int, accept: Accept = accept) -> None:
+    def __init__(self, seed: int, accept: Accept = accept, **tree: Any) -> None:
+        """`tree`: attributes of the executor that a fault changes."""
         super().__init__(seed)
         self.executor.accept = accept
+        for name, value in tree.items():
+            setattr(self.executor, name, value)
         self.sort = self.rng.choice(["right", "wrong", "mixed", "mixed", "harmful"])
+        if self.windows == (None,) and self.rng.random() < 0.5:
+            self.sort, self.executor.propose, self.executor.trees = "tree", None, self.tree
+
+    def tree(self, tokens: list[int], k: int) -> Tree:
+        """A tree of random shape. Tokens are, with the chance `accept`, what follows at their depth, whatever their
+        parents are: the child of a wrong one is often the very token that is drawn there."""
+        rng, right = self.rng, self._right(tokens, k)
+        drafts: list[int] = []
+        parents: list[int] = []
+        depths: list[int] = []
+        wide = rng.choice([0.0, 0.5, 1.0])
+        for i in range(rng.randint(0, k)):
+            parent = rng.randint(-1, i - 1) if rng.random() < wide else i - 1
+            depth = depths[parent] + 1 if parent >= 0 else 0
+            known = depth < len(right) and rng.random() < max(0.3, self.accept)
+            drafts.append(right[depth] if known else rng.randrange(VOCAB))
+            parents.append(parent)
+            depths.append(depth)
+        return drafts, parents
 
     def propose(self, tokens: list[int], k: int) -> list[int]:
         rng = self.rng
@@ -97,12 +196,37 @@ FAULTS: dict[str, Accept] = {
 }  # fmt: skip
 
 
+def sibling_counts(drawn: Sequence[int], drafts: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """A child of the accepted draft's sibling counts as its own."""
+    path: list[int] = []
+    depths = branches.seen(parents)[0].tolist()
+    for i, draft in enumerate(drafts):
+        if depths[i] == len(path) + 1 and draft == drawn[(path[-1] if path else -1) + 1]:
+            path.append(i)
+    return path
+
+
+def first_child_counts(drawn: Sequence[int], drafts: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """The first draft counts as right."""
+    path = branches.follow(drawn, drafts, parents)
+    return path or ([0] if drafts else [])
+
+
+TREE_FAULTS: dict[str, dict[str, Any]] = {
+    "sibling_counts": {"follow": sibling_counts},
+    "first_child_counts": {"follow": first_child_counts},
+    "keys_not_moved": {"moves": False},
+}
+
+
 def hunt(name: str, seeds: Iterable[int]) -> tuple[int, str] | None:
     """The first trial that finds the fault or mutant, and how; None when none does."""
     for seed in seeds:
         try:
             if name in FAULTS:
                 DraftTrial(seed, FAULTS[name]).run()
+            elif name in TREE_FAULTS:
+                DraftTrial(seed, **TREE_FAULTS[name]).run()
             else:
                 with applied(name):
                     DraftTrial(seed).run()
@@ -136,7 +260,9 @@ def main(argv: list[str] | None = None) -> int:
     def one(seed: int) -> None:
         DraftTrial(seed).run()
 
-    return command("draft_trials", __doc__, argv, one=one, lines=lines, faults=(*FAULTS, *MUTANTS), hunt=hunt)
+    return command(
+        "draft_trials", __doc__, argv, one=one, lines=lines, faults=(*FAULTS, *TREE_FAULTS, *MUTANTS), hunt=hunt
+    )
 
 
 if __name__ == "__main__":

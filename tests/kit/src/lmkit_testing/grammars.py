@@ -78,6 +78,23 @@ class StairsMatcher:
         return self.num % self._grammar.period == 0
 
 
+class StairsBackend:
+    """A grammar backend that compiles Grammar("regex", "3") to Stairs of period 3."""
+
+    kinds = frozenset({"regex"})
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._size = vocabulary.size
+
+    def compile(self, grammar: Grammar) -> bytes:
+        if not grammar.source.isdigit():
+            raise GrammarError("not a number")
+        return grammar.source.encode()
+
+    def load(self, compiled: bytes) -> CompiledGrammar:
+        return Stairs(self._size, int(compiled))
+
+
 class StairsCompiler(Compiler):
     """Compiles Grammar("regex", "3") to Stairs of period 3, when told to."""
 

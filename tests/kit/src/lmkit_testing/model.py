@@ -28,7 +28,7 @@ from lmkit.api import (
 )
 from lmkit.checkpoint import open_checkpoint
 from lmkit.config import from_options
-from lmkit.memory import stage
+from lmkit.memory import info_of_rank, stage
 from lmkit.plugins import load_target
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
@@ -67,6 +67,8 @@ def load_tiny(
     checkpoint = open_checkpoint(str(directory), CheckpointOptions())
     assert checkpoint is not None
     info: ModelInfo = load_target(target)().describe(checkpoint.config)
+    if (ranks := kwargs.get("collectives")) is not None:
+        info = info_of_rank(info, ranks.size, ranks.rank)
     if kv_dtype:
         layers = (replace(layer, attn=layer.attn and replace(layer.attn, kv_dtype=kv_dtype)) for layer in info.layers)
         info = replace(info, layers=tuple(layers))
@@ -282,14 +284,14 @@ class ArchitectureConformance:
 
         def run(collectives: Collectives) -> Tensor:
             mine = load_tiny(directory, spec.target, "float32", collectives=collectives)
-            return ModelDriver(mine, "float32", tp_size=2).run(0, ids, 9)
+            return ModelDriver(mine, "float32").run(0, ids, 9)
 
         try:
             ranks = Ranks(2).run(run)
         except PluginError as refusal:
             if "cannot be split over" not in refusal.message:
                 raise
-            return
+            pytest.skip(refusal.message)
         whole = ModelDriver(loaded, "float32").run(0, ids, 9)
         for logits in ranks:
             assert deviation(logits, whole) < self.tolerance

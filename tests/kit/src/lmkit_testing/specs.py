@@ -28,6 +28,7 @@ from lmkit_cli.health import IMPORT_SECONDS, import_budgets, private_imports
 
 from lmkit_testing.clock import least
 from lmkit_testing.once import once
+from lmkit_testing.signatures import wrong_signatures
 
 UNDER_TEST: list[type[ExtensionConformance]] = []  # every class of a kit, in the order in which they were read
 
@@ -224,6 +225,11 @@ class PluginConformance(ExtensionConformance):
         for name in ("options", "check", "probe", "describe"):
             if ref := getattr(spec, name, None):
                 assert load_ref(ref, spec.name) is not None
+
+    def test_signatures_are_those_of_the_protocol(self, spec: Spec, entry: Entry, target: Any) -> None:
+        """What is called of it can be called as its kind writes it."""
+        options = parse_options(entry.kind, spec, {})
+        assert not (wrong := wrong_signatures(spec, entry.kind, target, options)), "\n".join(wrong)
 
     def test_target_is_torch_free(self, spec: Spec, target: Any) -> None:
         if not self.torch_free_target:

@@ -30,7 +30,7 @@ class ModelDriver:
 
     def __init__(
         self, loaded: LoadedModel, dtype: str, *, num_rows: int = 4, block_size: int = 4, num_blocks: int = 128,
-        seed: int = 0, tp_size: int = 1, kv_dtype: str = "", platform: Any = None,
+        seed: int = 0, kv_dtype: str = "", platform: Any = None,
     ) -> None:  # fmt: skip
         backend: Any = loaded.attention  # None: no layer has attention
         self.loaded = loaded
@@ -38,11 +38,7 @@ class ModelDriver:
         known: dict[str, Any] = {"dtype": dtype, "kv_dtype": kv_dtype or dtype, "block_size": block_size}
 
         def local(need: AttnNeed) -> AttnNeed:
-            heads: dict[str, Any] = {
-                "num_q_heads": need.num_q_heads // tp_size,
-                "num_kv_heads": max(1, need.num_kv_heads // tp_size),  # one head of latents is everybody's
-            }
-            return replace(need, **known, **heads)
+            return replace(need, **known)
 
         limits = StepLimits(num_rows, 4096, num_blocks, num_blocks * block_size)
         platform = platform or plain_platform()
@@ -132,7 +128,7 @@ class _Rank(Collectives):
 
     def _exchange(self, x: Tensor) -> list[Tensor]:
         """Everybody's tensor."""
-        self.ranks.values[self.rank] = x
+        self.ranks.values[self.rank] = x.clone()  # it may be changed as soon as this returns
         self.ranks.barrier.wait(60)
         values = list(self.ranks.values)
         self.ranks.barrier.wait(60)

@@ -73,7 +73,7 @@ Trees = Callable[[list[int], int], tuple[list[int], list[int]]]
 class TreeSource(Source):
     """Guesses of a test that branch: what `trees` gives for a text and a number of tokens, and their parents."""
 
-    name, reads_hidden, branches = "trees", False, True
+    name, reads_hidden, branches, hopeless = "trees", False, True, False
 
     def __init__(self, trees: Trees, rows: RowTable) -> None:
         self.trees, self.rows = trees, rows

@@ -150,6 +150,7 @@ class Trial:
     depths: Sequence[int] = (1, 2, 3)
     drafts: Sequence[int] = (0, 0, 1, 3)  # guesses for a row and step, where there may be any
     share_recurrent = 0.2
+    executor_type: type[WatchedExecutor] = WatchedExecutor
 
     def __init__(
         self,
@@ -195,7 +196,7 @@ class Trial:
         self.poison = rng.choice([None, None, None, "0", "2"])  # the step of this request is lost, as often as it runs
         self.num_aborts = rng.choice([0, 0, 1, 3])  # endless aborts would hide a livelock
         self.stems = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 24))] for _ in range(3)]
-        self.executor = WatchedExecutor(
+        self.executor = self.executor_type(
             self.kv,
             self.limits,
             depth=self.depth,

@@ -90,7 +90,7 @@ class CpuPlan:
         """`memory`: what `args` points to; it lives as long as the plan."""
         self.need, self.native, self.args, self.memory = need, native, args, memory
         self.work = addressof(args) + PlanArgs.work.offset
-        self.slopes = alibi_slopes(need.num_q_heads) * need.alibi_scale if need.alibi else None
+        self.slopes = torch.tensor(need.slopes) if need.alibi else None
         self.slots: Tensor = torch.empty(0, dtype=torch.int64)
         self.num_tokens = 0
         self.batch: AttnBatch | None = None  # its buffers are read
@@ -267,11 +267,3 @@ def _check(what: str, **tensors: Tensor) -> None:
 def _rows(t: Tensor) -> Tensor:
     """`t`, copied unless the values of each head are neighbours; tokens and heads may lie anywhere."""
     return t if t.stride(2) == 1 else t.contiguous()
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """The published geometric slopes; heads beyond a power of two take every other slope of the next one."""
-    power = 1 << (num_heads.bit_length() - 1)
-    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    slopes += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
-    return torch.tensor(slopes, dtype=torch.float32)

@@ -38,7 +38,7 @@ class FlashPlanner:
 
     def __init__(self, need: AttnNeed, attend: Callable[..., Tensor], device: torch.device) -> None:
         self.need, self.attend = need, attend
-        self.slopes = (alibi_slopes(need.num_q_heads) * need.alibi_scale).to(device) if need.alibi else None
+        self.slopes = torch.tensor(need.slopes, device=device) if need.alibi else None
 
     def plan(self, batch: AttnBatch) -> FlashPlan:
         n = batch.num_rows
@@ -128,11 +128,3 @@ def told(need: AttnNeed) -> dict[str, Any]:
     left = -1 if need.window is None else need.window - 1
     right = left if not need.causal else -1 if need.window is None else 0
     return {"causal": need.causal, "window_size": (left, right), "softcap": need.softcap or 0.0}
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """The published geometric slopes (2108.12409); heads beyond a power of two take every other one of the next."""
-    power = 1 << (num_heads.bit_length() - 1)
-    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    slopes += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
-    return torch.tensor(slopes, dtype=torch.float32)

@@ -49,7 +49,7 @@ class FlexPlanner:
 
     def __init__(self, need: AttnNeed, device: torch.device) -> None:
         self.need, self.device = need, device
-        self.slopes = (alibi_slopes(need.num_q_heads) * need.alibi_scale).to(device) if need.alibi else None
+        self.slopes = torch.tensor(need.slopes, device=device) if need.alibi else None
 
     def plan(self, batch: AttnBatch) -> FlexPlan:
         n = batch.num_rows
@@ -115,11 +115,3 @@ class FlexPlanner:
 
     def _put(self, x: np.ndarray, dtype: type = np.int64) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(x, dtype)).to(self.device)
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """The published geometric slopes (2108.12409); heads beyond a power of two take every other one of the next."""
-    power = 1 << (num_heads.bit_length() - 1)
-    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    slopes += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
-    return torch.tensor(slopes, dtype=torch.float32)

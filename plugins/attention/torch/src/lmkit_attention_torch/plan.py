@@ -55,7 +55,7 @@ class TorchPlanner:
 
     def __init__(self, need: AttnNeed, device: torch.device) -> None:
         self.need, self.device = need, device
-        self.slopes = (alibi_slopes(need.num_q_heads) * need.alibi_scale).to(device) if need.alibi else None
+        self.slopes = torch.tensor(need.slopes, device=device) if need.alibi else None
 
     def plan(self, batch: AttnBatch) -> TorchPlan:
         num_rows = batch.num_rows
@@ -171,11 +171,3 @@ def _similar(rows: list[tuple[int, int, int, int]]) -> list[list[tuple[int, int,
             longest = visible
         groups[-1].append(row)
     return groups
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """The published geometric slopes; heads beyond a power of two take every other slope of the next one."""
-    power = 1 << (num_heads.bit_length() - 1)
-    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    slopes += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
-    return torch.tensor(slopes, dtype=torch.float32)

@@ -138,7 +138,7 @@ class TritonPlanner:
         parts = max(n * self.splits(n) for n in range(1, limits.max_rows + 1)) * need.num_q_heads
         self.partial = torch.empty(parts, need.v_head_dim or need.head_dim, dtype=torch.float32, device=device)
         self.logs = torch.empty(parts, dtype=torch.float32, device=device)
-        self.slopes = (alibi_slopes(need.num_q_heads) * need.alibi_scale).to(device) if need.alibi else self.logs
+        self.slopes = torch.tensor(need.slopes, device=device) if need.alibi else self.logs
 
     def splits(self, rows: int) -> int:
         """So that a decode step of that many rows fills a device. Nothing else counts: a graph is captured once."""
@@ -250,11 +250,3 @@ class TritonAttention(AttentionBackend):
 def _written(v: Tensor, k: Tensor, where: Memory) -> int:
     """Entries of a tile of values that go into the cache: 0 where they are a part of keys."""
     return triton.next_power_of_2(v.shape[2]) if where.width > k.shape[2] else 0
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """The published geometric slopes (2108.12409); heads beyond a power of two take every other one of the next."""
-    power = 1 << (num_heads.bit_length() - 1)
-    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    slopes += [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
-    return torch.tensor(slopes, dtype=torch.float32)

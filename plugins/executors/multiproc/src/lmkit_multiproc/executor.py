@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,7 +21,7 @@ from multiprocessing.connection import Connection
 from select import POLLHUP, POLLIN, poll
 from threading import Lock, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lmkit.api import (
     Checkpoint,
@@ -68,7 +69,8 @@ if TYPE_CHECKING:
     from lmkit.api import EngineConfig, Progress
 
 T = TypeVar("T")
-ALONE_SECONDS = 1.5  # after which a rank whose order failed is alone with that
+ALONE_SECONDS = 1.5  # after which a rank whose step failed, or that could not load, is alone with that
+ORDER_SECONDS = 60.0  # the same of other orders, which may take others long
 
 
 class Process:
@@ -89,6 +91,10 @@ class Process:
             )
         self.connection = Connection(mine.detach())
 
+    def kill(self) -> None:
+        """Does not wait for its end."""
+        self.process.kill()
+
     def close(self) -> None:
         """Ends it at once. Idempotent."""
         self.life.close()
@@ -105,7 +111,18 @@ class Process:
         return f"its process was ended by signal {-code}" if code and code < 0 else f"its process ended with {code}"
 
 
-class MultiprocExecutor:
+class Rank(Protocol):
+    """One rank's process, wherever it is, from outside."""
+
+    rank: int
+    connection: Connection
+
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+    def status(self) -> str: ...
+
+
+class RanksExecutor(ABC):
     """Runs `tp` ranks for each of `pp` stages, those of the first stage first. One step is in flight."""
 
     depth = 1
@@ -117,33 +134,29 @@ class MultiprocExecutor:
         self.size = config.parallel.tp * config.parallel.pp
         self._first = first_with_head(config)  # from which on ranks draw tokens
         if config.parallel.in_flight != 1:
-            raise ConfigError("the executor multiproc has one step in flight", fix="--depth 1")
+            raise ConfigError("ranks have one step in flight", fix="--depth 1")
         if config.lora.on and self.size > 1:
             raise ConfigError(f"adapters cannot be split over {self.size} ranks", fix="--tp 1 --pp 1, or no adapters")
         if resolved.draft is not None and self.size > 1:  # each would choose lengths by a clock of its own
             raise ConfigError(f"guesses of a model cannot be split over {self.size} ranks", fix="--proposer ngram")
         if config.model.packed_cache is not None and config.parallel.pp > 1:
             raise ConfigError("packed weights are kept of whole models, not of some layers", fix="no --packed-cache")
-        self._processes: list[Process] = []
-        self._news, self._by_fd = poll(), dict[int, Process]()  # made once: it is asked in every step
+        self._processes: Sequence[Rank] = ()
+        self._news, self._by_fd = poll(), dict[int, Rank]()  # made once: it is asked in every step
         self._told: Callable[[Failure], None] | None = None
         self._failure: Failure | None = None
         self._lock = Lock()  # of the two above, and of ending
         self._closed = False
 
     def start(self) -> WorkerFacts:
-        tp, pp = self._config.parallel.tp, self._config.parallel.pp
         with ExitStack() as stack:
-            met = [stack.enter_context(_meeting_place()) for _ in range((tp > 1) * pp + (pp > 1) * tp)]
-            self._processes = [Process(rank, [fd for _, fd in met]) for rank in range(self.size)]
+            places = self._begin(stack)
             for process in self._processes:
                 self._by_fd[process.connection.fileno()] = process
                 self._news.register(process.connection.fileno(), POLLIN | POLLHUP)
             Thread(target=self._watch, name="lmkit-ranks", daemon=True).start()
-            self._order(
-                Load(self._config, self._resolved, self._checkpoint, tuple(f"file://{path}" for path, _ in met))
-            )
-            answers = self._answers(Loaded)
+            self._order(Load(self._config, self._resolved, self._checkpoint, places))
+            answers = self._answers(Loaded, ALONE_SECONDS)
         facts = [answer.facts for answer in answers]
         return replace(
             facts[0],
@@ -193,7 +206,15 @@ class MultiprocExecutor:
 
     # -------------------------------------------------------------------------------------------------- details
 
-    def _order(self, order: Order, to: Sequence[Process] | None = None) -> None:
+    @abstractmethod
+    def _begin(self, until_loaded: ExitStack) -> tuple[str, ...]:
+        """Starts the ranks. Returns where they meet, as Worker has it."""
+
+    @abstractmethod
+    def _ended(self) -> Rank:
+        """Waits for the first that has ended."""
+
+    def _order(self, order: Order, to: Sequence[Rank] | None = None) -> None:
         """To all ranks, or these; encoded once. A rank that is gone is noticed by whoever waits for an answer."""
         if self._closed:
             raise EngineError("the executor is closed")
@@ -221,22 +242,31 @@ class MultiprocExecutor:
                 raise self._fail(rank, f"failed alone in step {step}: {error.message}")
         raise raised[self._first]
 
-    def _answers(self, kind: type[T]) -> list[T]:
-        """One of each rank, in order. Raises the error of the first rank that has one."""
+    def _answers(self, kind: type[T], patience: float = ORDER_SECONDS) -> list[T]:
+        """One of each rank, in order. Raises the error of the first rank that has one, when all have answered or
+        `patience` seconds later: what is left unread would be taken for the answer to the next order."""
         answers: dict[int, T] = {}
-        while len(answers) < self.size:
-            for process, report in self._reports():
+        raised: dict[int, LmkitError] = {}
+        late: float | None = None
+        while len(answers) + len(raised) < self.size and (late is None or monotonic() < late):
+            for process, report in self._reports(late):
                 if isinstance(report, Phase):
                     if self._progress is not None:
                         self._progress(report.phase, report.done, report.total, report.unit)
                 elif isinstance(report, Raised):
-                    raise error_of(report.error)
+                    raised[process.rank] = error_of(report.error)
+                    late = late or monotonic() + patience
                 else:
                     assert isinstance(report, kind), report
                     answers[process.rank] = report
+        if raised and len(answers) + len(raised) < self.size:
+            rank, error = min(raised.items())
+            self._fail(rank, f"failed alone: {error.message}")
+        if raised:
+            raise raised[min(raised)]
         return [answers[rank] for rank in range(self.size)]
 
-    def _reports(self, until: float | None = None) -> Iterator[tuple[Process, Report]]:
+    def _reports(self, until: float | None = None) -> Iterator[tuple[Rank, Report]]:
         """What ranks have to say: waits for one, or until that time. Raises EngineDead when a rank is gone."""
         for fd, _ in self._news.poll(None if until is None else max(0.0, until - monotonic()) * 1000):
             process = self._by_fd[fd]
@@ -248,13 +278,9 @@ class MultiprocExecutor:
 
     def _watch(self) -> None:
         """Notices that a rank is gone, also when nobody waits for it."""
-        ends = poll()
-        for process in self._processes:
-            ends.register(process.life.fileno(), POLLIN | POLLHUP)
-        ranks = {process.life.fileno(): process for process in self._processes}
-        fd, _ = ends.poll()[0]
-        if not self._closed and fd in ranks:
-            self._fail(ranks[fd].rank, ranks[fd].status())
+        ended = self._ended()
+        if not self._closed:
+            self._fail(ended.rank, ended.status())
 
     def _fail(self, rank: int, message: str) -> EngineDead:
         """Ends all ranks and says so, once."""
@@ -263,10 +289,31 @@ class MultiprocExecutor:
             told = self._told if self._failure is None and not self._closed else None
             self._failure = failure
         for process in self._processes:
-            process.process.kill()
+            process.kill()
         if told is not None:
             told(failure)
         return EngineDead(f"rank {failure.rank}: {failure.message}")
+
+
+class MultiprocExecutor(RanksExecutor):
+    """One process per rank on this host."""
+
+    def _begin(self, until_loaded: ExitStack) -> tuple[str, ...]:
+        met = [until_loaded.enter_context(_meeting_place()) for _ in range(num_meetings(self._config))]
+        self._processes: Sequence[Process] = [Process(rank, [fd for _, fd in met]) for rank in range(self.size)]
+        return tuple(f"file://{path}" for path, _ in met)
+
+    def _ended(self) -> Process:
+        ends, ranks = poll(), {process.life.fileno(): process for process in self._processes}
+        for fd in ranks:
+            ends.register(fd, POLLIN | POLLHUP)
+        return ranks[ends.poll()[0][0]]
+
+
+def num_meetings(config: EngineConfig) -> int:
+    """Groups that ranks meet in: the parts of each stage, then the stages of each part."""
+    tp, pp = config.parallel.tp, config.parallel.pp
+    return (tp > 1) * pp + (pp > 1) * tp
 
 
 def _largest(*specs: KVSpec) -> KVSpec:

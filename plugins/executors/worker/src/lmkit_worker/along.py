@@ -21,26 +21,27 @@ BEHIND = 32  # tokens of a row that a draft may not have run over
 
 
 class PutOff(NamedTuple):
-    """A step of one token a row."""
+    """The tokens of a step."""
 
-    slots: np.ndarray  # [R]
-    turns: np.ndarray  # [R] of the slots
-    positions: np.ndarray  # [R]
-    hidden: Tensor | None  # [R, H] of the model, if the draft reads them
+    slots: np.ndarray  # [T] of their rows
+    turns: np.ndarray  # [T] of the slots
+    positions: np.ndarray  # [T]
+    hidden: Tensor | None  # [T, H] of the model, if the draft reads them
 
 
 class Along:
     """Runs over tokens that are known with the model's hidden states there, and writes the draft's keys and values.
 
-    Steps of prompts and with drafts are followed at once: what the prefix cache finds later has them. Steps of one
-    token a row are put off while nobody asks for guesses, and run over together once somebody does or they become too
-    many.
+    Steps of prompts and with drafts are followed at once: what the prefix cache finds later has them; prompts are not
+    while hardly a guess comes true. Steps of one token a row are put off while nobody asks for guesses, and run over
+    together once somebody does or they become too many.
     """
 
     def __init__(self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder) -> None:
         self._proposer, self._rows, self._inputs = proposer, rows, inputs
         windows = [spec.window for spec in inputs.specs if spec.window is not None]
         self._longest = min([BEHIND, *windows])  # what leaves a window may be another row's when it is written
+        self._can_wait = not windows  # prompts can
         self._steps: list[PutOff] = []
         self._num = 0  # tokens put off
 
@@ -49,15 +50,19 @@ class Along:
         """Whether any tokens were put off."""
         return bool(self._steps)
 
-    def put_off(self, step: Step, hidden: Tensor) -> bool:
-        """Keeps the hidden states of a step that nobody waits for. False: it must be followed."""
-        num = len(step.slots)
-        if step.num_drafts is not None or not num == len(step.sample_rows) == len(step.layout.positions):
+    def put_off(self, step: Step, hidden: Tensor, prompts: bool) -> bool:
+        """Keeps the hidden states of a step that nobody waits for, with `prompts` also theirs. False: it must be
+        followed."""
+        places, slots = step.layout.positions, step.layout.token_slots
+        num = len(places)
+        if step.num_drafts is not None or num > self._inputs.limits.max_tokens:
+            return False
+        if not num == len(step.slots) == len(step.sample_rows) and not (prompts and self._can_wait):
             return False
         if len(self._steps) == self._longest or self._num + num > self._inputs.limits.max_tokens:
             self.catch_up()
         kept = hidden[:num].clone() if self._proposer.reads_hidden else None  # it may lie where the next step's will
-        self._steps.append(PutOff(step.slots, self._rows.turn[step.slots], step.layout.positions, kept))
+        self._steps.append(PutOff(slots, self._rows.turn[slots], places, kept))
         self._num += num
         return True
 

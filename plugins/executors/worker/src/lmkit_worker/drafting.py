@@ -29,6 +29,7 @@ class Source(Protocol):
     name: str
     reads_hidden: bool  # it needs the hidden states of all tokens of a step
     branches: bool  # what it guesses is a tree: `StepResult.parents`
+    hopeless: bool  # set by who asks: hardly a guess comes true, so nothing is made ready for more
 
     def guess(
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
@@ -40,7 +41,7 @@ class Source(Protocol):
 class Texts:
     """A proposer that reads the texts of rows."""
 
-    reads_hidden = branches = False
+    reads_hidden = branches = hopeless = False
 
     def __init__(self, proposer: Proposer, rows: RowTable) -> None:
         self.proposer, self._rows, self.name = proposer, rows, type(proposer).__name__
@@ -65,7 +66,7 @@ class Drafting:
     they are known. Both passes may be graphs: what they read lies where it lay.
     """
 
-    branches = False
+    branches = hopeless = False
 
     def __init__(
         self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder, graphs: Graphs, num_layers: int, most: int
@@ -85,7 +86,7 @@ class Drafting:
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
     ) -> list[list[int]]:
         """Contract: Source."""
-        if not asked and (not self._num_layers or self._along.put_off(step, hidden)):
+        if not asked and (not self._num_layers or self._along.put_off(step, hidden, self.hopeless)):
             return []
         slots = step.slots[list(asked)]
         known = self._rows.num_tokens[slots]

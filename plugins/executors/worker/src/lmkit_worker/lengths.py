@@ -14,6 +14,7 @@ CHANCE, WEIGHT = 0.6, 0.5  # a guess comes true, while nothing is known of any r
 REMEMBERED, FADING = 6.0, 0.985  # guesses that a row is known by at most; and what is left after a step without any
 OF_ALL, FADING_OF_ALL = 12.0, 0.995  # the same of all rows together
 LEAST = 0.2  # a guess comes true at least with this chance, while nothing is known of the row
+HOPELESS = 0.1  # share of all rows' guesses: what comes true more seldom is not worth being ready for more
 NEW = 0.2  # weight of a measured step in the mean
 OUTLIER = 2.0  # times the mean: more counts as so much, since a machine may do something else for a while
 AGE = 512  # steps after which what was measured is taken to be half: what looks dear is tried again, and rarely
@@ -46,6 +47,13 @@ class Costs:
             kind.known = tuple(place for place, num in enumerate(kind.counts) if num >= 3)
         elif count > 3 and seconds >= mean / OUTLIER:
             kind.means[i] += NEW * (min(seconds, OUTLIER * mean) - mean)
+
+    def pass_by(self, num_rows: int, num: int) -> None:
+        """So many steps without a guess were not measured: what those cost is as well known as it was."""
+        kind = self._kinds.get(_bucket(num_rows))
+        if kind is not None:
+            kind.now += num
+            kind.when[0] += num
 
     def of(self, num_rows: int) -> list[float]:
         """What steps with SIZES guesses are taken to cost: measured, or from the nearest that is, as if reading weights
@@ -119,13 +127,30 @@ class Lengths:
             self._right_of_all = (self._right_of_all + num_right) * kept
             self._tried_of_all = tried * kept
 
-    def choose(self, slots: Sequence[int]) -> list[int]:
-        """How many tokens to guess for each row of the next step."""
+    def pass_by(self, slots: Sequence[int], num: int) -> None:
+        """So many steps of the rows had no guesses, and nobody asked for any."""
+        self.costs.pass_by(len(slots), num)
+        kept, kept_of_all = FADING**num, FADING_OF_ALL**num
+        for slot in slots:
+            self._right[slot] *= kept
+            self._tried[slot] *= kept
+        self._right_of_all *= kept_of_all
+        self._tried_of_all *= kept_of_all
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether lately hardly a guess came true, of any row."""
+        return self._tried_of_all > OF_ALL / 2 and self._right_of_all < HOPELESS * self._tried_of_all
+
+    def choose(self, slots: Sequence[int], wanted: Sequence[int] | None = None) -> list[int]:
+        """How many tokens to guess for each row of the next step, `wanted` at most."""
+        most = [self._most] * len(slots) if wanted is None else [min(self._most, num) for num in wanted]
         self._right_of_all *= FADING_OF_ALL
         self._tried_of_all *= FADING_OF_ALL
         usual = WEIGHT * max(LEAST, (self._right_of_all + CHANCE * WEIGHT) / (self._tried_of_all + WEIGHT))
         chances = [(self._right[slot] + usual) / (self._tried[slot] + WEIGHT) for slot in slots]
-        nexts = [(-chance, row) for row, chance in enumerate(chances)]  # of each row the next guess comes true
+        # Of each row the next guess comes true:
+        nexts = [(-chance, row) for row, chance in enumerate(chances) if most[row]]
         nexts.sort()
         costs = self.costs.of(len(slots))
         expected = float(len(slots))
@@ -137,7 +162,7 @@ class Lengths:
                 expected -= chance
                 order.append(row)
                 chosen[row] += 1
-                if chosen[row] < self._most:
+                if chosen[row] < most[row]:
                     heapreplace(nexts, (chance * chances[row], row))
                 else:
                     heappop(nexts)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from lmkit_worker.inputs import Step
     from lmkit_worker.rows import RowTable
 
+NO_LIMIT = 1 << 30  # tokens
+LONGEST_PAUSE = 16  # steps in which nobody is asked, after nobody was: 1, 2, 4, up to so many
+
 
 def clock() -> float:
     """Seconds. A test that counts steps stops it: nothing is measured then."""
@@ -36,17 +39,27 @@ class Proposals:
         self, source: Source, rows: RowTable, most: int, vocab_size: int, now: Callable[[], float] | None = None
     ) -> None:
         """`most`: guesses per row and step. `now`: seconds on a clock."""
-        self.source, self._vocab_size = source, vocab_size
+        self.source, self._rows, self._vocab_size = source, rows, vocab_size
         self.lengths = Lengths(rows.max_rows, most)
         self._now = now or (lambda: clock())
         self._before: tuple[list[int], float] = [], 0.0  # slots of the step before, and when it was over
+        self._pause = self._paused = 0  # steps of this pause, and how many of them are over
 
     def add(self, slot: int) -> None:
         self.lengths.add(slot)
         self._before = [], 0.0
+        if not self.lengths.hopeless:
+            self._pause = 0
 
     def fill(self, step: Step, hidden: Tensor, result: StepResult) -> None:
         """Puts the guesses for the next step into `result.drafts`, after the tokens of this one."""
+        if self._paused < self._pause and step.num_drafts is None:
+            if not self._paused:
+                self._measure(step, step.slots[step.sample_rows].tolist(), 0)
+            self._paused += 1
+            self._before = [], 0.0
+            self.source.guess(step, hidden, result, [], [])
+            return
         rows = [row for row in step.sample_rows.tolist() if result.tokens[row]]
         slots = [int(step.slots[row]) for row in rows]
         work = [step.plan.rows[row] for row in rows]
@@ -54,10 +67,15 @@ class Proposals:
         self._measure(step, slots, sum(num_drafts))
         for row, slot, num in zip(rows, slots, num_drafts, strict=True):
             self.lengths.learn(slot, num, len(result.tokens[row]) - 1)
-        chosen = self.lengths.choose(slots) if slots else []
+        if self._paused:
+            self.lengths.pass_by(slots, self._paused)
+            self._paused = 0
+        chosen = self.lengths.choose(slots, self._wanted(slots)) if slots else []
         asked = [i for i, num in enumerate(chosen) if num]
         most = [chosen[i] for i in asked]
+        self.source.hopeless = self.lengths.hopeless
         guesses = self.source.guess(step, hidden, result, [rows[i] for i in asked], most)
+        self._pause = 0 if asked else max(1, min(2 * self._pause, LONGEST_PAUSE))
         if not asked:
             return
         result.drafts = [[] for _ in step.plan.rows]
@@ -67,6 +85,16 @@ class Proposals:
                 raise PluginError(f"{self.source.name} guessed no tree: {why}")
             if not all(0 <= token < self._vocab_size for token in drafts):
                 raise PluginError(f"{self.source.name} guessed {drafts}: one is no token")
+
+    def _wanted(self, slots: list[int]) -> list[int]:
+        """How many guesses may be of use to each row: its last token is not guessed, but drawn after them."""
+        rows, wanted = self._rows, []
+        for slot in slots:
+            params = rows.params[slot]
+            limit = params.max_tokens if params is not None else None
+            left = NO_LIMIT if limit is None else limit - int(rows.num_tokens[slot] - rows.num_prompt[slot]) - 1
+            wanted.append(max(0, left))
+        return wanted
 
     def _measure(self, step: Step, slots: list[int], num_drafts: int) -> None:
         now = self._now()

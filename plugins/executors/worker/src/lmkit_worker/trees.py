@@ -74,6 +74,7 @@ class TreeDrafting:
     """
 
     reads_hidden = branches = True
+    hopeless = False
 
     def __init__(self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder) -> None:
         """Raises PluginError for a draft that reads no hidden states."""
@@ -90,7 +91,7 @@ class TreeDrafting:
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
     ) -> list[list[int]]:
         """Contract: Source. Parents of the guesses stand in `result.parents`."""
-        if not asked and self._along.put_off(step, hidden):
+        if not asked and self._along.put_off(step, hidden, self.hopeless):
             return []
         slots = step.slots[list(asked)]
         known = self._rows.num_tokens[slots]

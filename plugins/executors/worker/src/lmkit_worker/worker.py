@@ -81,7 +81,7 @@ class Worker:
         self.rank, self.size, self.num_stages = rank, config.parallel.tp, config.parallel.pp
         self.places, self.debug_kv = places, debug_kv
         self.platform: Platform = make(choice_of(resolved, "platform"))
-        self.info = memory.info_of_rank(describe_model(resolved, checkpoint), self.size)
+        self.info = memory.info_of_rank(describe_model(resolved, checkpoint), self.size, rank % self.size)
         self.layers = memory.stage(len(self.info.layers), rank // self.size, self.num_stages)  # that this rank has
         self.loaded: LoadedModel | None = None
         self.runner: Runner | None = None

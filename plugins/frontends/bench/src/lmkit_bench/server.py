@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -73,6 +74,10 @@ class ServerProcess:
         """Bytes resident, of the process and all below it; a page that several share counts once."""
         return sum(resident(pid) for pid in tree(self.process.pid))
 
+    def processor(self) -> list[float]:
+        """Seconds of CPU so far, of the process and each below it."""
+        return [processor(pid) for pid in tree(self.process.pid)]
+
     def log(self) -> str:
         """The last lines of its output."""
         self._log.seek(0)
@@ -137,6 +142,18 @@ def resident(pid: int) -> int:
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def processor(pid: int) -> float:
+    """Seconds of CPU that a process and its threads took; 0 where the system does not tell."""
+    fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def machine_busy() -> float:
+    """Seconds of CPU that everything on this machine took since it started; 0 where the system does not tell."""
+    fields = _text(Path("/proc/stat")).partition("\n")[0].split()[1:]
+    return sum(int(fields[i]) for i in (0, 1, 2, 5, 6)) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def _text(path: Path) -> str:

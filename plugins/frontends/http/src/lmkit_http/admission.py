@@ -155,10 +155,16 @@ class Admission:
         self._accounts: dict[str, _Account] = {}  # by tenant: as many as there are keys
         self._speed = Speed(rows, clock())
         self._promised = 0.0  # when the last of those that were told to come back is expected
+        self._limits_keys = any((settings.key_requests, settings.key_tokens, settings.key_concurrent))
 
-    def enter(self, tenant: str, headers: Mapping[str, str]) -> Place:
-        """Raises Overloaded, RateLimited, and HttpError for a deadline that is none."""
-        now, seconds = self.clock(), self._seconds(headers)
+    def tight(self) -> bool:
+        """Whether `check` may refuse somebody now."""
+        free = self._limit - self._count()
+        return free <= 0 or self._limits_keys or (self._several and self._limit >= _SHARE * free)
+
+    def check(self, tenant: str) -> _Account:
+        """The account of a key whose next request has room. Raises Overloaded, RateLimited."""
+        now = self.clock()
         account = self._account(tenant, now)
         self._check_key(account, now)
         free = self._limit - self._count()
@@ -166,6 +172,11 @@ class Admission:
             raise Overloaded(f"{self._count()} requests are waiting or running", self._promise(now))
         if self._several and account.num >= _SHARE * free:
             raise RateLimited(f"this key has {account.num} of {self._limit} places", self._interval(now))
+        return account
+
+    def enter(self, tenant: str, headers: Mapping[str, str]) -> Place:
+        """Raises what `check` does, and HttpError for a deadline that is none."""
+        seconds, account, now = self._seconds(headers), self.check(tenant), self.clock()
         if account.requests is not None:
             account.requests.take(1, now)
         account.num += 1

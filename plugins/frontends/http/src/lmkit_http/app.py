@@ -30,8 +30,9 @@ from lmkit_http.backend import Backend, ServedModel
 from lmkit_http.background import Background
 from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming
 from lmkit_http.dialects import error_writer, installed_dialects, spoken_routes
+from lmkit_http.door import Door
 from lmkit_http.errors import ErrorWriter, HttpError, error_response, info_of, is_inside
-from lmkit_http.gate import Gate
+from lmkit_http.gate import Gate, HeaderCheck
 from lmkit_http.history import Entry
 from lmkit_http.limits import body_limit
 from lmkit_http.listening import RootPath
@@ -73,6 +74,7 @@ def build_app(
     app.state.backend = backend
     backend.background = Background(backend, dialects)
     writer = partial(error_writer, dialects, routes)
+    app.state.door = Door(backend, HeaderCheck(settings), dialects, [route.path for route in own])
     app.add_middleware(Gate, settings=settings, writer=writer)
     if settings.cors_origins:  # outside of the gate: a browser asks beforehand, without the key
         app.add_middleware(

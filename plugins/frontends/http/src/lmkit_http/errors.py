@@ -39,12 +39,17 @@ def public(info: ErrorInfo) -> ErrorInfo:
 
 def error_response(info: ErrorInfo, body: ErrorWriter = error_json, retry_after: float | None = None) -> Response:
     """`body`: how the dialect that was spoken writes errors. `retry_after`: seconds; None: one, where trying helps."""
-    headers = {"Retry-After": "1"} if info.status == 503 and info.retryable else {}
-    if retry_after is not None:  # whole seconds; some clients read the finer one first
-        headers = {"Retry-After": str(max(1, ceil(retry_after))), "retry-after-ms": str(ceil(retry_after * 1000))}
+    headers = retry_headers(info, retry_after)
     if info.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(body(public(info)), info.status, headers, media_type="application/json")
+
+
+def retry_headers(info: ErrorInfo, retry_after: float | None) -> dict[str, str]:
+    """When to come back, of which an error need not know anything."""
+    if retry_after is not None:  # whole seconds; some clients read the finer one first
+        return {"Retry-After": str(max(1, ceil(retry_after))), "retry-after-ms": str(ceil(retry_after * 1000))}
+    return {"Retry-After": "1"} if info.status == 503 and info.retryable else {}
 
 
 def info_of(error: BaseException) -> ErrorInfo:

@@ -20,10 +20,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, writer: Callable[[Scope], ErrorWriter]) -> None:
         """`writer`: how the sender of a request reads errors."""
-        self._app, self._writer = app, writer
-        self._access = Access(settings)
-        self._hosts = frozenset(h.lower() for h in settings.allowed_hosts)
-        self._max_body, self._max_headers = settings.max_body, settings.max_headers
+        self._app, self._writer, self._check = app, writer, HeaderCheck(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -42,7 +39,16 @@ class Gate:
             return
         await self._app({**scope, "state": {**scope.get("state", {}), "caller": caller}}, receive, send)
 
-    def _check(self, scope: Scope) -> Caller:
+
+class HeaderCheck:
+    """What a request must have before anything of it is looked at: (path, method, headers) of its scope are read."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._access = Access(settings)
+        self._hosts = frozenset(h.lower() for h in settings.allowed_hosts)
+        self._max_body, self._max_headers = settings.max_body, settings.max_headers
+
+    def __call__(self, scope: Scope) -> Caller:
         """Who sent it. Raises HttpError."""
         hosts, keys, length, total, origin = [], [], None, 0, None
         for name, value in scope["headers"]:

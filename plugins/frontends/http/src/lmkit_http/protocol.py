@@ -7,12 +7,15 @@ slow readers for ever; the Gate only sees complete headers.
 from __future__ import annotations
 
 from asyncio import Transport
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from lmkit_http.door import Door
 
 HEAD_SECONDS = 30.0  # from the first byte (or the connection) to the end of the headers
 WRITE_SECONDS = 30.0  # that a client may take to read what was sent, before more can be
@@ -24,8 +27,30 @@ _MOST_HELD = 1 << 20
 _CHUNK_HEAD = 20  # bytes of a chunk's size and line ends
 
 
+class _Refused:
+    """Stands for the exchange of a request that was answered at the door, while its body comes."""
+
+    response_complete = True
+
+    def __init__(self) -> None:
+        self.more_body = True
+        self.message_event = _Nobody()
+
+
+class _Nobody:
+    """The event that nobody waits for."""
+
+    def set(self) -> None:
+        pass
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """The limit of headers in bytes is the configuration's `h11_max_incomplete_event_size`."""
+
+    def __init__(self, *args: Any, door: Door | None = None, **options: Any) -> None:
+        """`door`: answers what has no room, without the application."""
+        super().__init__(*args, **options)
+        self._door = door
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -103,9 +128,36 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> Any:
         self._in_head = False
-        self._slow.cancel()
         self._check_target()
+        if self._door is not None and self._door.tight() and self._is_plain() and self._refuse_at_door(self._door):
+            return None
+        self._slow.cancel()
         return super().on_headers_complete()
+
+    def _is_plain(self) -> bool:
+        """Whether an answer may be written now, and nothing follows but a small body that is on its way."""
+        parser = self.parser
+        return (
+            (self.cycle is None or self.cycle.response_complete)
+            and not (self.flow.write_paused or self.expect_100_continue or parser.should_upgrade())
+            and parser.get_http_version() == "1.1" and parser.should_keep_alive()
+            and parser.get_method() == b"POST" and _is_small(self.headers)
+        )  # fmt: skip
+
+    def _refuse_at_door(self, door: Door) -> bool:
+        """Whether the request has been refused. What comes of it is thrown away."""
+        target = self.url.partition(b"?")[0]
+        if b"%" in target or not target.startswith(b"/"):
+            return False
+        answer = door.refusal(target.decode("ascii"), self.headers)
+        if answer is None:
+            return False
+        head, body = answer
+        more = b"".join(b"%b: %b\r\n" % header for header in self.server_state.default_headers)
+        self.transport.write(b"%b%b\r\n%b" % (head, more, body))
+        self.server_state.total_requests += 1
+        self.cycle = _Refused()  # type: ignore[assignment]
+        return True
 
     def _check_target(self) -> None:
         """A target may name a host too: the one that everything behind looks at. Raises ValueError."""
@@ -155,9 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _is_short(self, cycle: RequestResponseCycle) -> bool:
         """Whether the rest of a body is known to be small, and on its way."""
-        sizes = [value for name, value in cycle.scope["headers"] if name == b"content-length"]
-        small = len(sizes) == 1 and sizes[0].isdigit() and int(sizes[0][:20]) <= _REST
-        return small and cycle.keep_alive and not cycle.waiting_for_100_continue
+        return _is_small(cycle.scope["headers"]) and cycle.keep_alive and not cycle.waiting_for_100_continue
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -196,6 +246,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def _wait_for_reader(self) -> None:
         self._unread.cancel()
         self._unread = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+
+def _is_small(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    sizes = [value for name, value in headers if name == b"content-length"]
+    return len(sizes) == 1 and sizes[0].isdigit() and int(sizes[0][:20]) <= _REST
 
 
 def _host_of(header: bytes) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,8 +158,10 @@ def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Con
     """How the application is served on a socket."""
     from lmkit_http.protocol import BoundedProtocol
 
+    protocol: Any = partial(BoundedProtocol, door=app.state.door)  # called as the class would be
     return uvicorn.Config(
-        app, http=BoundedProtocol, log_config=None, log_level="warning", access_log=False, server_header=False,
+        app, http=protocol, log_config=None, log_level="warning",
+        access_log=False, server_header=False,
         lifespan="off", ws="none", h11_max_incomplete_event_size=settings.max_headers, **options,
     )  # fmt: skip
 

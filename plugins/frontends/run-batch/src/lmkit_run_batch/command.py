@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from lmkit.api import ConfigError, EngineDead
+from lmkit.api import ConfigError
 from lmkit_cli.options import plugin_host, with_config
 from lmkit_cli.settings import Sourced
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
-    from lmkit.engine.client import EngineClient
     from lmkit.plugins.host import PluginHost
     from lmkit_http.dialect import Answer
 
     from lmkit_run_batch.results import Results
 
 SHOWN = 5  # faults of an input
-_LOOK = 0.25  # seconds between looks at the engine
 
 
 class _Usage(msgspec.Struct):
@@ -41,6 +39,9 @@ def run_batch(
     input: Annotated[Path, typer.Option("--input", "-i", help="a request on each line, in the OpenAI batch format")],
     output: Annotated[Path, typer.Option("--output", "-o", help="gets a result line for each request")],
     resume: Annotated[bool, typer.Option("--resume", help="go on with an output that an earlier run began")] = False,
+    ray: Annotated[str, typer.Option(help="Ray cluster: local, auto or HOST:PORT; the output is a folder")] = "",
+    ray_engines: Annotated[int, typer.Option(help="engines on it", min=1)] = 1,
+    ray_rows: Annotated[int, typer.Option(help="requests of each file there", min=1)] = 1000,
 ) -> None:
     """Answer a batch file of the OpenAI API without a server.
 
@@ -53,6 +54,9 @@ def run_batch(
     from lmkit_run_batch.results import Results
 
     total, ids = _checked(input)
+    if ray:
+        _over_ray(settings, ray, input, output, resume, ray_engines, ray_rows)
+        return
     if output.exists() and output.stat().st_size and not resume:
         raise ConfigError(f"{output} has something in it", fix="say --resume to go on with it, or choose another file")
     try:
@@ -69,6 +73,22 @@ def run_batch(
         said = f"{results.num_completed} answered, {results.num_failed} failed, of {total}"
         left = "" if len(results.ids) == total else "; go on with --resume"
         Console(stderr=True, highlight=False).print(f"{said}: {output}{left}", soft_wrap=True)
+
+
+def _over_ray(settings: Sourced, ray: str, path: Path, folder: Path, resume: bool, engines: int, rows: int) -> None:
+    from rich.progress import Progress
+
+    from lmkit_run_batch.spread import prepare, spread
+
+    blocks = prepare(path, folder, rows, resume)
+    completed = failed = 0
+    console = Console(stderr=True, highlight=False)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("blocks", total=len(blocks))
+        for some, others in spread(settings.config, ray, path, folder, blocks, engines) if blocks else ():
+            completed, failed = completed + some, failed + others
+            bar.advance(task)
+    console.print(f"{completed} answered, {failed} failed, in {len(blocks)} files: {folder}", soft_wrap=True)
 
 
 def _checked(path: Path) -> tuple[int, set[str]]:
@@ -99,7 +119,7 @@ async def _answer(settings: Sourced, host: PluginHost, path: Path, results: Resu
     from lmkit_python.progress import prompt_bar
 
     from lmkit_run_batch.lines import requests
-    from lmkit_run_batch.play import play
+    from lmkit_run_batch.play import play, while_alive
 
     dialects = load_dialects(host, settings.config.plugins)
     with StartBar() as bar:
@@ -108,22 +128,7 @@ async def _answer(settings: Sourced, host: PluginHost, path: Path, results: Resu
         app = build_app(llm, ServerSettings(served_names=settings.config.model.names), dialects)
         ask = Background(app.state.backend, dialects, at_once(llm.client)).answer
         with prompt_bar(total - len(results.ids)) as advance:
-            await _while_alive(llm.client, play(requests(path), results, ask, wrote=_counter(advance)))
-
-
-async def _while_alive(client: EngineClient, work: Coroutine[Any, Any, None]) -> None:
-    """Raises EngineDead when there is no engine any more, which requests would wait for."""
-    playing = asyncio.create_task(work)
-    try:
-        while not (client.ended or playing.done()):
-            await asyncio.wait((playing,), timeout=_LOOK)
-    finally:
-        playing.cancel()
-        await asyncio.gather(playing, return_exceptions=True)
-    if playing.cancelled():
-        failure = client.failure
-        raise EngineDead(failure.message if failure is not None else "the engine is gone", fix="go on with --resume")
-    playing.result()
+            await while_alive(llm.client, play(requests(path), results, ask, wrote=_counter(advance)))
 
 
 def _counter(advance: Callable[[int, bool], Any]) -> Callable[[Answer], None]:

@@ -43,11 +43,11 @@ class Line:
 _read = msgspec.json.Decoder(_Request).decode
 
 
-def read_lines(path: Path) -> Iterator[Line | Fault]:
-    """All lines but empty ones; a Fault for each that is no request."""
+def read_lines(path: Path, begin: int = 0, end: int | None = None) -> Iterator[Line | Fault]:
+    """All lines but empty ones; a Fault for each that is no request. `begin`, `end`: of some lines, in bytes."""
     with path.open("rb") as file:
-        number = 0
-        while raw := file.readline(MAX_LINE + 1):
+        number, _ = 0, file.seek(begin)
+        while (end is None or file.tell() < end) and (raw := file.readline(MAX_LINE + 1)):
             number += 1
             if len(raw) > MAX_LINE:
                 yield Fault("line_too_long", f"a line has more than {MAX_LINE} bytes", number)

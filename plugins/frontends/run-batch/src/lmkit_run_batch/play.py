@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any
 
+from lmkit.api import EngineDead
 from lmkit_http.dialect import Answer, Incoming
 
 from lmkit_run_batch.lines import Line
 from lmkit_run_batch.results import Results
 
+if TYPE_CHECKING:
+    from lmkit.engine.client import EngineClient
+
+LOOK = 0.25  # seconds between looks at the engine
 AT_ONCE = 256  # requests that wait for room or are answered; how many there is room for is the server's to say
 MAX_BYTES = 8 << 20  # of their bodies together; a larger one is alone
 Ask = Callable[[Incoming], Awaitable[Answer]]
@@ -43,6 +49,21 @@ async def play(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+async def while_alive(client: EngineClient, work: Coroutine[Any, Any, None]) -> None:
+    """Raises EngineDead when there is no engine any more, which requests would wait for."""
+    playing = asyncio.create_task(work)
+    try:
+        while not (client.ended or playing.done()):
+            await asyncio.wait((playing,), timeout=LOOK)
+    finally:
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+    if playing.cancelled():
+        failure = client.failure
+        raise EngineDead(failure.message if failure is not None else "the engine is gone", fix="go on with --resume")
+    playing.result()
 
 
 async def _some(running: dict[asyncio.Task[None], int]) -> None:

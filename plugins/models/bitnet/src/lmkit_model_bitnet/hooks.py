@@ -12,6 +12,5 @@ def lmkit_models() -> list[ModelSpec]:
             target="lmkit_model_bitnet.arch:Bitnet",
             architectures=("BitNetForCausalLM",),
             features=frozenset({"causal"}),
-            supports_tp=False,
         ),
     ]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from lmkit_decoders import Decoder, GatedMLP, SelfAttention
+from lmkit_layers.norm import norm_over_ranks
 from torch import Tensor
+
+
+def normed(norm: Any, y: Tensor, ranks: Any) -> Tensor:
+    """The norm over the rows [T, D] of all ranks, in place."""
+    norm_over_ranks(norm, y[:, None], ranks.size if ranks is not None else 1, ranks)
+    return y
 
 
 class BitNetAttention(SelfAttention):
@@ -13,10 +20,10 @@ class BitNetAttention(SelfAttention):
 
     def __init__(self, cfg: Any, layer: int, specs: Any, ctx: Any) -> None:
         super().__init__(cfg, layer, specs, ctx)
-        self.sub_norm = ctx.norm(cfg.hidden_size, cfg.norm_eps)
+        self.sub_norm, self.ranks = ctx.norm(cfg.hidden_size, cfg.norm_eps), ctx.collectives
 
     def output(self, y: Tensor, h: Tensor) -> Tensor:
-        return self.o(self.sub_norm(y))
+        return self.o(normed(self.sub_norm, y, self.ranks))
 
 
 class BitNetMLP(GatedMLP):
@@ -24,10 +31,10 @@ class BitNetMLP(GatedMLP):
 
     def __init__(self, cfg: Any, layer: int, specs: Any, ctx: Any) -> None:
         super().__init__(cfg, layer, specs, ctx)
-        self.sub_norm = ctx.norm(cfg.intermediate_size, cfg.norm_eps)
+        self.sub_norm, self.ranks = ctx.norm(cfg.intermediate_size, cfg.norm_eps), ctx.collectives
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.down(self.sub_norm(self.rows.gate(self.gate_up(h), self.act)))
+        return self.down(normed(self.sub_norm, self.rows.gate(self.gate_up(h), self.act), self.ranks))
 
 
 class BitNet(Decoder):

@@ -10,7 +10,7 @@ import torch
 from lmkit.api import BuildContext, Collectives, ConfigError, LinearSpec, ModelInfo, PluginError, StepInputs
 from lmkit_layers.attention import grow
 from lmkit_layers.linear import Linear
-from lmkit_layers.norm import Norm
+from lmkit_layers.norm import Norm, norm_over_ranks
 from torch import Tensor, nn
 
 from lmkit_decoders.describe import DecoderConfig, decoder_config
@@ -22,20 +22,25 @@ Angles = tuple[Tensor, Tensor]
 
 
 class HeadNorm(nn.Module):
-    """A layer norm of each head with weights of its own and no bias: [T, H, D] in place."""
+    """A layer norm of each head with weights of its own and no bias: [T, H, D] in place.
+
+    Every rank has the weights of all `heads`; its own begin at `first`.
+    """
 
     ones: Tensor
     parts: dict[str, tuple[str, ...]]  # the weight may be stored head by head
 
-    def __init__(self, heads: int, head_dim: int, eps: float, ctx: BuildContext) -> None:
+    def __init__(self, heads: int, head_dim: int, eps: float, ctx: BuildContext, first: int = 0) -> None:
         super().__init__()
+        self.first = first
         self.weight = nn.Parameter(torch.empty(heads, head_dim, dtype=ctx.dtype), requires_grad=False)
         self.parts = {"weight": tuple(str(head) for head in range(heads))}
         self.register_buffer("ones", torch.ones(head_dim, dtype=ctx.dtype, device="cpu"), persistent=False)
         self.eps, self.rows = eps, ctx.rows
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
-        return torch.mul(self.rows.layer_norm(x, self.ones, None, self.eps), self.weight, out=out)
+        weight = self.weight[self.first : self.first + x.shape[1]]
+        return torch.mul(self.rows.layer_norm(x, self.ones, None, self.eps), weight, out=out)
 
 
 class SelfAttention(nn.Module):
@@ -48,8 +53,7 @@ class SelfAttention(nn.Module):
         if cfg.num_q_heads % ctx.tp_size or more % fewer:
             heads = f"{cfg.num_q_heads} query and {cfg.num_kv_heads} key-value heads"
             raise PluginError(f"{heads} cannot be split over {ctx.tp_size} ranks")
-        if ctx.tp_size > 1 and (cfg.alibi or cfg.sinks or cfg.qk_norm in ("whole", "each")):
-            raise PluginError("alibi, sinks and norms with weights for each head cannot be split over ranks")
+        self.num_all, self.ranks = (cfg.num_q_heads, cfg.num_kv_heads), ctx.collectives
         self.num_q = cfg.num_q_heads // ctx.tp_size
         self.num_kv = max(1, cfg.num_kv_heads // ctx.tp_size)
         self.head_dim, self.interleaved, self.clip = cfg.head_dim, cfg.interleaved, cfg.qkv_clip
@@ -66,10 +70,11 @@ class SelfAttention(nn.Module):
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
         if cfg.qk_norm == "each":
-            self.q_norm = HeadNorm(self.num_q, cfg.head_dim, cfg.norm_eps, ctx)
-            self.k_norm = HeadNorm(self.num_kv, cfg.head_dim, cfg.norm_eps, ctx)
+            self.q_norm, self.k_norm = (
+                HeadNorm(num, cfg.head_dim, cfg.norm_eps, ctx, ctx.tp_rank * num // ctx.tp_size) for num in self.num_all
+            )
         elif cfg.qk_norm:
-            q, k = (self.num_q, self.num_kv) if self.whole else (1, 1)
+            q, k = self.num_all if self.whole else (1, 1)
             self.q_norm = cast("Norm", ctx.norm(q * cfg.head_dim, cfg.norm_eps, cfg.norm))
             self.k_norm = cast("Norm", ctx.norm(k * cfg.head_dim, cfg.norm_eps, cfg.norm))
 
@@ -116,10 +121,12 @@ class SelfAttention(nn.Module):
         self.rows.rotate(qk, *angles, self.interleaved)
 
     def norm_heads(self, qk: Tensor) -> None:
-        for norm, heads in zip((self.q_norm, self.k_norm), qk.split((self.num_q, self.num_kv), dim=1), strict=True):
-            if norm is not None:
-                normed = heads.flatten(1) if self.whole else heads
-                norm(normed, out=normed)
+        parts = qk.split((self.num_q, self.num_kv), dim=1)
+        for norm, heads, num in zip((self.q_norm, self.k_norm), parts, self.num_all, strict=True):
+            if norm is not None and self.whole:
+                norm_over_ranks(norm, heads, num, self.ranks)
+            elif norm is not None:
+                norm(heads, out=heads)
 
 
 class DecoderLayer(nn.Module):
@@ -288,8 +295,6 @@ class Decoder(nn.Module):
 
     def make_attention(self, i: int, specs: Specs, ctx: BuildContext) -> nn.Module:
         kind: type[nn.Module] = LatentAttention if self.cfg.mla else self.attention
-        if self.cfg.mixes(i) and ctx.tp_size > 1:
-            raise PluginError(f"layers with recurrent state cannot be split over {ctx.tp_size} ranks")
         if not self.cfg.attends(i):
             kind = self.mixer
         return kind(self.cfg.at(i), i, specs, ctx)

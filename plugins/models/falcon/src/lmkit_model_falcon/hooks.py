@@ -19,6 +19,5 @@ def lmkit_models() -> list[ModelSpec]:
             target="lmkit_model_falcon.h1:FalconH1",
             architectures=("FalconH1ForCausalLM",),
             features=frozenset({"causal"}),
-            supports_tp=False,
         ),
     ]

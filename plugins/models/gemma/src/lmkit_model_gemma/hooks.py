@@ -25,7 +25,6 @@ def lmkit_models() -> list[ModelSpec]:
             target="lmkit_model_gemma.arch:Gemma",
             architectures=("RecurrentGemmaForCausalLM",),
             features=frozenset({"causal", "sliding_window"}),
-            supports_tp=False,
         ),
         ModelSpec(
             name="small-gemma",

@@ -26,6 +26,5 @@ def lmkit_models() -> list[ModelSpec]:
             target="lmkit_model_granite.arch:Granite",
             architectures=("GraniteMoeHybridForCausalLM",),
             features=frozenset({"causal"}),
-            supports_tp=False,
         ),
     ]

@@ -12,6 +12,5 @@ def lmkit_models() -> list[ModelSpec]:
             target="lmkit_model_kimi.arch:KimiLinear",
             architectures=("KimiLinearForCausalLM",),
             features=frozenset({"causal", "mla"}),
-            supports_tp=False,
         ),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from lmkit.api import AttentionBackend, AttnNeed, CheckpointError, RotatingAttention, StepInputs
@@ -26,8 +27,10 @@ class Attention(nn.Module):
     def __init__(
         self, backend: AttentionBackend, need: AttnNeed, layer: int, group: int, scale: float,
         writer: Attention | None = None, last: bool = False,
+        ranks: tuple[int, int] = (0, 1),
     ) -> None:  # fmt: skip
         super().__init__()
+        self.rank = ranks[0]
         self.last, self.writes = last, writer is None
         self.backend, self.layer, self.group, self.scale = backend, layer, group, scale
         self.rotates = self.writes and isinstance(backend, RotatingAttention)
@@ -38,7 +41,9 @@ class Attention(nn.Module):
                 self.register_parameter(name, nn.Parameter(torch.empty(1), requires_grad=False))
         self.v_head_dim, self.mla = need.v_head_dim or need.head_dim, need.mla
         if need.sinks:
-            self.sinks = nn.Parameter(torch.empty(need.num_q_heads, dtype=torch.float32), requires_grad=False)
+            self.sinks = nn.Parameter(
+                torch.empty(need.num_q_heads * ranks[1], dtype=torch.float32), requires_grad=False
+            )
         else:
             self.register_parameter("sinks", None)
 
@@ -62,8 +67,8 @@ class Attention(nn.Module):
             if self.writes:
                 k, v = k * (1 / scales[0]), v * (1 / scales[1])
         if angles is not None:
-            assert isinstance(self.backend, RotatingAttention)
-            self.backend.rotate_write(q, k, v, kv, plan.slots, *angles)
+            backend = cast("RotatingAttention", self.backend)  # `rotates` says so: asking costs as much as an operator
+            backend.rotate_write(q, k, v, kv, plan.slots, *angles)
         elif self.writes:
             self.backend.write_kv(k, v, kv, plan.slots)
         if self.last and x.only_logits and not len(x.logits_rows):
@@ -72,7 +77,8 @@ class Attention(nn.Module):
         if self.sinks is None:
             self.backend.forward(q, kv, plan, scale, out)
         else:
-            self.backend.forward(q, kv, plan, scale, out, self.sinks)
+            first = self.rank * q.shape[1]  # sinks are those of all ranks
+            self.backend.forward(q, kv, plan, scale, out, self.sinks[first : first + q.shape[1]])
         if scales is not None:
             out *= scales[1]
         return out.flatten(1)

@@ -152,7 +152,9 @@ class Builder:
         group, need = self._group_of[source]
         if self._all.layers[layer].attn != need:
             raise PluginError(f"{self.info.architecture}: layers {source} and {layer} cannot share keys and values")
-        found = Attention(self.backend, need, source, group, scale, self._writers.get(source), last=last)
+        found = Attention(
+            self.backend, need, source, group, scale, self._writers.get(source), last, (self.tp_rank, self.tp_size)
+        )
         if source == layer:
             self._writers[layer] = found
         return found

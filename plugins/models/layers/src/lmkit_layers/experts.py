@@ -12,7 +12,6 @@ from lmkit.api import (
     LinearKernel,
     LinearSpec,
     PackedWeight,
-    PluginError,
     QuantFormat,
     Routing,
     RowOps,
@@ -95,8 +94,7 @@ class Experts(nn.Module):
 
     def __init__(self, up: Linear, down: Linear, act: str, kernel: ExpertKernel, rows: RowOps) -> None:
         super().__init__()
-        if down.collectives is not None and down.bias is not None:
-            raise PluginError(f"{down.spec.name}: experts with biases cannot be split over ranks")
+        down.silent = down.collectives is not None and down.rank > 0  # one rank adds biases for all
         self.up, self.down = up, down
         self.act, self.kernel, self.rows = act, kernel, rows
 

@@ -121,6 +121,7 @@ class Linear(nn.Module):
         self.packed: PackedWeight | None = None
         self.pack_seconds = 0.0
         self.owner: tuple[nn.Module, ...] = ()
+        self.silent = False  # another rank adds the bias
 
     @staticmethod
     def _bias_spec(spec: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
@@ -175,6 +176,11 @@ class Linear(nn.Module):
             if key != "bias":
                 delattr(self, key)
         self.packed = packed
+
+    def settle(self) -> None:
+        """When all is loaded."""
+        if self.silent and self.bias is not None:
+            self.bias = nn.Parameter(torch.zeros_like(self.bias), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.packed is not None

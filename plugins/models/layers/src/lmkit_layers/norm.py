@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import torch
-from lmkit.api import NormKind, RowOps
+from lmkit.api import Collectives, NormKind, RowOps
 from torch import Tensor, nn
 
 
@@ -55,6 +55,21 @@ class LayerNorm(Norm):
     def apply_to(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         y = self.rows.layer_norm(x, self.weight, self.bias, self.eps, residual)
         return y if out is None else out.copy_(y)
+
+
+def norm_over_ranks(norm: nn.Module, x: Tensor, num: int, ranks: Collectives | None) -> None:
+    """The norm over all of `num` heads, of which x [T, heads, D] are this rank's, in place.
+
+    They are brought together, so that ranks get the bits that one would. A head may be that of several ranks.
+    """
+    if ranks is None or ranks.size == 1:
+        whole = x.flatten(1)
+        norm(whole, out=whole)
+        return
+    own = x.shape[1]
+    everything = ranks.all_gather(x, 1)[:, :: own * ranks.size // num]
+    first = ranks.rank * num // ranks.size
+    x.copy_(norm(everything.flatten(1)).view(everything.shape)[:, first : first + own])
 
 
 def make_norm(kind: NormKind, size: int, eps: float, dtype: torch.dtype, rows: RowOps) -> Norm:

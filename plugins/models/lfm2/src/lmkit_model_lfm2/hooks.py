@@ -12,6 +12,5 @@ def lmkit_models() -> list[ModelSpec]:
             target="lmkit_model_lfm2.arch:Lfm2",
             architectures=("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
             features=frozenset({"causal"}),
-            supports_tp=False,
         ),
     ]

@@ -18,6 +18,5 @@ def lmkit_models() -> list[ModelSpec]:
                 "JambaForCausalLM",
             ),
             features=frozenset({"causal"}),
-            supports_tp=False,
         ),
     ]

@@ -15,6 +15,5 @@ def lmkit_models() -> list[ModelSpec]:
                 "MiniMaxForCausalLM",
             ),
             features=frozenset({"causal"}),
-            supports_tp=False,
         ),
     ]

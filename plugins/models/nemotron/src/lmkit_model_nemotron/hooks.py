@@ -26,6 +26,5 @@ def lmkit_models() -> list[ModelSpec]:
             target="lmkit_model_nemotron.hybrid:NemotronH",
             architectures=("NemotronHForCausalLM",),
             features=frozenset({"causal"}),
-            supports_tp=False,
         ),
     ]

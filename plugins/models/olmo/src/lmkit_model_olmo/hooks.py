@@ -24,7 +24,6 @@ def lmkit_models() -> list[ModelSpec]:
                 "FlexOlmoForCausalLM",
             ),
             features=frozenset({"causal", "sliding_window"}),
-            supports_tp=False,
         ),
         ModelSpec(
             name="olmo_hybrid",
@@ -32,6 +31,5 @@ def lmkit_models() -> list[ModelSpec]:
             target="lmkit_model_olmo.arch:Olmo",
             architectures=("OlmoHybridForCausalLM",),
             features=frozenset({"causal"}),
-            supports_tp=False,
         ),
     ]

@@ -35,6 +35,5 @@ def lmkit_models() -> list[ModelSpec]:
                 "Qwen3_5MoeForConditionalGeneration",
             ),
             features=frozenset({"causal"}),
-            supports_tp=False,
         ),
     ]

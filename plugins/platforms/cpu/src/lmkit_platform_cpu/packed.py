@@ -194,7 +194,8 @@ def _plan(native: Native, args: LinearArgs, weight: Packed, m: int) -> list[Tens
     if args.k_step < weight.k:
         scratch.append(torch.empty(native.threads * args.rows_step * args.panels_step * PANEL))
         args.sums = scratch[-1].data_ptr()
-    if weight.compact and (m > DECODE_ROWS or native.isa != "avx512_bf16"):
+    alone = {"avx512_bf16": DECODE_ROWS, "amx": 2 * TILE_ROWS}  # up to so many rows a panel is unpacked in registers
+    if weight.compact and m > alone.get(native.isa, 0):
         scratch.append(torch.empty(native.threads * args.k_step * PANEL, dtype=weight.dtype))
         args.plain = scratch[-1].data_ptr()
     if weight.dtype != torch.float32 and not dot:

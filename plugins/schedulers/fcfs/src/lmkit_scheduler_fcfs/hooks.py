@@ -12,5 +12,11 @@ def lmkit_schedulers():
             target="lmkit_scheduler_fcfs.policy:FirstComeFirstServed",
             tier=Tier.OPTIMIZED,
             stability="stable",
-        )
+        ),
+        SchedulerSpec(
+            name="priority",
+            summary="as fcfs, and who is more urgent takes the row of who is less",
+            target="lmkit_scheduler_fcfs.policy:Priority",
+            tier=Tier.PORTABLE,
+        ),
     ]

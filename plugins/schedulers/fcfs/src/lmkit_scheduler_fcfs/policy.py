@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lmkit.api import RequestView
 
 
@@ -13,3 +15,10 @@ class FirstComeFirstServed:
 
     def victim_key(self, r: RequestView) -> tuple:
         return (r.priority, r.arrival, r.order)
+
+
+class Priority(FirstComeFirstServed):
+    """The same order, kept at any moment: who is less urgent makes room at once."""
+
+    def gives_way(self, first: RequestView, running: Sequence[RequestView]) -> RequestView | None:
+        return running[-1] if running and running[-1].priority > first.priority else None

@@ -520,7 +520,7 @@ def _settle(model: nn.Module) -> None:
     for path, module in model.named_modules():  # those that share a weight, or have nothing of their own to load
         if isinstance(module, Linear) and module.packed is None:
             module.pack()
-        if isinstance(module, Attention):
+        if isinstance(module, Attention | Linear):
             try:
                 module.settle()
             except CheckpointError as e:
