@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from lmkit_testing.triton_lab import Fault, lab
-from lmkit_testing.triton_numbers import interpreted
+from lmkit_testing.triton_numbers import interpreted, right_numbers
 
 kernels = interpreted("lmkit_testing.lab_kernels")
 N = 64
@@ -107,3 +107,28 @@ def test_nothing_is_left_patched() -> None:
     before = InterpreterBuilder.binary_op, InterpreterBuilder.create_masked_load, GridExecutor.__call__
     twice()
     assert (InterpreterBuilder.binary_op, InterpreterBuilder.create_masked_load, GridExecutor.__call__) == before
+
+
+def test_numbers_that_overflow() -> None:
+    """Integers of 32 bits that wrap are no addresses; what fits is right to the last one."""
+    kernels, out = interpreted("lmkit_testing.lab_kernels"), torch.empty(4, dtype=torch.int32)
+    with right_numbers():
+        kernels.scaled[(1,)](out, 2**31 // 4, 4)
+        assert out.tolist() == [n * (2**31 // 4) for n in range(4)]
+        with pytest.raises(Exception, match="int32 overflow detected for operation mul"):
+            kernels.scaled[(1,)](out, 2**31 // 3 + 1, 4)
+
+
+def test_functions_of_kernels_are_patched_once() -> None:
+    """In a kernel's launch alone: after it, and after one that failed, the language is what it was."""
+    import triton.language as tl
+
+    kernels, x, before = interpreted("lmkit_testing.lab_kernels"), torch.arange(4.0), dict(vars(tl.core.tensor))
+    out = torch.empty(4)
+    with right_numbers():
+        for _ in range(2):
+            kernels.halved[(2,)](x, out, 4)
+            assert out.tolist() == [0.0, 0.5, 1.0, 1.5]
+            with pytest.raises(TypeError):
+                kernels.halved[(2,)](x)
+            assert dict(vars(tl.core.tensor)) == before

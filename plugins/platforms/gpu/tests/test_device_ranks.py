@@ -67,7 +67,7 @@ def steps(gpu: Gpu, platform: GpuPlatform, checkpoint: str, rank: int, path: str
     plan, found, info = resolve(config)
     assert plan.choice("executor").name == "multiproc"  # type: ignore[union-attr]
     assert plan.value("depth") == 1, "the platform would like two"
-    worker = Worker(config, plan, found, rank=rank, init_method=f"file://{path}")
+    worker = Worker(config, plan, found, rank=rank, places=[f"file://{path}"])
     worker.platform = platform
     facts = worker.load()
     assert sum(spec.num_kv_heads for spec in facts.kv_specs) * SIZE == sum(

@@ -67,3 +67,21 @@ def product(a, b, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     x = tl.load(a + m[:, None] * K + k[None, :])
     y = tl.load(b + k[:, None] * N + n[None, :])
     tl.store(out + m[:, None] * N + n[None, :], tl.dot(x, y))
+
+
+@triton.jit
+def scaled(out, by, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, i * by)
+
+
+@triton.jit
+def _half(x):
+    return x / 2
+
+
+@triton.jit
+def halved(x, out, N: tl.constexpr):
+    """By a function of its own."""
+    i = tl.arange(0, N)
+    tl.store(out + i, _half(tl.load(x + i)))

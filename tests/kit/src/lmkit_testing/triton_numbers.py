@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lmkit_testing.triton_quick import quick
+
 BITWISE = {np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.left_shift, np.right_shift}
 
 
@@ -164,6 +166,7 @@ def right_numbers() -> Iterator[None]:
             undo.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, patch)
         undo.enter_context(np.errstate(all="ignore"))
+        undo.enter_context(quick(triton.runtime.interpreter, triton.language))
         _active.append(True)
         undo.callback(_active.pop)
         yield
