@@ -68,7 +68,12 @@ def _once_a_launch(interpreter: Any, language: Any) -> Callable[[Any], Any]:
         patched.update(named(fn))
         if first:
             restore = scope.restore
-            scope.restore = lambda: (patched.clear(), restore())
+
+            def done() -> None:
+                patched.clear()
+                restore()
+
+            scope.restore = done
         return scope
 
     return patch
