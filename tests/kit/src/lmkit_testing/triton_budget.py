@@ -90,11 +90,25 @@ def compiled(case: Case, arch: str) -> Usage:
         text = made.asm["amdgcn"]
         found = {key: int(value) for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):?\s+(\d+)", text)}
         return Usage(found["vgpr_count"], found["vgpr_spill_count"], shared, 1, frozenset())
-    return of_cubin(made.asm["cubin"], arch, shared, made.metadata.num_warps)
+    return of_cubin(made.asm["cubin"], arch, shared, made.metadata.num_warps, bool(case.opcodes))
 
 
-def of_cubin(cubin: bytes, arch: str, shared: int, warps: int) -> Usage:
-    """Read by the tools in Triton's wheel: a kernel says nothing of itself where there is no driver."""
+def of_cubin(cubin: bytes, arch: str, shared: int, warps: int, opcodes: bool) -> Usage:
+    """Read by the tools in Triton's wheel: a kernel says nothing of itself where there is no driver. Its `opcodes` take
+    longer than all else."""
+    usage = _said("--dump-resource-usage", cubin)
+    fields = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    names = frozenset[str]()
+    if opcodes:
+        code = _said("--dump-sass", cubin)
+        found = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", code, re.M)
+        names = frozenset(name for op in found for name in (op, op.partition(".")[0]))
+    block = -(-fields["REG"] * 32 // 256) * 256 * warps
+    blocks = min(REGISTERS // block, THREADS[arch] // (32 * warps), MULTIPROCESSOR[arch] // (shared + 1024), 32)
+    return Usage(fields["REG"], fields["STACK"] + fields["LOCAL"], shared, blocks, names)
+
+
+def _said(how: str, cubin: bytes) -> str:
     found = find_spec("triton")
     assert found is not None
     assert found.origin is not None
@@ -102,17 +116,7 @@ def of_cubin(cubin: bytes, arch: str, shared: int, warps: int) -> Usage:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage, code = (
-            subprocess.run([tool, how, file.name], capture_output=True, text=True, check=True).stdout
-            for how in ("--dump-resource-usage", "--dump-sass")
-        )
-    fields = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", usage)}
-    opcodes = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", code, re.M)
-    names = frozenset(name for op in opcodes for name in (op, op.partition(".")[0]))
-    block = -(-fields["REG"] * 32 // 256) * 256 * warps
-    blocks = min(REGISTERS // block, THREADS[arch] // (32 * warps), MULTIPROCESSOR[arch] // (shared + 1024), 32)
-    local = 1 if names & {"STL", "LDL"} else 0
-    return Usage(fields["REG"], fields["STACK"] + local, shared, blocks, names)
+        return subprocess.run([tool, how, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def over(case: Case, arch: str, usage: Usage) -> list[str]:
