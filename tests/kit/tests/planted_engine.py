@@ -42,13 +42,9 @@ class WrongMask(TorchAttention):
 
     fails = "test_declared_grid"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def planner(self, need: Any, limits: Any, platform: Any) -> Any:
-                return super().planner(replace(need, causal=False), limits, platform)
-
-        return Wrong
+    class Fault:
+        def planner(self, need: Any, limits: Any, platform: Any) -> Any:
+            return super().planner(replace(need, causal=False), limits, platform)
 
 
 class WindowIgnored(TorchAttention):
@@ -56,13 +52,9 @@ class WindowIgnored(TorchAttention):
 
     fails = "test_declared_grid"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def planner(self, need: Any, limits: Any, platform: Any) -> Any:
-                return super().planner(replace(need, window=None, chunked=False), limits, platform)
-
-        return Wrong
+    class Fault:
+        def planner(self, need: Any, limits: Any, platform: Any) -> Any:
+            return super().planner(replace(need, window=None, chunked=False), limits, platform)
 
 
 class SlotOffByOne(TorchAttention):
@@ -70,13 +62,9 @@ class SlotOffByOne(TorchAttention):
 
     fails = "test_declared_grid"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def write_kv(self, k: Any, v: Any, kv: Any, slots: Any) -> None:
-                super().write_kv(k, v, kv, slots + 1)
-
-        return Wrong
+    class Fault:
+        def write_kv(self, k: Any, v: Any, kv: Any, slots: Any) -> None:
+            super().write_kv(k, v, kv, slots + 1)
 
 
 class PaddingIsWritten(TorchAttention):
@@ -84,13 +72,9 @@ class PaddingIsWritten(TorchAttention):
 
     fails = "test_slot_minus_one_is_nobodys"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def write_kv(self, k: Any, v: Any, kv: Any, slots: Any) -> None:
-                super().write_kv(k, v, kv, slots % (kv.shape[0] * kv.shape[1]))
-
-        return Wrong
+    class Fault:
+        def write_kv(self, k: Any, v: Any, kv: Any, slots: Any) -> None:
+            super().write_kv(k, v, kv, slots % (kv.shape[0] * kv.shape[1]))
 
 
 class RefusedLate(TorchAttention):
@@ -98,13 +82,9 @@ class RefusedLate(TorchAttention):
 
     fails = "test_selection_knows_what_cannot_run"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def can_run(self, need: Any, device: Any) -> str | None:
-                return "float16 is not for me" if need.dtype == "float16" else super().can_run(need, device)
-
-        return Wrong
+    class Fault:
+        def can_run(self, need: Any, device: Any) -> str | None:
+            return "float16 is not for me" if need.dtype == "float16" else super().can_run(need, device)
 
 
 class WithoutOut(TorchAttention):
@@ -112,13 +92,9 @@ class WithoutOut(TorchAttention):
 
     fails = "test_signatures_are_those_of_the_protocol"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def forward(self, q: Any, kv: Any, plan: Any, scale: float) -> Any:
-                return q
-
-        return Wrong
+    class Fault:
+        def forward(self, q: Any, kv: Any, plan: Any, scale: float) -> Any:
+            return q
 
 
 # ------------------------------------------------------------------------- platform, operators, quantization, loader
@@ -144,13 +120,9 @@ class PushesAll(CpuPlatform):
 
     fails = "test_buffer_contract"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def buffer(self, shape: Any, dtype: Any) -> Any:
-                return AllPushed(super().buffer(shape, dtype))
-
-        return Wrong
+    class Fault:
+        def buffer(self, shape: Any, dtype: Any) -> Any:
+            return AllPushed(super().buffer(shape, dtype))
 
 
 class UnknownDefault(CpuPlatform):
@@ -158,13 +130,9 @@ class UnknownDefault(CpuPlatform):
 
     fails = "test_defaults_are_configuration_keys"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def defaults(self, model: Any, device: Any) -> Any:
-                return {**super().defaults(model, device), "cache.blocksize": 16}
-
-        return Wrong
+    class Fault:
+        def defaults(self, model: Any, device: Any) -> Any:
+            return {**super().defaults(model, device), "cache.blocksize": 16}
 
 
 class Reference(Planted, LinearConformance):
@@ -176,13 +144,9 @@ class BiasForgotten(Reference):
 
     fails = "test_products"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def apply(self, x: Any, weight: Any, bias: Any) -> Any:
-                return super().apply(x, weight, None)
-
-        return Wrong
+    class Fault:
+        def apply(self, x: Any, weight: Any, bias: Any) -> Any:
+            return super().apply(x, weight, None)
 
 
 class WritesItsInput(Reference):
@@ -190,13 +154,9 @@ class WritesItsInput(Reference):
 
     fails = "test_inputs_stay_as_they_are"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def apply(self, x: Any, weight: Any, bias: Any) -> Any:
-                return super().apply(x.mul_(2), weight, bias) / 2
-
-        return Wrong
+    class Fault:
+        def apply(self, x: Any, weight: Any, bias: Any) -> Any:
+            return super().apply(x.mul_(2), weight, bias) / 2
 
 
 class HidesNaN(Reference):
@@ -204,13 +164,9 @@ class HidesNaN(Reference):
 
     fails = "test_what_is_not_finite_shows"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def apply(self, x: Any, weight: Any, bias: Any) -> Any:
-                return super().apply(x.nan_to_num(), weight, bias)
-
-        return Wrong
+    class Fault:
+        def apply(self, x: Any, weight: Any, bias: Any) -> Any:
+            return super().apply(x.nan_to_num(), weight, bias)
 
 
 class Fp8(Planted, QuantizationConformance):
@@ -271,19 +227,15 @@ class SwapsTensors(Safetensors):
 
     fails = "test_same_tensors"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def read(self, entry: Any) -> Any:
-                name = entry.name.replace("k_proj", "v_proj") if "k_proj" in entry.name else entry.name
-                other = next((e for e in self.all if e.name == name), entry)
-                return super().read(other)
+    class Fault:
+        def read(self, entry: Any) -> Any:
+            name = entry.name.replace("k_proj", "v_proj") if "k_proj" in entry.name else entry.name
+            other = next((e for e in self.all if e.name == name), entry)
+            return super().read(other)
 
-            def tensors(self, checkpoint: Any) -> Any:
-                self.all = super().tensors(checkpoint)
-                return self.all
-
-        return Wrong
+        def tensors(self, checkpoint: Any) -> Any:
+            self.all = super().tensors(checkpoint)
+            return self.all
 
 
 class OneBuffer(Safetensors):
@@ -291,19 +243,15 @@ class OneBuffer(Safetensors):
 
     fails = "test_tensors_outlive_their_loader"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            memory = torch.empty(1 << 20, dtype=torch.uint8)
+    class Fault:
+        memory = torch.empty(1 << 20, dtype=torch.uint8)
 
-            def read(self, entry: Any) -> Any:
-                value = super().read(entry)
-                if not value.numel():
-                    return value
-                out = self.memory[: value.nbytes].view(value.dtype).view(value.shape)
-                return out.copy_(value)
-
-        return Wrong
+        def read(self, entry: Any) -> Any:
+            value = super().read(entry)
+            if not value.numel():
+                return value
+            out = self.memory[: value.nbytes].view(value.dtype).view(value.shape)
+            return out.copy_(value)
 
 
 # ------------------------------------------------------------------------------- proposer, processor, connector
@@ -318,13 +266,9 @@ class TooMany(Ngram):
 
     fails = "test_rows_come_grow_and_leave"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def propose(self, texts: Any, most: Any) -> Any:
-                return [[*guess, 1] for guess in super().propose(texts, most)]
-
-        return Wrong
+    class Fault:
+        def propose(self, texts: Any, most: Any) -> Any:
+            return [[*guess, 1] for guess in super().propose(texts, most)]
 
 
 class WritesTexts(Ngram):
@@ -332,15 +276,11 @@ class WritesTexts(Ngram):
 
     fails = "test_rows_come_grow_and_leave"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def propose(self, texts: Any, most: Any) -> Any:
-                found = super().propose(texts, most)
-                texts[0][-1] += 1
-                return found
-
-        return Wrong
+    class Fault:
+        def propose(self, texts: Any, most: Any) -> Any:
+            found = super().propose(texts, most)
+            texts[0][-1] += 1
+            return found
 
 
 class Dice(Ngram):
@@ -370,13 +310,9 @@ class LeaksBetweenRows(NoRepeat):
 
     fails = "test_rows_stand_alone"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def apply(self, logits: Any, ctx: Any) -> None:
-                super().apply(logits, replace(ctx, tokens=lambda row: ctx.tokens(0)))
-
-        return Wrong
+    class Fault:
+        def apply(self, logits: Any, ctx: Any) -> None:
+            super().apply(logits, replace(ctx, tokens=lambda row: ctx.tokens(0)))
 
 
 class SlotRemembered(NoRepeat):
@@ -384,19 +320,15 @@ class SlotRemembered(NoRepeat):
 
     fails = "test_a_slot_is_forgotten"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def __init__(self) -> None:
-                super().__init__()
-                self.said: dict[int, list[int]] = {}
+    class Fault:
+        def __init__(self) -> None:
+            super().__init__()
+            self.said: dict[int, list[int]] = {}
 
-            def apply(self, logits: Any, ctx: Any) -> None:
-                for row, slot in enumerate(ctx.slots):
-                    self.said[slot] = [*self.said.get(slot, []), *ctx.tokens(row)]
-                super().apply(logits, replace(ctx, tokens=lambda row: self.said[ctx.slots[row]]))
-
-        return Wrong
+        def apply(self, logits: Any, ctx: Any) -> None:
+            for row, slot in enumerate(ctx.slots):
+                self.said[slot] = [*self.said.get(slot, []), *ctx.tokens(row)]
+            super().apply(logits, replace(ctx, tokens=lambda row: self.said[ctx.slots[row]]))
 
 
 class PlusInfinity(NoRepeat):
@@ -404,13 +336,9 @@ class PlusInfinity(NoRepeat):
 
     fails = "test_logits_stay_numbers"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def apply(self, logits: Any, ctx: Any) -> None:
-                logits[:, 0] = torch.inf
-
-        return Wrong
+    class Fault:
+        def apply(self, logits: Any, ctx: Any) -> None:
+            logits[:, 0] = torch.inf
 
 
 class Offload(Planted, KVConnectorConformance):
@@ -422,14 +350,10 @@ class StaleBlocks(Offload):
 
     fails = "test_what_is_saved_is_found"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def save(self, blocks: Any) -> None:
-                contents = [content for _, content in blocks]
-                super().save([(key, old) for (key, _), old in zip(blocks, contents[-2:] + contents, strict=False)])
-
-        return Wrong
+    class Fault:
+        def save(self, blocks: Any) -> None:
+            contents = [content for _, content in blocks]
+            super().save([(key, old) for (key, _), old in zip(blocks, contents[-2:] + contents, strict=False)])
 
 
 class OneFingerprint(Offload):
@@ -437,12 +361,8 @@ class OneFingerprint(Offload):
 
     fails = "test_fingerprint"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            fingerprint = property(lambda self: "the same", lambda self, value: None)
-
-        return Wrong
+    class Fault:
+        fingerprint = property(lambda self: "the same", lambda self, value: None)
 
 
 class EndsOnce(Offload):
@@ -450,18 +370,14 @@ class EndsOnce(Offload):
 
     fails = "test_close"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            closed = False
+    class Fault:
+        closed = False
 
-            def close(self) -> None:
-                if self.closed:
-                    raise RuntimeError("closed already")
-                self.closed = True
-                super().close()
-
-        return Wrong
+        def close(self) -> None:
+            if self.closed:
+                raise RuntimeError("closed already")
+            self.closed = True
+            super().close()
 
 
 # ----------------------------------------------------------------------------------- executor, scheduler, grammar
@@ -476,16 +392,12 @@ class Reorders(Uniproc):
 
     fails = "test_tokens_are_those_of_one_process"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def sample(self, step: int, masks: Any) -> Any:
-                future = super().sample(step, masks)
-                result: StepResult = future.result()
-                result.tokens.reverse()
-                return future
-
-        return Wrong
+    class Fault:
+        def sample(self, step: int, masks: Any) -> Any:
+            future = super().sample(step, masks)
+            result: StepResult = future.result()
+            result.tokens.reverse()
+            return future
 
 
 class Fcfs(Planted, SchedulerConformance):

@@ -112,13 +112,9 @@ class PlainErrors(OpenAI):
 
     fails = "test_errors_are_json_that_says_what_and_why"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def error(self, info: Any) -> bytes:
-                return str(info.message).encode()
-
-        return Wrong
+    class Fault:
+        def error(self, info: Any) -> bytes:
+            return str(info.message).encode()
 
 
 class ErrorsWithoutFix(OpenAI):
@@ -126,13 +122,9 @@ class ErrorsWithoutFix(OpenAI):
 
     fails = "test_errors_are_json_that_says_what_and_why"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def error(self, info: Any) -> bytes:
-                return json.dumps({"error": info.message}).encode()
-
-        return Wrong
+    class Fault:
+        def error(self, info: Any) -> bytes:
+            return json.dumps({"error": info.message}).encode()
 
 
 class RaisesOnGarbage(OpenAI):
@@ -140,14 +132,10 @@ class RaisesOnGarbage(OpenAI):
 
     fails = "test_garbage_is_refused_in_words"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def parse(self, incoming: Any, served: Any) -> Any:
-                json.loads(incoming.body)
-                return super().parse(incoming, served)
-
-        return Wrong
+    class Fault:
+        def parse(self, incoming: Any, served: Any) -> Any:
+            json.loads(incoming.body)
+            return super().parse(incoming, served)
 
 
 class DropsBlanks(OpenAI):
@@ -155,16 +143,12 @@ class DropsBlanks(OpenAI):
 
     fails = "test_answers"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def parse(self, incoming: Any, served: Any) -> Any:
-                exchange = super().parse(incoming, served)
-                chunk = exchange.chunk
-                exchange.chunk = lambda turn, change: b"" if change.content == " " else chunk(turn, change)
-                return exchange
-
-        return Wrong
+    class Fault:
+        def parse(self, incoming: Any, served: Any) -> Any:
+            exchange = super().parse(incoming, served)
+            chunk = exchange.chunk
+            exchange.chunk = lambda turn, change: b"" if change.content == " " else chunk(turn, change)
+            return exchange
 
 
 class Json(Planted, TokenizerConformance):
@@ -340,15 +324,11 @@ class MasksOfOthers(Masks):
 
     fails = "test_masks_belong_to_their_rows"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def fill(self, plan: Any) -> Any:
-                masks = super().fill(plan)
-                masks.rows = [row - 1 for row in masks.rows]
-                return masks
-
-        return Wrong
+    class Fault:
+        def fill(self, plan: Any) -> Any:
+            masks = super().fill(plan)
+            masks.rows = [row - 1 for row in masks.rows]
+            return masks
 
 
 class AllAllowed(Masks):
@@ -356,15 +336,11 @@ class AllAllowed(Masks):
 
     fails = "test_masks_belong_to_their_rows"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def fill(self, plan: Any) -> Any:
-                masks = super().fill(plan)
-                masks.bits = np.full(len(masks.bits), 255, np.uint8).tobytes()
-                return masks
-
-        return Wrong
+    class Fault:
+        def fill(self, plan: Any) -> Any:
+            masks = super().fill(plan)
+            masks.bits = np.full(len(masks.bits), 255, np.uint8).tobytes()
+            return masks
 
 
 class FollowsTheDead(Masks):
@@ -372,10 +348,6 @@ class FollowsTheDead(Masks):
 
     fails = "test_masks_belong_to_their_rows"
 
-    @classmethod
-    def wrong(cls, base: Any) -> Any:
-        class Wrong(base):  # type: ignore[misc]
-            def release(self, ids: Any) -> None:
-                """Nothing."""
-
-        return Wrong
+    class Fault:
+        def release(self, ids: Any) -> None:
+            """Nothing."""

@@ -62,28 +62,24 @@ class TestRay(ExecutorConformance):
     @pytest.mark.parametrize("sizes", [{"tp": 2}, {"pp": 2}, {"pp": 2, "tp": 2}])
     def test_several_ranks_say_what_one_says(self, tiny: Tiny, sizes: dict[str, int]) -> None:
         many = split(tiny, **sizes)
-        one, both = UniprocExecutor(replace(tiny[0], wanted={}), *tiny[1:]), RayExecutor(*many)
-        try:
-            self.ready(one, tiny[0])
-            self.ready(both, many[0])
-            expected, found = self.play(one), self.play(both)
-        finally:
-            one.close()
-            both.close()
-        assert [r.tokens for r in found] == [r.tokens for r in expected]
+        self.says_what_one_says(RayExecutor(*many), tiny, many[0])
 
     def test_gloo_says_what_one_says(self, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         """What ranks on several hosts meet in."""
         many = split(tiny, tp=2)
-        one, both = UniprocExecutor(replace(tiny[0], wanted={}), *tiny[1:]), RayExecutor(*many)
+        both = RayExecutor(*many)
         monkeypatch.setattr(both, "_meet", lambda group, ranks: both._actors[0].port.remote(ranks[0].address))
+        self.says_what_one_says(both, tiny, many[0])
+
+    def says_what_one_says(self, executor: RayExecutor, tiny: Tiny, config: EngineConfig) -> None:
+        one = UniprocExecutor(replace(tiny[0], wanted={}), *tiny[1:])
         try:
             self.ready(one, tiny[0])
-            self.ready(both, many[0])
-            expected, found = self.play(one), self.play(both)
+            self.ready(executor, config)
+            expected, found = self.play(one), self.play(executor)
         finally:
             one.close()
-            both.close()
+            executor.close()
         assert [r.tokens for r in found] == [r.tokens for r in expected]
 
     @pytest.mark.parametrize("rank", [0, 1])

@@ -11,10 +11,14 @@ from lmkit_testing.specs import find_plugin
 
 
 class Planted:
-    """One fault. `fails`: the check of the kit that finds it. The first line of the docstring says what is wrong."""
+    """One fault. `fails`: the check of the kit that finds it. The first line of the docstring says what is wrong.
+
+    `Fault`: methods that stand before those of the good target, which they reach by `super()`.
+    """
 
     plugin: ClassVar[str]
     fails: ClassVar[str] = ""
+    Fault: ClassVar[type | None] = None
 
     @pytest.fixture
     def target(self) -> Any:
@@ -22,8 +26,8 @@ class Planted:
 
     @classmethod
     def wrong(cls, base: Any) -> Any:
-        """The good target, made wrong."""
-        return base
+        """The good target, made wrong. Overridden where methods alone do not do it."""
+        return type("Wrong", (cls.Fault, base), {}) if cls.Fault is not None else base
 
 
 def good(plugin: str) -> Any:

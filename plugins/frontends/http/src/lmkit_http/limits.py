@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lmkit_http.settings import ServerSettings
 
 _BODY = 4 << 20  # bytes: for schemas, tools and what the template leaves out
-_MOST_BODY = 16 << 20
+MOST_BODY = 16 << 20  # of any model
 _PER_TOKEN = 8  # bytes of JSON
 _QUEUE = 256  # requests
 _TEXTS = 2048  # of a request for vectors or scores
@@ -23,7 +23,7 @@ def body_limit(facts: EngineFacts, settings: ServerSettings) -> int:
     """Bytes of a body: as many texts as may be sent at once, each as long as the model reads."""
     if settings.max_body is not None:
         return settings.max_body
-    return min(_MOST_BODY, _BODY + _num_texts(facts, settings) * facts.max_length * _PER_TOKEN)
+    return min(MOST_BODY, _BODY + _num_texts(facts, settings) * facts.max_length * _PER_TOKEN)
 
 
 def values_limit(facts: EngineFacts, settings: ServerSettings) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmkit.api import EngineDead
 from lmkit.config import EngineConfig, from_dict, to_dict
+from lmkit_http.limits import MOST_BODY
 from lmkit_http.settings import ServerSettings
 from ray import serve
 from ray.exceptions import RayActorError
@@ -54,20 +55,26 @@ class Front:
     """Takes requests and passes on what replicas say. A replica that dies before it has begun to answer is no failure:
     another one is asked."""
 
-    def __init__(self, replicas: DeploymentHandle) -> None:
-        self._ask = replicas.options(stream=True, method_name="ask")
+    def __init__(self, replicas: DeploymentHandle, max_body: int) -> None:
+        """`max_body`: bytes of a body that are passed on; what is of use is for a replica to say."""
+        self._ask, self._max_body = replicas.options(stream=True, method_name="ask"), max_body
 
     async def __call__(self, request: Request) -> Response:
+        body = bytearray()
         try:
-            body = await request.body()
+            async for part in request.stream():
+                body += part
+                if len(body) > self._max_body:
+                    message = f"the body is larger than {self._max_body} bytes"
+                    return _refusal(413, message, "invalid_request_error", "body-too-large")
         except ClientDisconnect:
             return Response(status_code=499)
         client = (request.client.host, request.client.port) if request.client is not None else None
         asked = Asked(
-            request.method, request.url.path, request.url.query.encode(), list(request.headers.raw), client, body
+            request.method, request.url.path, request.url.query.encode(), list(request.headers.raw), client, bytes(body)
         )
         for _ in range(TRIES):
-            answer = self._ask.remote(*beginning(body), asked)
+            answer = self._ask.remote(*beginning(asked.body), asked)
             try:
                 status, headers = await anext(answer)
             except RayActorError as e:
@@ -76,8 +83,11 @@ class Front:
             response = StreamingResponse(_rest(answer), status_code=status)
             response.raw_headers = [(name, value) for name, value in headers if name.lower() not in DROPPED]
             return response
-        error = {"message": "no replica answers", "type": "server_error", "code": "engine-dead"}
-        return JSONResponse({"error": error}, status_code=503, headers={"Retry-After": "5"})
+        return _refusal(503, "no replica answers", "server_error", "engine-dead", {"Retry-After": "5"})
+
+
+def _refusal(status: int, message: str, type: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"error": {"message": message, "type": type, "code": code}}, status, headers)
 
 
 async def _rest(answer: Any) -> AsyncIterator[bytes]:
@@ -120,4 +130,4 @@ def application(
         graceful_shutdown_timeout_s=drain_seconds, ray_actor_options={"num_cpus": 0},
     )  # fmt: skip
     settings = settings or ServerSettings(served_names=config.model.names)
-    return front.bind(replica.bind(to_dict(config), settings))
+    return front.bind(replica.bind(to_dict(config), settings), settings.max_body or MOST_BODY)

@@ -28,7 +28,8 @@ INSTALL = "pip install 'lmkit-run-batch[ray]' on each node"
 
 
 class Manifest(msgspec.Struct):
-    """What the files of a folder are results of. A folder is gone on with only by the same."""
+    """What the files of a folder are results of, as far as path, length and blocks tell. Only by the same is a folder
+    gone on with."""
 
     input: str
     size: int
