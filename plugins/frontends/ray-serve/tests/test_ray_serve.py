@@ -24,7 +24,7 @@ pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install
 import ray
 from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from lmkit_executor_ray.cluster import connect
-from lmkit_ray_serve.application import application
+from lmkit_ray_serve.application import Front, application
 from lmkit_ray_serve.asgi import Asked, call
 from lmkit_ray_serve.router import PrefixRouter, beginning
 from ray import serve
@@ -101,6 +101,22 @@ def test_what_an_application_raises_is_raised() -> None:
     with pytest.raises(ValueError, match="no"):
         asyncio.run(run("/"))
     assert asyncio.run(run("/x"))[1:] == [b"yes"]
+
+
+def test_a_body_has_a_bound() -> None:
+    """Nobody is asked, and what comes behind the bound is not read."""
+    parts = [{"type": "http.request", "body": b"x" * 4, "more_body": True} for _ in range(9)]
+
+    async def receive() -> Any:
+        return parts.pop()
+
+    async def run() -> Any:
+        front = Front(SimpleNamespace(options=lambda **_: None), 10)  # type: ignore[arg-type]
+        return await front(Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive))
+
+    answer = asyncio.run(run())
+    assert (answer.status_code, json.loads(answer.body)["error"]["code"]) == (413, "body-too-large")
+    assert len(parts) == 6
 
 
 def test_the_beginning_of_a_request() -> None:
