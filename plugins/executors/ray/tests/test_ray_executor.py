@@ -94,6 +94,10 @@ class TestRay(ExecutorConformance):
             row = NewRow("a", 0, [5], 1, [[1]], 0, SamplingParams(temperature=0))
             with pytest.raises(EngineDead, match=f"rank {rank}: its actor on .* died"):
                 self.many_steps(executor, row)
+            for _ in range(100):  # a thread tells it, when all ranks were told to end
+                if failures:
+                    break
+                sleep(0.1)
             assert [failure.rank for failure in failures] == [rank]
         finally:
             executor.close()
