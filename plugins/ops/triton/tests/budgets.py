@@ -100,7 +100,7 @@ CASES = [
     ),
     Case(
         kernels.draw,
-        {"x": "*fp32", "params": "*fp64", "ids": "*i64", "largest": "*fp32", **types("rows size stride", "i32")},
+        {"x": "*fp32", "drawn": "*fp64", "ids": "*i64", "largest": "*fp32", **types("rows size stride", "i32")},
         {"N": VOCABULARY},
         8,
         unaligned=("rows",),
