@@ -260,8 +260,8 @@ def declared() -> str:
 
 DEVICES = "## Plugins of GPUs\n\n"  # the same in docs/gpu.md
 PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named here with its date and device
-    "attention triton": "laboratory, compiled ahead, simulated device",
-    "attention flashinfer": "contract, simulated device",
+    "attention triton": "H100, 2026-11-26, but for what is said above; laboratory, compiled ahead, simulated device",
+    "attention flashinfer": "H100, 2026-11-26: time alone, heads of 128; contract, simulated device",
     "op fp8_scaled_mm": "the same operator of torch on a CPU",
     "attention flash_attn": "contract",
     "attention flash_attn_3": "contract",
@@ -269,12 +269,13 @@ PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named
     "op fp8_cutlass": "compiled ahead; plain torch with its addresses; never run",
     "op int4_cutlass": "compiled ahead; plain torch with its addresses; never run",
     "op linear_cutlass": "compiled ahead; plain torch with its addresses; never run",
-    "op fp8_triton": "laboratory, compiled ahead, simulated device",
-    "op linear_triton": "laboratory, compiled ahead, simulated device",
+    "op fp8_triton": "H100, 2026-11-26; laboratory, compiled ahead, simulated device",
+    "op linear_triton": "H100, 2026-11-26; laboratory, compiled ahead, simulated device",
     "op moe_triton": "laboratory, compiled ahead, simulated device",
-    "op rowwise_triton": "laboratory, compiled ahead, simulated device",
+    "op plain_triton": "H100, 2026-11-26; laboratory, compiled ahead",
+    "op rowwise_triton": "H100, 2026-11-26; laboratory, compiled ahead, simulated device",
     "op recurrent_triton": "laboratory, compiled ahead, simulated device",
-    "platform cuda": "simulated device; probes on stand-ins for NVML",
+    "platform cuda": "H100, 2026-11-26; simulated device; probes on stand-ins for NVML",
     "platform rocm": "simulated device; probes on stand-ins for sysfs",
 }
 

@@ -15,7 +15,10 @@ def measure(machine: Machine, report: Report, seconds: float) -> None:
     for shape, cases in (("0.6b", ((1, 64, 32),)), ("8b", ((1, 64, 32), (128, 512, 16), (1, 8192, 1)))):
         options = {"max_length": 8256, "max_rows": 128}
         if machine.small:
-            cases, options = ((2, 9, 4),), {"max_length": 128, "num_blocks": 64, "max_step_tokens": 64, "block_size": 16}
+            cases, options = (
+                ((2, 9, 4),),
+                {"max_length": 128, "num_blocks": 64, "max_step_tokens": 64, "block_size": 16},
+            )
         with opened(machine.config(machine.folder(shape), **options)) as engine:
             for rows, length, tokens in cases:
                 with report.trying(f"profile {shape} {rows}x{length}"):

@@ -281,7 +281,7 @@ class AttentionConformance(PluginConformance):
         """Pairwise sample of what is declared."""
         axes = (
             sorted(d for d in spec.dtypes if d in self.device_info.dtypes),
-            sorted(spec.kv_dtypes, key=lambda d: d != "auto"),
+            sorted(spec.kv_dtypes, key=lambda d: (d != "auto", d)),  # the same grid in every process
             [d for d in HEAD_DIMS if d in spec.head_dims] or sorted(spec.head_dims.values)[:2],
             [b for b in BLOCK_SIZES if b in spec.block_sizes] or sorted(spec.block_sizes.values)[:2],
             [r for r in RATIOS if r in spec.gqa_ratios] or sorted(spec.gqa_ratios.values)[:1],

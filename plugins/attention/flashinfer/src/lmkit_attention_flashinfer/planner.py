@@ -40,16 +40,19 @@ class FlashInferPlanner:
 
     capture = "decode"
 
-    def __init__(self, need: AttnNeed, limits: StepLimits, platform: Platform, workspace: Tensor, kernels: str) -> None:
+    def __init__(
+        self, need: AttnNeed, limits: StepLimits, platform: Platform, workspace: Tensor, kernels: str, decoding: str
+    ) -> None:
+        """flashinfer's kernel family for prompts, and that for decode rows."""
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
-        self.need, self.workspace, self.kernels = need, workspace, kernels
+        self.need, self.workspace, self.decoding = need, workspace, decoding
         self.integers = StepIntegers(limits, workspace.device)
         self.uploaded = platform.event()  # behind the copies of the last plan: also of those that flashinfer makes
         self.tables = torch.empty(INT_WORKSPACE, dtype=torch.uint8, device=workspace.device)
         self.decoders: dict[int, BatchDecodeWithPagedKVCacheWrapper] = {}  # by number of rows
         # Tensor cores make the decode kernels accept any number of query heads per KV head.
-        self.mixed = BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True, backend=kernels)
+        self.mixed = BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True, backend=decoding)
         self.prefill = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=kernels)
 
     def plan(self, batch: AttnBatch) -> FlashInferPlan:
@@ -94,7 +97,7 @@ class FlashInferPlanner:
                 paged_kv_indptr_buffer=self.integers.indptr.device[: num_rows + 1],
                 paged_kv_indices_buffer=self.integers.pages,
                 paged_kv_last_page_len_buffer=self.integers.last_page.device[:num_rows],
-                backend=self.kernels,
+                backend=self.decoding,
             )
             wrapper.reset_workspace_buffer(self.workspace, self.tables)  # one step is planned at a time
             self.decoders[num_rows] = wrapper

@@ -115,7 +115,9 @@ def programs_of(need: AttnNeed, queries: int, itemsize: int, shared: int = 0) ->
     """
     sizes = sizes_of(need.head_dim, need.v_head_dim or need.head_dim, need.mla)
     members = triton.next_power_of_2(need.num_q_heads // need.num_kv_heads)
-    shape = tile_of(sizes, queries, members, itemsize, 0 if need.kv_dtype == "int8" else shared)
+    # Larger tiles gave wrong values on an H100 where a cache of float8 has values of few entries: plain caches alone.
+    plain = need.kv_dtype in ("auto", need.dtype) and sizes.keys == sizes.values
+    shape = tile_of(sizes, queries, members, itemsize, shared if plain else 0)
     if need.kv_dtype == "int8" and (queries > 1 or need.mla):  # codes take registers on their way
         shape = shape._replace(tile=shape.tile // 2)
     groups = triton.cdiv(members, shape.rows) if need.mla else 1

@@ -170,7 +170,8 @@ def _of_codes(x: Tensor, stack: StackedCodes, bias: Tensor | None, out: Tensor) 
     x = x if x.stride(1) == 1 else x.contiguous()
     (m, k), n, step = x.shape, stack.n, 2 * stack.half
     if m == 1 and stack.kind == WHOLE and x.itemsize == 2:
-        return _of_row(x, stack, bias, out)
+        _of_row(x, stack, bias, out)
+        return
     tile = tile_for(x.device, f"linear codes {x.itemsize}", m)
     splits = splits_of(m, n, k, tile, step, stack.nbytes)
     target = out if splits == 1 else torch.empty((splits, m, n), dtype=torch.float32, device=x.device)
