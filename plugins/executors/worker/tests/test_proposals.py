@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from lmkit.api import StepResult
 from lmkit_worker.along import BEHIND
-from lmkit_worker.proposals import HOPELESS_PAUSE, SILENT_PAUSE, Proposals
+from lmkit_worker.proposals import HOPELESS_PAUSE, LONGEST_PAUSE, Proposals
 
 VOCAB = 100
 Says = Callable[[int], tuple[int, bool]]  # number of a step -> how many guesses at most, and whether they are right
@@ -114,6 +114,6 @@ def test_who_has_no_guess_is_asked_seldom_but_not_too_seldom() -> None:
     steps.run(1000)
     assert not steps.asked
     assert not steps.source.rests, "what has no guess now may have one soon"
-    steps.run(SILENT_PAUSE + 40)
-    assert steps.asked[0] <= 1000 + SILENT_PAUSE
+    steps.run(LONGEST_PAUSE + 40)
+    assert steps.asked[0] <= 1000 + LONGEST_PAUSE
     assert len(steps.asked) >= 39

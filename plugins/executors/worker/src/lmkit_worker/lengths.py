@@ -15,7 +15,6 @@ REMEMBERED, FADING = 6.0, 0.985  # guesses that a row is known by at most; and w
 OF_ALL, FADING_OF_ALL = 12.0, 0.995  # the same of all rows together
 LEAST = 0.2  # a guess comes true at least with this chance, while nothing is known of the row
 HOPELESS = 0.1  # share of the last guesses of all rows: what comes true more seldom is not worth being ready for more
-SLIGHT = 0.01  # guesses that come true more seldom are not looked at
 NEW = 0.2  # weight of a measured step in the mean
 OUTLIER = 2.0  # times the mean: more counts as so much, since a machine may do something else for a while
 AGE = 512  # steps after which what was measured is taken to be half: what looks dear is tried again, and rarely
@@ -163,7 +162,7 @@ class Lengths:
         chosen, best, rate = [0] * len(slots), 0, expected / costs[0]
         order: list[int] = []
         for i, size in enumerate(SIZES[1:], 1):
-            while nexts and len(order) < size and nexts[0][0] < -SLIGHT:
+            while nexts and len(order) < size:
                 chance, row = nexts[0]
                 expected -= chance
                 order.append(row)

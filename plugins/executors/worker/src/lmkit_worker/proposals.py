@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from lmkit_worker.rows import RowTable
 
 NO_LIMIT = 1 << 30  # tokens
-LONGEST_PAUSE = 16  # steps in which nobody is asked, after nobody was: 1, 2, 4, up to so many
-SILENT_PAUSE = 8  # the same after nobody had a guess: a text may begin to repeat itself
+LONGEST_PAUSE = 16  # steps in which nobody is asked, after nobody was or had a guess: 1, 2, 4, up to so many
 HOPELESS_PAUSE = 128  # the same while hardly a guess comes true
 TRIED = 1  # guesses of a row after such a pause
 
@@ -88,7 +87,7 @@ class Proposals:
         asked = [i for i, num in enumerate(chosen) if num]
         most = [chosen[i] for i in asked]
         guesses = self.source.guess(step, hidden, result, [rows[i] for i in asked], most)
-        self._rest(hopeless, bool(asked), any(guesses))
+        self._rest(hopeless, any(guesses))
         if not asked:
             return
         result.drafts = [[] for _ in step.plan.rows]
@@ -99,13 +98,12 @@ class Proposals:
             if not all(0 <= token < self._vocab_size for token in drafts):
                 raise PluginError(f"{self.source.name} guessed {drafts}: one is no token")
 
-    def _rest(self, hopeless: bool, asked: bool, found: bool) -> None:
+    def _rest(self, hopeless: bool, found: bool) -> None:
         """How many steps nobody is asked in from now on."""
         if found and not hopeless:
             self._pause = 0
             return
-        longest = HOPELESS_PAUSE if hopeless else SILENT_PAUSE if asked else LONGEST_PAUSE
-        self._pause = max(1, min(2 * self._pause, longest))
+        self._pause = max(1, min(2 * self._pause, HOPELESS_PAUSE if hopeless else LONGEST_PAUSE))
         if self._pause > BEHIND:
             self.source.rest()
 
