@@ -90,6 +90,9 @@ class TreeSource(Source):
             guesses.append(tokens)
         return guesses
 
+    def rest(self) -> None:
+        """Contract: Source."""
+
 
 class Tireless(Lengths):
     """Wrong guesses are verified as often as right ones."""
