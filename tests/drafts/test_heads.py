@@ -84,6 +84,7 @@ def guesses(monkeypatch: pytest.MonkeyPatch) -> Guesses:
         return [by_row[row] for row in asked]
 
     monkeypatch.setattr(Drafting, "guess", guess)
+    monkeypatch.setattr("lmkit_worker.lengths.Lengths.hopeless", False)  # else it is not told of most steps
     return found
 
 
@@ -220,7 +221,7 @@ def test_a_head_that_is_never_right_costs_a_twentieth_at_most(
                 (output,) = llm.generate([PROMPTS[0]], params, progress=False)
                 num += len(output.outputs[0].token_ids)
         model, draft = passes.model - model, passes.draft - draft
-    assert draft > num / 40, "it runs along"
+    assert draft < num / 20, "it is not even run along"
     assert model + draft / 3 < 1.05 * num, (model, draft, num)
 
 

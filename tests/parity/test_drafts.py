@@ -122,6 +122,7 @@ def trees_change_no_token(directory: Path, plain: list[list[list[int]]], patch: 
     assert AttnNeed(1, 1, 1).tree
     patch.setattr("lmkit_worker.lengths.TOKENS", 32)
     patch.setattr("lmkit_worker.proposals.clock", lambda: 0.0)
+    patch.setattr("lmkit_worker.lengths.Lengths.hopeless", False)
     try:
         llm = engine(directory, "ngram")
     except SelectionError as e:

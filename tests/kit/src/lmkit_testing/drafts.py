@@ -69,6 +69,7 @@ class DraftConformance(PluginConformance):
         """(a proposer or "none", a way) -> the answers, and what was guessed by text."""
         options, name = self.write(tmp_path), self.plugin.partition(":")[2]
         monkeypatch.setattr("lmkit_worker.runner.Drafting", Asked)
+        monkeypatch.setattr("lmkit_worker.lengths.Lengths.hopeless", False)  # else it is not told of most steps
 
         def ask(proposer: str, way: str) -> tuple[list[list[int]], dict[tuple[int, ...], list[int]]]:
             how = WAYS[way]

@@ -28,6 +28,7 @@ from lmkit.scheduling.scheduler import Scheduler
 from lmkit_worker.drafting import Source
 from lmkit_worker.heads import TokenHead
 from lmkit_worker.inputs import Step
+from lmkit_worker.lengths import Lengths
 from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.proposals import Proposals
 from lmkit_worker.rows import RowTable
@@ -89,6 +90,17 @@ class TreeSource(Source):
             guesses.append(tokens)
         return guesses
 
+    def rest(self) -> None:
+        """Contract: Source."""
+
+
+class Tireless(Lengths):
+    """Wrong guesses are verified as often as right ones."""
+
+    @property
+    def hopeless(self) -> bool:
+        return False
+
 
 class ToyEngine:
     """An engine core around one runner, stepped until all requests are answered."""
@@ -110,10 +122,12 @@ class ToyEngine:
             LoadedModel(self.model, self.model.info, 0), kv, sizes, [attention], ToyPlatform(),
             torch.device("cpu"), eos_token_ids=(EOS,), max_drafts=lookahead, processors=processors, proposer=proposer,
         )  # fmt: skip
+        head = self.runner.head
+        assert isinstance(head, TokenHead)
         if trees is not None:
-            head = self.runner.head
-            assert isinstance(head, TokenHead)
             head.proposals = Proposals(TreeSource(trees, self.runner.rows), self.runner.rows, most, vocab_size)
+        if head.proposals is not None:
+            head.proposals.lengths = Tireless(max_rows, most)
         known = dict.fromkeys(processors or {})
         self.core = EngineCore(
             Scheduler(limits, kv, ArrivalOrder()),

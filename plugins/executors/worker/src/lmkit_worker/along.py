@@ -32,9 +32,9 @@ class PutOff(NamedTuple):
 class Along:
     """Runs over tokens that are known with the model's hidden states there, and writes the draft's keys and values.
 
-    Steps of prompts and with drafts are followed at once: what the prefix cache finds later has them; prompts are not
-    while hardly a guess comes true. Steps of one token a row are put off while nobody asks for guesses, and run over
-    together once somebody does or they become too many.
+    Steps of prompts and with drafts are followed at once: what the prefix cache finds later has them. Steps of one
+    token a row are put off while nobody asks for guesses, and run over together once somebody does or they become too
+    many. While hardly a guess comes true prompts are put off as well, and what becomes too much is forgotten.
     """
 
     def __init__(self, proposer: DraftProposer, rows: RowTable, inputs: InputBuilder) -> None:
@@ -50,25 +50,29 @@ class Along:
         """Whether any tokens were put off."""
         return bool(self._steps)
 
-    def put_off(self, step: Step, hidden: Tensor, prompts: bool) -> bool:
-        """Keeps the hidden states of a step that nobody waits for, with `prompts` also theirs. False: it must be
-        followed."""
+    def put_off(self, step: Step, hidden: Tensor, hopeless: bool) -> bool:
+        """Keeps the hidden states of a step that nobody waits for. False: it must be followed."""
         places, slots = step.layout.positions, step.layout.token_slots
         num = len(places)
         if step.num_drafts is not None or num > self._inputs.limits.max_tokens:
             return False
-        if not num == len(step.slots) == len(step.sample_rows) and not (prompts and self._can_wait):
+        if not num == len(step.slots) == len(step.sample_rows) and not (hopeless and self._can_wait):
             return False
         if len(self._steps) == self._longest or self._num + num > self._inputs.limits.max_tokens:
-            self.catch_up()
+            (self.forget if hopeless else self.catch_up)()
         kept = hidden[:num].clone() if self._proposer.reads_hidden else None  # it may lie where the next step's will
         self._steps.append(PutOff(slots, self._rows.turn[slots], places, kept))
         self._num += num
         return True
 
+    def forget(self) -> None:
+        """Never runs over what was put off."""
+        self._steps, self._num = [], 0
+
     def catch_up(self) -> None:
         """Runs over all that was put off, of rows that are still there."""
-        steps, self._steps, self._num = self._steps, [], 0
+        steps = self._steps
+        self.forget()
         if not steps:
             return
         slots, turns, positions = (np.concatenate(parts) for parts in list(zip(*steps, strict=True))[:3])

@@ -29,12 +29,17 @@ class Source(Protocol):
     name: str
     reads_hidden: bool  # it needs the hidden states of all tokens of a step
     branches: bool  # what it guesses is a tree: `StepResult.parents`
-    hopeless: bool  # set by who asks: hardly a guess comes true, so nothing is made ready for more
+    hopeless: bool  # set by who asks: hardly a guess comes true, so next to nothing is made ready for more
 
     def guess(
         self, step: Step, hidden: Tensor, result: StepResult, asked: Sequence[int], most: Sequence[int]
     ) -> list[list[int]]:
-        """What may follow the rows `asked` of the plan. Called after every step, also if none is asked."""
+        """What may follow the rows `asked` of the plan. Called after every step, also if none is asked, but for those
+        of a long rest."""
+        ...
+
+    def rest(self) -> None:
+        """Nobody asks for a long while, and no step is told until shortly before."""
         ...
 
 
@@ -57,6 +62,9 @@ class Texts:
             return [[int(token) for token in guess] for _, guess in zip(asked, found, strict=True)]
         except Exception as e:
             raise PluginError(f"proposer {self.name}: {type(e).__name__}: {str(e)[:200]}") from e
+
+    def rest(self) -> None:
+        """Nothing is kept of steps."""
 
 
 class Drafting:
@@ -114,6 +122,10 @@ class Drafting:
             more = self._graphs.run(self._chains[num], x).tolist()
             guesses = [a + b for a, b in zip(guesses, more, strict=True)]
         return [row[:limit] for row, limit in zip(guesses, left.tolist(), strict=True)]
+
+    def rest(self) -> None:
+        """Contract: Source."""
+        self._along.forget()
 
     def _follow(self, step: Step, hidden: Tensor, last: np.ndarray) -> Tensor:
         """Runs over the step's tokens. Guesses [S, K] for the rows whose next token is known, which stand at `last`

@@ -96,8 +96,11 @@ class TokenHead:
     def prepare(self, step: Step) -> None:
         if self._prompt_slots:
             step.prompt_jobs = self._jobs(step)
-        if step.prompt_jobs or self.reads_hidden:  # these read other hidden states
+        if step.prompt_jobs or (self.reads_hidden and not self._rests(step)):  # these read other hidden states
             step.inputs.only_logits = False
+
+    def _rests(self, step: Step) -> bool:
+        return self.proposals is not None and self.proposals.rests(step)
 
     @property
     def reads_tokens(self) -> bool:

@@ -14,7 +14,7 @@ CHANCE, WEIGHT = 0.6, 0.5  # a guess comes true, while nothing is known of any r
 REMEMBERED, FADING = 6.0, 0.985  # guesses that a row is known by at most; and what is left after a step without any
 OF_ALL, FADING_OF_ALL = 12.0, 0.995  # the same of all rows together
 LEAST = 0.2  # a guess comes true at least with this chance, while nothing is known of the row
-HOPELESS = 0.1  # share of all rows' guesses: what comes true more seldom is not worth being ready for more
+HOPELESS = 0.1  # share of the last guesses of all rows: what comes true more seldom is not worth being ready for more
 NEW = 0.2  # weight of a measured step in the mean
 OUTLIER = 2.0  # times the mean: more counts as so much, since a machine may do something else for a while
 AGE = 512  # steps after which what was measured is taken to be half: what looks dear is tried again, and rarely
@@ -110,6 +110,7 @@ class Lengths:
         self._right = [0.0] * max_rows
         self._tried = [0.0] * max_rows
         self._right_of_all = self._tried_of_all = 0.0
+        self._right_lately = self._tried_lately = 0.0  # the same, but time changes nothing
 
     def add(self, slot: int) -> None:
         """Nothing is known of the row in `slot`."""
@@ -126,6 +127,10 @@ class Lengths:
             kept = min(1.0, OF_ALL / tried)
             self._right_of_all = (self._right_of_all + num_right) * kept
             self._tried_of_all = tried * kept
+            tried = self._tried_lately + num_right + (num_right < num_guesses)
+            kept = min(1.0, OF_ALL / tried)
+            self._right_lately = (self._right_lately + num_right) * kept
+            self._tried_lately = tried * kept
 
     def pass_by(self, slots: Sequence[int], num: int) -> None:
         """So many steps of the rows had no guesses, and nobody asked for any."""
@@ -139,8 +144,8 @@ class Lengths:
 
     @property
     def hopeless(self) -> bool:
-        """Whether lately hardly a guess came true, of any row."""
-        return self._tried_of_all > OF_ALL / 2 and self._right_of_all < HOPELESS * self._tried_of_all
+        """Whether hardly one of the last guesses came true, of any row, however long ago they were."""
+        return self._tried_lately > OF_ALL / 3 and self._right_lately < HOPELESS * self._tried_lately
 
     def choose(self, slots: Sequence[int], wanted: Sequence[int] | None = None) -> list[int]:
         """How many tokens to guess for each row of the next step, `wanted` at most."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lmkit.api import PluginError
 
+from lmkit_worker.along import BEHIND
 from lmkit_worker.branches import check
 from lmkit_worker.lengths import Lengths
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from lmkit_worker.rows import RowTable
 
 NO_LIMIT = 1 << 30  # tokens
-LONGEST_PAUSE = 16  # steps in which nobody is asked, after nobody was: 1, 2, 4, up to so many
+LONGEST_PAUSE = 16  # steps in which nobody is asked, after nobody was or had a guess: 1, 2, 4, up to so many
+HOPELESS_PAUSE = 128  # the same while hardly a guess comes true
+TRIED = 1  # guesses of a row after such a pause
 
 
 def clock() -> float:
@@ -51,31 +54,40 @@ class Proposals:
         if not self.lengths.hopeless:
             self._pause = 0
 
+    def rests(self, step: Step) -> bool:
+        """Whether the source need not know of a step: it catches up with the last `BEHIND` before it is asked."""
+        return self._pause - self._paused > BEHIND and step.num_drafts is None
+
     def fill(self, step: Step, hidden: Tensor, result: StepResult) -> None:
         """Puts the guesses for the next step into `result.drafts`, after the tokens of this one."""
         if self._paused < self._pause and step.num_drafts is None:
             if not self._paused:
                 self._measure(step, step.slots[step.sample_rows].tolist(), 0)
+            rests = self.rests(step)
             self._paused += 1
             self._before = [], 0.0
-            self.source.guess(step, hidden, result, [], [])
+            if not rests:
+                self.source.guess(step, hidden, result, [], [])
             return
         rows = [row for row in step.sample_rows.tolist() if result.tokens[row]]
         slots = [int(step.slots[row]) for row in rows]
         work = [step.plan.rows[row] for row in rows]
         num_drafts = [len(w.drafts) for w in work]
         self._measure(step, slots, sum(num_drafts))
+        lucky = False
         for row, slot, num in zip(rows, slots, num_drafts, strict=True):
-            self.lengths.learn(slot, num, len(result.tokens[row]) - 1)
-        if self._paused:
-            self.lengths.pass_by(slots, self._paused)
-            self._paused = 0
-        chosen = self.lengths.choose(slots, self._wanted(slots)) if slots else []
+            num_right = len(result.tokens[row]) - 1
+            lucky = lucky or num_right > 0
+            self.lengths.learn(slot, num, num_right)
+        rested, self._paused = self._paused, 0
+        if rested:
+            self.lengths.pass_by(slots, rested)
+        hopeless = self.source.hopeless = self.lengths.hopeless and not lucky
+        chosen = self._choose(slots, TRIED if hopeless else NO_LIMIT) if rested or not hopeless else []
         asked = [i for i, num in enumerate(chosen) if num]
         most = [chosen[i] for i in asked]
-        self.source.hopeless = self.lengths.hopeless
         guesses = self.source.guess(step, hidden, result, [rows[i] for i in asked], most)
-        self._pause = 0 if asked else max(1, min(2 * self._pause, LONGEST_PAUSE))
+        self._rest(hopeless, any(guesses))
         if not asked:
             return
         result.drafts = [[] for _ in step.plan.rows]
@@ -85,6 +97,19 @@ class Proposals:
                 raise PluginError(f"{self.source.name} guessed no tree: {why}")
             if not all(0 <= token < self._vocab_size for token in drafts):
                 raise PluginError(f"{self.source.name} guessed {drafts}: one is no token")
+
+    def _rest(self, hopeless: bool, found: bool) -> None:
+        """How many steps nobody is asked in from now on."""
+        if found and not hopeless:
+            self._pause = 0
+            return
+        self._pause = max(1, min(2 * self._pause, HOPELESS_PAUSE if hopeless else LONGEST_PAUSE))
+        if self._pause > BEHIND:
+            self.source.rest()
+
+    def _choose(self, slots: list[int], most: int) -> list[int]:
+        """How many guesses each row is asked for."""
+        return self.lengths.choose(slots, [min(num, most) for num in self._wanted(slots)]) if slots else []
 
     def _wanted(self, slots: list[int]) -> list[int]:
         """How many guesses may be of use to each row: its last token is not guessed, but drawn after them."""

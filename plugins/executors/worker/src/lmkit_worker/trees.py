@@ -124,6 +124,10 @@ class TreeDrafting:
             result.parents[row] = parents
         return [tokens for tokens, _ in guesses]
 
+    def rest(self) -> None:
+        """Contract: Source."""
+        self._along.forget()
+
     def _level(
         self, slots: np.ndarray, begin: np.ndarray, trees: Sequence[Tree], fresh: Sequence[list[int]], state: Tensor
     ) -> Tensor:

@@ -335,7 +335,10 @@ class Decoder(nn.Module):
             self.stages.send(h, self.stages.rank + 1)
             return h
         hidden = self.norm.add(h, delta)
-        return torch.cat((hidden, *(tapped[i] for i in self.taps)), -1) if self.taps else hidden
+        if not self.taps:
+            return hidden
+        read = slice(None) if len(hidden) == len(x.token_ids) else x.logits_rows
+        return torch.cat((hidden, *(tapped[i][read] for i in self.taps)), -1)
 
     def _received(self, x: StepInputs) -> Tensor:
         """What the rank before this one computed: [T, D]."""
