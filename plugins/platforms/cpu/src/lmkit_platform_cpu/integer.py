@@ -198,7 +198,8 @@ def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | Non
         args.rows_step = max(m, 1)
         args.panels_step = max(1, min(chunk_bytes(m) // size, panels // (4 * native.threads)))
     else:
-        args.rows_step, args.panels_step = prefill_step(native, m, panels, max(1, CACHE_BYTES // size))
+        row_bytes = depth * weight.planes
+        args.rows_step, args.panels_step = prefill_step(native, m, panels, max(1, CACHE_BYTES // size), row_bytes)
     args.tiled = native.isa == "amx" and m > TILE_ROWS and weight.tiled
     plain = None
     if args.tiled or (weight.bits == 4 and native.isa == "amx" and m > TILE_ROWS):  # unpacked once for a chunk's rows
