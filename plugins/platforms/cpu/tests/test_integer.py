@@ -122,8 +122,11 @@ def test_all_instruction_sets_agree(native: Native, isa: str, planes: int, bits:
 @pytest.mark.skipif("amx" not in ISAS, reason="needs tile registers; their emulation is in test_amx.py")
 @pytest.mark.parametrize(
     ("bits", "group", "origin", "planes"),
-    [(4, 64, "zeros", 1), (4, 128, "", 1), (4, 0, "", 2), (4, 128, "table", 2), (8, 0, "", 2), (8, 64, "", 1)],
-)
+    [
+        (4, 64, "zeros", 1), (4, 128, "", 1), (4, 0, "", 2), (4, 128, "table", 2), (8, 0, "", 2), (8, 64, "", 1),
+        (4, 32, "offsets", 1), (4, 32, "offsets", 2), (8, 32, "", 2),
+    ],
+)  # fmt: skip
 def test_many_rows_are_those_of_vectors(native: Native, bits: int, group: int, origin: str, planes: int) -> None:
     """Where panels are unpacked for all rows of a chunk: the very bits, with one cut of the columns and several."""
     for n, k in ((33, 256), (70, 1920)):

@@ -16,7 +16,7 @@ BLOCK = 128  # columns of x that share a scale; sums of more would not fit 32 bi
 LARGEST = 32512  # of an activation of 16 bits, as in csrc/integer.inc
 LONGEST = 1 << 16  # as many with activations of 8 bits
 GROUPS = (16, 32, 64, 128)
-TILE_COLUMNS = 64  # of bytes in a tile register
+TILE_COLUMNS, SHORT = 64, 32  # of bytes in a tile register; the shortest block for which tiles are faster
 CACHE_BYTES = 1 << 19  # of weight that a thread works on at a time in a prefill
 
 
@@ -76,9 +76,9 @@ class PackedIntegers:
     @property
     def tiled(self) -> bool:
         """Whether csrc/integer_many.inc can multiply many rows, see IntegerArgs."""
-        several = self.block < self.k and not self.k % self.block and not self.block % TILE_COLUMNS
+        several = SHORT <= self.block < self.k and not self.k % self.block and not self.k % TILE_COLUMNS
         signed = self.zeros is None and self.zero == 128 if self.bits == 8 or self.table is not None else True
-        return several and signed and self.offsets is None
+        return several and signed
 
     @property
     def nbytes(self) -> int:
