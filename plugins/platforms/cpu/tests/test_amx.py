@@ -59,7 +59,7 @@ def test_products() -> None:
     emulated = Native(build("linear", "integer"))
     assert emulated.isas == ("amx",)
     noise = torch.Generator().manual_seed(0)
-    for rows, (n, k) in itertools.product((1, 9, 16, 49), ((33, 7), (70, 333))):
+    for rows, (n, k) in itertools.product((1, 9, 16, 49), ((33, 7), (70, 333), (40, 128))):
         weight = torch.randn(n, k, generator=noise).bfloat16()
         x = torch.full((rows, k + 3), torch.nan, dtype=torch.bfloat16)[:, :k]
         x.copy_(torch.randn(rows, k, generator=noise))

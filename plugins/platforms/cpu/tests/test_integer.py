@@ -119,6 +119,29 @@ def test_all_instruction_sets_agree(native: Native, isa: str, planes: int, bits:
 
 
 @needs_library
+@pytest.mark.skipif("amx" not in ISAS, reason="needs tile registers; their emulation is in test_amx.py")
+@pytest.mark.parametrize(
+    ("bits", "group", "origin", "planes"),
+    [
+        (4, 64, "zeros", 1), (4, 128, "", 1), (4, 0, "", 2), (4, 128, "table", 2), (8, 0, "", 2), (8, 64, "", 1),
+        (4, 32, "offsets", 1), (4, 32, "offsets", 2), (8, 32, "", 2),
+    ],
+)  # fmt: skip
+def test_many_rows_are_those_of_vectors(native: Native, bits: int, group: int, origin: str, planes: int) -> None:
+    """Where panels are unpacked for all rows of a chunk: the very bits, with one cut of the columns and several."""
+    for n, k in ((33, 256), (70, 1920)):
+        packed = pack(native, random_integers(n, k, bits, group, origin)[0], bits, group, planes)
+        x = torch.randn(300, k, generator=torch.Generator().manual_seed(k)).bfloat16()
+        x[5, 7], x[290] = torch.nan, 0
+        native.set_isa("avx512_bf16")
+        expected = linear(native, x, packed)
+        native.set_isa("amx")
+        assert packed.tiled
+        for rows in (17, 33, 64, 131, 300):
+            assert torch.equal(linear(native, x[:rows], packed).nan_to_num(7), expected[:rows].nan_to_num(7)), rows
+
+
+@needs_library
 @pytest.mark.parametrize("isa", ISAS)
 def test_largest_values_do_not_overflow(native: Native, isa: str) -> None:
     native.set_isa(isa)

@@ -16,6 +16,7 @@ BLOCK = 128  # columns of x that share a scale; sums of more would not fit 32 bi
 LARGEST = 32512  # of an activation of 16 bits, as in csrc/integer.inc
 LONGEST = 1 << 16  # as many with activations of 8 bits
 GROUPS = (16, 32, 64, 128)
+TILE_COLUMNS, SHORT = 64, 32  # of bytes in a tile register; the shortest block for which tiles are faster
 CACHE_BYTES = 1 << 19  # of weight that a thread works on at a time in a prefill
 
 
@@ -41,7 +42,7 @@ class IntegerArgs(Args):
         ("x_scales", c_void_p), ("x_sums", c_void_p), ("plain", c_void_p), ("m", c_int64),
         ("n", c_int64), ("k", c_int64), ("x_stride", c_int64), ("group", c_int64), ("block", c_int64),
         ("rows_step", c_int64), ("panels_step", c_int64), ("dtype", c_int32), ("bits", c_int32), ("planes", c_int32),
-        ("zero", c_int32),
+        ("zero", c_int32), ("tiled", c_int32),
     ]  # fmt: skip
 
 
@@ -71,6 +72,13 @@ class PackedIntegers:
         if self.planes == 1 and LONGEST >= self.group >= self.k:
             return max(self.k, 1)
         return min(self.group, BLOCK)
+
+    @property
+    def tiled(self) -> bool:
+        """Whether csrc/integer_many.inc can multiply many rows, see IntegerArgs."""
+        several = SHORT <= self.block < self.k and not self.k % self.block and not self.k % TILE_COLUMNS
+        signed = self.zeros is None and self.zero == 128 if self.bits == 8 or self.table is not None else True
+        return several and signed
 
     @property
     def nbytes(self) -> int:
@@ -172,8 +180,9 @@ def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | Non
     depth = -(-weight.k // 8) * 8
     blocks = max(1, -(-weight.k // weight.block))
     out = x.new_empty((m, weight.n))
-    quantized = torch.empty(max(1, m * 2 * depth), dtype=torch.int8)
-    x_scales, x_sums = torch.empty(m * blocks), torch.empty(m * blocks, dtype=torch.int32)
+    space = -(-m // TILE_ROWS) * TILE_ROWS
+    quantized = torch.empty(max(1, space * 2 * depth), dtype=torch.int8)
+    x_scales, x_sums = torch.empty(space * blocks), torch.empty(space * blocks, dtype=torch.int32)
     size = max(1, PANEL * depth * weight.bits // 8)
     args = IntegerArgs(
         weight=weight.data.data_ptr(), scales=weight.scales.data_ptr(),
@@ -189,9 +198,11 @@ def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | Non
         args.rows_step = max(m, 1)
         args.panels_step = max(1, min(chunk_bytes(m) // size, panels // (4 * native.threads)))
     else:
-        args.rows_step, args.panels_step = prefill_step(native, m, panels, max(1, CACHE_BYTES // size))
+        row_bytes = depth * weight.planes
+        args.rows_step, args.panels_step = prefill_step(native, m, panels, max(1, CACHE_BYTES // size), row_bytes)
+    args.tiled = native.isa == "amx" and m > TILE_ROWS and weight.tiled
     plain = None
-    if weight.bits == 4 and native.isa == "amx" and m > TILE_ROWS:  # unpacked once for all tiles of a chunk
+    if args.tiled or (weight.bits == 4 and native.isa == "amx" and m > TILE_ROWS):  # unpacked once for a chunk's rows
         plain = torch.empty(native.threads * PANEL * depth, dtype=torch.uint8)
         args.plain = plain.data_ptr()
     args.chunks[0] = m

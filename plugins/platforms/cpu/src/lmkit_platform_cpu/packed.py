@@ -16,7 +16,9 @@ PANEL = 32  # output rows side by side, as in csrc/linear.inc
 HUGE = 1 << 21  # bytes of a huge page
 DECODE_ROWS = 64  # up to so many rows of x a panel of the weight is read once
 PREFILL_ROWS, PREFILL_PANELS, PREFILL_DEPTH = 96, 8, 1024  # a chunk of larger ones: what a core's second cache holds
-TILED_ROWS = 256  # the rows of a chunk where tile registers multiply: fewer would wait for weights and for unpacking
+# The rows of a chunk where tile registers multiply: fewer would wait for weights and for unpacking. The larger number
+# where so many bytes, of a core's second cache, hold them.
+TILED_ROWS, TILED_BYTES = (256, 512), 5 << 18
 TILE_ROWS, TILE_COLUMNS = 16, 32  # of bfloat16 in a tile register
 MAX_COMPACT_K = 1 << 19  # a stray's place has so many bits
 COMPACT = 3  # a type of weights beside DTYPES: bfloat16 in 12 bits, as csrc/linear_compact.inc lays it out
@@ -162,13 +164,17 @@ def chunk_bytes(m: int) -> int:
     return 1 << 17 if m <= 12 else 1 << 19
 
 
-def prefill_step(native: Native, m: int, panels: int, most: int) -> tuple[int, int]:
-    """Rows of x and, at most `most`, panels of a weight in a chunk of a step of `m` rows, more than DECODE_ROWS."""
+def prefill_step(native: Native, m: int, panels: int, most: int, row_bytes: int) -> tuple[int, int]:
+    """Rows of x and, at most `most`, panels of a weight in a chunk of a step of `m` rows, more than DECODE_ROWS.
+
+    `row_bytes` of each row are read again for every panel of a chunk.
+    """
     if native.isa != "amx":
         return PREFILL_ROWS, most
-    heights, tile = -(-m // TILED_ROWS), 2 * TILE_ROWS
+    few, many = TILED_ROWS
+    tile, heights = 2 * TILE_ROWS, -(-m // (many if many * row_bytes <= TILED_BYTES else few))
     rows = -(-m // (heights * tile)) * tile  # chunks of about equal size, in whole tiles
-    return rows, max(1, min(most, panels * heights // (8 * native.threads)))
+    return rows, max(1, min(most, panels * heights // (4 * native.threads)))
 
 
 def check_bias(bias: Tensor | None, n: int, dtype: torch.dtype) -> None:
@@ -184,8 +190,9 @@ def _plan(native: Native, args: LinearArgs, weight: Packed, m: int) -> list[Tens
         args.rows_step, args.k_step = max(m, 1), weight.k
         args.panels_step = max(1, min(chunk_bytes(m) // max(weight.panel_bytes, 1), panels // (4 * native.threads)))
     else:
-        args.rows_step, args.panels_step = prefill_step(native, m, panels, PREFILL_PANELS)
         args.k_step = PREFILL_DEPTH
+        row_bytes = min(weight.k, PREFILL_DEPTH) * weight.dtype.itemsize
+        args.rows_step, args.panels_step = prefill_step(native, m, panels, PREFILL_PANELS, row_bytes)
         if dot and native.isa == "amx":
             args.chunks[0] = -(-m // TILE_ROWS)
             tiles = args.chunks[0] * -(-weight.k // TILE_COLUMNS)
