@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -38,9 +39,11 @@ from lmkit.contracts.config import LoraConfig
 from lmkit_multiproc.executor import MultiprocExecutor
 from lmkit_testing import ExecutorConformance
 from lmkit_testing.executor import Tokens
+from lmkit_testing.kills import Load
 from lmkit_worker.uniproc import UniprocExecutor
 
 Tiny = tuple[EngineConfig, ResolvedPlan, Checkpoint]
+KILLS = int(os.environ.get("RANK_KILLS", "2"))
 
 
 def save_adapter(base: Path, folder: Path) -> Path:
@@ -185,6 +188,24 @@ class TestMultiproc(ExecutorConformance):
         finally:
             executor.close()
         executor.close()
+
+    @pytest.mark.slow
+    def test_ranks_that_are_killed_under_load_are_one_failure_each(self, tmp_path: Path) -> None:
+        """With no token that one rank would not say; the next engine runs."""
+        load, numbers = Load(tmp_path / "model", "multiproc"), random.Random(17)
+        for i in range(KILLS):
+            sizes = {"tp": 2} if i % 2 else {"pp": 2}
+            executor = MultiprocExecutor(
+                replace(load.tiny[0], parallel=ParallelConfig(**sizes, threads=1)), *load.tiny[1:]
+            )
+            rank = i // 2 % 2
+            try:
+                kill = lambda: os.kill(executor._processes[rank].process.pid, signal.SIGKILL)  # noqa: B023, E731
+                assert load.killed(executor, kill, numbers.uniform(0.05, 0.5)).rank == rank
+                for process in executor._processes:
+                    process.process.wait(2)
+            finally:
+                executor.close()
 
     @classmethod
     def many_steps(cls, executor: MultiprocExecutor, row: NewRow) -> None:
