@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -200,12 +201,16 @@ class TestMultiproc(ExecutorConformance):
             )
             rank = i // 2 % 2
             try:
-                kill = lambda: os.kill(executor._processes[rank].process.pid, signal.SIGKILL)  # noqa: B023, E731
-                assert load.killed(executor, kill, numbers.uniform(0.05, 0.5)).rank == rank
+                failure = load.killed(executor, partial(self.kill, executor, rank), numbers.uniform(0.05, 0.5))
+                assert failure.rank == rank
                 for process in executor._processes:
                     process.process.wait(2)
             finally:
                 executor.close()
+
+    @staticmethod
+    def kill(executor: MultiprocExecutor, rank: int) -> None:
+        os.kill(executor._processes[rank].process.pid, signal.SIGKILL)
 
     @classmethod
     def many_steps(cls, executor: MultiprocExecutor, row: NewRow) -> None:
