@@ -253,13 +253,13 @@ def drafts(session: nox.Session) -> None:
 
 @nox.session
 def ranks(session: nox.Session) -> None:
-    """Several ranks say what one says: sums and what is passed on, processes, stages and parts of every native family.
-    A quarter of an hour on two cores."""
+    """Several ranks say what one says: sums and what is passed on, processes, stages and parts of every native family,
+    adapters; ranks are killed 20 times under load. A quarter of an hour on two cores."""
     install(session)
-    session.run(
-        "pytest", "-q", "plugins/executors/multiproc", "plugins/platforms/cpu/tests/test_ranks.py", env=ONE_THREAD
-    )
+    tests = ["plugins/executors/multiproc", "plugins/platforms/cpu/tests/test_ranks.py"]
+    session.run("pytest", "-q", *tests, env=ONE_THREAD | {"RANK_KILLS": "20"})
     session.run("pytest", "-q", "plugins/models", "-k", "two_stages or two_ranks", env=ONE_THREAD)
+    session.run("pytest", "-q", "tests/parity/test_adapters.py", env=ONE_THREAD)
 
 
 @nox.session
@@ -274,13 +274,13 @@ def kv(session: nox.Session) -> None:
 
 @nox.session
 def ray(session: nox.Session) -> None:
-    """A Ray cluster on this host: ranks as its actors, replicas behind Ray Serve, engines killed 20 times under load,
-    a batch by Ray Data. 300 MB."""
+    """Ray clusters on this host: ranks as actors, on two nodes of which one is killed 20 times under load; replicas
+    behind Ray Serve, engines killed 20 times under load; a batch by Ray Data. 300 MB."""
     install(session)
     for path in ("executors/ray", "frontends/ray-serve", "frontends/run-batch"):
         session.install("-q", "--no-build-isolation", "-e", f"./plugins/{path}[ray]", "-c", "constraints.txt")
     tests = ["plugins/executors/ray", "plugins/frontends/ray-serve", "plugins/frontends/run-batch/tests/test_spread.py"]
-    session.run("pytest", "-q", *tests, env=ONE_THREAD | {"RAY_KILLS": "20", "RAY_USAGE_STATS_ENABLED": "0"})
+    session.run("pytest", "-q", *tests, env=ONE_THREAD | CACHED | {"RAY_KILLS": "20", "RAY_USAGE_STATS_ENABLED": "0"})
 
 
 @nox.session

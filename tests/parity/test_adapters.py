@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from lmkit.api import CheckpointOptions, UnsupportedModel
+from lmkit.api import CheckpointOptions, Collectives, UnsupportedModel
 from lmkit.checkpoint import open_checkpoint
 from lmkit.plugins import load_target
 from lmkit_layers.adapters import Adapter, AdapterBank
 from lmkit_testing.checkpoints import FAMILIES, tiny_checkpoint
 from lmkit_testing.model import deviation, load_tiny, prompt, reference
 from lmkit_testing.specs import find_plugin
-from lmkit_testing.steps import ModelDriver
+from lmkit_testing.steps import ModelDriver, Ranks
 from lmkit_worker.loading.adapter import BaseModel, open_adapter
 from lmkit_worker.loading.patterns import Patterns
 from lmkit_worker.loading.rules import Rules
@@ -54,10 +54,10 @@ def saved(family: str, values: dict[str, Any], options: dict[str, Any], folder: 
     return expected
 
 
-def logits(family: str, folder: Path, adapter: bool) -> torch.Tensor:
+def logits(family: str, folder: Path, adapter: bool, ranks: Collectives | None = None) -> torch.Tensor:
     name = FAMILIES[family][1] if family in FAMILIES else family
     target = find_plugin(f"model:{name}")[2].target
-    loaded = load_tiny(folder / "base", target, "float32", adapters=True)
+    loaded = load_tiny(folder / "base", target, "float32", adapters=True, collectives=ranks)
     checkpoint = open_checkpoint(str(folder / "base"), CheckpointOptions())
     assert checkpoint is not None
     loader, bank = SafetensorsLoader(), AdapterBank(loaded.model, 2, torch.device("cpu"))
@@ -117,6 +117,8 @@ def test_adapter_of_peft(kind: str, tmp_path: Path) -> None:
     expected = saved(family, values, options, tmp_path)
     assert deviation(logits(family, tmp_path, True), expected) < 1e-4
     assert deviation(logits(family, tmp_path, False), expected) > 1e-2
+    for of_rank in Ranks(2).run(lambda ranks: logits(family, tmp_path, True, ranks)):
+        assert deviation(of_rank, expected) < 1e-4
 
 
 @pytest.mark.parametrize(

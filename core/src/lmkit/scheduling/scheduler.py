@@ -85,8 +85,8 @@ class Scheduler:
         self._events: list[TokenEvent] = []  # of requests that ended outside `update`
         self._alone: dict[str, int] = {}  # rows of a lost step, to run one by one: id -> positions to compute again
         self._no_room: tuple[int, list[int]] | None = None  # who did not fit, and the free blocks then: ask once
-        self._num_added = 0
-        self._num_epochs = 0
+        self._num_added = self._num_epochs = 0
+        self._known = -1  # the last step whose result was taken in
 
     # ------------------------------------------------------------------------------------------------ in and out
 
@@ -380,7 +380,7 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in the result of a step, in the order of schedule(). Rows of another epoch are dropped."""
-        events, self._events = self._events, []
+        events, self._events, self._known = self._events, [], plan.step
         if result.faults:
             self._distrust()
         if self.outside is not None:
@@ -520,7 +520,7 @@ class Scheduler:
         too often without a cause. Workers must forget all rows.
         """
         events, self._events = self._events, []
-        self._forget(plan.step)
+        self._forget(self._known + 1)  # steps before `plan` whose results are lost, too, may have had faulty rows
         for r in list(self.running):
             self._preempt(r)
         self._gone = []

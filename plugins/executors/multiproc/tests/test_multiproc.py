@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -13,11 +16,14 @@ from lmkit.api import (
     Checkpoint,
     ConfigError,
     EngineDead,
+    Executor,
     Failure,
     ForgetRows,
     KVConfig,
     LmkitError,
+    LoadAdapter,
     NewRow,
+    ResetCache,
     ResolvedPlan,
     RowWork,
     SamplingParams,
@@ -34,9 +40,33 @@ from lmkit.contracts.config import LoraConfig
 from lmkit_multiproc.executor import MultiprocExecutor
 from lmkit_testing import ExecutorConformance
 from lmkit_testing.executor import Tokens
+from lmkit_testing.kills import Load
 from lmkit_worker.uniproc import UniprocExecutor
 
 Tiny = tuple[EngineConfig, ResolvedPlan, Checkpoint]
+KILLS = int(os.environ.get("RANK_KILLS", "2"))
+
+
+def save_adapter(base: Path, folder: Path) -> Path:
+    """A random one of all matrices of a checkpoint's file."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    numbers, tensors, targets = torch.Generator().manual_seed(3), {}, set()
+    for name, weight in load_file(base).items():
+        if weight.dim() != 2:
+            continue
+        module, (outputs, inputs) = name.removesuffix(".weight"), weight.shape
+        targets.add(module.rpartition(".")[2])
+        sides = {"A.weight": (4, inputs), "B.weight": (outputs, 4)}
+        if "embed_tokens" in module:
+            sides = {"embedding_A": (4, outputs), "embedding_B": (inputs, 4)}
+        for side, shape in sides.items():
+            tensors[f"base_model.model.{module}.lora_{side}"] = 0.2 * torch.randn(shape, generator=numbers)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": sorted(targets)}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
 
 
 @pytest.mark.one_in(5)
@@ -76,6 +106,41 @@ class TestMultiproc(ExecutorConformance):
         assert [r.tokens for r in found] == [r.tokens for r in expected]
         assert split.specs[0].layers == whole.specs[0].layers
         assert split.nbytes * 2 * tp == whole.nbytes
+
+    @pytest.mark.full
+    @pytest.mark.parametrize("sizes", [{"tp": 2}, {"pp": 2}])
+    def test_adapters_say_what_they_say_on_one_rank(self, tiny: Tiny, sizes: dict[str, int], tmp_path: Path) -> None:
+        """Of all linears, the embedding and the head; also after a sleep that dropped the weights."""
+        path = save_adapter(tiny[2].files[0], tmp_path)
+        config = replace(tiny[0], lora=LoraConfig(enabled=True))
+        one = UniprocExecutor(replace(config, wanted={}), *tiny[1:])
+        both = MultiprocExecutor(replace(config, parallel=ParallelConfig(**sizes, threads=1)), *tiny[1:])
+        try:
+            for executor in (one, both):
+                self.ready(executor, config)
+                assert not self.told(executor, LoadAdapter("x", str(path)))
+            expected, plain = self.adapted(one), self.say(one)
+            assert self.adapted(both) == expected
+            assert not self.told(both, Sleep(2), Wake())
+            assert self.say(both) == plain
+            assert self.adapted(both) == expected
+            assert "no adapter" in self.told(both, LoadAdapter("y", str(tmp_path / "nothing")))
+        finally:
+            one.close()
+            both.close()
+
+    @classmethod
+    def adapted(cls, executor: Executor) -> Tokens:
+        """A row with the adapter beside one without."""
+        greedy = SamplingParams(temperature=0)
+        rows = [NewRow("a", 0, [5, 6, 7], 3, [[1, 2]], 0, greedy, "x"), NewRow("b", 0, [5], 1, [[3]], 0, greedy)]
+        work = [RowWork("a", 0, 0, 3, [], True), RowWork("b", 0, 0, 1, [], True)]
+        found = [cls.step(executor, StepPlan(0, new=rows, rows=work)).tokens]
+        for i in range(2):
+            work = [RowWork("a", 0, 3 + i, 1, [], True), RowWork("b", 0, 1 + i, 1, [], True)]
+            found.append(cls.step(executor, StepPlan(1 + i, rows=work)).tokens)
+        assert not cls.told(executor, ResetCache())
+        return found
 
     @pytest.mark.full
     def test_two_ranks_sleep_and_change_together(
@@ -125,6 +190,28 @@ class TestMultiproc(ExecutorConformance):
             executor.close()
         executor.close()
 
+    @pytest.mark.slow
+    def test_ranks_that_are_killed_under_load_are_one_failure_each(self, tmp_path: Path) -> None:
+        """With no token that one rank would not say; the next engine runs."""
+        load, numbers = Load(tmp_path / "model", "multiproc"), random.Random(17)
+        for i in range(KILLS):
+            sizes = {"tp": 2} if i % 2 else {"pp": 2}
+            executor = MultiprocExecutor(
+                replace(load.tiny[0], parallel=ParallelConfig(**sizes, threads=1)), *load.tiny[1:]
+            )
+            rank = i // 2 % 2
+            try:
+                failure = load.killed(executor, partial(self.kill, executor, rank), numbers.uniform(0.05, 0.5))
+                assert failure.rank == rank
+                for process in executor._processes:
+                    process.process.wait(2)
+            finally:
+                executor.close()
+
+    @staticmethod
+    def kill(executor: MultiprocExecutor, rank: int) -> None:
+        os.kill(executor._processes[rank].process.pid, signal.SIGKILL)
+
     @classmethod
     def many_steps(cls, executor: MultiprocExecutor, row: NewRow) -> None:
         for step in range(100):
@@ -152,8 +239,6 @@ class TestMultiproc(ExecutorConformance):
             executor.close()
 
     def test_what_cannot_be_split(self, two: Tiny) -> None:
-        with pytest.raises(ConfigError, match="adapters"):
-            MultiprocExecutor(replace(two[0], lora=LoraConfig(enabled=True)), *two[1:])
         staged = replace(two[0], parallel=ParallelConfig(pp=2), model=replace(two[0].model, packed_cache="folder"))
         with pytest.raises(ConfigError, match="packed weights"):
             MultiprocExecutor(staged, *two[1:])

@@ -33,7 +33,7 @@ from lmkit.config import EngineConfig, ParallelConfig
 from lmkit_executor_ray import about
 from lmkit_executor_ray.about import compare, digest
 from lmkit_executor_ray.cluster import connect
-from lmkit_executor_ray.executor import RayExecutor, groups
+from lmkit_executor_ray.executor import RayExecutor, groups, ranks_here
 from lmkit_executor_ray.hooks import Options
 from lmkit_testing import ExecutorConformance
 from lmkit_worker.uniproc import UniprocExecutor
@@ -173,6 +173,12 @@ def test_options() -> None:
         Options(address="ray://10.0.0.1:10001")
     with pytest.raises(ValueError, match="STRICT_PACK"):
         Options(strategy="pack")
+
+
+def test_ranks_of_one_node() -> None:
+    """They share its memory."""
+    found = [about.About(i, node, "10.0.0.1", {}, "") for i, node in enumerate("aba")]
+    assert ranks_here(found) == [2, 1, 2]
 
 
 def test_who_meets() -> None:

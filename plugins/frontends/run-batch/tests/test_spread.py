@@ -48,6 +48,7 @@ def test_blocks_that_are_there_are_skipped(requests: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")  # of its own settings
 def test_a_batch_over_ray(requests: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray.data", reason="Ray Data is not installed: pip install 'lmkit-run-batch[ray]'")
     folder = tmp_path / "out"

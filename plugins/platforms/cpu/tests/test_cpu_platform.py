@@ -93,6 +93,19 @@ def test_preferred_dtype_follows_the_instruction_set(tmp_path: Path, cpuinfo: st
     assert set(device.flags) <= set(probe.FLAGS)
 
 
+def test_ranks_on_other_hosts_take_nothing_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmkit_platform_cpu.platform.memory", lambda: (16 * GIB, 12 * GIB))
+    monkeypatch.setattr("lmkit_platform_cpu.platform.reserve", lambda _: 4 * GIB)
+    monkeypatch.setattr("lmkit_platform_cpu.ranks.open_collectives", lambda *_: None)
+    cpu = platform.CpuPlatform()
+    cpu.collectives(0, 4, "tcp://10.0.0.1:1")
+    assert cpu.free_memory() == 2 * GIB
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert cpu.free_memory() == 4 * GIB
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert cpu.free_memory() == 2 * GIB, "there are not so many"
+
+
 def test_bare_system_still_answers(tmp_path: Path) -> None:
     (device,) = probe.probe(tmp_path)
     assert device.total_memory > 0

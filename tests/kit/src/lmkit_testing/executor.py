@@ -57,6 +57,17 @@ def _together(names: Iterable[str]) -> list[list[str]]:
     return list(groups.values())
 
 
+def tiny_model(directory: Path, executor: str) -> tuple[EngineConfig, ResolvedPlan, Checkpoint]:
+    """A random checkpoint, written to `directory`, for the executor of that name."""
+    config = EngineConfig(
+        model=ModelConfig(model=str(tiny_checkpoint("llama", directory)), max_length=64),
+        cache=CacheConfig(num_blocks=40, block_size=4),
+        wanted={"executor": executor},
+    )
+    resolved, checkpoint, _ = resolve(config)
+    return config, resolved, checkpoint
+
+
 class ExecutorConformance(PluginConformance):
     """Runs a tiny model. An executor with several ranks runs it on one."""
 
@@ -64,15 +75,7 @@ class ExecutorConformance(PluginConformance):
     @classmethod
     def tiny(cls, tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineConfig, ResolvedPlan, Checkpoint]:
         pytest.importorskip("transformers")
-        name = cls.plugin.partition(":")[2]
-        directory = tiny_checkpoint("llama", Path(tmp_path_factory.mktemp("tiny")) / "model")
-        config = EngineConfig(
-            model=ModelConfig(model=str(directory), max_length=64),
-            cache=CacheConfig(num_blocks=40, block_size=4),
-            wanted={"executor": name},
-        )
-        resolved, checkpoint, _ = resolve(config)
-        return config, resolved, checkpoint
+        return tiny_model(Path(tmp_path_factory.mktemp("tiny")) / "model", cls.plugin.partition(":")[2])
 
     @pytest.fixture
     def executor(self, target: Any, tiny: tuple[EngineConfig, ResolvedPlan, Checkpoint]) -> Iterator[Executor]:

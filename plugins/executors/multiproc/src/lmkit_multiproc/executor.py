@@ -135,8 +135,6 @@ class RanksExecutor(ABC):
         self._first = first_with_head(config)  # from which on ranks draw tokens
         if config.parallel.in_flight != 1:
             raise ConfigError("ranks have one step in flight", fix="--depth 1")
-        if config.lora.on and self.size > 1:
-            raise ConfigError(f"adapters cannot be split over {self.size} ranks", fix="--tp 1 --pp 1, or no adapters")
         if resolved.draft is not None and self.size > 1:  # each would choose lengths by a clock of its own
             raise ConfigError(f"guesses of a model cannot be split over {self.size} ranks", fix="--proposer ngram")
         if config.model.packed_cache is not None and config.parallel.pp > 1:

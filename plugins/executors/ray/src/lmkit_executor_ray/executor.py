@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -170,7 +171,10 @@ class RayExecutor(RanksExecutor):
         try:
             with socket.create_server((address, 0)) as server:
                 port = server.getsockname()[1]
-                lives = [actor.follow.remote(address, port, secret) for actor in self._actors]
+                lives = [
+                    actor.follow.remote(address, port, secret, here)
+                    for actor, here in zip(self._actors, ranks_here(ranks), strict=True)
+                ]
                 for connection in _callers(server, secret, self._options.seconds):
                     found[int(connection.recv_bytes(8))] = connection
                     if len(found) == self.size:
@@ -181,6 +185,12 @@ class RayExecutor(RanksExecutor):
                     connection.close()
         made = zip(self._actors, ranks, lives, strict=True)
         return [RayRank(i, actor, where, found[i], life) for i, (actor, where, life) in enumerate(made)]
+
+
+def ranks_here(ranks: Sequence[About]) -> list[int]:
+    """For each rank, how many are on its node."""
+    nodes = Counter(rank.node for rank in ranks)
+    return [nodes[rank.node] for rank in ranks]
 
 
 def groups(config: EngineConfig) -> list[range]:

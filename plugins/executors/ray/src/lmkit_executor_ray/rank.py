@@ -47,8 +47,9 @@ class RankActor:
         with socket.create_server((address, 0)) as found:
             return f"tcp://{address}:{found.getsockname()[1]}"
 
-    def follow(self, address: str, port: int, secret: bytes) -> None:
-        """Does what it is told from there, until nobody is there any more."""
+    def follow(self, address: str, port: int, secret: bytes, here: int) -> None:
+        """Does what it is told from there, until nobody is there any more. `here`: ranks on this node."""
+        os.environ["LOCAL_WORLD_SIZE"] = str(here)
         with Client((address, port), family="AF_INET", authkey=secret) as connection:
             at_once(connection)
             connection.send_bytes(str(self._rank).encode())

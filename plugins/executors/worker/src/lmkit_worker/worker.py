@@ -47,7 +47,7 @@ from lmkit.api import (
     load_target,
 )
 from lmkit.checkpoint import stamp_of
-from lmkit_layers.adapters import Adapter
+from lmkit_layers.adapters import HEAD, Adapter
 from torch import nn
 
 from lmkit_worker.carry import carry
@@ -300,12 +300,21 @@ class Worker:
             files = self._open_adapter(path)
             dtype = getattr(torch, self.resolved.value("dtype", self.info.dtype))
             weights = files.read(dtype)
-            adapter = Adapter(id, weights.deltas, weights.whole)
+            deltas = {name: found for name, found in weights.deltas.items() if self._has(name)}
+            adapter = Adapter(id, deltas, {name: w for name, w in weights.whole.items() if self._has(name)})
             self._running.adapters.load(adapter)
             self.adapters[id] = adapter
         except LmkitError as e:
             return Reply(False, f"{e.message}; {e.fix}" if e.fix else e.message)
         return Reply(True)
+
+    def _has(self, module: str) -> bool:
+        """Whether this rank runs it: another stage may."""
+        if self.num_stages == 1:
+            return True
+        if module.startswith("layers."):
+            return int(module.split(".")[1]) in self.layers
+        return self.layers.stop == len(self.info.layers) if module == HEAD else self.layers.start == 0
 
     def close(self) -> None:
         """Drops model and cache. Idempotent."""

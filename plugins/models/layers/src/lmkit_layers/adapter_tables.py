@@ -41,6 +41,35 @@ class Delta:
         return replace(self, a=self.a.to(device), b=self.b.to(device), gain=gain)
 
 
+def share_of_rank(linear: Linear, deltas: Sequence[Delta]) -> list[Delta]:
+    """What this rank's share of `linear` gets of `deltas`, which are of the whole."""
+    if linear.size == 1 or linear.spec.shard == "none":
+        return list(deltas)
+    if linear.spec.shard == "row":
+        inputs = linear.local.in_features
+        return [replace(d, a=d.a[linear.rank * inputs :][:inputs].contiguous()) for d in deltas]
+    outputs, found = _outputs(linear), []
+    for delta in deltas:
+        own = ((outputs >= delta.low) & (outputs < delta.high)).nonzero()[:, 0]
+        if len(own):  # one after another: shares are in the order of the whole
+            low, columns = int(own[0]), outputs[own] - delta.low
+            gain = None if delta.gain is None else delta.gain[columns]
+            found.append(Delta(low, low + len(own), delta.a, delta.b[:, columns].contiguous(), gain))
+    return found
+
+
+def _outputs(linear: Linear) -> Tensor:
+    """Which outputs of the whole a rank has. Of each part a share; there may be fewer of them than ranks."""
+    parted = len(linear.spec.parts) > 1
+    whole, here = (s.out_features if parted else (s.total_out,) for s in (linear.spec, linear.local))
+    found, begin = [], 0
+    for size, own in zip(whole, here, strict=True):
+        first = begin + linear.rank * (size // own) // linear.size * own
+        found.append(torch.arange(first, first + own))
+        begin += size
+    return torch.cat(found)
+
+
 class Span(NamedTuple):
     """What adapters add to outputs [low, high): columns [first, end) of x @ a, times b [end - first, high - low]."""
 
@@ -84,7 +113,8 @@ class AdapterTable:
         Changed in place where no adapter has a weight of its own.
         """
         linear: Linear | None = None if isinstance(module, Embedding) else module  # type: ignore[assignment]
-        bias = None if linear is None else linear.bias
+        summed = linear is not None and linear.collectives is not None  # over ranks, and then the bias is added
+        bias = None if linear is None or summed else linear.bias
         for number, weight in self.whole:
             own = weight[x] if linear is None else F.linear(x, weight, bias)
             out = torch.where(tokens.of(number), own, out)

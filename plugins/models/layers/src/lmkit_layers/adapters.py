@@ -4,13 +4,14 @@ A linear's output gets x @ a @ b added for the tokens of each adapter, after its
 kernel serves; embedding and head may have a weight of the adapter's own. What linears and the embedding get is made
 for all tokens at once, from tables on the device: a step that has no more than that may be captured. Routers, experts
 and latents are changed for the tokens of one adapter after another, and the host waits to know them. Steps without
-adapters run as if there were none.
+adapters run as if there were none. Ranks keep of each adapter what their shares of linears need; where a linear's
+output is the sum of theirs, so is what is added to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from lmkit.api import EngineError, Model, StepInputs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lmkit_layers.adapter_tables import AdapterTable, AdapterTokens, Delta, gained
+from lmkit_layers.adapter_tables import AdapterTable, AdapterTokens, Delta, gained, share_of_rank
 from lmkit_layers.embedding import Embedding
 from lmkit_layers.experts import Experts, LinearExperts, Mixture, PackedExperts, Router
 from lmkit_layers.latent import Latent
@@ -67,9 +68,11 @@ class AdapterBank:
         self._modules = self._modules or _changeable(self.model)
         if unknown := sorted(adapter.modules - set(self._modules)):
             raise EngineError(f"the model has no {', '.join(unknown[:3])} that adapter {adapter.id!r} could change")
+        linears = {m.spec.name: m for m in self.model.modules() if isinstance(m, Linear)}
+        own = {n: share_of_rank(linears[n], found) if n in linears else found for n, found in adapter.deltas.items()}
         self.loaded.pop(adapter.id, None)
         number = next(n for n in range(len(self._held) + 1) if n not in self._held)
-        self._settle({**self._held, number: adapter})
+        self._settle({**self._held, number: replace(adapter, deltas=own)})
         self.loaded[adapter.id] = number
 
     def drop(self, id: str) -> None:
@@ -171,14 +174,14 @@ class Tables:
         hooked: dict[nn.Module, list[str]] = {}  # one hook for both linears of experts
         for name in sorted(names):
             hooked.setdefault(self.modules[name], []).append(name)
-        hooks = [module.register_forward_hook(self._hook(names)) for module, names in hooked.items()]
         self._seen.clear()
         try:
-            yield
+            with ExitStack() as stack:
+                for module, names_of in hooked.items():
+                    stack.callback(_attach(module, self._hook(names_of)))
+                yield
         finally:
             self._active = {}
-            for hook in hooks:
-                hook.remove()
         if missed := names - self._seen:
             raise EngineError(f"adapters had no effect on {', '.join(sorted(missed)[:3])}")
 
@@ -235,6 +238,14 @@ class Tables:
         return (F.linear(x, changed).sigmoid() - F.linear(x, gate).sigmoid()) * said
 
 
+def _attach(module: nn.Module, hook: Callable[[nn.Module, tuple[Any, ...], Any], Any]) -> Callable[[], None]:
+    """Adds what `hook` does, before a sum over ranks: each does a part. Returns what takes it away."""
+    if not (isinstance(module, Linear) and module.collectives is not None):
+        return module.register_forward_hook(hook).remove
+    module.before_sum = lambda x, out: hook(module, (x,), out)
+    return lambda: setattr(module, "before_sum", None)
+
+
 def _moved(adapter: Adapter, device: torch.device) -> Adapter:
     """With its deltas on the device."""
     return replace(adapter, deltas={name: [d.to(device) for d in found] for name, found in adapter.deltas.items()})
@@ -263,14 +274,14 @@ def through_experts(
         y = module.rows.gate(y, module.act) if gated else module.rows.activate(y, module.act)
         y = through_expert(module.down, y, expert, down)
         out.index_add_(0, tokens, y * weights[tokens, choice, None])
-    return out
+    return out if module.down.collectives is None else module.down.collectives.all_reduce(out)
 
 
 def through_expert(linear: Linear, x: Tensor, expert: int, deltas: Sequence[Delta]) -> Tensor:
     """x [N, in] through the linear of one expert among those stacked in `linear`."""
     if not (isinstance(linear.kernel, LinearExperts) and isinstance(linear.packed, PackedExperts)):
         raise EngineError(f"{linear.spec.name}: adapters need experts that run one linear after the other")
-    size = linear.spec.total_out // linear.spec.experts
+    size = linear.local.total_out // linear.spec.experts
     first = expert * size
     bias = None if linear.bias is None else linear.bias[first : first + size]
     y = linear.kernel.kernel.apply(x, linear.packed.experts[expert], bias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -122,6 +122,7 @@ class Linear(nn.Module):
         self.pack_seconds = 0.0
         self.owner: tuple[nn.Module, ...] = ()
         self.silent = False  # another rank adds the bias
+        self.before_sum: Callable[[Tensor, Tensor], Tensor] | None = None  # of ranks, like a forward hook (x, out)
 
     @staticmethod
     def _bias_spec(spec: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
@@ -186,7 +187,10 @@ class Linear(nn.Module):
         assert self.packed is not None
         if self.collectives is None:
             return self.kernel.apply(x, self.packed, self.bias)
-        out = self.collectives.all_reduce(self.kernel.apply(x, self.packed, None))
+        part = self.kernel.apply(x, self.packed, None)
+        if self.before_sum is not None:
+            part = self.before_sum(x, part)
+        out = self.collectives.all_reduce(part)
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:

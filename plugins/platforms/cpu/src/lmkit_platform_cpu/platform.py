@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lmkit.platform.cpu")
 
+RANKS_HERE = "LOCAL_WORLD_SIZE"  # set, as by torch's own launcher, where some of the ranks are on other hosts
 OWN_PROCESS = "_LMKIT_CPU_OWN_PROCESS"  # set by worker_env: the process is for an engine alone, one of so many
 
 
@@ -109,11 +110,12 @@ class CpuPlatform:
         return torch.device("cpu")
 
     def free_memory(self) -> int:
-        """What is free now, without the part left to the rest of the host; of several ranks and engines each takes its
-        share. Freed memory goes back to the system."""
+        """What is free now, without the part left to the rest of the host; of several ranks and engines on it each
+        takes its share. Freed memory goes back to the system."""
         trim()
         total, free = memory()
-        return max(0, free - reserve(total)) // (self._num_ranks * int(os.environ.get(OWN_PROCESS, "1")))
+        ranks = min(self._num_ranks, int(os.environ.get(RANKS_HERE) or self._num_ranks))
+        return max(0, free - reserve(total)) // (ranks * int(os.environ.get(OWN_PROCESS, "1")))
 
     def measure(self, work: Callable[[], None]) -> None:
         """What a step takes is estimated: memory of the host is taken as it is used, and shared with others."""
