@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from report import Report
 HERE = Path(__file__).parent
 KIND = "GPU_BENCH_KIND"
 SCRATCH = "GPU_BENCH_SCRATCH"
+PROCESSES = 14  # that compile kernels, where xdist is there
 # What a plugin is asked wherever it runs is not asked again.
 ELSEWHERE = {name: None for name in dir(PluginConformance) if name.startswith("test_")}
 
@@ -53,7 +55,12 @@ def conform(file: str, machine: Machine, report: Report) -> None:
     os.environ.pop("TRITON_INTERPRET", None)
     watch = Watch(report)
     options = ["--noconftest", "-c", os.devnull, "--rootdir", str(HERE), "--import-mode=importlib", "-q"]
-    options += ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly"]
+    options += ["-p", "no:cacheprovider", "-p", "no:randomly"]
+    if machine.kind != "cpu" and find_spec("xdist"):
+        os.environ["OMP_NUM_THREADS"] = "1"
+        options += ["-n", str(min(PROCESSES, os.cpu_count() or 1))]
+    else:
+        options += ["-p", "no:xdist"]
     pytest.main([*options, str(HERE / file)], plugins=[watch])
     counts, name = watch.counts, file.removesuffix(".py").removeprefix("on_")
     if not counts["passed"]:

@@ -47,7 +47,8 @@ class Engine:
         adopt_environment(platform_environment(config, resolved))
         from lmkit.engine.build import build_engine
 
-        self.choices = {f"{c.kind} {c.component}".strip(): c.name for c in resolved.choices}
+        # Of several for one purpose the first is asked first.
+        self.choices = {f"{c.kind} {c.component}".strip(): c.name for c in reversed(resolved.choices)}
         self.engine = build_engine(config, resolved, checkpoint, None)
         self._numbers = count()
 

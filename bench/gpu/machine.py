@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -151,7 +152,9 @@ class Machine:
         name = "tiny" if self.small else shape
         folder = self.scratch / "-".join([name, *map(str, changes)])
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps({**SHAPES[name], **changes}))
+        written = folder / f"{os.getpid()}.new"  # several processes make the same folder
+        written.write_text(json.dumps({**SHAPES[name], **changes}))
+        written.replace(folder / "config.json")
         return folder
 
     def config(self, folder: Path, **options: Any) -> EngineConfig:

@@ -1,4 +1,7 @@
-"""Every backend of the platform that is installed, on its declared grid against dense attention in float64."""
+"""Every backend of the platform that is installed, on its declared grid against dense attention in float64.
+
+Each point of the grid has kernels of its own to be compiled: the grid is divided, so that several processes share it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from lmkit_testing import AttentionConformance
 
 MACHINE = tested()
 PLATFORM = MACHINE.bind()
+PARTS = 24 if MACHINE.kind != "cpu" else 1
 
 
 class OnDevice(AttentionConformance):
@@ -21,7 +25,21 @@ class OnDevice(AttentionConformance):
         return PLATFORM
 
 
+class Part(OnDevice):
+    """A part of the grid, and nothing else."""
+
+    part = 0
+
+    def grid(self, spec: Any, backend: Any) -> Any:
+        return super().grid(spec, backend)[self.part :: PARTS]
+
+
+GRID = "test_declared_grid"
+OTHERS = {name: None for name in dir(AttentionConformance) if name.startswith("test_") and name != GRID}
 for _name in MACHINE.offered("attention"):
-    _class = f"Test_{_name}"
-    globals()[_class] = type(_class, (OnDevice,), {**ELSEWHERE, "__module__": __name__, "plugin": f"attention:{_name}"})
-del OnDevice
+    _about = {**ELSEWHERE, "__module__": __name__, "plugin": f"attention:{_name}"}
+    for _i in range(PARTS):
+        _class = f"Test_{_name}_{_i}"
+        globals()[_class] = type(_class, (Part,), {**_about, **OTHERS, "part": _i})
+    globals()[f"Test_{_name}"] = type(f"Test_{_name}", (OnDevice,), {**_about, GRID: None})
+del OnDevice, Part

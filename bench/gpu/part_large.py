@@ -33,7 +33,7 @@ def measure(machine: Machine, report: Report, seconds: float) -> None:
 
 
 def decode(engine: Engine, folder: Path, report: Report, name: str, num: int) -> None:
-    """One row: tokens a second, and what share of the copy bandwidth its weights are read with."""
+    """One row: tokens a second, and what share of the bandwidth its weights are read with."""
     shape = json.loads((folder / "config.json").read_text())
     engine.play(prompts(1, 16, shape["vocab_size"]), 8)  # graphs, kernels
     steps = [engine.play(prompts(1, num, shape["vocab_size"], seed=i + 1), num).step for i in range(3)]
@@ -42,7 +42,7 @@ def decode(engine: Engine, folder: Path, report: Report, name: str, num: int) ->
     read = engine.facts.weight_bytes
     if not shape["tie_word_embeddings"]:
         read -= shape["vocab_size"] * shape["hidden_size"] * 2  # a row of it alone
-    if copy := report.value("copy"):
+    if copy := report.value("bandwidth"):
         report.add(f"{name} decode share", read / step / 1e9 / copy, "share", weights_gb=read / 1e9)
 
 

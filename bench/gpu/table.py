@@ -7,9 +7,9 @@ from typing import Any
 SHOWN = 20  # failures
 QUESTIONS: tuple[tuple[str, str], ...] = (
     # name of the result, words
-    ("copy", "copies, read and written"),
+    ("bandwidth", "bandwidth: of copies, read and written, or of reads, the larger"),
     ("gemm", "bfloat16 products of matrices"),
-    ("8b decode share", "8B bfloat16, decoding one row: weights read, of the copy bandwidth"),
+    ("8b decode share", "8B bfloat16, decoding one row: weights read, of the bandwidth"),
     ("8b decode", "8B bfloat16, decoding one row"),
     ("8b batch", "8B, 1k in, 1k out, 256 at once"),
     ("8b prefill share", "8B, a prompt of 8k: arithmetic, of the products' rate"),

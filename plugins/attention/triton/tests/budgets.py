@@ -2,7 +2,7 @@
 
 from lmkit.api import AttnNeed
 from lmkit_attention_triton import kernels
-from lmkit_attention_triton.backend import HEADS, programs_of
+from lmkit_attention_triton.backend import HEADS, LARGE, programs_of
 from lmkit_testing.triton_budget import SHARED, Case
 
 # RDNA 3 has too few registers for these tiles: what it spills is let through, and no more.
@@ -16,11 +16,12 @@ def types(names: str, kind: str) -> dict[str, str]:
 
 
 def attend(
-    kv: str, dim: int, group: int, queries: int, splits: int, v_dim: int = 0, dtype: str = "bf16", **how: object
-) -> Case:
-    """`v_dim` > 0: values are the first entries of keys."""
+    kv: str, dim: int, group: int, queries: int, splits: int, v_dim: int = 0, dtype: str = "bf16", shared: int = 0,
+    **how: object,
+) -> Case:  # fmt: skip
+    """`v_dim` > 0: values are the first entries of keys. `shared`: bytes of shared memory that a block may have."""
     need = AttnNeed(dim, group, 1, kv_dtype="int8" if kv == "*i8" else "auto", mla=v_dim > 0, v_head_dim=v_dim or None)
-    sizes, shape, members, groups = programs_of(need, queries, 4 if dtype == "fp32" else 2)
+    sizes, shape, members, groups = programs_of(need, queries, 4 if dtype == "fp32" else 2, shared)
     given = {
         "INT8": kv == "*i8",
         "CAUSAL": True,
@@ -57,11 +58,12 @@ def attend(
         shape.stages,
         unaligned=("first_row", "q_heads", "group", "q_entry"),
         spills=LATENT_SPILLS if v_dim else INT8_SPILLS if kv == "*i8" else SPILLS,
-        note=f"{'decode' if queries == 1 else 'prefill'} {kv[1:]} {dim} x {group}",
+        note=f"{'decode' if queries == 1 else 'prefill'} {kv[1:]} {dim} x {group}{' large' if shared else ''}",
         **how,
     )
 
 
+LARGER = ("sm_90", "sm_100")
 FLOAT8 = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")
 WIDE = tuple(arch for arch in SHARED if arch != "gfx1100")  # which spills 2,000 registers of latents of 512 entries
 WRITE = {
@@ -131,6 +133,10 @@ CASES = [
     attend("*bf16", 256, 1, 64, 1),
     attend("*bf16", 256, 1, 1, 8),
     attend("*bf16", 64, 1, 64, 1),
+    attend("*bf16", 128, 4, 1, 8, shared=LARGE, blocks=2, opcodes=("HMMA",), archs=LARGER),
+    attend("*bf16", 128, 4, 64, 1, shared=LARGE, archs=LARGER),
+    attend("*bf16", 64, 1, 64, 1, shared=LARGE, archs=LARGER),
+    attend("*fp8e4nv", 128, 4, 1, 8, shared=LARGE, archs=LARGER),
     attend("*fp8e4nv", 128, 4, 1, 8, archs=FLOAT8),
     attend("*i8", 128, 4, 1, 8, blocks=2),
     attend("*i8", 128, 4, 64, 1),

@@ -2,8 +2,18 @@
 
 import triton
 from lmkit.api import Routing
-from lmkit_op_triton import kernels, linear, linear_kernels, moe, moe_kernels, recurrent, recurrent_kernels
+from lmkit_op_triton import (
+    kernels,
+    linear,
+    linear_kernels,
+    moe,
+    moe_kernels,
+    recurrent,
+    recurrent_kernels,
+    row_kernels,
+)
 from lmkit_op_triton.linear import FLOATS, INTEGERS, WIDE
+from lmkit_op_triton.plain import FEW
 from lmkit_op_triton.routing import held
 from lmkit_op_triton.rowops import BLOCK, HEADS, VOCABULARY, warps
 from lmkit_op_triton.tiles import Tile, tiles_of
@@ -100,7 +110,7 @@ CASES = [
     ),
     Case(
         kernels.draw,
-        {"x": "*fp32", "params": "*fp64", "ids": "*i64", "largest": "*fp32", **types("rows size stride", "i32")},
+        {"x": "*fp32", "drawn": "*fp64", "ids": "*i64", "largest": "*fp32", **types("rows size stride", "i32")},
         {"N": VOCABULARY},
         8,
         unaligned=("rows",),
@@ -274,6 +284,35 @@ def bytes_of_linear(tile: Tile, dtype: str, inputs: int, group: int, archs: tupl
 FLOAT8 = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx950")  # that multiply it
 
 
+def of_rows() -> list[Case]:
+    """Linears of one row and of a few."""
+    one, few = tiles_of("sm_90", "linear plain")
+    codes, pointers = tiles_of("sm_90", "row of codes")[0], types("x weight bias out", "*bf16")
+    ints = {**types("x bias out", "*bf16"), **types("weight zeros", "*u8"), **types("scales offsets", "*fp16")}
+    return [
+        Case(
+            row_kernels.one_row, {**pointers, **types("n k w_row", "i32")},
+            {"BIAS": False, "N": one.n, "K": one.k, "STAGES": one.stages}, one.warps, archs=("sm_90",), blocks=4,
+        ),
+        Case(
+            row_kernels.few_rows, {**pointers, **types("m n k x_row w_row", "i32")},
+            {"BIAS": False, "M": FEW, "N": few.n, "K": few.k, "STAGES": few.stages}, few.warps, unaligned=("m",),
+            archs=("sm_90",), blocks=3, opcodes=("HMMA",),
+        ),
+        *(
+            Case(
+                row_kernels.one_row_of_codes, {**ints, **types("n k width zero", "i32")},
+                {
+                    "BIAS": False, "ZEROS": zeros, "OFFSETS": False, "BITS": bits, "GROUP": group, "H": half_of(group),
+                    "N": codes.n, "C": codes.k // 16, "STAGES": codes.stages,
+                },
+                codes.warps, unaligned=("zero",), blocks=4, note=f"{bits} bits, groups of {group}",
+            )
+            for bits, group, zeros in ((4, 128, True), (4, 32, False), (8, 0, False))
+        ),
+    ]  # fmt: skip
+
+
 def of_linears() -> list[Case]:
     by_tile: dict[tuple[Tile, str], list[str]] = {}
     for arch in SHARED:
@@ -299,6 +338,7 @@ def of_linears() -> list[Case]:
     rounds = {"x": "*bf16", "scales": "*fp32"}
     return [
         *found,
+        *of_rows(),
         Case(
             linear_kernels.merge,
             {"parts": "*fp32", **types("bias out", "*bf16"), **types("size n", "i32")},

@@ -79,6 +79,7 @@ def compiled(case: Case, arch: str) -> Usage:
     )
     signature = {**case.types, **dict.fromkeys(case.constants, "constexpr")}
     names: list[str] = case.kernel.arg_names
+    bind(case, target)
     aligned = [n for n, t in case.types.items() if t.startswith(("*", "i")) and n not in case.unaligned]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     ordered = {name: signature[name] for name in names}
@@ -91,6 +92,17 @@ def compiled(case: Case, arch: str) -> Usage:
         found = {key: int(value) for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):?\s+(\d+)", text)}
         return Usage(found["vgpr_count"], found["vgpr_spill_count"], shared, 1, frozenset())
     return of_cubin(made.asm["cubin"], arch, shared, made.metadata.num_warps, bool(case.opcodes))
+
+
+def bind(case: Case, target: Any) -> None:
+    """Gives the launcher an argument for each of the kernel's, as a launch does: it has names of its own, and a kernel
+    whose argument is called like one of them (`params`) compiles and cannot be launched. Raises what it raises."""
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    given = {name: 1.0 if kind.startswith(("fp", "bf")) else 16 for name, kind in case.types.items()}
+    launcher = create_function_from_signature(case.kernel.signature, case.kernel.params, make_backend(target))
+    launcher(**given, **case.constants)
 
 
 def of_cubin(cubin: bytes, arch: str, shared: int, warps: int, opcodes: bool) -> Usage:

@@ -119,6 +119,8 @@ def _fused(q: Tensor, cached: Tensor, task: Task, scale: float) -> Tensor:
     if num_q == 1:  # the query heads of one KV head stand as queries: KV is read once
         queries = q.view(b, num_kv, heads // num_kv, dim)
         return F.scaled_dot_product_attention(queries, keys, values, bias, scale=scale).reshape(b, heads, -1)
+    if not q.stride(1):  # one head for all: cuDNN lays its result out like that, and refuses it then
+        q = q.contiguous()
     queries = q.view(b, num_q, heads, dim).transpose(1, 2)
     if num_kv == 1:  # a view of them stands for the keys of all heads, which torch would copy
         keys, values = (x.expand(-1, heads, -1, -1) for x in (keys, values))

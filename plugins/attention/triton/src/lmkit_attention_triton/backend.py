@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ HEADS = 4  # of a program that writes keys and values
 TILE = 64  # keys at a time
 FULL = 264  # programs that keep a large device busy: two for each of 132 multiprocessors
 MAX_SPLITS = 32
+LARGE = 200_000  # bytes of shared memory that a block may have on H100 and B200, and on no smaller ones
 
 
 class Tile(NamedTuple):
@@ -80,28 +82,40 @@ def sizes_of(size: int, v_size: int, mla: bool) -> Sizes:
     return Sizes(triton.next_power_of_2(size), 0, triton.next_power_of_2(v_size))
 
 
-def tile_of(sizes: Sizes, queries: int, members: int, itemsize: int) -> Tile:
-    """For `members` heads of a KV head: what fits into registers and shared memory of every GPU in the budgets."""
+@lru_cache
+def shared_of(device: torch.device) -> int:
+    """Bytes of shared memory that a block may have; 0 where torch does not say, and of AMD's GPUs."""
+    if device.type != "cuda" or torch.version.hip:
+        return 0
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
+
+
+def tile_of(sizes: Sizes, queries: int, members: int, itemsize: int, shared: int = 0) -> Tile:
+    """For `members` heads of a KV head: what fits into registers and shared memory of every GPU in the budgets, and
+    more at a time where a block has `shared` bytes."""
     if sizes.rest:
         if itemsize > 2:
             return Tile(16, TILE // 4, 8, 2)
         return Tile(16 if queries == 1 and members <= 16 else 32, TILE // 2, 8, 2)
     size = max(sizes.keys, sizes.values)
+    large = shared >= LARGE
     if queries == 1:
-        return Tile(16, TILE, 4, 2) if size * itemsize <= 256 else Tile(16, TILE // 2, 8, 2)
+        if size * itemsize > 256:
+            return Tile(16, TILE // 2, 8, 2)
+        return Tile(16, 2 * TILE if large else TILE, 4, 2)
     if size * itemsize <= 256:
-        return Tile(64, TILE, 4 if size * itemsize <= 128 else 8, 2)
+        return Tile(64, TILE, 4 if large or size * itemsize <= 128 else 8, 2)
     return Tile(32, TILE // 2, 8, 2 if size * itemsize <= 512 else 1)
 
 
-def programs_of(need: AttnNeed, queries: int, itemsize: int) -> tuple[Sizes, Tile, int, int]:
+def programs_of(need: AttnNeed, queries: int, itemsize: int, shared: int = 0) -> tuple[Sizes, Tile, int, int]:
     """How `attend` is launched for `queries` of a row at most; query heads of a KV head in a program, and in how many.
 
     Latents are read by all heads, of which a program takes as many as there is room for.
     """
     sizes = sizes_of(need.head_dim, need.v_head_dim or need.head_dim, need.mla)
     members = triton.next_power_of_2(need.num_q_heads // need.num_kv_heads)
-    shape = tile_of(sizes, queries, members, itemsize)
+    shape = tile_of(sizes, queries, members, itemsize, 0 if need.kv_dtype == "int8" else shared)
     if need.kv_dtype == "int8" and (queries > 1 or need.mla):  # codes take registers on their way
         shape = shape._replace(tile=shape.tile // 2)
     groups = triton.cdiv(members, shape.rows) if need.mla else 1
@@ -235,7 +249,7 @@ class TritonAttention(AttentionBackend):
     ) -> None:  # fmt: skip
         owner = plan.owner
         need, heads, group = owner.need, q.shape[1], q.shape[1] // owner.need.num_kv_heads
-        sizes, shape, members, groups = programs_of(need, queries, q.dtype.itemsize)
+        sizes, shape, members, groups = programs_of(need, queries, q.dtype.itemsize, shared_of(q.device))
         tokens, where = max(1, shape.rows // members), memory_of(kv)
         kernels.attend[(rows, triton.cdiv(queries, tokens), need.num_kv_heads * groups * splits)](
             q, kv, where.scales, out, owner.partial, owner.logs, owner.logs if sinks is None else sinks, owner.slopes,

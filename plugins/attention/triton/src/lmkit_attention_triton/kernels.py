@@ -224,12 +224,53 @@ def _weighed(shares, values, scales, like, INT8: tl.constexpr):
 
 @triton.jit
 def _softmax(scores, most, weight):
-    """Shares of a tile's keys under the largest score so far, with what those before fade by, and both sums anew."""
+    """Shares of a tile's keys under the largest score so far, with what those before fade by, and both sums anew. The
+    scores are logarithms to base 2."""
     larger = tl.maximum(most, tl.max(scores, 1))
     base = tl.where(larger == -float("inf"), 0.0, larger)
-    shares = tl.exp(scores - base[:, None])
-    fade = tl.exp(most - base)
+    shares = tl.exp2(scores - base[:, None])
+    fade = tl.exp2(most - base)
     return shares, fade, larger, weight * fade + tl.sum(shares, 1)
+
+
+@triton.jit
+def _seen(
+    first, end, total, most, weight, x, y, of_rest, kv, scales, page_table, head, position, live, high, slope, scale,
+    softcap, size, k_size, v_size, kv_block, kv_slot, kv_head, s_block, s_rest, MASKED: tl.constexpr,
+    INT8: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, REST: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """The tiles of keys from `first` to `end`, added to what was seen before. Without MASKED every query sees every key
+    of theirs, and nothing is compared. `size` entries of a key lie in its first part; `scale` leads to base 2."""
+    i, j, t = tl.arange(0, K), tl.arange(0, V), tl.arange(0, TILE)
+    for tile in range(first, end):
+        key = tile * TILE + t
+        inside = key < high if MASKED else key >= 0
+        block = tl.load(page_table + key // PAGE, inside, 0).to(tl.int64)
+        at = kv + block * kv_block + key % PAGE * kv_slot + head * kv_head
+        keys = tl.load(at[:, None] + i[None, :], inside[:, None] & (i < size)[None, :], 0.0).to(x.dtype)
+        rest_at, of_first, of_second = at, 1.0, 1.0
+        if REST > 0:
+            rest_at = at[:, None] + v_size + tl.arange(0, REST)[None, :]
+        if INT8:
+            of_key = scales + block * s_block + head * PAGE + key % PAGE
+            of_first, of_second = tl.load(of_key, inside, 0.0), tl.load(of_key + s_rest, inside, 0.0)
+        scores = _scores(x, y, keys, rest_at, inside, of_rest, of_first, of_second, INT8, REST) * scale
+        if SOFTCAP:
+            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+        if ALIBI:
+            scores -= slope[:, None] * (position[:, None] - key[None, :]).to(tl.float32)
+        if SOFTCAP or ALIBI:
+            scores *= 1.4426950408889634
+        if MASKED:
+            visible = _visible(position[:, None], key[None, :], CAUSAL, WINDOW, CHUNKED)
+            scores = tl.where(visible & inside[None, :] & live[:, None], scores, -float("inf"))
+        shares, fade, most, weight = _softmax(scores, most, weight)
+        values = keys
+        if REST == 0:
+            values = tl.load(at[:, None] + k_size + j[None, :], inside[:, None] & (j < v_size)[None, :], 0.0)
+        total = total * fade[:, None] + _weighed(shares, values, of_first if REST > 0 else of_second, x, INT8)
+    return total, most, weight
 
 
 @triton.jit(do_not_specialize=["first_row"])  # how many rows decode beside prompts changes from step to step
@@ -244,24 +285,25 @@ def attend(
     """A program does TOKENS queries of a row for GROUP heads of one KV head; of their keys one of SPLITS parts.
 
     REST > 0: values are the first entries of keys, which are read once for both; REST more, or a few less, are not.
+    The last queries of a row come first: they see the most keys, and what takes longest is not begun last.
     """
     row = first_row + tl.program_id(0)
     head, split = tl.program_id(2) // (SPLITS * GROUPS), tl.program_id(2) % SPLITS
     first_query = tl.load(query_start + row)
     num_queries = tl.load(query_start + row + 1) - first_query
     length = tl.load(seq_len + row)
-    begin = tl.program_id(1) * TOKENS
+    begin = (tl.num_programs(1) - 1 - tl.program_id(1)) * TOKENS
     if begin < num_queries and length > 0:
         m = tl.arange(0, TOKENS * GROUP)
         token, member = begin + m // GROUP, tl.program_id(2) // SPLITS % GROUPS * GROUP + m % GROUP
         live = (token < num_queries) & (member < group)
         position = length - num_queries + token
-        i, j, t = tl.arange(0, K), tl.arange(0, V), tl.arange(0, TILE)
+        i, j = tl.arange(0, K), tl.arange(0, V)
         of_token = (first_query + token).to(tl.int64)
         query_head = head * group + member
-        first = v_size if REST > 0 else k_size
+        size = v_size if REST > 0 else k_size
         queries = q + (of_token * q_token + query_head * q_head)[:, None]
-        x = tl.load(queries + i[None, :] * q_entry, live[:, None] & (i < first)[None, :], 0.0)
+        x = tl.load(queries + i[None, :] * q_entry, live[:, None] & (i < size)[None, :], 0.0)
         y, of_rest = x, 0
         if REST > 0:
             r = tl.arange(0, REST)
@@ -271,38 +313,30 @@ def attend(
         last = past + tl.minimum(begin + TOKENS, num_queries) - 1
         low, high = _bounds(past + begin, last, length, CAUSAL, WINDOW, CHUNKED)
         start, end = _part(low, high, split, TILE, SPLITS)
+        whole = start  # from here on a query may not see a key of its tile
+        if WINDOW == 0:
+            whole = tl.maximum(start, tl.minimum(end, (past + begin + 1 if CAUSAL else length) // TILE))
         most, weight = tl.full([TOKENS * GROUP], -float("inf"), tl.float32), tl.zeros([TOKENS * GROUP], tl.float32)
         if SINKS:
             mine = live & (member < tl.where(split == 0, group, 0))
-            most, weight = tl.load(sinks + query_head, mine, -float("inf")), tl.where(mine, 1.0, 0.0)
+            most = tl.load(sinks + query_head, mine, -float("inf")) * 1.4426950408889634
+            weight = tl.where(mine, 1.0, 0.0)
+        slope = most
         if ALIBI:
             slope = tl.load(slopes + query_head, live, 0.0)
+        scale *= 1.0 if SOFTCAP or ALIBI else 1.4426950408889634  # `exp2` is what there is an instruction for
         total = tl.zeros([TOKENS * GROUP, V], tl.float32)
         page_table = pages + tl.load(page_start + row)
-        for tile in range(start, end):
-            key = tile * TILE + t
-            inside = key < high
-            block = tl.load(page_table + key // PAGE, inside, 0).to(tl.int64)
-            at = kv + block * kv_block + key % PAGE * kv_slot + head * kv_head
-            keys = tl.load(at[:, None] + i[None, :], inside[:, None] & (i < first)[None, :], 0.0).to(x.dtype)
-            rest_at, of_first, of_second = at, 1.0, 1.0
-            if REST > 0:
-                rest_at = at[:, None] + v_size + r[None, :]
-            if INT8:
-                of_key = scales + block * s_block + head * PAGE + key % PAGE
-                of_first, of_second = tl.load(of_key, inside, 0.0), tl.load(of_key + s_rest, inside, 0.0)
-            scores = _scores(x, y, keys, rest_at, inside, of_rest, of_first, of_second, INT8, REST) * scale
-            if SOFTCAP:
-                scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
-            if ALIBI:
-                scores -= slope[:, None] * (position[:, None] - key[None, :]).to(tl.float32)
-            visible = _visible(position[:, None], key[None, :], CAUSAL, WINDOW, CHUNKED)
-            scores = tl.where(visible & inside[None, :] & live[:, None], scores, -float("inf"))
-            shares, fade, most, weight = _softmax(scores, most, weight)
-            values = keys
-            if REST == 0:
-                values = tl.load(at[:, None] + k_size + j[None, :], inside[:, None] & (j < v_size)[None, :], 0.0)
-            total = total * fade[:, None] + _weighed(shares, values, of_first if REST > 0 else of_second, x, INT8)
+        total, most, weight = _seen(
+            start, whole, total, most, weight, x, y, of_rest, kv, scales, page_table, head, position, live, high, slope,
+            scale, softcap, size, k_size, v_size, kv_block, kv_slot, kv_head, s_block, s_rest, False,
+            INT8, CAUSAL, WINDOW, CHUNKED, SOFTCAP, ALIBI, PAGE, TILE, K, REST, V,
+        )  # fmt: skip
+        total, most, weight = _seen(
+            whole, end, total, most, weight, x, y, of_rest, kv, scales, page_table, head, position, live, high, slope,
+            scale, softcap, size, k_size, v_size, kv_block, kv_slot, kv_head, s_block, s_rest, True,
+            INT8, CAUSAL, WINDOW, CHUNKED, SOFTCAP, ALIBI, PAGE, TILE, K, REST, V,
+        )  # fmt: skip
         mean = total / tl.where(weight == 0, 1.0, weight)[:, None]
         there = live[:, None] & (j < v_size)[None, :]
         if SPLITS == 1:
@@ -311,7 +345,7 @@ def attend(
         else:
             part = (row * q_heads + query_head).to(tl.int64) * SPLITS + split
             tl.store(partial + part[:, None] * v_size + j[None, :], mean, there)
-            tl.store(logs + part, most + tl.log(weight), live)
+            tl.store(logs + part, most + tl.log2(weight), live)
 
 
 @triton.jit
@@ -326,7 +360,7 @@ def merge(
         s, j = tl.arange(0, SPLITS), tl.arange(0, V)
         part = (row * q_heads + head).to(tl.int64) * SPLITS + s
         log = tl.load(logs + part)
-        share = tl.exp(log - tl.max(log, 0))
+        share = tl.exp2(log - tl.max(log, 0))
         parts = tl.load(partial + part[:, None] * v_size + j[None, :], (j < v_size)[None, :], 0.0)
         mean = tl.sum(parts * share[:, None], 0) / tl.sum(share, 0)
         at = out + first.to(tl.int64) * out_token + head * out_head + j

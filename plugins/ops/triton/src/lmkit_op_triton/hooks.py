@@ -31,6 +31,17 @@ def lmkit_ops() -> Iterable[OpSpec]:
         capability=Range((8, 0), None),
     )
     yield OpSpec(
+        name="plain_triton",
+        summary="linears over weights as they are: up to 16 rows by Triton kernels that read each weight once",
+        target="lmkit_op_triton.plain:TritonPlainLinear",
+        requires=("triton>=3.2",),
+        tier=Tier.OPTIMIZED,
+        op="linear",
+        formats=frozenset({"plain"}),
+        platforms=("cuda",),
+        capability=Range((9, 0), (9, 1)),  # where it was measured beside cuBLAS
+    )
+    yield OpSpec(
         name="linear_triton",
         summary="linears over weights of 8 or 4 bits by Triton kernels; with w8a8 activations become 8 bits, too",
         target="lmkit_op_triton.linear:TritonLinear",

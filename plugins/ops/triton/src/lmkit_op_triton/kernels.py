@@ -204,18 +204,18 @@ def _threshold(x, size, least, wanted, COUNT: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def draw(x, params, ids, largest, rows, size, stride, N: tl.constexpr):
+def draw(x, drawn, ids, largest, rows, size, stride, N: tl.constexpr):
     """One row of logits, which become weights in place.
 
-    `params` [5, rows] float64: temperature times ln 2, min_p, top_k, top_p, share.
+    `drawn` [5, rows] float64: temperature times ln 2, min_p, top_k, top_p, share.
     """
     row = tl.program_id(0).to(tl.int64)
     x += row * stride
-    scale = tl.load(params + row).to(tl.float32)
-    min_p = tl.load(params + rows + row).to(tl.float32)
-    top_k = tl.load(params + 2 * rows + row)
-    top_p = tl.load(params + 3 * rows + row)
-    share = tl.load(params + 4 * rows + row)
+    scale = tl.load(drawn + row).to(tl.float32)
+    min_p = tl.load(drawn + rows + row).to(tl.float32)
+    top_k = tl.load(drawn + 2 * rows + row)
+    top_p = tl.load(drawn + 3 * rows + row)
+    share = tl.load(drawn + 4 * rows + row)
 
     best, nan = -float("inf"), 0
     for start in range(0, size, N):

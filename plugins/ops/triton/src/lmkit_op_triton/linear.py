@@ -13,9 +13,11 @@ from lmkit_layouts import FloatFormat, Rounding
 from torch import Tensor
 
 from lmkit_op_triton import linear_kernels as kernels
+from lmkit_op_triton import row_kernels
 from lmkit_op_triton.rowops import refusal_of_device
 from lmkit_op_triton.tiles import Tile, architecture, tile_for
 from lmkit_op_triton.weights import (
+    WHOLE,
     StackedBytes,
     StackedCodes,
     half_of,
@@ -24,7 +26,6 @@ from lmkit_op_triton.weights import (
     stacked_floats,
 )
 
-FULL = 264  # programs that keep a large device busy: two for each of 132 multiprocessors
 MOST_SPLITS = 16
 BLOCK = 1024  # entries of a program that adds up parts, and at most of one that rounds activations
 LONGEST = 1 << 17  # columns whose products of 8 bits each a sum of 32 bits holds
@@ -141,7 +142,7 @@ def splits_of(m: int, n: int, k: int, tile: Tile, step: int, nbytes: int) -> int
     Each part has four steps or more, and parts are written and read in an eighth of the bytes of the weight or fewer.
     """
     programs = triton.cdiv(n, tile.n) * triton.cdiv(m, tile.m)
-    most = min(FULL // programs, k // (4 * step), nbytes // (64 * m * n), MOST_SPLITS)
+    most = min(tile.full // programs, k // (4 * step), nbytes // (64 * m * n), MOST_SPLITS)
     return 1 << max(0, most.bit_length() - 1)
 
 
@@ -168,6 +169,8 @@ def _of_codes(x: Tensor, stack: StackedCodes, bias: Tensor | None, out: Tensor) 
     x = x if stack.order is None else x.index_select(1, stack.order)
     x = x if x.stride(1) == 1 else x.contiguous()
     (m, k), n, step = x.shape, stack.n, 2 * stack.half
+    if m == 1 and stack.kind == WHOLE and x.itemsize == 2:
+        return _of_row(x, stack, bias, out)
     tile = tile_for(x.device, f"linear codes {x.itemsize}", m)
     splits = splits_of(m, n, k, tile, step, stack.nbytes)
     target = out if splits == 1 else torch.empty((splits, m, n), dtype=torch.float32, device=x.device)
@@ -181,6 +184,17 @@ def _of_codes(x: Tensor, stack: StackedCodes, bias: Tensor | None, out: Tensor) 
         splits, tile.m, tile.n, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     _add_up(target, bias, out, splits)
+
+
+def _of_row(x: Tensor, stack: StackedCodes, bias: Tensor | None, out: Tensor) -> None:
+    """x [1, k] -> out [1, n]."""
+    tile, zeros, offsets = tile_for(x.device, "row of codes", 1), stack.zeros, stack.offsets
+    row_kernels.one_row_of_codes[(triton.cdiv(stack.n, tile.n),)](
+        x, stack.codes, stack.scales, stack.codes if zeros is None else zeros,
+        stack.scales if offsets is None else offsets, x if bias is None else bias, out, stack.n, stack.k,
+        stack.codes.shape[1], stack.zero, bias is not None, zeros is not None, offsets is not None, stack.bits,
+        stack.group, stack.half, tile.n, tile.k // 16, tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
 
 
 def _of_bytes(x: Tensor, weight: RoundedInputs, bias: Tensor | None, out: Tensor) -> None:

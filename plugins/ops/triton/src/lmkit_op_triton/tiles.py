@@ -20,6 +20,7 @@ class Tile:
     k: int  # columns at a time
     warps: int
     stages: int
+    full: int = 264  # programs that keep a large device busy: two for each of 132 multiprocessors
 
 
 @lru_cache
@@ -27,7 +28,8 @@ def tables() -> dict[str, dict[str, tuple[Tile, ...]]]:
     """By device ("sm_90", "gfx942", else "cuda" or "rocm") and weights; those for few rows first.
 
     Weights of experts are "2" or "4" bytes each, "codes", whose groups say how many columns are taken at a time, or
-    "float8". Those of linears are "linear codes" or "linear bytes", with the bytes of an activation behind them.
+    "float8". Those of linears are "linear codes" or "linear bytes", with the bytes of an activation behind them, or
+    "linear plain"; of "row of codes" k counts bytes.
     """
     found = json.loads(Path(__file__).with_name("tiles.json").read_text(encoding="utf-8"))
     return {
