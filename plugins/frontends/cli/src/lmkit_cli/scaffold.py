@@ -60,7 +60,7 @@ def write_plugin(kind: str, name: str, folder: Path | None = None, architecture:
     for a bad name, an architecture of what is no model, or a folder that is not empty.
     """
     if kind not in kinds():
-        raise UnknownName("template for plugin kind", kind, kinds(), fix="copy the one in examples/plugins, where each kind has one")
+        raise UnknownName("template for plugin kind", kind, kinds(), fix="copy the one in examples/plugins")
     if not NAME.match(name):
         raise ConfigError(f"{name!r} is no name for a plugin", fix="use lower case letters, digits and underscores")
     if architecture is not None and (kind != "model" or not architecture.isidentifier()):
