@@ -379,7 +379,8 @@ def mix(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """The plugins of examples/plugins, from their wheels: their conformance kits, the doctor, and requests served."""
+    """The plugins of examples/plugins, from their wheels: their conformance kits, the doctor, and requests served; and
+    what a newcomer does for each kind, from `lmkit plugins new` to an answer of a server."""
     install(session)
     session.run("pytest", "-q", "tests/examples", *session.posargs, env=ONE_THREAD)
 
@@ -397,8 +398,8 @@ def downstream(session: nox.Session) -> None:
     repository with their own tests, and new ones as `lmkit plugins new` writes them. Five minutes."""
     install(session)
     before = ["core/tests/plugins/test_previous_interface.py", "core/tests/plugins/test_api_lock.py"]
-    outside = ["tests/examples", "tests/mix", "plugins/frontends/cli/tests/test_plugin_commands.py"]
-    select = ["-k", "previous or lock or third_party or conformance or hook or new or scaffold"]
+    outside = ["tests/examples", "tests/mix", "plugins/frontends/cli/tests/test_plugins_cli.py"]
+    select = ["-m", "not slow", "-k", "previous or lock or third_party or conformance or hook or new or scaffold"]
     session.run("pytest", "-q", *before, *outside, *select, *session.posargs, env=ONE_THREAD)
 
 

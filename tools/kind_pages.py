@@ -7,7 +7,8 @@ import ast
 import inspect
 import re
 import tempfile
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ OPTIONS = """Options are the fields of a dataclass that the spec names in `optio
 ValueError of its `__post_init__` is shown with the key, and the target is made with them: `target(**options)`."""
 
 
-def page(kind: Any, use: tuple[str, str, str]) -> str:
-    """The page of a kind; `use`: where it is called, its kit, a test."""
+def page(kind: Any, use: tuple[str, str, str], examples: Path) -> str:
+    """The page of a kind; `use`: where it is called, its kit, a test; `examples`: the folder of plugins to copy."""
     called, kit, test = use
     parts = [
         f"# {kind.name}\n",
@@ -69,7 +70,7 @@ def page(kind: Any, use: tuple[str, str, str]) -> str:
             "[refusal codes](../reference/refusal-codes.md). What only your code knows is said by the function that "
             "the spec names in `check`: (request) -> Refusals, without torch.\n"
         )
-    return "\n".join([*parts, *_example(kind.name)])
+    return "\n".join([*parts, *_example(kind.name, examples)])
 
 
 def _fields(spec: type) -> str:
@@ -106,23 +107,45 @@ def _codes(kind: Any) -> set[str]:
     }
 
 
-def _example(kind: str) -> list[str]:
-    """What `lmkit plugins new KIND mine` writes; nothing where it has no template."""
+def _example(kind: str, examples: Path) -> list[str]:
+    """What `lmkit plugins new KIND mine` writes; where it has no template, the distribution in `examples` that
+    registers one."""
     from lmkit_cli.scaffold import kinds, write_plugin
 
     if kind not in kinds():
-        return []
+        return _copied(kind, examples)
     parts = [
         f"## A whole one\n\n`lmkit plugins new {kind} mine` writes this; its test passes as it stands, and ours run "
         'it. Then: `pip install -e "./lmkit-' + kind.replace("_", "-") + '-mine[test]"`, and `pytest` in that folder.\n'
     ]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "plugin"
-        for path in sorted(write_plugin(kind, "mine", root), key=lambda p: (p.suffix != ".toml", "tests" in p.parts)):
-            if path.suffix == ".py" and path.stat().st_size:
-                text = path.read_text(encoding="utf-8").strip()
-                parts.append(f"`{path.relative_to(root).as_posix()}`:\n\n```python\n{text}\n```\n")
-    return parts
+        files = sorted(write_plugin(kind, "mine", root), key=lambda p: (p.suffix != ".toml", "tests" in p.parts))
+        return parts + _files(root, files)
+
+
+def _copied(kind: str, examples: Path) -> list[str]:
+    for root in sorted(path.parent for path in examples.glob("*/pyproject.toml")):
+        if kind in _registers(root):
+            folder = f"examples/plugins/{root.name}"
+            readme = f"[README](../../{folder}/README.md)"
+            head = f"## A whole one\n\n`{folder}` is a distribution to copy ({readme}); ours run its test.\n"
+            return [head, *_files(root, [*sorted(root.glob("src/**/*.py")), *sorted(root.glob("tests/*.py"))])]
+    return []
+
+
+def _registers(root: Path) -> set[str]:
+    groups = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    return {group.removeprefix("lmkit.") for group in groups}
+
+
+def _files(root: Path, files: Iterable[Path]) -> list[str]:
+    """Those of Python that are not empty, as they are."""
+    sources = [path for path in files if path.suffix == ".py" and path.stat().st_size]
+    return [
+        f"`{path.relative_to(root).as_posix()}`:\n\n```python\n{path.read_text(encoding='utf-8').strip()}\n```\n"
+        for path in sources
+    ]
 
 
 def faults_page(root: Path, kits: Mapping[str, str]) -> str:

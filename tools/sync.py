@@ -360,7 +360,7 @@ def outputs() -> dict[Path, str]:
     from kind_pages import faults_page, page
     from lmkit.kinds import KINDS
 
-    docs = ROOT / "docs"
+    docs, examples = ROOT / "docs", ROOT / "examples" / "plugins"
     pages = docs / "reference"
     report = json.loads((pages / "models.json").read_text())
     introduction = (docs / "models.md").read_text().partition(TABLE)[0] + TABLE
@@ -371,7 +371,7 @@ def outputs() -> dict[Path, str]:
         pages / "refusal-codes.md": codes_page(),
         pages / "fields.md": fields_page(),
         pages / "api.md": api_page(),
-        **{docs / "kinds" / f"{kind.name}.md": page(kind, use_of(kind)) for kind in KINDS},
+        **{docs / "kinds" / f"{kind.name}.md": page(kind, use_of(kind), examples) for kind in KINDS},
         pages / "kits.md": faults_page(ROOT, {kind.name: use_of(kind)[1] for kind in KINDS}),
         docs / "quantization.md": quantization_page((docs / "quantization.md").read_text()),
         docs / "gpu.md": gpu_page((docs / "gpu.md").read_text()),

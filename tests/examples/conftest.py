@@ -43,30 +43,32 @@ class Example:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all examples, from their wheels; what pip does with a wheel of pure Python, without the network."""
+    """A folder for each example, from its wheel; what pip does with a wheel of pure Python, without the network."""
     wheels, folder = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
     for path in FOLDERS:
         with chdir(path):
             name = buildapi.build_wheel(str(wheels))
         with zipfile.ZipFile(wheels / name) as wheel:
-            wheel.extractall(folder)
+            wheel.extractall(folder / path.name)
     return folder
 
 
 @pytest.fixture(scope="module")
 def installed(site: Path) -> Iterator[Path]:
     """They are there for this process; what is imported of them is forgotten afterwards."""
-    sys.path.insert(0, str(site))
+    folders = [str(site / path.name) for path in FOLDERS]
+    sys.path[:0] = folders
     invalidate_caches()
     yield site
-    sys.path.remove(str(site))
+    sys.path[:] = [path for path in sys.path if path not in folders]
     modules = {Example(path).module for path in FOLDERS}
     for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
         del sys.modules[name]
     invalidate_caches()
 
 
-@pytest.fixture
-def environment(site: Path) -> dict[str, str]:
-    """They are there for a child."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *(p for p in sys.path if p and p != str(site))])}
+def environment(site: Path, *examples: Example) -> dict[str, str]:
+    """Of a child that has those examples."""
+    folders = [str(site / example.folder.name) for example in examples]
+    others = [path for path in sys.path if path and not path.startswith(str(site))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*folders, *others])}

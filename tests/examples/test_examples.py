@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from lmkit import LLM, LLMEngine, SamplingParams
-from lmkit.api import CheckpointError
+from lmkit.api import CheckpointError, Grammar
 from lmkit.hookspecs import hooks
 from lmkit.plugins.host import PluginHost
 from lmkit_http.app import build_app
@@ -24,7 +25,7 @@ from lmkit_http.dialects import load_dialects
 from lmkit_testing.serving import real
 from safetensors.torch import load_file, save_file
 
-from .conftest import FOLDERS, ROOT, Example
+from .conftest import FOLDERS, ROOT, Example, environment
 
 EXAMPLES = [Example(path) for path in FOLDERS]
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
@@ -41,36 +42,36 @@ def plain() -> Iterator[LLM]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.folder.name)
-def test_conformance(example: Example, environment: dict[str, str]) -> None:
+def test_conformance(example: Example, site: Path) -> None:
     """Its own tests pass, with what its wheel has."""
     arguments = ["-q", "-p", "no:cacheprovider", "-c", "pyproject.toml", "--rootdir", "."]
     command = [sys.executable, "-m", "pytest", *arguments]
     done = subprocess.run(
-        command, cwd=example.folder, env=environment, capture_output=True, text=True, check=False, timeout=600
+        command,
+        cwd=example.folder,
+        env=environment(site, example),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 @pytest.mark.full
-def test_the_doctor_finds_nothing(environment: dict[str, str]) -> None:
+def test_the_doctor_finds_nothing(site: Path) -> None:
     code = "import lmkit_cli, sys; sys.exit(lmkit_cli.run(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "plugins", "doctor", "--strict"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        command, env=environment(site, *EXAMPLES), capture_output=True, text=True, check=False, timeout=600
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-WITHOUT_EXAMPLE = {  # hooks that no example has yet: their pages and `lmkit.kinds` show one; it may only become shorter
-    "lmkit_tokenizers", "lmkit_renderers", "lmkit_templates", "lmkit_reasoning_parsers", "lmkit_loaders",
-    "lmkit_executors", "lmkit_grammars", "lmkit_structured_outputs",
-}  # fmt: skip
-
-
-def test_hooks_have_examples() -> None:
-    """All hooks of the specs but those, which have none."""
+def test_each_hook_has_an_example() -> None:
     sources = [path.read_text() for example in EXAMPLES for path in example.folder.glob("src/**/*.py")]
     shown = {name for source in sources for name in re.findall(r"^def (lmkit_\w+)\(", source, re.MULTILINE)}
-    assert shown <= hooks().keys(), "a hook that lmkit does not have"
-    assert hooks().keys() - shown == WITHOUT_EXAMPLE
+    assert shown == hooks().keys()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.folder.name)
@@ -210,3 +211,65 @@ async def test_a_dialect_answers_on_its_route(installed: Path, plain: LLM) -> No
             *pieces, _ = map(json.loads, streamed.text.splitlines())
             assert "".join(piece["piece"] for piece in pieces) == said.text
             assert (await client.get("/ask")).json() == {"model": "demo", "tokens": 24}
+
+
+TURNS = """
+answer = "<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"
+[turn]
+user = ["<|im_start|>user\\n", "<|im_end|>\\n"]
+assistant = ["<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n", "<|im_end|>\\n"]
+"""
+SECTIONS = """{{#messages}}<|im_start|>{{role}}
+{{content}}<|im_end|>
+{{/messages}}{{#add_generation_prompt}}<|im_start|>assistant
+<think>
+
+</think>
+
+{{/add_generation_prompt}}"""
+
+
+def test_a_checkpoint_of_other_files_says_the_same(installed: Path, plain: LLM, tmp_path: Path) -> None:
+    """Weights, tokenizer and template in files that other plugins read, and its working apart from its answers."""
+    folder = tmp_path / "files"
+    import_module("lmkit_loader_npy.convert").convert(plain.checkpoint.path, folder)
+    import_module("lmkit_tokenizer_ranks.convert").convert(plain.checkpoint.path, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink()
+    (tmp_path / "chat.turns").write_text(TURNS)
+    options = {"chat_template": str(tmp_path / "chat.turns"), "reasoning_parser": "sums"}
+    with LLM(folder, **options, **SMALL) as llm:
+        chosen = {(choice.kind, choice.name) for choice in llm.resolved.choices}
+        assert chosen >= {("loader", "npy"), ("tokenizer", "ranks"), ("template", "turns")}
+        assert answers(llm) == answers(plain)
+        (sum,) = llm.chat(SUM, GREEDY)
+        assert (sum.outputs[0].reasoning, sum.text) == ("2 + 3 =", "5")
+
+
+def test_a_thread_says_the_same_and_keeps_a_journal(installed: Path, plain: LLM, tmp_path: Path) -> None:
+    journal = tmp_path / "steps.jsonl"
+    with LLM("demo", executor="thread", **{"executor.thread.journal": str(journal)}, **SMALL) as llm:
+        assert answers(llm) == answers(plain)
+        lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert sum(line["tokens"] for line in lines) >= sum(map(len, answers(plain)))
+    assert all(line["seconds"] > 0 for line in lines)
+
+
+def test_what_stands_in_for_two_of_lmkits_own(
+    installed: Path, plain: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renderer and a structured output, once lmkit's are switched off; and one of some texts, by the backend that a
+    request names."""
+    monkeypatch.setenv("LMKIT_PLUGINS_DISABLE", "renderer:jinja,structured_output:masks")
+    (tmp_path / "chat.sections").write_text(SECTIONS)
+    with LLM("demo", chat_template=str(tmp_path / "chat.sections"), **SMALL) as llm:
+        assert llm.resolved.choice("renderer").name == "sections"
+        assert answers(llm) == answers(plain)
+        for backend in ("trie", "llguidance"):
+            grammar = Grammar("choice", '["perhaps", "perhaps not", "never"]', backend)
+            (said, other) = llm.chat([SUM, SUM], [replace(GREEDY, grammar=grammar), GREEDY])
+            assert said.text in ("perhaps", "perhaps not", "never")
+            assert other.token_ids == answers(plain)[0]
+        bad = replace(GREEDY, grammar=Grammar("regex", "x", "trie"))
+        (refused,) = llm.chat(SUM, bad)
+        assert refused.outputs[0].error.message == "no grammar backend here takes regex"

@@ -37,7 +37,7 @@ NEEDED = (  # what generating with the demo checkpoint cannot do without: one of
     ("plugins/attention/torch", "plugins/attention/cpu"),
     ("plugins/models/llama", "plugins/models/transformers"),  # which runs what nobody else knows
     ("plugins/models/demo",),
-    ("plugins/schedulers/fcfs",),
+    ("plugins/schedulers/fcfs", "plugins/schedulers/fair"),
 )
 GENERATE = (
     "from lmkit import LLM, SamplingParams\n"

@@ -35,6 +35,14 @@ def test_an_accelerator_is_preferred(machine: World) -> None:
     assert codes(outcome) == {"plain": {"platform"}}
 
 
+def test_an_experimental_accelerator_is_used_only_when_named(machine: World) -> None:
+    machine.platform("chip", stability="experimental")
+    outcome, device = choose_platform(machine.host())
+    assert device.platform == "plain"
+    assert codes(outcome) == {"chip": {"experimental"}}
+    assert choose_platform(machine.host(), "chip")[1].platform == "chip"
+
+
 @pytest.mark.parametrize(
     ("probe", "text"),
     [

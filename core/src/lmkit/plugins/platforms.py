@@ -15,6 +15,7 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import ask, load_ref
 from lmkit.plugins.select import Candidate, Outcome, Wanted, evaluate, failure, parse_selection
 
+Found = list[DeviceInfo] | Unavailable
 Measured = dict[str, dict[str, tuple[str, ...]]]  # "PLATFORM NAME" of a device -> kind -> names
 MODEL = re.compile(r"^\w[\w.]*$")
 SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B$", re.IGNORECASE)
@@ -103,7 +104,7 @@ def consider_platforms(
     elif wanted:
         probed = tuple(_judge(host, w, _probe) for w in wanted)
     else:
-        probed = tuple(_judge(host, Wanted(name), _probe) for name in host.names("platform"))
+        probed = tuple(_judge(host, Wanted(name), _probe, explicit=False) for name in host.names("platform"))
     if wanted:
         candidates = tuple(p.candidate for p in probed)
         return Outcome(request, wanted, candidates, next((c for c in candidates if c.ok), None)), probed
@@ -121,10 +122,10 @@ def consider_platforms(
     return Outcome(request, (), candidates, chosen), probed
 
 
-def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], list[DeviceInfo] | Unavailable]) -> Probed:
+def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], Found], explicit: bool = True) -> Probed:
     """Take one platform through the stages, with its probe as part of stage 6."""
     request = SelectRequest(kind="platform")
-    before = evaluate(host, [request], wanted, explicit=True)
+    before = evaluate(host, [request], wanted, explicit=explicit)
     spec = before.spec
     if not isinstance(spec, PlatformSpec):
         trouble = "" if before.stage in (1, 2) and before.version is None else "; ".join(map(str, before.reasons))
@@ -145,13 +146,14 @@ def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], list
     if isinstance(found, Unavailable):
         reason = Refusal("platform", f"a {spec.name} device", found.reason, found.fix)
         return Probed(replace(before, stage=6, reasons=(*before.reasons, reason)), fallback=spec.fallback)
-    after = evaluate(host, [replace(request, device=found[0])], wanted, explicit=True)
-    trouble = "" if after.ok or spec.fallback or found[0].described else "; ".join(map(str, after.reasons))
+    after = evaluate(host, [replace(request, device=found[0])], wanted, explicit=explicit)
+    known = after.ok or spec.fallback or found[0].described or all(r.code == "experimental" for r in after.reasons)
+    trouble = "" if known else "; ".join(map(str, after.reasons))
     return Probed(after, tuple(found), trouble, spec.fallback)
 
 
-def _probe(spec: PlatformSpec) -> list[DeviceInfo] | Unavailable:
-    answer: list[DeviceInfo] | Unavailable = ask(spec.probe, lambda: load_ref(spec.probe, spec.name)())
+def _probe(spec: PlatformSpec) -> Found:
+    answer: Found = ask(spec.probe, lambda: load_ref(spec.probe, spec.name)())
     return answer
 
 

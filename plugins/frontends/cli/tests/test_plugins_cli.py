@@ -88,6 +88,13 @@ def test_show(run: Callable[..., Done]) -> None:
     assert shown["origin"]["dist"] == "lmkit-worker"
     done = run("plugins", "show", "loader:safetensors")
     assert "Memory-mapped" in done.stdout
+    done = run("plugins", "show", "extension:demo", "--json")
+    assert json.loads(done.stdout)["hooks"] == ["lmkit_resolve_checkpoint"]
+    assert run("plugins", "show", "extension:demo").stdout.splitlines()[-1].split() == [
+        "hooks",
+        "lmkit_resolve_checkpoint",
+    ]
+    assert run("plugins", "show", "extension:nothing").code == 3
     assert run("plugins", "show", "nonsense").code == 2
     assert run("plugins", "show", "loader:nothing").code == 3
 

@@ -18,7 +18,7 @@ class Device:
 def lmkit_platforms():
     yield PlatformSpec(
         name="{name}", summary="A pretend device", target="{module}:Device", probe="{module}:probe",
-        device_type="cpu", fallback={fallback}, prefers={prefers},
+        device_type="cpu", stability={stability!r}, fallback={fallback}, prefers={prefers},
     )
 """
 
@@ -123,12 +123,14 @@ class World(DistDir):
         prefers: object = None,
         cc: object = None,
         defaults: object = None,
+        stability: str = "beta",
     ) -> None:
         module = f"toy_platform_{name}.hooks"
         answer = probe or f"[{DEVICE.format(name=name, cc=cc)}]"
         source = PLATFORM.format(
-            name=name, module=module, probe=answer, fallback=fallback, prefers=prefers or {}, defaults=defaults or {}
-        )
+            name=name, module=module, probe=answer, fallback=fallback, prefers=prefers or {}, defaults=defaults or {},
+            stability=stability,
+        )  # fmt: skip
         self.add(f"toy-platform-{name}", {"platform": {name: module}}, {module: source})
 
     def attention(

@@ -13,6 +13,7 @@ from lmkit.api import (
     Tier,
     Unavailable,
     hookimpl,
+    one_of,
 )
 
 MEMORY = 2 << 30  # bytes of the device
@@ -69,6 +70,7 @@ def lmkit_attention_backends():
         platforms=("npu",),  # elsewhere it is refused, with this as the reason
         tier=Tier.REFERENCE,
         dtypes=frozenset(DTYPES),
+        block_sizes=one_of(16, 32),
         features=frozenset({"causal"}),
     )
 

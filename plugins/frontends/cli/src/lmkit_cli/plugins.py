@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from lmkit.api import Checkpoint, CheckpointOptions, ConfigError, UnknownName
+from lmkit.api import Checkpoint, CheckpointOptions, ConfigError, PluginError, UnknownName
 from lmkit.config.environment import debug
-from lmkit.kinds import BY_NAME, GROUPS
+from lmkit.kinds import BY_NAME, EXTENSION, GROUPS
 from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.host import Entry, PluginHost
 from rich.console import Console
@@ -107,6 +107,9 @@ def show(
 
     host = _host()
     kind, name = _split(plugin)
+    if kind == EXTENSION:
+        _show_extension(host, name, as_json)
+        return
     spec = host.load(kind, name)
     fields = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec) if f.name != "origin"}
     options = options_type(spec)
@@ -143,6 +146,22 @@ def show(
     for option, type_, default in rows:
         table.add_row("  option", escape(f"--{kind}.{name}.{option}  {type_}, default {default}"))
     console.print(table)
+
+
+def _show_extension(host: PluginHost, name: str, as_json: bool) -> None:
+    """A module of behaviour hooks: it declares nothing, so what it listens to is shown."""
+    entry, refusal = host.find(EXTENSION, name)
+    refusal = refusal or (host.open(entry) if entry else None)
+    if entry is None or refusal is not None:
+        raise PluginError(f"{EXTENSION} {name!r} cannot be used: {refusal}", fix=refusal.fix if refusal else "")
+    heard = sorted(call.name for call in host.get_hookcallers(host.get_plugin(entry.module)) or ())
+    origin = {"dist": entry.dist, "version": entry.version, "module": entry.module}
+    if as_json:
+        _print_json({"plugin": f"{EXTENSION}:{name}", "origin": origin, "hooks": heard})
+        return
+    console = Console(highlight=False)
+    console.print(f"[bold]{EXTENSION}:{escape(name)}[/]\n[dim]{', '.join(map(str, origin.values()))}[/]")
+    console.print(escape(f"  hooks  {', '.join(heard) or 'none'}"))
 
 
 @app.command()

@@ -6,6 +6,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
+from textwrap import indent
 
 import lmkit
 from lmkit.api import ConfigError, UnknownName
@@ -20,8 +21,29 @@ MORE_DEPENDENCIES = {
     "op": ', "torch>=2.4"',
     "platform": ', "torch>=2.4"',
     "proposer": ', "numpy>=1.26"',
+    "quantization": ', "safetensors>=0.4", "torch>=2.4"',
     "reasoning_parser": ', "lmkit-formats{range}"',
     "tool_parser": ', "lmkit-formats{range}"',
+}
+SERVE = {  # the options of a server that uses it; nothing, where what is installed is there
+    "attention": "--attention $name",
+    "loader": "--loader $name",
+    "model": """--hf-overrides '{"architectures": ["$entry"]}'""",  # the demo is a Llama, and so is the family as yet
+    "op": "--op $name",
+    "platform": "--platform $name",
+    "proposer": "--proposer $name",
+    "reasoning_parser": "--reasoning-parser $name",
+    "scheduler": "--scheduler $name",
+    "tool_parser": "--tool-parser $name",
+}
+CONVERT = """demo=$$(python -c "import lmkit_model_demo; print(*lmkit_model_demo.__path__)")/checkpoint
+python -m $module.convert $$demo ./quantized
+lmkit serve ./quantized"""
+QUESTION = """{"messages": [{"role": "user", "content": "What is 2 + 3?"}]"""
+TOOL = """{"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}"""
+MORE = {  # in a request for it
+    "logits_processor": """"vllm_xargs": {"$name": {"tokens": [23]}}""",
+    "tool_parser": f""""tools": [{TOOL}], "tool_choice": "required\"""",
 }
 COMMON = {"workflow.yml.tmpl": ".github/workflows/test.yml"}  # where else than at the top
 
@@ -38,7 +60,7 @@ def write_plugin(kind: str, name: str, folder: Path | None = None, architecture:
     for a bad name, an architecture of what is no model, or a folder that is not empty.
     """
     if kind not in kinds():
-        raise UnknownName("template for plugin kind", kind, kinds(), fix="start from the example in lmkit.kinds")
+        raise UnknownName("template for plugin kind", kind, kinds(), fix="copy the one in examples/plugins")
     if not NAME.match(name):
         raise ConfigError(f"{name!r} is no name for a plugin", fix="use lower case letters, digits and underscores")
     if architecture is not None and (kind != "model" or not architecture.isidentifier()):
@@ -63,6 +85,7 @@ def write_plugin(kind: str, name: str, folder: Path | None = None, architecture:
         "core_range": f"lmkit-core{versions}",
         "more": MORE_DEPENDENCIES.get(kind, "").format(range=versions),
     }
+    words |= _walk(kind, words)
     files = {COMMON.get(name, name.removesuffix(".tmpl")): file for name, file in _files(_templates())}
     files |= {_place(name.removesuffix(".tmpl"), module): file for name, file in _files(_templates() / kind)}
     written = []
@@ -71,6 +94,19 @@ def write_plugin(kind: str, name: str, folder: Path | None = None, architecture:
         written.append(_write(root / path, text))
     written.append(_write(root / "src" / module / "__init__.py", ""))
     return sorted(written, key=lambda p: p.name != "pyproject.toml")
+
+
+def _walk(kind: str, words: dict[str, str]) -> dict[str, str]:
+    """The lines of a README that serve the plugin, and those that ask for an answer."""
+    serve = CONVERT if kind == "quantization" else f"lmkit serve demo {SERVE.get(kind, '')}".rstrip()
+    more = f",\n  {MORE[kind]}" if kind in MORE else ""
+    ask = f"curl localhost:8000/v1/chat/completions -d '{QUESTION}{more}}}'"
+    if kind == "dialect":
+        ask = "curl localhost:8000/$name -d 'What is 2 + 3?'"
+    lines = {"serve": serve, "ask": ask}
+    found = {name: indent(Template(text).substitute(words), "    ") for name, text in lines.items()}
+    explain = f"explain {kind} --model demo" if kind in BY_NAME else "plugins doctor"
+    return {**found, "explain": explain}
 
 
 def entry_name(kind: str, name: str) -> str:

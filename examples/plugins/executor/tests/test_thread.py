@@ -1,0 +1,5 @@
+from lmkit_testing import ExecutorConformance
+
+
+class TestThread(ExecutorConformance):
+    plugin = "executor:thread"
