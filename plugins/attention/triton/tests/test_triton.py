@@ -145,7 +145,7 @@ FAULTS = {
     "slot off by one": ("slot = tl.load(slots + token)", "slot = tl.load(slots + token) + 1"),
     "wrong page": ("key // PAGE, inside", "key // PAGE // 2, inside"),
     "no scale": ("INT8, REST) * scale", "INT8, REST) * 1.0"),
-    "parts of equal weight": ("share = tl.exp(log - tl.max(log, 0))", "share = tl.exp(log - log)"),
+    "parts of equal weight": ("share = tl.exp2(log - tl.max(log, 0))", "share = tl.exp(log - log)"),
     "window off by one": ("visible &= key > position - WINDOW", "visible &= key >= position - WINDOW"),
     "no fading": ("total * fade[:, None] +", "total +"),
     "wrong head": ("query_head = head * group + member", "query_head = head + member"),
