@@ -92,7 +92,7 @@ def linears(machine: Machine, report: Report, form: str, size: int, out: int) ->
     kernel = made[0].kernel
     first, _ = made[0].packed()
     weights = [first, *(made[0].packed()[0] for _ in range(copies(machine, first.nbytes, 16) - 1))]
-    bits, copied, shares = 8 * first.nbytes / (size * out), report.value("bandwidth"), []
+    bits, bandwidth, shares = 8 * first.nbytes / (size * out), report.value("bandwidth"), []
     for rows in ROWS:
         x = torch.randn(rows, size, device=machine.device).bfloat16()
         calls: list[Callable[[], object]] = [partial(kernel.apply, x, weight, None) for weight in weights]
@@ -100,8 +100,8 @@ def linears(machine: Machine, report: Report, form: str, size: int, out: int) ->
         rate = (first.nbytes + 2 * rows * (size + out)) / taken / 1e9
         case = f"linear {form} {rows}x{size}->{out}"
         report.add(case, taken * 1e6, "us", gb_s=rate, bits=bits, captured=captured, kernel=kernel.name)
-        if copied:
-            shares.append(f"{100 * rate / copied:.0f}")
+        if bandwidth:
+            shares.append(f"{100 * rate / bandwidth:.0f}")
     said = f"{kernel.name}, {bits:.1f} bits a weight; {', '.join(map(str, ROWS))} rows, of the bandwidth"
     report.add(f"linear {form} {size}->{out}", f"{' / '.join(shares)} %", row=True, said=said)
 

@@ -42,8 +42,8 @@ def decode(engine: Engine, folder: Path, report: Report, name: str, num: int) ->
     read = engine.facts.weight_bytes
     if not shape["tie_word_embeddings"]:
         read -= shape["vocab_size"] * shape["hidden_size"] * 2  # a row of it alone
-    if copy := report.value("bandwidth"):
-        report.add(f"{name} decode share", read / step / 1e9 / copy, "share", weights_gb=read / 1e9)
+    if bandwidth := report.value("bandwidth"):
+        report.add(f"{name} decode share", read / step / 1e9 / bandwidth, "share", weights_gb=read / 1e9)
 
 
 def prefill(engine: Engine, folder: Path, report: Report, length: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from engine import Engine, opened, prompts
 from machine import Machine
 from report import Report
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 KERNELS = 12  # named in the report, of each case
@@ -35,7 +36,7 @@ def one(machine: Machine, engine: Engine, report: Report, case: str, rows: int, 
         played = engine.play(prompts(rows, length, vocab, 3), tokens)
         machine.wait()
     device = machine.kind != "cpu"
-    events = [e for e in found.key_averages() if not device or e.self_device_time_total > 0]
+    events = [e for e in found.key_averages() if not device or e.device_type == DeviceType.CUDA]
     spent = {e.key: (e.self_device_time_total if device else e.self_cpu_time_total, e.count) for e in events}
     first = sorted(spent.items(), key=lambda item: -item[1][0])[:KERNELS]
     whole = sum(time for time, _ in spent.values())

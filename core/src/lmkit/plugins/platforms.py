@@ -130,6 +130,8 @@ def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], Foun
     if not isinstance(spec, PlatformSpec):
         trouble = "" if before.stage in (1, 2) and before.version is None else "; ".join(map(str, before.reasons))
         return Probed(before, trouble=trouble)
+    if not explicit and spec.stability == "experimental":
+        return Probed(before)
     try:
         found = find(spec)
         if not isinstance(found, Unavailable) and not (
@@ -141,14 +143,12 @@ def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], Foun
     except BaseException as e:
         cause = e.__cause__ if isinstance(e, PluginError) and e.__cause__ else e
         reason = Refusal("broken", "a probe that answers", said_by(cause), "lmkit plugins doctor")
-        candidate = replace(before, stage=6, reasons=(*before.reasons, reason))
-        return Probed(candidate, trouble=str(reason), fallback=spec.fallback)
+        return Probed(replace(before, stage=6, reasons=(*before.reasons, reason)), (), str(reason), spec.fallback)
     if isinstance(found, Unavailable):
         reason = Refusal("platform", f"a {spec.name} device", found.reason, found.fix)
         return Probed(replace(before, stage=6, reasons=(*before.reasons, reason)), fallback=spec.fallback)
-    after = evaluate(host, [replace(request, device=found[0])], wanted, explicit=explicit)
-    known = after.ok or spec.fallback or found[0].described or all(r.code == "experimental" for r in after.reasons)
-    trouble = "" if known else "; ".join(map(str, after.reasons))
+    after = evaluate(host, [replace(request, device=found[0])], wanted, explicit=True)
+    trouble = "" if after.ok or spec.fallback or found[0].described else "; ".join(map(str, after.reasons))
     return Probed(after, tuple(found), trouble, spec.fallback)
 
 

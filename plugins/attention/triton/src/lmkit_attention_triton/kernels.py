@@ -12,6 +12,8 @@ rows of a decode step are cut into splits, whose parts `merge` puts together by 
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def _stored(x, most, LIMIT: tl.constexpr, INT8: tl.constexpr):
@@ -261,7 +263,7 @@ def _seen(
         if ALIBI:
             scores -= slope[:, None] * (position[:, None] - key[None, :]).to(tl.float32)
         if SOFTCAP or ALIBI:
-            scores *= 1.4426950408889634
+            scores *= LOG2E
         if MASKED:
             visible = _visible(position[:, None], key[None, :], CAUSAL, WINDOW, CHUNKED)
             scores = tl.where(visible & inside[None, :] & live[:, None], scores, -float("inf"))
@@ -319,12 +321,12 @@ def attend(
         most, weight = tl.full([TOKENS * GROUP], -float("inf"), tl.float32), tl.zeros([TOKENS * GROUP], tl.float32)
         if SINKS:
             mine = live & (member < tl.where(split == 0, group, 0))
-            most = tl.load(sinks + query_head, mine, -float("inf")) * 1.4426950408889634
+            most = tl.load(sinks + query_head, mine, -float("inf")) * LOG2E
             weight = tl.where(mine, 1.0, 0.0)
         slope = most
         if ALIBI:
             slope = tl.load(slopes + query_head, live, 0.0)
-        scale *= 1.0 if SOFTCAP or ALIBI else 1.4426950408889634  # `exp2` is what there is an instruction for
+        scale *= 1.0 if SOFTCAP or ALIBI else LOG2E  # `exp2` is what there is an instruction for
         total = tl.zeros([TOKENS * GROUP, V], tl.float32)
         page_table = pages + tl.load(page_start + row)
         total, most, weight = _seen(

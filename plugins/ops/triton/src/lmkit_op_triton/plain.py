@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import triton
-from lmkit.api import DeviceInfo, LinearKernel, LinearSpec, PackedWeight, QuantFormat
-from lmkit_layers.linear import DenseWeight
+from lmkit.api import DeviceInfo, LinearSpec, PackedWeight, QuantFormat
+from lmkit_layers.linear import DenseWeight, ReferenceLinear
 from torch import Tensor
-from torch.nn import functional as F
 
 from lmkit_op_triton import row_kernels as kernels
 from lmkit_op_triton.rowops import refusal_of_device
@@ -16,7 +14,7 @@ from lmkit_op_triton.tiles import tile_for
 FEW = 16  # rows, which one instruction of a tensor core multiplies
 
 
-class TritonPlainLinear(LinearKernel):
+class TritonPlainLinear(ReferenceLinear):
     """Reads a weight once, at nearly the bandwidth of memory; cuBLAS does not where there are few rows.
 
     A row of x has the same result beside up to 15 others, another one alone, and another one among more.
@@ -29,16 +27,11 @@ class TritonPlainLinear(LinearKernel):
             return reason
         return None if fmt.name == "plain" else f"runs weights as they are, not {fmt.name}"
 
-    def pack(self, fmt: QuantFormat, params: dict[str, Tensor], layer: LinearSpec, dtype: torch.dtype) -> DenseWeight:
-        weight = fmt.dequantize(params, dtype)
-        params.clear()
-        return DenseWeight(weight)
-
     def apply(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, DenseWeight)
         w, rows = weight.weight, x.reshape(-1, x.shape[-1])
         if not 0 < len(rows) <= FEW or x.itemsize > 2 or x.dtype != w.dtype or w.stride(1) != 1:
-            return F.linear(x, w, bias)
+            return super().apply(x, weight, bias)
         (m, k), n = rows.shape, len(w)
         if k != w.shape[1]:
             raise ValueError(f"a linear of {w.shape[1]} to {n} values got {list(x.shape)}")

@@ -7,6 +7,8 @@ has N rows of the weight, and its threads add up columns of their own until the 
 import triton
 import triton.language as tl
 
+ONE = tl.constexpr(0x3F800000)  # the bits of 1.0
+
 
 @triton.jit
 def one_row(
@@ -48,25 +50,26 @@ def few_rows(
 
 
 @triton.jit
-def _plane(x, columns, k, bits, SHIFT: tl.constexpr, FIELD: tl.constexpr, ONE: tl.constexpr):
+def _plane(x, columns, k, bits, BITS: tl.constexpr, SHIFT: tl.constexpr):
     """x times codes, added up for each 16 of them: [N, C, 16] -> [N, C]; and the sums of x alone, [C].
 
     A code is put into the first places of the mantissa of 1, so that what is multiplied is 1 and a fraction.
     """
     a = tl.load(x + columns, columns < k, 0.0).to(tl.float32)
-    v = (((bits << SHIFT) & FIELD) | ONE).to(tl.float32, bitcast=True)
+    v = (((bits << SHIFT) & (((1 << BITS) - 1) << (23 - BITS))) | ONE).to(tl.float32, bitcast=True)
     return tl.sum(v * a[None, :, :], 2), tl.sum(a, 1)
 
 
 @triton.jit
 def _weighed(
-    products, sums, group, j, scales, zeros, offsets, zero, n, there, SCALE: tl.constexpr, ZEROS: tl.constexpr,
+    products, sums, group, j, scales, zeros, offsets, zero, n, there, BITS: tl.constexpr, ZEROS: tl.constexpr,
     OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """Products of 1 and a fraction [N, C] as those of codes less their zeros, with the scales of their groups [C]."""
     at = group[None, :] * n + j[:, None]
     less = tl.load(zeros + at, there, 0).to(tl.float32) if ZEROS else zero * 1.0
-    y = (SCALE * (products - sums[None, :]) - less * sums[None, :]) * tl.load(scales + at, there, 0.0).to(tl.float32)
+    scale = tl.load(scales + at, there, 0.0).to(tl.float32)
+    y = ((1 << BITS) * (products - sums[None, :]) - less * sums[None, :]) * scale
     if OFFSETS:
         y -= sums[None, :] * tl.load(offsets + at, there, 0.0).to(tl.float32)
     return y
@@ -92,24 +95,24 @@ def one_row_of_codes(
         if BITS == 8:
             column = byte[:, None] + i[None, :]
             there &= (byte < k)[None, :]  # rows of codes are filled up, groups are not
-            products, sums = _plane(x, column, k, bits, 15, 0x7F8000, 0x3F800000)
+            products, sums = _plane(x, column, k, bits, 8, 15)
             group = byte // GROUP if GROUP > 0 else byte * 0
-            total += _weighed(products, sums, group, j, scales, zeros, offsets, zero, n, there, 256.0, ZEROS, OFFSETS)
+            total += _weighed(products, sums, group, j, scales, zeros, offsets, zero, n, there, 8, ZEROS, OFFSETS)
         else:
             first = byte // H * (2 * H) + byte % H
             there &= (first < k)[None, :]
             column = first[:, None] + i[None, :]
-            products, sums = _plane(x, column, k, bits, 19, 0x780000, 0x3F800000)
-            others, more = _plane(x, column + H, k, bits, 15, 0x780000, 0x3F800000)
+            products, sums = _plane(x, column, k, bits, 4, 19)
+            others, more = _plane(x, column + H, k, bits, 4, 15)
             if GROUP == 0 or GROUP % (2 * H) == 0:
                 products += others
                 sums += more
             else:
                 group = (first + H) // GROUP
                 left = there & (first + H < k)[None, :]
-                total += _weighed(others, more, group, j, scales, zeros, offsets, zero, n, left, 16.0, ZEROS, OFFSETS)
+                total += _weighed(others, more, group, j, scales, zeros, offsets, zero, n, left, 4, ZEROS, OFFSETS)
             group = first // GROUP if GROUP > 0 else first * 0
-            total += _weighed(products, sums, group, j, scales, zeros, offsets, zero, n, there, 16.0, ZEROS, OFFSETS)
+            total += _weighed(products, sums, group, j, scales, zeros, offsets, zero, n, there, 4, ZEROS, OFFSETS)
     y = tl.sum(total, 1)
     if BIAS:
         y += tl.load(bias + j, j < n, 0.0).to(tl.float32)
