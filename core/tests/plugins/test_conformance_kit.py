@@ -20,7 +20,8 @@ def lmkit_schedulers():
     {more}
 
 class Policy:
-    pass
+    def admit_key(self, r): return (r.arrival,)
+    def victim_key(self, r): return (r.arrival,)
 {bottom}
 """
 
