@@ -68,8 +68,8 @@ def _weighed(
     """Products of 1 and a fraction [N, C] as those of codes less their zeros, with the scales of their groups [C]."""
     at = group[None, :] * n + j[:, None]
     less = tl.load(zeros + at, there, 0).to(tl.float32) if ZEROS else zero * 1.0
-    scale = tl.load(scales + at, there, 0.0).to(tl.float32)
-    y = ((1 << BITS) * (products - sums[None, :]) - less * sums[None, :]) * scale
+    y = (1 << BITS) * (products - sums[None, :]) - less * sums[None, :]
+    y *= tl.load(scales + at, there, 0.0).to(tl.float32)
     if OFFSETS:
         y -= sums[None, :] * tl.load(offsets + at, there, 0.0).to(tl.float32)
     return y
