@@ -1,14 +1,25 @@
 """What the kernels may take of a GPU, compiled as `backend` launches them."""
 
+from collections.abc import Mapping
+
 from lmkit.api import AttnNeed
 from lmkit_attention_triton import kernels
 from lmkit_attention_triton.backend import HEADS, LARGE, programs_of
 from lmkit_testing.triton_budget import SHARED, Case
 
-# RDNA 3 has too few registers for these tiles: what it spills is let through, and no more.
-SPILLS = {"gfx1100": 260}
-INT8_SPILLS = {"gfx942": 24, "gfx950": 32, "gfx1100": 810}
-LATENT_SPILLS = {"gfx942": 94, "gfx950": 58}  # latents of 512 entries
+# RDNA 3 has too few registers for these tiles: what it spills is let through, and no more. (CDNA 3: with ALiBi.)
+SPILLS = {"gfx1100": 380, "gfx942": 5}
+INT8_SPILLS = {"gfx942": 26, "gfx950": 36, "gfx1100": 920}
+LATENT_SPILLS = {"gfx942": 94, "gfx950": 66}  # latents of 512 entries
+STORED = {"*i8": "int8", "*fp8e4nv": "float8_e4m3fn", "*fp8e5": "float8_e5m2"}
+CAUSAL: Mapping[str, object] = {}
+FORMS: tuple[Mapping[str, object], ...] = (
+    {"SOFTCAP": True, "WINDOW": 4096},
+    {"SINKS": True, "WINDOW": 128},
+    {"ALIBI": True},
+    {"CHUNKED": True, "WINDOW": 8192},
+    {"CAUSAL": False},
+)
 
 
 def types(names: str, kind: str) -> dict[str, str]:
@@ -17,14 +28,15 @@ def types(names: str, kind: str) -> dict[str, str]:
 
 def attend(
     kv: str, dim: int, group: int, queries: int, splits: int, v_dim: int = 0, dtype: str = "bf16", shared: int = 0,
-    **how: object,
+    form: Mapping[str, object] = CAUSAL, **how: object,
 ) -> Case:  # fmt: skip
-    """`v_dim` > 0: values are the first entries of keys. `shared`: bytes of shared memory that a block may have."""
+    """`v_dim` > 0: values are the first entries of keys. `shared`: bytes of shared memory that a block may have.
+    `form`: constants that differ from those of attention to all that came before."""
     need = AttnNeed(
         dim,
         group,
         1,
-        kv_dtype={"*i8": "int8", "*fp8e4nv": "float8_e4m3fn"}.get(kv, "auto"),
+        kv_dtype=STORED.get(kv, "auto"),
         mla=v_dim > 0,
         v_head_dim=v_dim or None,
     )
@@ -46,7 +58,9 @@ def attend(
         "K": sizes.keys,
         "REST": sizes.rest,
         "V": sizes.values,
+        **form,
     }
+    said = [*(["large"] if shared else []), *(name.lower() for name in form)]
     return Case(
         kernels.attend,
         {
@@ -65,13 +79,14 @@ def attend(
         shape.stages,
         unaligned=("first_row", "q_heads", "group", "q_entry"),
         spills=LATENT_SPILLS if v_dim else INT8_SPILLS if kv == "*i8" else SPILLS,
-        note=f"{'decode' if queries == 1 else 'prefill'} {kv[1:]} {dim} x {group}{' large' if shared else ''}",
+        note=" ".join((f"{'decode' if queries == 1 else 'prefill'} {kv[1:]} {dim} x {group}", *said)),
         **how,
     )
 
 
 LARGER = ("sm_90", "sm_100")
 FLOAT8 = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")
+EACH = ("sm_80", "sm_90", "gfx942", "gfx1100")  # of a form of attention
 WIDE = tuple(arch for arch in SHARED if arch != "gfx1100")  # which spills 2,000 registers of latents of 512 entries
 WRITE = {
     **types("k v kv", "*bf16"),
@@ -144,6 +159,10 @@ CASES = [
     attend("*bf16", 128, 4, 64, 1, shared=LARGE, archs=LARGER),
     attend("*bf16", 64, 1, 64, 1, shared=LARGE, archs=LARGER),
     attend("*fp8e4nv", 128, 4, 1, 8, archs=FLOAT8),
+    *(attend("*bf16", 128, 4, 64, 1, form=form, archs=EACH) for form in FORMS),
+    *(attend("*bf16", 128, 4, 1, 8, form=form, archs=EACH) for form in FORMS[:4]),
+    attend("*fp8e5", 128, 4, 1, 8, archs=FLOAT8),
+    attend("*fp8e5", 128, 4, 64, 1, archs=FLOAT8),
     attend("*i8", 128, 4, 1, 8, blocks=2),
     attend("*i8", 128, 4, 64, 1),
     attend("*bf16", 576, 16, 1, 8, v_dim=512, archs=WIDE, opcodes=("HMMA",)),
