@@ -62,13 +62,6 @@ CACHED = {
 }  # tests start hundreds of processes: where none keeps bytecode, each compiles torch
 
 
-def install(session: nox.Session) -> None:
-    """The default set, what the tests need, and the GPU plugins without their libraries (to be refused)."""
-    session.install("-q", *BUILD)
-    session.install("-q", "--no-build-isolation", "-r", "requirements-test.txt")
-    session.install("-q", "--no-build-isolation", "--no-deps", *(arg for path in GPU_PLUGINS for arg in ("-e", path)))
-
-
 def requirements(file: str) -> list[str]:
     """Lines of a requirements file and of those that it names."""
     found = []
@@ -80,8 +73,11 @@ def requirements(file: str) -> list[str]:
     return found
 
 
-def quick_install(session: nox.Session) -> None:
-    """The same as `install`: what others have written comes from the index while our native library compiles."""
+def install(session: nox.Session) -> None:
+    """The default set, what the tests need, and the GPU plugins without their libraries (to be refused).
+
+    What others have written comes from the index while our native library compiles.
+    """
     lines = requirements("requirements-test.txt")
     ours = [line.removeprefix("-e ./") for line in lines if line.startswith("-e ")] + GPU_PLUGINS
     theirs = {line for line in lines if not line.startswith("-e ")}
@@ -153,7 +149,6 @@ MYPY = ["mypy", "core/src/lmkit", "tests/kit/src", *(f"{path}/src" for path in P
 def types(session: nox.Session) -> None:
     """Static types of the core and the plugins."""
     install(session)
-    session.install("-q", *TYPES)
     session.run(*MYPY)
 
 
@@ -161,7 +156,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Style, static types, and the quick tests: all but what another test of the same run covers (`pytest --quick`),
     unless it is of a plugin that is not as on main."""
-    quick_install(session)
+    install(session)
     style(session)
     with beside(session, *MYPY):
         env = ONE_THREAD | CACHED
@@ -173,7 +168,6 @@ def full(session: nox.Session) -> None:
     """Static types and all tests, those that a quick run leaves out too: every configuration of every model, longer
     answers, every template of a plugin, mixes of plugins, 5,000 trials of the engine core. Half an hour."""
     install(session)
-    session.install("-q", *TYPES)
     session.run(*MYPY)
     env = ONE_THREAD | CACHED | {"GREEDY_TOKENS": "64"}
     session.run("pytest", "-q", "-m", "not slow", *SIDE_BY_SIDE, *session.posargs, env=env)
