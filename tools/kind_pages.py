@@ -108,30 +108,21 @@ def _codes(kind: Any) -> set[str]:
 
 
 def _example(kind: str, examples: Path) -> list[str]:
-    """What `lmkit plugins new KIND mine` writes; where it has no template, the distribution in `examples` that
-    registers one."""
-    from lmkit_cli.scaffold import kinds, write_plugin
+    """What `lmkit plugins new KIND mine` writes, and where in `examples` there is another."""
+    from lmkit_cli.scaffold import write_plugin
 
-    if kind not in kinds():
-        return _copied(kind, examples)
     parts = [
         f"## A whole one\n\n`lmkit plugins new {kind} mine` writes this; its test passes as it stands, and ours run "
         'it. Then: `pip install -e "./lmkit-' + kind.replace("_", "-") + '-mine[test]"`, and `pytest` in that folder.\n'
     ]
+    others = [path.parent.name for path in sorted(examples.glob("*/pyproject.toml")) if kind in _registers(path.parent)]
+    if others:
+        links = ", ".join(f"[{name}](../../examples/plugins/{name}/README.md)" for name in others)
+        parts.append(f"In `examples/plugins` there is more to copy from: {links}.\n")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "plugin"
         files = sorted(write_plugin(kind, "mine", root), key=lambda p: (p.suffix != ".toml", "tests" in p.parts))
         return parts + _files(root, files)
-
-
-def _copied(kind: str, examples: Path) -> list[str]:
-    for root in sorted(path.parent for path in examples.glob("*/pyproject.toml")):
-        if kind in _registers(root):
-            folder = f"examples/plugins/{root.name}"
-            readme = f"[README](../../{folder}/README.md)"
-            head = f"## A whole one\n\n`{folder}` is a distribution to copy ({readme}); ours run its test.\n"
-            return [head, *_files(root, [*sorted(root.glob("src/**/*.py")), *sorted(root.glob("tests/*.py"))])]
-    return []
 
 
 def _registers(root: Path) -> set[str]:

@@ -53,7 +53,7 @@ class Shell:
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
         *before, serve = command.splitlines()
-        lines = "\n".join([*before, f"exec {serve} --port {port}"])
+        lines = "\n".join([*before, f"exec env {serve} --port {port}"])
         log = self.folder / "server.log"
         with log.open("w") as out:
             process = subprocess.Popen(

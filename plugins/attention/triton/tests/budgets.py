@@ -10,7 +10,7 @@ from lmkit_testing.triton_budget import SHARED, Case
 # RDNA 3 has too few registers for these tiles: what it spills is let through, and no more. (CDNA 3: with ALiBi.)
 SPILLS = {"gfx1100": 380, "gfx942": 5}
 INT8_SPILLS = {"gfx942": 26, "gfx950": 36, "gfx1100": 920}
-LATENT_SPILLS = {"gfx942": 94, "gfx950": 66}  # latents of 512 entries
+LATENT_SPILLS = {"gfx942": 134, "gfx950": 66}  # latents of 512 entries
 STORED = {"*i8": "int8", "*fp8e4nv": "float8_e4m3fn", "*fp8e5": "float8_e5m2"}
 CAUSAL: Mapping[str, object] = {}
 FORMS: tuple[Mapping[str, object], ...] = (

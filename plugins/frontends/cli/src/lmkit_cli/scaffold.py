@@ -16,6 +16,9 @@ from lmkit.kinds import BY_NAME
 MORE_DEPENDENCIES = {
     "attention": ', "torch>=2.4"',
     "dialect": ', "lmkit-http{range}"',
+    "executor": ', "lmkit-worker{range}"',
+    "grammar": ', "numpy>=1.26"',
+    "kv_connector": ', "lmkit-stores{range}"',
     "loader": ', "safetensors>=0.4"',
     "model": ', "lmkit-decoders{range}", "torch>=2.4"',
     "op": ', "torch>=2.4"',
@@ -23,10 +26,13 @@ MORE_DEPENDENCIES = {
     "proposer": ', "numpy>=1.26"',
     "quantization": ', "safetensors>=0.4", "torch>=2.4"',
     "reasoning_parser": ', "lmkit-formats{range}"',
+    "structured_output": ', "numpy>=1.26"',
     "tool_parser": ', "lmkit-formats{range}"',
 }
 SERVE = {  # the options of a server that uses it; nothing, where what is installed is there
     "attention": "--attention $name",
+    "executor": "--executor $name",
+    "kv_connector": "--kv-connector $name",
     "loader": "--loader $name",
     "model": """--hf-overrides '{"architectures": ["$entry"]}'""",  # the demo is a Llama, and so is the family as yet
     "op": "--op $name",
@@ -37,12 +43,26 @@ SERVE = {  # the options of a server that uses it; nothing, where what is instal
     "tool_parser": "--tool-parser $name",
 }
 CONVERT = """demo=$$(python -c "import lmkit_model_demo; print(*lmkit_model_demo.__path__)")/checkpoint
-python -m $module.convert $$demo ./quantized
-lmkit serve ./quantized"""
+python -m $module.convert $$demo ./converted
+lmkit serve ./converted"""
+ANSWER = r"<|im_start|>assistant\n<think>\n\n</think>\n\n"  # how one begins, for the demo
+TURNS = rf"""{{"answer": "{ANSWER}", "user": ["<|im_start|>user\n", "<|im_end|>\n"]}}"""
+COMMANDS = {  # of kinds for which that is more than options
+    "quantization": CONVERT,
+    "renderer": rf"""printf '<|im_start|>$$role\n$$content<|im_end|>\n---\n{ANSWER}' > chat.txt
+LMKIT_PLUGINS_DISABLE=renderer:jinja lmkit serve demo --chat-template chat.txt""",
+    "structured_output": "LMKIT_PLUGINS_DISABLE=structured_output:masks lmkit serve demo",
+    "template": f"""printf %s '{TURNS}' > chat.$name
+lmkit serve demo --chat-template chat.$name""",
+    "tokenizer": CONVERT,
+}
 QUESTION = """{"messages": [{"role": "user", "content": "What is 2 + 3?"}]"""
 TOOL = """{"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}"""
+CHOICE = """"structured_outputs": {"choice": ["2 + 3 = 5", "2 + 3 = 6"]"""
 MORE = {  # in a request for it
+    "grammar": f"""{CHOICE}, "backend": "$name"}}""",
     "logits_processor": """"vllm_xargs": {"$name": {"tokens": [23]}}""",
+    "structured_output": f"{CHOICE}}}",
     "tool_parser": f""""tools": [{TOOL}], "tool_choice": "required\"""",
 }
 COMMON = {"workflow.yml.tmpl": ".github/workflows/test.yml"}  # where else than at the top
@@ -56,11 +76,11 @@ def kinds() -> list[str]:
 def write_plugin(kind: str, name: str, folder: Path | None = None, architecture: str | None = None) -> list[Path]:
     """Write a new plugin; returns its files, pyproject.toml first. Nothing is ever overwritten.
 
-    `architecture`: of a model, as its config.json has it. Raises UnknownName for a kind without template, ConfigError
+    `architecture`: of a model, as its config.json has it. Raises UnknownName for what is no kind, ConfigError
     for a bad name, an architecture of what is no model, or a folder that is not empty.
     """
     if kind not in kinds():
-        raise UnknownName("template for plugin kind", kind, kinds(), fix="copy the one in examples/plugins")
+        raise UnknownName("plugin kind", kind, kinds())
     if not NAME.match(name):
         raise ConfigError(f"{name!r} is no name for a plugin", fix="use lower case letters, digits and underscores")
     if architecture is not None and (kind != "model" or not architecture.isidentifier()):
@@ -98,7 +118,7 @@ def write_plugin(kind: str, name: str, folder: Path | None = None, architecture:
 
 def _walk(kind: str, words: dict[str, str]) -> dict[str, str]:
     """The lines of a README that serve the plugin, and those that ask for an answer."""
-    serve = CONVERT if kind == "quantization" else f"lmkit serve demo {SERVE.get(kind, '')}".rstrip()
+    serve = COMMANDS.get(kind) or f"lmkit serve demo {SERVE.get(kind, '')}".rstrip()
     more = f",\n  {MORE[kind]}" if kind in MORE else ""
     ask = f"curl localhost:8000/v1/chat/completions -d '{QUESTION}{more}}}'"
     if kind == "dialect":
