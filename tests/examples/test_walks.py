@@ -20,6 +20,7 @@ import pytest
 from flit_core import buildapi
 from lmkit_cli.scaffold import entry_name, kinds
 
+DOCS = Path(__file__).parents[2] / "docs"
 SECONDS = 120.0  # until a server is ready: no measure of speed
 pytestmark = pytest.mark.slow
 
@@ -111,3 +112,27 @@ def test_from_new_to_an_answer(kind: str, tmp_path: Path) -> None:
         assert choice["message"]["content"] == "2 + 3 = 5"
     if kind == "extension":
         assert "engine for demo is up" in (tmp_path / "server.log").read_text()
+
+
+def test_a_model_family(tmp_path: Path) -> None:
+    """docs/add_a_model.md to the letter: the scaffold is a Llama, and becomes Mellum by what the page says."""
+    shell = Shell(tmp_path)
+    page = (DOCS / "add_a_model.md").read_text()
+    fenced = re.findall(r"^```(\w*)\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    typed, python = ([text for kind, text in fenced if kind == wanted] for wanted in ("", "python"))
+    new, _, run = typed[0].splitlines()
+    shell.run(new)
+    folder = tmp_path / "lmkit-model-mellum"
+    source, test = folder / "src" / "lmkit_model_mellum", folder / "tests" / "test_lmkit_model_mellum.py"
+    shell.install(folder)
+    shell.run(run)  # as it was written
+    test.write_text(python[0])
+    (source / "arch.py").write_text(python[1])
+    features = re.search(r"`(features=[^`]+)`\.", page)
+    assert features is not None
+    hooks = (source / "hooks.py").read_text()
+    (source / "hooks.py").write_text(hooks.replace('features=frozenset({"causal"})', features[1]))
+    shell.install(folder)
+    shell.run(run)
+    said = json.loads(shell.served(typed[1].strip(), typed[2]))
+    assert said["usage"]["completion_tokens"] == 8

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from lmkit.api import ModelInfo, UnsupportedModel
-from lmkit_decoders import ConfigReader, DecoderConfig
+from lmkit_decoders import ConfigReader, DecoderConfig, MoEConfig
 from lmkit_decoders.describe import decoder_config, decoder_info, rope_length
 from lmkit_decoders.weights import decoder_weights
 
@@ -86,8 +86,11 @@ def test_description_of_a_decoder() -> None:
     assert any(rule.source == "lm_head.weight" and rule.ignore for rule in decoder_weights(toy_info(tie=True)))
 
 
-@pytest.mark.parametrize("change", [{"num_kv_heads": 3}, {"head_dim": 3}])
-def test_shapes_that_cannot_be(change: dict[str, int]) -> None:
+TOO_FEW = MoEConfig(num_experts=2, top_k=3, size=4, layers=(True, True))
+
+
+@pytest.mark.parametrize("change", [{"num_kv_heads": 3}, {"head_dim": 3}, {"moe": TOO_FEW}])
+def test_shapes_that_cannot_be(change: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModel):
         config(**change)
 

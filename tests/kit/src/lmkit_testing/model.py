@@ -123,8 +123,9 @@ def choice(kind: str, target: str, component: str = "", why: str = "explicit") -
     return Choice(kind, component, target.rpartition(":")[2].lower(), target, "lmkit-core", "0", "test", why=why)
 
 
-def reference(directory: Path, dtype: str) -> Any:
-    """The same checkpoint in `transformers`: in the class called like the architecture, or that of its model type.
+def reference(directory: Path, dtype: str, family: str = "") -> Any:
+    """The same checkpoint in `transformers`: in the class `family`, where it has that, else in the one called like the
+    architecture, or that of its model type.
 
     A folder "transformers" in `directory` is read instead: the same weights under the names that it knows.
     """
@@ -133,7 +134,8 @@ def reference(directory: Path, dtype: str) -> Any:
     known = directory / "transformers"
     directory = known if known.exists() else directory
     name = json.loads((directory / "config.json").read_text())["architectures"][0]
-    model_class = getattr(transformers, name, transformers.AutoModelForCausalLM)
+    model_name = family if family and hasattr(transformers, family) else name
+    model_class = getattr(transformers, model_name, transformers.AutoModelForCausalLM)
     return model_class.from_pretrained(directory, dtype=getattr(torch, dtype))
 
 
@@ -232,7 +234,7 @@ class ArchitectureConformance:
     @classmethod
     def theirs(cls, directory: Path) -> Any:
         """The model of transformers, in float32."""
-        return reference(directory, "float32")
+        return reference(directory, "float32", cls.family)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -324,7 +326,7 @@ class ArchitectureConformance:
 
         Compared by the prompt that does best: in a mixture, a rounding can make a router choose another expert.
         """
-        theirs = reference_logits(reference(directory, "bfloat16"))
+        theirs = reference_logits(reference(directory, "bfloat16", cls.family))
         return 1.25 * min(map(drift, theirs, expected)) + 0.002
 
     @pytest.mark.one_in(3)

@@ -191,6 +191,8 @@ class DecoderConfig:
             raise UnsupportedModel("num_key_value_heads", self.num_kv_heads, f"a divisor of {self.num_q_heads}")
         if self.head_dim % 2:
             raise UnsupportedModel("head_dim", self.head_dim, "an even number")
+        if self.moe is not None and self.moe.top_k > self.moe.num_experts:
+            raise UnsupportedModel("num_experts_per_tok", self.moe.top_k, f"at most the {self.moe.num_experts} experts")
 
     def at(self, layer: int) -> DecoderConfig:
         """The configuration that `layer` is built from."""
