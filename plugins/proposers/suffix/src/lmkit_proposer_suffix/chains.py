@@ -23,21 +23,21 @@ class Chained:
     def __init__(self, shortest: int) -> None:
         self._shortest = shortest
         self.tokens = array("i")
-        self._bytes = bytearray()  # of the tokens: what is compared in one piece takes half the time
+        self.data = bytearray()  # of the tokens: what is compared in one piece takes half the time
         self._digests, self._before = array("Q"), array("i")  # of each place
         self._heads = array("i", [-1]) * (1 << BITS)
 
     def begins(self, text: np.ndarray) -> bool:
         """Whether `text` [n] goes on with this one."""
         num = len(self.tokens)
-        return num <= len(text) and self._bytes == text[:num].data
+        return num <= len(text) and self.data == text[:num].data
 
     def grow(self, text: np.ndarray) -> None:
         """This text becomes `text`, with which it begins."""
         start, num = len(self.tokens), len(text)
         fresh = text[start:].tobytes()
         self.tokens.frombytes(fresh)
-        self._bytes += fresh
+        self.data += fresh
         if num - start > FEW:
             self._chain_all()
             return

@@ -36,7 +36,7 @@ class Suffix:
             return []
         last = text[-self._longest :].tolist()[::-1]
         chained = self._texts.chained(text)
-        here, longest = self._longest_of(chained.tokens, chained.latest(MOST_PLACES), last)
+        here, longest = self._longest_of(chained.tokens, chained.latest(MOST_PLACES), last, chained.data)
         following = [text[end + 1 : end + 1 + most].tolist() for end in here]
         if len(here) < MOST_VOTES or longest < len(last):
             found = self._pieces.agreeing(text[-self._shortest :])
@@ -46,11 +46,16 @@ class Suffix:
                 following += [self._pieces.after(end, most) for end in there[: MOST_VOTES - len(following)]]
         return vote(following, most)
 
-    def _longest_of(self, tokens: Sequence[int], places: Sequence[int], last: Sequence[int]) -> tuple[list[int], int]:
+    def _longest_of(
+        self, tokens: Sequence[int], places: Sequence[int], last: Sequence[int], data: bytearray | None = None
+    ) -> tuple[list[int], int]:
         """Those of the `places`, the latest first, that agree with the most of `last`, the last tokens backwards, and
-        with how many; they all do with `shortest`."""
+        with how many; they all do with `shortest`. `data`: the tokens as int32, where the last of them are `last`."""
+        num = len(last)
+        if data is not None and places and data.startswith(ends := data[-4 * num :], 4 * (places[0] + 1 - num)):
+            return [place for place in places if data.startswith(ends, 4 * (place + 1 - num))][:MOST_VOTES], num
         found: list[int] = []
-        longest, num = 0, len(last)
+        longest = 0
         for place in places:
             length, room = self._shortest, num if place >= num else place + 1
             while length < room and tokens[place - length] == last[length]:
@@ -66,8 +71,9 @@ class Suffix:
 
 def vote(following: Sequence[list[int]], most: int) -> list[int]:
     """Token by token the one that stands in most of the texts that agree so far; of equals that of the first text."""
-    if len(following) > 1 and following.count(following[0]) == len(following):
-        return following[0][:most]
+    whole = following[-1] if following else []  # most follows the earliest place
+    if not following or (following[0] == whole[: len(following[0])] and all(t == whole[: len(t)] for t in following)):
+        return whole[:most]
     found: list[int] = []
     while len(found) < most:
         i = len(found)
