@@ -273,8 +273,11 @@ def ray(session: nox.Session) -> None:
     install(session)
     for path in ("executors/ray", "frontends/ray-serve", "frontends/run-batch"):
         session.install("-q", "--no-build-isolation", "-e", f"./plugins/{path}[ray]", "-c", "constraints.txt")
+    env = ONE_THREAD | CACHED | {"RAY_KILLS": "20", "RAY_USAGE_STATS_ENABLED": "0"}
+    nodes = "plugins/executors/ray/tests/test_two_nodes.py"  # in a process that was in no other cluster before
+    session.run("pytest", "-q", nodes, env=env)
     tests = ["plugins/executors/ray", "plugins/frontends/ray-serve", "plugins/frontends/run-batch/tests/test_spread.py"]
-    session.run("pytest", "-q", *tests, env=ONE_THREAD | CACHED | {"RAY_KILLS": "20", "RAY_USAGE_STATS_ENABLED": "0"})
+    session.run("pytest", "-q", *tests, "--ignore", nodes, env=env)
 
 
 @nox.session
