@@ -23,7 +23,7 @@ class RankActor:
         """`environment`: what the platform wants; torch has not been imported yet."""
         os.environ.update(environment)
         self._rank = rank
-        self._met: list[int] = []
+        self._met: list[object] = []  # kept while this process lives
 
     def about(self, load: bytes) -> bytes:
         """What this process would load with, see `About`."""
@@ -43,9 +43,13 @@ class RankActor:
         return f"file:///proc/{os.getpid()}/fd/{fd}"
 
     def port(self, address: str) -> str:
-        """Where other ranks on any host can find this one."""
-        with socket.create_server((address, 0)) as found:
-            return f"tcp://{address}:{found.getsockname()[1]}"
+        """Where other ranks on any host can find this one. What listens there is the server that torch's rendezvous
+        takes for its own in this process: a port that was only looked up may be another's by then."""
+        from torch.distributed import TCPStore
+
+        store = TCPStore(address, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        self._met.append(store)
+        return f"tcp://{address}:{store.port}"
 
     def follow(self, address: str, port: int, secret: bytes, here: int) -> None:
         """Does what it is told from there, until nobody is there any more. `here`: ranks on this node."""
