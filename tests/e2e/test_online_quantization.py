@@ -43,7 +43,7 @@ def test_the_answer_is_the_same(unquantized: str, name: str, options: dict[str, 
 @pytest.mark.full("lmkit-quantization-bitsandbytes")
 def test_what_runs_dequantized_is_no_smaller(unquantized: str) -> None:
     """There is one copy of each weight, in the type of activations."""
-    text, size = answer(quantization="nf4", dtype="bfloat16", op="linear_reference")
+    text, size = answer(quantization="nf4", dtype="bfloat16", op="linear_reference")  # pinned: what dequantizes
     assert text == unquantized
     assert size == pytest.approx(PLAIN, rel=0.1)
 

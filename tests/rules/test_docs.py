@@ -96,3 +96,14 @@ def test_help_of_what_is_public(module: str) -> None:
             text = (inspect.getdoc(value) if error else value.__doc__) or ""
             assert text.strip(), f"{name} has no docstring"
             assert not text.startswith(f"{name}("), f"{name} has the docstring that dataclasses make"
+
+
+@pytest.mark.parametrize(
+    "name", ["lmkit", "lmkit.api", "lmkit_decoders", "lmkit_formats", "lmkit_layers", "lmkit_stores"]
+)
+def test_public_classes_say_what_they_are(name: str) -> None:
+    module = import_module(name)
+    found = {public: getattr(module, public) for public in dir(module) if not public.startswith("_")}
+    ours = {public: thing for public, thing in found.items() if isinstance(thing, type) and "lmkit" in thing.__module__}
+    assert ours
+    assert not [public for public, thing in ours.items() if (thing.__doc__ or f"{public}(").startswith(f"{public}(")]

@@ -1,24 +1,4 @@
-"""Every error lmkit raises on purpose.
-
-    LmkitError                  base: message, code, fix, details
-      ConfigError               an option, file or name from the user cannot be used        exit 2
-        UnknownKey              an unknown key; names the nearest known one
-        UnknownName             an unknown plugin, model or command name; names the nearest
-      SelectionError            no implementation passed selection; carries the refusals    exit 2
-      PluginError               a plugin broke its contract                                 exit 3
-      CheckpointError           a checkpoint is missing, damaged or not understood          exit 4
-        UnsupportedModel        a configuration value no code here understands
-          UnknownArchitecture   a model nobody knows
-        WeightMismatch          tensors missing, left over, or of another shape or dtype
-      CapacityError             memory does not suffice                                     exit 5, HTTP 507
-      RequestError              one request is wrong; nothing else is affected              HTTP 400
-        InvalidParam            a field has a value outside its limits
-        RequestTooLarge         the request cannot fit, even alone
-        UnsupportedTask         this model does something else (generate, embed, classify)
-        TemplateFailed          the chat template refused or could not render the messages
-      EngineError               the engine failed                                           exit 6, HTTP 500
-        EngineDead              the engine process is gone (retryable)                      HTTP 503
-        EngineBusy              the queue is full or the server drains (retryable)          HTTP 503
+"""Every error that lmkit raises on purpose.
 
 `code` is stable and documented; `fix` says what the user can do, as one sentence or one command.
 """
@@ -84,25 +64,29 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 class ConfigError(LmkitError):
+    """An option, file or name from the user cannot be used."""
+
     code = "config"
     exit_code = 2
     status = 400
 
 
 class UnknownKey(ConfigError):
+    """An unknown key; names the nearest known one."""
+
     code = "unknown-key"
 
     def __init__(self, key: str, known: Iterable[str], where: str) -> None:
         known = sorted(known)
         like = nearest(key, known)
         self.key = key
-        super().__init__(
-            f"unknown key {key!r} in {where}",
-            fix=f"did you mean {like!r}?" if like else f"known keys: {', '.join(known) or 'none'}",
-        )
+        fix = f"did you mean {like!r}?" if like else f"known keys: {', '.join(known) or 'none'}"
+        super().__init__(f"unknown key {key!r} in {where}", fix=fix)
 
 
 class UnknownName(ConfigError):
+    """An unknown plugin, model or command; names the nearest one."""
+
     code = "unknown-name"
 
     def __init__(self, kind: str, name: str, known: Iterable[str], fix: str = "") -> None:
@@ -110,14 +94,16 @@ class UnknownName(ConfigError):
         like = nearest(name, known)
         self.kind, self.name = kind, name
         hint = f"did you mean {like!r}? " if like else ""
-        super().__init__(
-            f"there is no {kind} named {name!r} (known: {', '.join(known) or 'none'})", fix=(hint + fix).strip()
-        )
+        text = f"there is no {kind} named {name!r} (known: {', '.join(known) or 'none'})"
+        super().__init__(text, fix=(hint + fix).strip())
 
 
 class SelectionError(LmkitError):
+    """No implementation passed selection; `refused` says why not."""
+
     code = "no-candidate"
     exit_code = 2
+    refused: tuple[Refused, ...] = ()  # they stay with the resolver, which runs in the parent
 
     def __init__(self, message: str, refused: Iterable[Refused] = (), *, fix: str = "") -> None:
         super().__init__(message, fix=fix)
@@ -125,11 +111,15 @@ class SelectionError(LmkitError):
 
 
 class PluginError(LmkitError):
+    """A plugin broke its contract."""
+
     code = "plugin"
     exit_code = 3
 
 
 class CheckpointError(LmkitError):
+    """A checkpoint is missing, damaged or not understood."""
+
     code = "checkpoint"
     exit_code = 4
 
@@ -152,16 +142,22 @@ class UnknownArchitecture(UnsupportedModel):
 
 
 class WeightMismatch(CheckpointError):
+    """Tensors are missing, left over, or of another shape or dtype."""
+
     code = "weight-mismatch"
 
 
 class CapacityError(LmkitError):
+    """Memory does not suffice."""
+
     code = "no-memory"
     exit_code = 5
     status = 507
 
 
 class RequestError(LmkitError):
+    """One request is wrong; nothing else is affected."""
+
     code = "invalid-request"
     exit_code = 2
     status = 400
@@ -174,12 +170,13 @@ class InvalidParam(RequestError):
 
     def __init__(self, field: str, value: object, limit: str, *, fix: str = "") -> None:
         self.field, self.value, self.limit = field, value, limit
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        shown = f"{value!r:.77}..." if len(repr(value)) > 80 else repr(value)
         super().__init__(f"{field}: got {shown}, needs {limit}", fix=fix)
 
 
 class RequestTooLarge(RequestError):
+    """The request cannot fit, even alone."""
+
     code = "request-too-large"
 
     def __init__(self, field: str, value: int, limit: int, message: str = "", *, fix: str = "") -> None:
@@ -194,13 +191,13 @@ class UnsupportedTask(RequestError):
 
     def __init__(self, task: str, offered: Iterable[str]) -> None:
         self.task, self.offered = task, tuple(offered)
-        super().__init__(
-            f"this model cannot {task}; it can: {', '.join(self.offered)}",
-            fix="serve a model made for it, or see --task for what else this checkpoint can do",
-        )
+        fix = "serve a model made for it, or see --task for what else this checkpoint can do"
+        super().__init__(f"this model cannot {task}; it can: {', '.join(self.offered)}", fix=fix)
 
 
 class TemplateFailed(RequestError):
+    """The chat template refused the messages, or could not render them."""
+
     code = "chat-template"
 
 
@@ -212,17 +209,23 @@ class GrammarError(RequestError):
 
 
 class EngineError(LmkitError):
+    """The engine failed."""
+
     code = "engine"
     exit_code = 6
 
 
 class EngineDead(EngineError):
+    """The engine's process is gone."""
+
     code = "engine-dead"
     status = 503
     retryable = True
 
 
 class EngineBusy(EngineError):
+    """The queue is full, or the server drains."""
+
     code = "engine-busy"
     status = 503
     retryable = True
@@ -234,9 +237,8 @@ def info_of(error: BaseException) -> ErrorInfo:
         return error.info()
     if isinstance(error, MemoryError):
         return ErrorInfo("no-memory", "out of memory", "use a smaller model, --max-length or --kv-memory", status=507)
-    return ErrorInfo(
-        "engine", f"{type(error).__name__}: {error}", "set LMKIT_DEBUG=1 for the stack trace, and report this"
-    )
+    fix = "set LMKIT_DEBUG=1 for the stack trace, and report this"
+    return ErrorInfo("engine", f"{type(error).__name__}: {error}", fix)
 
 
 def error_of(info: ErrorInfo) -> LmkitError:
@@ -245,8 +247,6 @@ def error_of(info: ErrorInfo) -> LmkitError:
     error = found.__new__(found)
     LmkitError.__init__(error, info.message, fix=info.fix)
     error.field = info.field
-    if isinstance(error, SelectionError):
-        error.refused = ()  # the reasons stayed with the resolver, which runs in the parent
     return error
 
 
