@@ -7,11 +7,15 @@ docs/reference/kits.md of this file. What the good ones are is shown by their ow
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from lmkit.api import StepResult
 from lmkit.scheduling.scheduler import Scheduler
@@ -23,11 +27,13 @@ from lmkit_testing import (
     LinearConformance,
     LoaderConformance,
     LogitsProcessorConformance,
+    ModelConformance,
     PlatformConformance,
     ProposerConformance,
     QuantizationConformance,
     SchedulerConformance,
 )
+from lmkit_testing.model import load_tiny
 from lmkit_testing.planted import Planted, good
 
 # -------------------------------------------------------------------------------------------------------- attention
@@ -500,3 +506,25 @@ class TakesNothingBack(LlGuidance):
     class matcher(Matched):  # noqa: N801
         def rollback(self, n: int) -> None:
             """Nothing."""
+
+
+# ------------------------------------------------------------------------------------------------------------ model
+
+
+class Llama(ModelConformance):
+    plugin = "model:LlamaForCausalLM"
+
+
+class AnotherBase(Llama):
+    """Rotary positions turn with another base than the checkpoint's"""
+
+    fails = "test_float32"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls, directory: Path, spec: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        folder = shutil.copytree(directory, tmp_path_factory.mktemp("wrong") / "model")
+        config = json.loads((folder / "config.json").read_text())
+        config["rope_parameters"] = {**config.get("rope_parameters", {}), "rope_type": "default", "rope_theta": 100.0}
+        (folder / "config.json").write_text(json.dumps(config))
+        return load_tiny(folder, spec.target, "float32")
