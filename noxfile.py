@@ -334,7 +334,6 @@ def clients(session: nox.Session) -> None:
     passed. `-- CLIENT` runs one; without, the streams of all routes are compared with whole answers, too. Six
     minutes, and more the first time: 6 GB are installed."""
     install(session)
-    session.install("-q", "uv")
     env = ONE_THREAD | {"RESPONSE_PROMPTS": "500", "STREAM_PROMPTS": "500"}
     if not session.posargs:
         session.run("pytest", "-q", "tests/wire/test_streams.py", env=env)
@@ -536,7 +535,6 @@ def cross(session: nox.Session) -> None:
 def asan(session: nox.Session) -> None:
     """The same tests with the native library under AddressSanitizer and UndefinedBehaviorSanitizer (needs gcc)."""
     install(session)
-    session.install("-q", "setuptools>=77")
     out, source = Path(session.create_tmp()).resolve(), ROOT / "plugins/platforms/cpu"
     with session.chdir(source):
         build = ["--build-lib", str(out / "lib"), "--build-temp", str(out / "temp")]

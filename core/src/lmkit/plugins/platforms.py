@@ -130,7 +130,7 @@ def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], Foun
     if not isinstance(spec, PlatformSpec):
         trouble = "" if before.stage in (1, 2) and before.version is None else "; ".join(map(str, before.reasons))
         return Probed(before, trouble=trouble)
-    if not explicit and spec.stability == "experimental":
+    if any(reason.code == "experimental" for reason in before.reasons):  # nobody named it: it is not even probed
         return Probed(before)
     try:
         found = find(spec)

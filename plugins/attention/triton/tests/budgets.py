@@ -7,12 +7,13 @@ from lmkit_attention_triton import kernels
 from lmkit_attention_triton.backend import HEADS, LARGE, programs_of
 from lmkit_testing.triton_budget import SHARED, Case
 
-# RDNA 3 has too few registers for these tiles: what it spills is let through, and no more. (CDNA 3: with ALiBi.)
-SPILLS = {"gfx1100": 380, "gfx942": 5}
+# RDNA 3 has too few registers for these tiles: what it spills is let through, and no more.
+SPILLS = {"gfx1100": 380}
+ALIBI_SPILLS = SPILLS | {"gfx942": 5}
 INT8_SPILLS = {"gfx942": 26, "gfx950": 36, "gfx1100": 920}
 LATENT_SPILLS = {"gfx942": 134, "gfx950": 66}  # latents of 512 entries
 STORED = {"*i8": "int8", "*fp8e4nv": "float8_e4m3fn", "*fp8e5": "float8_e5m2"}
-CAUSAL: Mapping[str, object] = {}
+USUAL: Mapping[str, object] = {}
 FORMS: tuple[Mapping[str, object], ...] = (
     {"SOFTCAP": True, "WINDOW": 4096},
     {"SINKS": True, "WINDOW": 128},
@@ -28,7 +29,7 @@ def types(names: str, kind: str) -> dict[str, str]:
 
 def attend(
     kv: str, dim: int, group: int, queries: int, splits: int, v_dim: int = 0, dtype: str = "bf16", shared: int = 0,
-    form: Mapping[str, object] = CAUSAL, **how: object,
+    form: Mapping[str, object] = USUAL, **how: object,
 ) -> Case:  # fmt: skip
     """`v_dim` > 0: values are the first entries of keys. `shared`: bytes of shared memory that a block may have.
     `form`: constants that differ from those of attention to all that came before."""
@@ -60,6 +61,7 @@ def attend(
         "V": sizes.values,
         **form,
     }
+    spills = ALIBI_SPILLS if "ALIBI" in form else LATENT_SPILLS if v_dim else INT8_SPILLS if kv == "*i8" else SPILLS
     said = [*(["large"] if shared else []), *(name.lower() for name in form)]
     return Case(
         kernels.attend,
@@ -78,7 +80,7 @@ def attend(
         shape.warps,
         shape.stages,
         unaligned=("first_row", "q_heads", "group", "q_entry"),
-        spills=LATENT_SPILLS if v_dim else INT8_SPILLS if kv == "*i8" else SPILLS,
+        spills=spills,
         note=" ".join((f"{'decode' if queries == 1 else 'prefill'} {kv[1:]} {dim} x {group}", *said)),
         **how,
     )

@@ -134,7 +134,7 @@ def reference(directory: Path, dtype: str, family: str = "") -> Any:
     known = directory / "transformers"
     directory = known if known.exists() else directory
     name = json.loads((directory / "config.json").read_text())["architectures"][0]
-    model_name = family if family and hasattr(transformers, family) else name
+    model_name = family if hasattr(transformers, family) else name
     model_class = getattr(transformers, model_name, transformers.AutoModelForCausalLM)
     return model_class.from_pretrained(directory, dtype=getattr(torch, dtype))
 

@@ -58,11 +58,11 @@ lmkit serve demo --chat-template chat.$name""",
 }
 QUESTION = """{"messages": [{"role": "user", "content": "What is 2 + 3?"}]"""
 TOOL = """{"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}"""
-CHOICE = """"structured_outputs": {"choice": ["2 + 3 = 5", "2 + 3 = 6"]"""
+CHOICE = """"choice": ["2 + 3 = 5", "2 + 3 = 6"]"""
 MORE = {  # in a request for it
-    "grammar": f"""{CHOICE}, "backend": "$name"}}""",
+    "grammar": f""""structured_outputs": {{{CHOICE}, "backend": "$name"}}""",
     "logits_processor": """"vllm_xargs": {"$name": {"tokens": [23]}}""",
-    "structured_output": f"{CHOICE}}}",
+    "structured_output": f""""structured_outputs": {{{CHOICE}}}""",
     "tool_parser": f""""tools": [{TOOL}], "tool_choice": "required\"""",
 }
 COMMON = {"workflow.yml.tmpl": ".github/workflows/test.yml"}  # where else than at the top
