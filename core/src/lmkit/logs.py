@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any
 
 MAX_RECORD = 4 << 10  # characters
@@ -26,8 +25,7 @@ TIMED = "%(asctime)s %(levelname)s %(message)s"  # of a server
 
 class _Formatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the library's name
-        kind, error, frames = ei
-        return _last_frames(kind, error, frames)
+        return "".join(traceback.format_exception(*ei, limit=-_FRAMES)).rstrip("\n")
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -59,10 +57,6 @@ def write_json() -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LogWriter):
             handler.setFormatter(_Json(handler.part))
-
-
-def _last_frames(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> str:
-    return "".join(traceback.format_exception(kind, error, frames, limit=-_FRAMES)).rstrip("\n")
 
 
 class LogWriter(logging.Handler):

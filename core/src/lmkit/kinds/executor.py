@@ -15,11 +15,13 @@ Example, entry point `[project.entry-points."lmkit.executor"] threads = "toy_exe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING, Protocol
 
+from lmkit.contracts.errors import ConfigError
 from lmkit.contracts.refusal import Refusal
 from lmkit.contracts.specs import SelectRequest, Spec
-from lmkit.kinds.base import Kind, Known, Refusals
+from lmkit.kinds.base import Kind, Known, Refusals, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +87,12 @@ def refusals(spec: ExecutorSpec, request: ExecutorRequest) -> Refusals:
 
 
 def ask(known: Known) -> list[ExecutorRequest]:
-    parallel = known.config.parallel
+    parallel, experts = known.config.parallel, {linear.experts for linear in known.info.linears if linear.experts}
+    tp, ep = parallel.tp, parallel.ep
+    most, fits = (gcd(n, *experts) if experts else 1 for n in (tp, ep))
+    if most % ep:
+        what = f"--ep {ep} must divide the ranks (--tp {tp}) and the experts of a layer ({listed(experts or {'none'})})"
+        raise ConfigError(what, fix=f"--tp {fits} --ep {fits}" if fits > most else f"--ep {most}")
     return [ExecutorRequest(num_ranks=parallel.tp * parallel.pp, device=known.device)]
 
 
@@ -96,6 +103,7 @@ KIND = Kind(
     used_by="lmkit.engine.build",
     request=ExecutorRequest,
     refusals=refusals,
+    needs=("model",),
     ask=ask,
     setting="parallel.executor",
     words="auto or an executor plugin's name",

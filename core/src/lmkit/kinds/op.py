@@ -77,7 +77,8 @@ class ExpertKernel(Protocol):
 
         Each token's result is the weighted sum over its experts of down(act(gate) * up), or of down(act(up)) where an
         expert has one part. `up` and `down` have `spec` (of all ranks), `packed` (made by `pack`) and `bias`
-        ([experts * out] or None).
+        ([experts * out] or None). Where experts are dealt out, -1 is one that another rank has: it adds nothing, and is
+        not computed. A kernel that knows this has a true `skips`; others are not asked.
         """
 
 

@@ -148,7 +148,8 @@ def turn_ends(
         for tail in _call_tails(renderer):
             behind = token.findall(tail)
             if ends.isdisjoint(behind):
-                found += [name for name in behind if name not in inside and _is_sign(name)][:1]
+                words = (name for name in behind if name not in inside)
+                found += [name for name in words if not (name[0].isalnum() or name[-1].isalnum())][:1]
     return list(dict.fromkeys(found))
 
 
@@ -166,10 +167,6 @@ def _call_tails(renderer: ChatRenderer) -> Iterator[str]:
     for option in sorted(renderer.options):
         if "tools" in option:
             yield from _tails(renderer, turns, (), {option: ["f"]})
-
-
-def _is_sign(name: str) -> bool:
-    return not (name[0].isalnum() or name[-1].isalnum())
 
 
 def _tails(

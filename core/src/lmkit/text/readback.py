@@ -86,7 +86,8 @@ class Readback:
         shows nothing. When `chosen` reads it without a rest, the others are not looked at; code of formats that are
         no declaration runs only when it is chosen."""
         for case in self._calls() if kind == "tool_parser" else self._reasoning():
-            if chosen is not None and _left(case, load, chosen, runs=True)[0] == self._rest(case):
+            rest = len(_ANSWER) if case.kind == "reasoning_parser" else 0
+            if chosen is not None and _left(case, load, chosen, runs=True)[0] == rest:
                 return (chosen,)
             found = {name: _left(case, load, name, runs=name == chosen) for name in names}
             read = {name: left for name, left in found.items() if left[0] is not None}
@@ -94,9 +95,6 @@ class Readback:
             if best := [name for name, left in read.items() if left[0] == least]:
                 return tuple(sorted(best, key=lambda name: (read[name][1], name)))
         return None
-
-    def _rest(self, case: Shown) -> int:
-        return len(_ANSWER) if case.kind == "reasoning_parser" else 0
 
     def _calls(self) -> Iterable[Shown]:
         function = {"name": NAME, "description": TOOL.description, "parameters": TOOL.parameters}

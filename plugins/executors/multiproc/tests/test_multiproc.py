@@ -35,10 +35,12 @@ from lmkit.api import (
     Wake,
 )
 from lmkit.checkpoint import stamp_of
-from lmkit.config import EngineConfig, ParallelConfig
+from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from lmkit.contracts.config import LoraConfig
+from lmkit.plugins.resolve import resolve
 from lmkit_multiproc.executor import MultiprocExecutor
 from lmkit_testing import ExecutorConformance
+from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.executor import Tokens
 from lmkit_testing.kills import Load
 from lmkit_worker.uniproc import UniprocExecutor
@@ -106,6 +108,49 @@ class TestMultiproc(ExecutorConformance):
         assert [r.tokens for r in found] == [r.tokens for r in expected]
         assert split.specs[0].layers == whole.specs[0].layers
         assert split.nbytes * 2 * tp == whole.nbytes
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def mixture(cls, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+        """Two layers of eight experts, on two ranks each of which has four of them."""
+        pytest.importorskip("transformers")
+        folder = tiny_checkpoint("MixtralForCausalLM", tmp_path_factory.mktemp("mixture") / "model")
+        config = EngineConfig(
+            model=ModelConfig(model=str(folder), max_length=64), cache=CacheConfig(num_blocks=40, block_size=4),
+            parallel=ParallelConfig(tp=2, ep=2, threads=1), wanted={"executor": "multiproc"},
+        )  # fmt: skip
+        return config, *resolve(config)[:2]
+
+    @pytest.mark.one_in(1)
+    def test_experts_that_are_dealt_out_say_what_they_say_on_one_rank(self, mixture: Tiny) -> None:
+        alone = replace(mixture[0], parallel=ParallelConfig(threads=1), wanted={})
+        one, both = UniprocExecutor(alone, *mixture[1:]), MultiprocExecutor(*mixture)
+        try:
+            self.ready(one, alone), self.ready(both, mixture[0])
+            expected, found = self.play(one), self.play(both)
+        finally:
+            one.close()
+            both.close()
+        assert [r.tokens for r in found] == [r.tokens for r in expected]
+
+    @pytest.mark.parametrize(
+        ("sizes", "needed", "fix"),
+        [
+            ({"ep": 2}, r"--ep 2 must divide the ranks \(--tp 1\) and .* \(\{8\}\)", "--tp 2 --ep 2"),
+            ({"tp": 3, "ep": 3}, r"--ep 3 must divide .* \(\{8\}\)", "--ep 1"),
+            ({"tp": 2, "ep": 4}, r"--ep 4 must divide the ranks \(--tp 2\)", "--tp 4 --ep 4"),
+        ],
+    )
+    def test_experts_that_cannot_be_dealt_out(
+        self, mixture: Tiny, sizes: dict[str, int], needed: str, fix: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=needed) as refused:
+            resolve(replace(mixture[0], parallel=ParallelConfig(**sizes)))
+        assert refused.value.fix == fix
+
+    def test_a_model_without_experts_deals_none_out(self, two: Tiny) -> None:
+        with pytest.raises(ConfigError, match=r"the experts of a layer \(\{none\}\)"):
+            resolve(replace(two[0], parallel=ParallelConfig(tp=2, ep=2)))
 
     @pytest.mark.full
     @pytest.mark.parametrize("sizes", [{"tp": 2}, {"pp": 2}])

@@ -54,6 +54,22 @@ def test_experts_equal_one_at_a_time(tokens: int, num: int, top_k: int, gated: b
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_experts_of_other_ranks_add_nothing(tokens: int) -> None:
+    torch.manual_seed(0)
+    up, down = stacked("up", 4, tuple("abcdefgh"), D, M, True), stacked("down", 4, tuple("abcd"), M, D, True)
+    up.pack()
+    down.pack()
+    experts, x, weights = LinearExperts(ReferenceLinear()), torch.randn(tokens, D), torch.rand(tokens, 2)
+    ids = torch.rand(tokens, 4).topk(2).indices
+
+    def said(ids: Tensor, weights: Tensor) -> Tensor:
+        return experts.apply(x, ids, weights, up, down, "silu", TorchRowOps())
+
+    torch.testing.assert_close(said(ids.masked_fill(ids > 1, -1), weights), said(ids, weights.masked_fill(ids > 1, 0)))
+    assert torch.equal(said(torch.full_like(ids, -1), weights), torch.zeros_like(x))
+
+
 class Other(PlainFormat):
     name = "other"
 

@@ -265,12 +265,23 @@ def test_a_token_is_the_same_in_every_batch() -> None:
             assert torch.equal(mixture(x[alone], ids[alone], weights[alone])[0], whole[row])
 
 
+def test_experts_of_other_ranks_add_nothing() -> None:
+    mixture = Mixture.make(SHAPES[0], torch.float32)
+    x, ids, weights = batch(SHAPES[0], 6, torch.float32)
+    with lab(unwritten=()):
+        here = mixture(x, ids.masked_fill(ids % 2 == 0, -1), weights)
+        nothing = mixture(x, torch.full_like(ids, -1), weights)
+    want = mixture.reference(x, ids, weights.masked_fill(ids % 2 == 0, 0))
+    torch.testing.assert_close(here.double(), want, atol=1e-4, rtol=1e-4)
+    assert torch.equal(nothing, torch.zeros_like(x))
+
+
 def test_an_expert_that_is_none_shows() -> None:
     """In the result of its own token only, whatever the number."""
     mixture, (x, ids, weights) = Mixture.make(SHAPES[0], torch.float32), batch(SHAPES[0], 6, torch.float32)
     with lab():
         want = mixture(x, ids, weights)
-        for bad in (-1, 4, 1 << 62, -(1 << 63), (1 << 32) + 1):
+        for bad in (-2, 4, 1 << 62, -(1 << 63), (1 << 32) + 1):
             wrong = ids.clone()
             wrong[2, 1] = bad
             got = mixture(x, wrong, weights)

@@ -227,13 +227,23 @@ def test_an_expert_that_is_none_shows(native: Native) -> None:
     mixture = Mixture.make(SHAPES[0], torch.float32)
     x, ids, weights = batch(SHAPES[0], 6, torch.float32)
     want = mixture.native(x, ids, weights)
-    for bad in (-1, 4, 1 << 62, -(1 << 63)):
+    for bad in (-2, 4, 1 << 62, -(1 << 63)):
         wrong = ids.clone()
         wrong[2, 1] = bad
         got = mixture.native(x, wrong, weights)
         assert got[2].isnan().all()
         assert torch.equal(torch.cat((got[:2], got[3:])), torch.cat((want[:2], want[3:])))
     assert mixture.native(x, torch.full_like(ids, 7), weights).isnan().all()
+
+
+@needs_library
+@pytest.mark.parametrize("fmt", [PLAIN, FORMATS["int4"]], ids=["plain", "int4"])
+def test_experts_of_other_ranks_add_nothing(native: Native, fmt: Any) -> None:
+    mixture = Mixture.make(SHAPES[0], torch.bfloat16, fmt)
+    x, ids, weights = batch(SHAPES[0], 6, torch.bfloat16)
+    here, none = ids.masked_fill(ids % 2 == 0, -1), torch.full_like(ids, -1)
+    assert torch.equal(mixture.native(x, here, weights), mixture.native(x, ids, weights.masked_fill(ids % 2 == 0, 0)))
+    assert torch.equal(mixture.native(x, none, weights), torch.zeros_like(x))
 
 
 @needs_library

@@ -33,6 +33,7 @@ from lmkit.plugins import load_target
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit_decoders import multimodal
+from lmkit_layers.experts import Experts
 from lmkit_worker.chosen import make
 from lmkit_worker.loaded import LoadedModel
 from lmkit_worker.loading import load_model
@@ -282,21 +283,38 @@ class ArchitectureConformance:
         """Tensor parallel over two ranks: the same logits, or a refusal of what does not divide."""
         if not spec.supports_tp:
             pytest.skip("does not claim tensor parallelism")
+        self._check_ranks(directory, loaded, spec)
+
+    @pytest.mark.one_in(3)
+    def test_two_ranks_with_half_of_the_experts_equal_one(
+        self, directory: Path, loaded: LoadedModel, spec: ModelSpec
+    ) -> None:
+        """Experts dealt out to two ranks: the same logits, of weights that are on one rank each."""
+        if not spec.supports_tp or not any(linear.experts for linear in loaded.info.linears):
+            pytest.skip("does not claim tensor parallelism" if not spec.supports_tp else "has no experts")
+        for rank in self._check_ranks(directory, loaded, spec, deals=2):
+            experts = [module for module in rank.model.modules() if isinstance(module, Experts)]
+            assert experts
+            assert all(2 * module.up.local.experts == module.up.spec.experts for module in experts)
+
+    def _check_ranks(self, directory: Path, loaded: LoadedModel, spec: ModelSpec, **options: Any) -> list[LoadedModel]:
+        """Two ranks, or a refusal of what does not divide. Returns their models."""
         ids = prompt(loaded.info.vocab_size)
 
-        def run(collectives: Collectives) -> Tensor:
-            mine = load_tiny(directory, spec.target, "float32", collectives=collectives)
-            return ModelDriver(mine, "float32").run(0, ids, 9)
+        def run(collectives: Collectives) -> tuple[LoadedModel, Tensor]:
+            mine = load_tiny(directory, spec.target, "float32", collectives=collectives, **options)
+            return mine, ModelDriver(mine, "float32").run(0, ids, 9)
 
         try:
             ranks = Ranks(2).run(run)
         except PluginError as refusal:
-            if "cannot be split over" not in refusal.message:
+            if not re.search("cannot be (split over|dealt out)", refusal.message):
                 raise
             pytest.skip(refusal.message)
         whole = ModelDriver(loaded, "float32").run(0, ids, 9)
-        for logits in ranks:
+        for _, logits in ranks:
             assert deviation(logits, whole) < self.tolerance
+        return [mine for mine, _ in ranks]
 
     @pytest.mark.one_in(3)
     def test_two_stages_equal_one_rank(self, directory: Path, loaded: LoadedModel, spec: ModelSpec) -> None:

@@ -174,7 +174,8 @@ class Worker:
         def load(plan: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo, first: int, **more: Any) -> LoadedModel:
             return load_model(
                 plan, checkpoint, info, self.platform, self.device, self.ranks,
-                progress=self.progress, packed_cache=self.config.model.packed_cache, cache=(self.info, first), **more,
+                progress=self.progress, packed_cache=self.config.model.packed_cache, cache=(self.info, first),
+                deals=self.config.parallel.ep, **more,
             )  # fmt: skip
 
         draft, info = self.resolved.draft, self.info
@@ -372,7 +373,7 @@ class Worker:
         staged = load_model(
             self.resolved, self.checkpoint, own, self.platform, self.device, self.ranks, progress=self.progress,
             cache=(self.info, 0), adapters=self.config.lora.on, attention=self.loaded.attention, update=update,
-            base=self.loaded, stage=self.stage,
+            base=self.loaded, stage=self.stage, deals=self.config.parallel.ep,
         )  # fmt: skip
         update.check()
         staged.info, staged.draft = self._run_info(), self.loaded.draft

@@ -43,11 +43,13 @@ class Delta:
 
 def share_of_rank(linear: Linear, deltas: Sequence[Delta]) -> list[Delta]:
     """What this rank's share of `linear` gets of `deltas`, which are of the whole."""
+    if linear.deals > 1:
+        deltas = _of_dealt(linear, deltas)
     if linear.size == 1 or linear.spec.shard == "none":
         return list(deltas)
     if linear.spec.shard == "row":
         inputs = linear.local.in_features
-        return [replace(d, a=d.a[linear.rank * inputs :][:inputs].contiguous()) for d in deltas]
+        return [replace(d, a=d.a[linear.rank // linear.deals * inputs :][:inputs].contiguous()) for d in deltas]
     outputs, found = _outputs(linear), []
     for delta in deltas:
         own = ((outputs >= delta.low) & (outputs < delta.high)).nonzero()[:, 0]
@@ -58,10 +60,18 @@ def share_of_rank(linear: Linear, deltas: Sequence[Delta]) -> list[Delta]:
     return found
 
 
+def _of_dealt(linear: Linear, deltas: Sequence[Delta]) -> list[Delta]:
+    """Those of the experts that this rank has a share of, as if there were no others."""
+    size = linear.dealt.total_out
+    first = linear.rank % linear.deals * size
+    return [replace(d, low=d.low - first, high=d.high - first) for d in deltas if first <= d.low < first + size]
+
+
 def _outputs(linear: Linear) -> Tensor:
-    """Which outputs of the whole a rank has. Of each part a share; there may be fewer of them than ranks."""
-    parted = len(linear.spec.parts) > 1
-    whole, here = (s.out_features if parted else (s.total_out,) for s in (linear.spec, linear.local))
+    """Which outputs of the whole (of experts: those dealt to it) a rank has. Of each part a share; there may be fewer
+    of them than ranks."""
+    parted = len(linear.dealt.parts) > 1
+    whole, here = (s.out_features if parted else (s.total_out,) for s in (linear.dealt, linear.local))
     found, begin = [], 0
     for size, own in zip(whole, here, strict=True):
         first = begin + linear.rank * (size // own) // linear.size * own

@@ -219,8 +219,7 @@ class Tables:
             out[tokens] += self._regated(module, x, adapters[tokens], deltas)
         elif isinstance(module, Experts):
             up, down = (adapter.deltas.get(linear.spec.name, ()) for linear in (module.up, module.down))
-            if up or down:
-                out[tokens] = through_experts(module, x, args[1][tokens], args[2][tokens], up, down)
+            out[tokens] = through_experts(module, x, args[1][tokens], args[2][tokens], up, down)
 
     def _regated(self, module: Mixture, x: Tensor, adapters: Tensor, deltas: Sequence[Delta]) -> Tensor | float:
         """What more, or less, the shared expert says of `x`, whose tokens have these adapters, with `deltas` added to
@@ -267,8 +266,8 @@ def through_experts(
 ) -> Tensor:
     """What the experts `ids` [T, K] say of x [T, D], with `up` and `down` added to their linears."""
     gated = len(module.up.spec.parts) > module.up.spec.experts
-    out = torch.zeros_like(x)
-    for expert in ids.unique().tolist():
+    out, ids = torch.zeros_like(x), module.here(ids)
+    for expert in ids[ids >= 0].unique().tolist():
         tokens, choice = (ids == expert).nonzero(as_tuple=True)
         y = through_expert(module.up, x[tokens], expert, up)
         y = module.rows.gate(y, module.act) if gated else module.rows.activate(y, module.act)
@@ -281,7 +280,7 @@ def through_expert(linear: Linear, x: Tensor, expert: int, deltas: Sequence[Delt
     """x [N, in] through the linear of one expert among those stacked in `linear`."""
     if not (isinstance(linear.kernel, LinearExperts) and isinstance(linear.packed, PackedExperts)):
         raise EngineError(f"{linear.spec.name}: adapters need experts that run one linear after the other")
-    size = linear.local.total_out // linear.spec.experts
+    size = linear.local.total_out // linear.local.experts
     first = expert * size
     bias = None if linear.bias is None else linear.bias[first : first + size]
     y = linear.kernel.kernel.apply(x, linear.packed.experts[expert], bias)

@@ -24,7 +24,7 @@ from lmkit.api import (
 
 from lmkit_layers.attention import Attention
 from lmkit_layers.embedding import Embedding
-from lmkit_layers.experts import Experts, LinearExperts, one_expert
+from lmkit_layers.experts import Experts, LinearExperts, dealt_experts, one_expert
 from lmkit_layers.linear import PLAIN, Linear, ReferenceLinear
 from lmkit_layers.norm import Norm, make_norm
 from lmkit_layers.rotary import Rotary
@@ -40,7 +40,7 @@ class Builder:
     run it, and a line in `warnings` when that is not the very first. `online`: the scheme quantizes a checkpoint that
     is not, its output head too; else only what a checkpoint may store so. `strict` names those of which the user chose
     the kernels: experts do not go to kernels for linears then. `cache`: whose layers share the KV cache, and
-    where those of `info` begin among them.
+    where those of `info` begin among them. `deals`: experts are dealt out to so many ranks that follow each other.
     """
 
     def __init__(
@@ -58,11 +58,13 @@ class Builder:
         rows: RowOps | None = None,
         recurrent: Any = None,
         cache: tuple[ModelInfo, int] | None = None,
+        deals: int = 1,
     ) -> None:
         self.info, self.dtype, self.device = info, dtype, device
         self.kernels, self.scheme, self.strict = kernels, scheme, strict
         self.collectives = collectives
         self.tp_rank, self.tp_size = (collectives.rank, collectives.size) if collectives else (0, 1)
+        self.deals = deals
         self.rows, self.recurrent = rows or TorchRowOps(), recurrent
         self._remarks: dict[str, list[str]] = {}  # what is said of linears -> their names
         self.backend = attention
@@ -94,10 +96,17 @@ class Builder:
         special = self._expert_kernel(formats, act)
         kernels: list[Any] = [special or self._linear_experts(spec) for spec in formats]
         first, last = (
-            Linear(spec, fmt, kernel, self.dtype, self.collectives)
+            Linear(spec, fmt, kernel, self.dtype, self.collectives, dealt=self._dealt(spec))
             for (spec, fmt), kernel in zip(formats.items(), kernels, strict=True)
         )
         return Experts(first, last, act, kernels[0], self.rows)
+
+    def _dealt(self, spec: LinearSpec) -> tuple[LinearSpec, QuantFormat] | None:
+        """The experts of which this rank has a share, and the format of these; None: all."""
+        if self.deals == 1:
+            return None
+        own = dealt_experts(spec, self.tp_rank, self.deals)
+        return own, self._format(own)
 
     def _linear_experts(self, spec: LinearSpec) -> LinearExperts:
         """Each expert on the first linear kernel that runs the format of one: plain where those of all are."""
@@ -113,6 +122,8 @@ class Builder:
         for kernel in self.kernels.get(op, ()):
             asked = ((up, act), (down, None))
             refusals = [r for spec, a in asked if (r := kernel.can_run(formats[spec], spec, self.device, a))]
+            if self.deals > 1 and not getattr(kernel, "skips", False):
+                refusals.append("does not leave out experts of other ranks")
             if not refusals:
                 break
             refused.append(f"not on {kernel.name} ({'; '.join(dict.fromkeys(refusals))})")

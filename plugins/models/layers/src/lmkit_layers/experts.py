@@ -12,6 +12,7 @@ from lmkit.api import (
     LinearKernel,
     LinearSpec,
     PackedWeight,
+    PluginError,
     QuantFormat,
     Routing,
     RowOps,
@@ -32,6 +33,18 @@ class PackedExperts:
         return sum(weight.nbytes for weight in self.experts)
 
 
+def dealt_experts(spec: LinearSpec, rank: int, deals: int) -> LinearSpec:
+    """The experts of `rank`, of those stacked in `spec`: `deals` ranks that follow each other have all of them.
+
+    Raises PluginError where they do not divide.
+    """
+    if not spec.experts or spec.experts % deals:
+        raise PluginError(f"{spec.name}: {spec.experts} experts cannot be dealt out to {deals} ranks")
+    num = len(spec.out_features) // deals
+    own = slice(rank % deals * num, (rank % deals + 1) * num)
+    return replace(spec, out_features=spec.out_features[own], parts=spec.parts[own], experts=spec.experts // deals)
+
+
 def one_expert(spec: LinearSpec) -> LinearSpec:
     """The linear of a single expert among those stacked in `spec`."""
     share = len(spec.out_features) // spec.experts
@@ -46,6 +59,7 @@ class LinearExperts:
     """
 
     name = "moe_linear"
+    skips = True
 
     def __init__(self, kernel: LinearKernel, one: QuantFormat | None = None) -> None:
         self.kernel, self.one = kernel, one
@@ -67,19 +81,21 @@ class LinearExperts:
         self, x: Tensor, ids: Tensor, weights: Tensor, up: Linear, down: Linear, act: str, rows: RowOps
     ) -> Tensor:
         order = ids.flatten().argsort(stable=True)  # (token, choice) pairs, by expert
+        skipped, *ends = torch.bincount(ids.flatten() + 1, minlength=len(up.packed.experts) + 1).cumsum(0).tolist()
+        order = order[skipped:]
         tokens = order // ids.shape[1]
-        ends = torch.bincount(ids.flatten(), minlength=up.spec.experts).cumsum(0).tolist()
-        y = self._products(x[tokens], ends, up)
+        y = self._products(x[tokens], [end - skipped for end in ends], up)
         y = rows.gate(y, act) if len(up.spec.parts) > up.spec.experts else rows.activate(y, act)
-        y = self._products(y, ends, down)[order.argsort()]  # in the order of tokens again
-        return torch.bmm(weights[:, None], y.view(*ids.shape, y.shape[-1]))[:, 0]
+        y = self._products(y, [end - skipped for end in ends], down)
+        pairs = y.new_zeros(ids.numel(), y.shape[1]).index_copy_(0, order, y)  # in the order of tokens again
+        return torch.bmm(weights[:, None], pairs.view(*ids.shape, y.shape[1]))[:, 0]
 
     def _products(self, x: Tensor, ends: list[int], linear: Linear) -> Tensor:
         """Rows of x up to ends[e] through the linear of expert e: [N, in] -> [N, out]."""
         assert isinstance(linear.packed, PackedExperts)
         assert isinstance(linear.kernel, LinearExperts)
         kernel = linear.kernel.kernel
-        biases = None if linear.bias is None else linear.bias.view(linear.spec.experts, -1)
+        biases = None if linear.bias is None else linear.bias.view(len(linear.packed.experts), -1)
         parts, start = [], 0
         for expert, end in enumerate(ends):
             if end > start:
@@ -90,16 +106,32 @@ class LinearExperts:
 
 
 class Experts(nn.Module):
-    """x [T, D], chosen experts [T, K] and their weights [T, K] -> [T, D]."""
+    """x [T, D], chosen experts [T, K] and their weights [T, K] -> [T, D].
+
+    Where experts are dealt out to ranks, hidden states are the same on all of them: each computes what its own experts
+    say, and the sum over ranks brings it together.
+    """
+
+    numbers: Tensor | None  # here, of the experts of the model; -1: another rank has it
 
     def __init__(self, up: Linear, down: Linear, act: str, kernel: ExpertKernel, rows: RowOps) -> None:
         super().__init__()
-        down.silent = down.collectives is not None and down.rank > 0  # one rank adds biases for all
+        down.silent = down.collectives is not None and down.rank // down.deals > 0  # one rank adds biases for all
         self.up, self.down = up, down
         self.act, self.kernel, self.rows = act, kernel, rows
+        numbers = None
+        if up.deals > 1:
+            numbers = torch.full((up.spec.experts,), -1, dtype=torch.int64, device="cpu")
+            own = up.local.experts
+            numbers[up.rank % up.deals * own :][:own] = torch.arange(own, device="cpu")
+        self.register_buffer("numbers", numbers, persistent=False)
+
+    def here(self, ids: Tensor) -> Tensor:
+        """The experts as this rank numbers them; -1: another has it."""
+        return ids if self.numbers is None else self.numbers[ids]
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        out = self.kernel.apply(x, ids, weights, self.up, self.down, self.act, self.rows)
+        out = self.kernel.apply(x, self.here(ids), weights, self.up, self.down, self.act, self.rows)
         return out if self.down.collectives is None else self.down.collectives.all_reduce(out)
 
 

@@ -98,20 +98,26 @@ class Linear(nn.Module):
         dtype: torch.dtype,
         collectives: Collectives | None = None,
         local: LinearSpec | None = None,
+        dealt: tuple[LinearSpec, QuantFormat] | None = None,
     ) -> None:
-        """`local`: this rank's share, where parts of it are those of other ranks too."""
+        """`local`: this rank's share, where parts of it are those of other ranks too. `dealt`: the same linear with the
+        experts of which this rank has a share, and their format."""
         super().__init__()
         self.rank, self.size = (collectives.rank, collectives.size) if collectives else (0, 1)
         size = self.size
-        self.spec, self.format, self.kernel, self.dtype = spec, fmt, kernel, dtype
-        self.local = local or shard(spec, self.rank, size)
-        self.collectives = collectives if size > 1 and spec.shard == "row" else None
+        self.dealt, self.format = dealt or (spec, fmt)
+        self.deals = spec.experts // self.dealt.experts if dealt else 1  # ranks that follow each other: one gets each
+        size //= self.deals
+        self.spec, self.kernel, self.dtype = spec, kernel, dtype
+        self.local = local or shard(self.dealt, self.rank // self.deals, size)
+        self.collectives = collectives if self.size > 1 and spec.shard == "row" else None
         name = _name(dtype)
         self.stored = fmt.params(spec, name) | self._bias_spec(spec, name)
-        self.params = fmt.params(self.local, name) | self._bias_spec(self.local, name)
+        self.params = self.format.params(self.local, name) | self._bias_spec(self.local, name)
+        held = self.format.params(self.dealt, name) | self._bias_spec(self.dealt, name)
         for key, p in self.params.items():
             if local is None and any(
-                whole not in (here, here * size) for whole, here in zip(self.stored[key].shape, p.shape, strict=True)
+                whole not in (here, here * size) for whole, here in zip(held[key].shape, p.shape, strict=True)
             ):
                 raise PluginError(f"{spec.name}.{key}: {self.stored[key].shape} cannot be split over {size} ranks")
             tensor = torch.empty(p.shape, dtype=getattr(torch, p.dtype))

@@ -34,12 +34,13 @@ def most_tiles(pairs: int, experts: int, rows: int) -> int:
 
 
 class TritonExperts:
-    """See `lmkit.api.ExpertKernel`. An expert that is none (ids out of range) makes the token's result NaN.
+    """See `lmkit.api.ExpertKernel`. An expert that is none (ids out of range, but -1) makes the token's result NaN.
 
     Sums are float32 in an order that does not change, so that results of a batch repeat.
     """
 
     name = "moe_triton"
+    skips = True
     packed_types = (StackedExperts, StackedCodes, StackedBytes)
 
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo, act: str | None = None) -> str | None:

@@ -171,7 +171,8 @@ def multiply_codes(
 
 @triton.jit
 def combine(products, ids, weights, out, top_k, experts, size, N: tl.constexpr):
-    """products [T * top_k, size], weights [T, top_k] -> their weighted sums [T, size]; NaN where an expert is none."""
+    """products [T * top_k, size], weights [T, top_k] -> their weighted sums [T, size]; -1 adds nothing, another
+    expert that is none NaN."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * N + tl.arange(0, N)
     total = tl.zeros([N], tl.float32)
@@ -179,8 +180,9 @@ def combine(products, ids, weights, out, top_k, experts, size, N: tl.constexpr):
         pair = token * top_k + choice
         expert = tl.load(ids + pair)
         known = (expert >= 0) & (expert < experts)
-        share = tl.load(weights + pair).to(tl.float32)
-        values = tl.load(products + pair * size + i, i < tl.where(known, size, 0), float("nan"))
+        share = tl.where(expert == -1, 0.0, tl.load(weights + pair).to(tl.float32))
+        other = tl.where(expert == -1, 0.0, float("nan"))
+        values = tl.load(products + pair * size + i, i < tl.where(known, size, 0), other)
         total += share * values.to(tl.float32)
     tl.store(out + token * size + i, total.to(out.dtype.element_ty), i < size)
 

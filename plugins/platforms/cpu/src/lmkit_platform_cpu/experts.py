@@ -56,9 +56,10 @@ class PackedExperts:
 
 
 class NativeExperts:
-    """See `lmkit.api.ExpertKernel`. An expert that is none (ids out of range) makes the token's result NaN."""
+    """See `lmkit.api.ExpertKernel`. An expert that is none (ids out of range, but -1) makes the token's result NaN."""
 
     name = "moe_native"
+    skips = True
     packed_types = (PackedExperts, Packed, PackedIntegers)
 
     def __init__(self) -> None:

@@ -72,6 +72,7 @@ def load_model(
     update: Update | None = None,
     base: LoadedModel | None = None,
     stage: tuple[range, Collectives] | None = None,
+    deals: int = 1,
 ) -> LoadedModel:
     """The model of `checkpoint`, ready to run on `device` with the implementations chosen in `resolved`.
 
@@ -79,14 +80,14 @@ def load_model(
     A model and its draft have one KV cache and one `attention`: `cache` says whose layers are in it, and where those of
     `info` begin among them. `update`: weights that stand for those of the checkpoint; what a partial one does not have
     is that of `base`. `packed_cache` is a folder for packed weights: they are taken from there, or kept there for
-    the next time. `stage`: the layers that this rank has, and the ranks that have the others.
+    the next time. `stage`: the layers that this rank has, and the ranks that have the others. `deals`: as of Builder.
 
     Raises WeightMismatch, CheckpointError, UnsupportedModel or SelectionError before any weight is read, and
     CheckpointError when a file turns out to be damaged later.
     """
     architecture = architecture_of(resolved)
     attention = attention or _attention(resolved, cache[0] if cache else info)
-    builder = make_builder(resolved, checkpoint, info, collectives, adapters, attention, cache)
+    builder = make_builder(resolved, checkpoint, info, collectives, adapters, attention, cache, deals)
     with torch.device("meta"):
         model = architecture.build(info, builder)
     if not isinstance(model, nn.Module):
@@ -97,7 +98,7 @@ def load_model(
     if stage is not None:
         leave = partial(keeper(model, info, stage[0]), *stage)
     if packed_cache is not None and update is None:
-        packed = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size)
+        packed = PackedCache.find(packed_cache, resolved, checkpoint, builder.tp_rank, builder.tp_size, deals)
     rules, scheme = Rules(architecture.weights(info)), builder.scheme
     partly = base.model if base is not None and update is not None and update.partial else None
     assert partly is None or isinstance(partly, nn.Module)
@@ -146,6 +147,7 @@ def make_builder(
     adapters: bool = False,
     attention: AttentionBackend | None = None,
     cache: tuple[ModelInfo, int] | None = None,
+    deals: int = 1,
 ) -> Builder:
     """The BuildContext for the implementations chosen in `resolved`."""
     quantization, declared = resolved.choice("quantization"), checkpoint.config.get("quantization_config")
@@ -173,6 +175,7 @@ def make_builder(
         rows=_operators(resolved, "rowwise", dtype),
         recurrent=_operators(resolved, "recurrent", dtype),
         cache=cache,
+        deals=deals,
     )
 
 
@@ -221,6 +224,7 @@ class Destination:
     local: ParamSpec  # of this rank
     parts: tuple[str | int | None, ...]
     stored_sizes: tuple[int, ...]  # along part_axis, one per part
+    local_parts: tuple[str | int | None, ...]  # of which this rank has something
     local_sizes: tuple[int, ...]
     rank: int = 0
     size: int = 1  # ranks: as many shares as there are different ones are theirs by turns
@@ -233,6 +237,10 @@ class Destination:
         if isinstance(part, str) and part.startswith(f"{ALL}."):
             return tuple(each for each in self.parts if str(each).endswith(part[1:]))
         return (part,) if part in self.parts else ()
+
+    def here(self, part: str | int | None) -> bool:
+        """Whether this rank has something of `part`, which fills others too where it is "*"."""
+        return any(each in self.local_parts for each in self.covered(part))
 
     def part_shape(self, part: str | int | None) -> tuple[int, ...]:
         """Shape of `part` as the checkpoint has it."""
@@ -252,6 +260,8 @@ class Destination:
         Parts that share one value (part_axis None) must agree; CheckpointError otherwise.
         """
         covered = self.covered(part)
+        if not self.here(part):
+            return
         if len(covered) > 1 and self.stored.part_axis is not None:
             pieces = value.split(self.sizes(covered), self.stored.part_axis)
             for each, piece in zip(covered, pieces, strict=True):
@@ -270,7 +280,7 @@ class Destination:
             setattr(self.module, self.attribute, parameter)
         target, axis = parameter.data.view(self.local.shape), self.local.part_axis
         if axis is not None and len(self.parts) > 1:
-            i = self.parts.index(part)
+            i = self.local_parts.index(part)
             target = target.narrow(axis, sum(self.local_sizes[:i]), self.local_sizes[i])
         value = value.reshape(self.part_shape(part))
         for dim, (whole, here) in enumerate(zip(value.shape, target.shape, strict=True)):
@@ -290,10 +300,10 @@ def places(model: nn.Module) -> dict[str, Destination]:
                 local, spec = module.params[key], module.spec
                 parts: tuple[str | int | None, ...] = spec.parts or (None,)
                 sizes = stored.part_sizes or spec.out_features
-                local_sizes = local.part_sizes or module.local.out_features
+                own, local_sizes = module.local.parts or (None,), local.part_sizes or module.local.out_features
                 name = f"{path}.{key}"
                 ranks = module.rank, module.size
-                found[name] = Destination(name, module, key, stored, local, parts, sizes, local_sizes, *ranks)
+                found[name] = Destination(name, module, key, stored, local, parts, sizes, own, local_sizes, *ranks)
         else:
             for key, parameter in module.named_parameters(recurse=False):
                 name = f"{path}.{key}" if path else key
@@ -305,7 +315,7 @@ def places(model: nn.Module) -> dict[str, Destination]:
                 whole = ParamSpec(shape, str(parameter.dtype).removeprefix("torch."), optional=optional)
                 equal = (shape[0] // len(parts),) * len(parts) if len(parts) > 1 else ()
                 sizes = tuple(given.values()) if sized else equal
-                found[name] = Destination(name, module, key, whole, whole, parts, sizes, sizes)
+                found[name] = Destination(name, module, key, whole, whole, parts, sizes, parts, sizes)
     return found
 
 
@@ -464,6 +474,7 @@ def fill_model(
     if scheme is not None and (wrapped := scheme.wrap(loader, partial(_wanted, rules, where))) is not loader:
         loader, entries = wrapped, wrapped.tensors(checkpoint)
     fills = plan_fills(entries, rules, where, partial=base is not None)
+    fills = [fill for fill in fills if fill.place.here(fill.match.part)]
     warnings: list[str] = []
     if leave is not None:
         leave()

@@ -29,7 +29,7 @@ NAMES = {name: short for short, name in DTYPES.items()}
 LINEARS, SHA256 = "linears", "sha256"  # texts of the header: packed weights by path, and the hash of that text
 
 
-def key(resolved: ResolvedPlan, checkpoint: Checkpoint, rank: int, size: int) -> str:
+def key(resolved: ResolvedPlan, checkpoint: Checkpoint, *ranks: int) -> str:
     """Hash of what packed weights depend on."""
 
     def source(choice: Choice) -> list[Any]:
@@ -45,7 +45,7 @@ def key(resolved: ResolvedPlan, checkpoint: Checkpoint, rank: int, size: int) ->
         "device": [resolved.device.name, sorted(resolved.device.flags)],
         "dtype": resolved.value("dtype"),
         "torch": torch.__version__,
-        "rank": [rank, size],
+        "ranks": ranks,
     }
     return sha256(json.dumps(parts, sort_keys=True, default=str))
 
@@ -57,13 +57,15 @@ class PackedCache:
     path: Path
 
     @classmethod
-    def find(cls, folder: str, resolved: ResolvedPlan, checkpoint: Checkpoint, rank: int, size: int) -> PackedCache:
-        """Raises ConfigError for a folder that cannot be made."""
+    def find(cls, folder: str, resolved: ResolvedPlan, checkpoint: Checkpoint, *ranks: int) -> PackedCache:
+        """`ranks`: which, of how many, and to how many of these experts are dealt out.
+
+        Raises ConfigError for a folder that cannot be made."""
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise ConfigError(f"packed weights cannot be kept in {folder}: {e}", fix="--packed-cache FOLDER") from e
-        name = f"{checkpoint.path.name}-{key(resolved, checkpoint, rank, size)[:24]}.safetensors"
+        name = f"{checkpoint.path.name}-{key(resolved, checkpoint, *ranks)[:24]}.safetensors"
         return cls(Path(folder) / name)
 
     def restore(self, model: nn.Module) -> frozenset[Linear]:
