@@ -19,6 +19,7 @@ import pytest
 import torch
 from lmkit.api import StepResult
 from lmkit.scheduling.scheduler import Scheduler
+from lmkit_layers.experts import Experts
 from lmkit_testing import (
     AttentionConformance,
     ExecutorConformance,
@@ -528,3 +529,31 @@ class AnotherBase(Llama):
         config["rope_parameters"] = {**config.get("rope_parameters", {}), "rope_type": "default", "rope_theta": 100.0}
         (folder / "config.json").write_text(json.dumps(config))
         return load_tiny(folder, spec.target, "float32")
+
+
+class Mixtral(ModelConformance):
+    plugin = "model:MixtralForCausalLM"
+    place: ClassVar[int]  # where both ranks believe the first expert to be
+
+    @pytest.fixture(autouse=True)
+    def fault(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def here(experts: Any, ids: Any) -> Any:
+            numbers = experts.numbers.clone()
+            numbers[0] = self.place
+            return numbers[ids]
+
+        monkeypatch.setattr(Experts, "here", lambda self, ids: ids if self.numbers is None else here(self, ids))
+
+
+class ExpertTwice(Mixtral):
+    """Of experts that are dealt out to ranks, one is counted twice"""
+
+    fails = "test_two_ranks_with_half_of_the_experts_equal_one"
+    place = 0
+
+
+class ExpertNowhere(Mixtral):
+    """Of experts that are dealt out to ranks, one is on none of them"""
+
+    fails = "test_two_ranks_with_half_of_the_experts_equal_one"
+    place = -1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import CheckpointError, LinearSpec, LmkitError, ParamSpec, UnsupportedModel
+from lmkit.api import CheckpointError, Collectives, LinearSpec, LmkitError, ParamSpec, UnsupportedModel
 from lmkit_quantization_bitsandbytes.codes import table
 from lmkit_quantization_bitsandbytes.formats import TableFormat, group_of
 from lmkit_quantization_bitsandbytes.tensors import BLOCKS, BitsandbytesTensors, QuantState, parse_state
@@ -351,13 +351,17 @@ def test_files_may_merge_what_the_model_does(tmp_path: Path) -> None:
     assert deviation(ModelDriver(load(folder, PHI), "float32").run(0, prompt(97), 7), expected) < 1e-4
 
 
-def test_two_ranks_equal_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deals", [1, 2])
+def test_two_ranks_equal_one(tmp_path: Path, deals: int) -> None:
     pytest.importorskip("lmkit_model_qwen")
     wide = SIZES | {"head_dim": 32, "moe_intermediate_size": 128, "intermediate_size": 128}
     folder, expected = checkpoints(tmp_path, "Qwen3MoeForCausalLM", FOUR, **wide)
-    for logits in Ranks(2).run(
-        lambda collectives: ModelDriver(load(folder, QWEN, collectives=collectives), "float32").run(0, prompt(97), 29)
-    ):
+
+    def run(collectives: Collectives) -> Tensor:
+        loaded = load(folder, QWEN, collectives=collectives, deals=deals)
+        return ModelDriver(loaded, "float32").run(0, prompt(97), 29)
+
+    for logits in Ranks(2).run(run):
         assert deviation(logits, expected) < 1e-4
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lmkit.api import CheckpointError
+from lmkit.api import CheckpointError, Collectives
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.model import choice, deviation, drift, load_tiny, prompt, reference
 from lmkit_testing.produced import INTEGER, REFERENCE
@@ -93,10 +93,13 @@ def test_experts_equal_what_their_codes_are_worth(checkpoints: tuple[Path, Path]
     assert deviation(ModelDriver(load(checkpoints[0]), "float32").run(0, prompt(97), 7), expected) < 1e-4
 
 
-def test_two_ranks_equal_one(checkpoints: tuple[Path, Path], expected: Tensor) -> None:
-    for logits in Ranks(2).run(
-        lambda collectives: ModelDriver(load(checkpoints[0], collectives=collectives), "float32").run(0, prompt(97), 29)
-    ):
+@pytest.mark.parametrize("deals", [1, 2])
+def test_two_ranks_equal_one(checkpoints: tuple[Path, Path], expected: Tensor, deals: int) -> None:
+    def run(collectives: Collectives) -> Tensor:
+        loaded = load(checkpoints[0], collectives=collectives, deals=deals)
+        return ModelDriver(loaded, "float32").run(0, prompt(97), 29)
+
+    for logits in Ranks(2).run(run):
         assert deviation(logits, expected) < 1e-4
 
 

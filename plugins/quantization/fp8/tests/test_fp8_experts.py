@@ -106,14 +106,15 @@ def test_experts_equal_those_of_the_producer(
         assert all(isinstance(one, Fp8Weight) and one.weight.element_size() == 1 for one in packed.experts)
 
 
-def test_two_ranks_equal_one(architecture: str, directory: Path, expected: torch.Tensor) -> None:
+@pytest.mark.parametrize("deals", [1, 2])
+def test_two_ranks_equal_one(architecture: str, directory: Path, expected: torch.Tensor, deals: int) -> None:
     """Scales follow their rows and columns, or the split is refused."""
     from lmkit.api import PluginError
 
     try:
         ranks = Ranks(2).run(
             lambda collectives: ModelDriver(
-                load(architecture, directory, "fp8", collectives=collectives), "float32"
+                load(architecture, directory, "fp8", collectives=collectives, deals=deals), "float32"
             ).run(0, prompt(97), 29)
         )
     except PluginError as refusal:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lmkit.api import CheckpointError, LinearSpec, UnsupportedModel, WeightMismatch
+from lmkit.api import CheckpointError, Collectives, LinearSpec, UnsupportedModel, WeightMismatch
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.resolve import resolve
 from lmkit_layouts import Fp8Format, NvFp4
@@ -258,10 +258,13 @@ def test_native_experts_run_them(checkpoints: tuple[Path, Path], expected: Tenso
     assert loaded.model.layers[1].mlp.experts.up.packed.nbytes == numbers // 2 + numbers // 16 * 2
 
 
-def test_two_ranks_equal_one(checkpoints: tuple[Path, Path], expected: Tensor) -> None:
-    for logits in Ranks(2).run(
-        lambda collectives: ModelDriver(load(checkpoints[0], collectives=collectives), "float32").run(0, prompt(97), 29)
-    ):
+@pytest.mark.parametrize("deals", [1, 2])
+def test_two_ranks_equal_one(checkpoints: tuple[Path, Path], expected: Tensor, deals: int) -> None:
+    def run(collectives: Collectives) -> Tensor:
+        loaded = load(checkpoints[0], collectives=collectives, deals=deals)
+        return ModelDriver(loaded, "float32").run(0, prompt(97), 29)
+
+    for logits in Ranks(2).run(run):
         assert deviation(logits, expected) < 1e-4
 
 

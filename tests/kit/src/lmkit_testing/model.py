@@ -285,7 +285,7 @@ class ArchitectureConformance:
             pytest.skip("does not claim tensor parallelism")
         self._check_ranks(directory, loaded, spec)
 
-    @pytest.mark.one_in(3)
+    @pytest.mark.one_in(6)
     def test_two_ranks_with_half_of_the_experts_equal_one(
         self, directory: Path, loaded: LoadedModel, spec: ModelSpec
     ) -> None:
@@ -297,8 +297,10 @@ class ArchitectureConformance:
             assert experts
             assert all(2 * module.up.local.experts == module.up.spec.experts for module in experts)
 
-    def _check_ranks(self, directory: Path, loaded: LoadedModel, spec: ModelSpec, **options: Any) -> list[LoadedModel]:
-        """Two ranks, or a refusal of what does not divide. Returns their models."""
+    def _check_ranks(
+        self, directory: Path, loaded: LoadedModel, spec: ModelSpec, size: int = 2, **options: Any
+    ) -> list[LoadedModel]:
+        """Ranks against one, or a refusal of what does not divide. Returns their models."""
         ids = prompt(loaded.info.vocab_size)
 
         def run(collectives: Collectives) -> tuple[LoadedModel, Tensor]:
@@ -306,7 +308,7 @@ class ArchitectureConformance:
             return mine, ModelDriver(mine, "float32").run(0, ids, 9)
 
         try:
-            ranks = Ranks(2).run(run)
+            ranks = Ranks(size).run(run)
         except PluginError as refusal:
             if not re.search("cannot be (split over|dealt out)", refusal.message):
                 raise
