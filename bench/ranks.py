@@ -1,11 +1,13 @@
 """What several ranks cost on one host: the executor multiproc against uniproc, orders to many ranks, and sums.
 
-    python bench/ranks.py [--rounds 5] [--tokens 200] [--shape qwen2-0.5b | --shape none]
+    python bench/ranks.py [--rounds 5] [--tokens 200] [--shape qwen2-0.5b | --shape none] [--mixture qwen3-moe-0.7b]
 
 `step`: a decode step of the demo checkpoint with one row, in this process and in one of its own, by turns.
 `broadcast`: an order for 256 decoding rows to 8 ranks that only read it.
 `all_reduce`: 64 KiB summed by two ranks, against one copy of as many bytes.
 `tp`: decoding of a random checkpoint of that shape, 2 ranks with a thread each against 1 rank with 2 threads, by turns.
+`ep`: alone, with `--mixture`: decoding of a random mixture of that shape, 1 row and 16 rows, 2 ranks with a thread each
+that have half of the experts against 2 that have half of each expert, by turns.
 """
 
 from __future__ import annotations
@@ -34,18 +36,20 @@ from lmkit_platform_cpu.ranks import open_collectives
 TARGETS = {"step": "< 60 us more", "broadcast": "< 150 us", "all_reduce": "<= 3x a copy", "tp": ">= 0.9x"}
 
 
-def engine(model: str, executor: str, ranks: int, threads: int) -> EngineCore:
+def engine(model: str, executor: str, ranks: int, threads: int, ep: int = 1) -> EngineCore:
     config = EngineConfig(
         model=ModelConfig(model=model, max_length=1024),
-        parallel=ParallelConfig(tp=ranks, threads=threads),
+        parallel=ParallelConfig(tp=ranks, threads=threads, ep=ep),
         wanted={"executor": executor},
     )
     return build_engine(config, *resolve(config)[:2]).core
 
 
-def seconds_per_step(core: EngineCore, tokens: int, name: str) -> float:
-    """Median over the steps of one request that decodes."""
-    core.add(EngineRequest(name, [5, 6, 7, 8], SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)))
+def seconds_per_step(core: EngineCore, tokens: int, name: str, rows: int = 1) -> float:
+    """Median over the steps of so many requests that decode."""
+    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    for row in range(rows):
+        core.add(EngineRequest(f"{name}, {row}", [5, 6, 7, 8 + row], params))
     steps = []
     while core.has_work():
         began = perf_counter()
@@ -54,12 +58,12 @@ def seconds_per_step(core: EngineCore, tokens: int, name: str) -> float:
     return median(steps[2:])
 
 
-def by_turns(engines: Mapping[str, EngineCore], rounds: int, tokens: int) -> dict[str, float]:
+def by_turns(engines: Mapping[str, EngineCore], rounds: int, tokens: int, rows: int = 1) -> dict[str, float]:
     """Name -> median seconds per step."""
     found: dict[str, list[float]] = {name: [] for name in engines}
     for number in range(rounds):
         for name, core in engines.items():
-            found[name].append(seconds_per_step(core, tokens, f"{name} {number}"))
+            found[name].append(seconds_per_step(core, tokens, f"{name} {number}", rows))
     return {name: median(values) for name, values in found.items()}
 
 
@@ -126,7 +130,18 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def show(name: str, text: str) -> None:
-    print(f"{name:12} {text}   (target {TARGETS[name]})", flush=True)
+    target = f"   (target {TARGETS[name]})" if name in TARGETS else ""
+    print(f"{name:12} {text}{target}", flush=True)
+
+
+def dealt_out(shape: str, rounds: int, tokens: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(shaped_checkpoint(shape, Path(folder)))
+        pair = {"split": engine(model, "multiproc", 2, 1), "dealt": engine(model, "multiproc", 2, 1, ep=2)}
+        for rows in (1, 16):
+            found = by_turns(pair, rounds, tokens, rows)
+            dealt, split = (found[name] * 1e3 for name in ("dealt", "split"))
+            show("ep", f"{rows} rows: split {split:.1f} ms, dealt out {dealt:.1f} ms: {split / dealt:.2f}x")
 
 
 def main() -> None:
@@ -134,7 +149,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--shape", default="qwen2-0.5b", help="of the last figure; none: leave it out")
+    parser.add_argument("--mixture", help="a shape with experts: only what it costs to deal them out")
     args = parser.parse_args()
+    if args.mixture:
+        dealt_out(args.mixture, args.rounds, args.tokens // 5)
+        return
     show("broadcast", f"{broadcast() * 1e6:.0f} us")
     summed, copied = all_reduce()
     show("all_reduce", f"{summed * 1e6:.1f} us, a copy {copied * 1e6:.1f} us: {summed / copied:.1f}x")

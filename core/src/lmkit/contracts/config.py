@@ -113,7 +113,7 @@ class ParallelConfig:
 
     tp: Annotated[int, "tensor-parallel ranks", Between(1, 1024)] = 1
     pp: Annotated[int, "pipeline-parallel ranks", Between(1, 1024)] = 1
-    ep: Annotated[int, "shares that experts are dealt out in, whole, among `tp` ranks", Between(1, 1024)] = 1
+    ep: Annotated[int, "expert-parallel ranks: so many of `tp` deal out whole experts", Between(1, 1024)] = 1
     dp: Annotated[int, "engines that each hold the whole model, behind one front end", Between(1, 1024)] = 1
     depth: Annotated[
         int | None, "steps in flight: 2 prepares one while another runs; default: the platform's, or 1", Between(1, 2)

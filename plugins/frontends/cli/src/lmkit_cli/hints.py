@@ -11,6 +11,8 @@ ELSEWHERE = {
     "--tensor-parallel-size": "--tp N",
     "--pipeline-parallel-size": "--pp N",
     "--data-parallel-size": "--dp N",
+    "--enable-expert-parallel": "--ep N, the N of --tp",
+    "--expert-parallel-size": "--ep N, which divides that of --tp",
     "--gpu-memory-utilization": "--kv-memory 90%, a share of the memory that is free, or --kv-memory 20GiB",
     "--mem-fraction-static": "--kv-memory 90%, a share of the memory that is free, or --kv-memory 20GiB",
     "--kv-cache-memory-bytes": "--kv-memory 20GiB",
