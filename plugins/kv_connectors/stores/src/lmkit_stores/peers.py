@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class PeerOptions(StoreOptions):
         return [part.strip() for part in self.peers.split(",") if part.strip()]
 
 
-class Peer:
+class Peer(ABC):
     """Another engine. A connection of each thread that asks; one that failed is left alone for a while."""
 
     def __init__(self, address: str, greeting: bytes, options: PeerOptions) -> None:
@@ -126,9 +127,9 @@ class Peer:
             if not done:  # nobody wants the rest of what is on its way
                 self._hang_up()
 
+    @abstractmethod
     def frames(self, keys: list[KVKey]) -> Iterator[bytes | None]:
         """The frame of each key, by whatever moves them. Raises OSError where the peer fails."""
-        raise NotImplementedError
 
 
 class Network:
@@ -160,7 +161,7 @@ class Network:
             peer.close()
 
 
-class PeerConnector(StoreConnector):
+class PeerConnector(StoreConnector, ABC):
     """Asks peers for the blocks of a prompt, and keeps its own for peers where it listens.
 
     A connector of this sort names itself, says what peers greet with, and how blocks get from one to the other.
@@ -190,17 +191,17 @@ class PeerConnector(StoreConnector):
                 super().close()
                 raise
 
+    @abstractmethod
     def memory(self, size: int) -> Store:
         """Where blocks for others lie, `size` bytes; it knows at once what it has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def peer(self, address: str, greeting: bytes, options: PeerOptions) -> Peer:
         """One that is asked."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answers(self) -> dict[str, Answer]:
         """What peers may ask beside "count"."""
-        raise NotImplementedError
 
     def computed(self, key: KVKey, parent: bytes, tokens: Sequence[int]) -> bool:
         wanted = super().computed(key, parent, tokens)
