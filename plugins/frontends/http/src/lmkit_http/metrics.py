@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmkit.api import TokenEvent
 from lmkit.text.stream import Finish, OutputEvent
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from lmkit_http.aliases import Aliases
 
@@ -67,18 +70,42 @@ class _EngineCollector:
             yield gauge
 
 
+class _Summed:
+    """A collector: what this process has counted, and what others have written into a folder, dead ones too."""
+
+    def __init__(self, own: CollectorRegistry, folder: Path) -> None:
+        self._own, self._folder = own, str(folder)
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, tuple[Metric, dict[tuple[str, tuple[tuple[str, str], ...]], float]]] = {}
+        for metric in chain(self._own.collect(), MultiProcessCollector(None, self._folder).collect()):
+            _, sums = found.setdefault(metric.name, (Metric(metric.name, metric.documentation, metric.type), {}))
+            for sample in metric.samples:
+                if not sample.name.endswith("_created"):
+                    key = sample.name, tuple(sample.labels.items())
+                    sums[key] = sums.get(key, 0.0) + sample.value
+        for metric, sums in found.values():
+            for (name, labels), value in sums.items():
+                metric.add_sample(name, dict(labels), value)
+            yield metric
+
+
 class Metrics:
     """The metrics of one server. Called from the event loop only."""
 
-    def __init__(self, model: str) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, model: str, folder: Path | None = None) -> None:
+        """`folder`: where other processes of the server write theirs, which are added to these."""
+        self._own = self.registry = CollectorRegistry()
+        if folder is not None:
+            self.registry = CollectorRegistry()
+            self.registry.register(_Summed(self._own, folder))
         self._engine = _EngineCollector(model)
         self.registry.register(self._engine)
         self.others = CollectorRegistry()  # what is said beside our own names
         self.others.register(Aliases(self.registry))
 
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
-            made = Histogram(name, text, ["model_name"], registry=self.registry, buckets=tuple(buckets))
+            made = Histogram(name, text, ["model_name"], registry=self._own, buckets=tuple(buckets))
             return made.labels(model)
 
         self._ttft = histogram("lmkit_time_to_first_token_seconds", "from submission to the first token", _SECONDS)
@@ -88,15 +115,15 @@ class Metrics:
         self._prefill = histogram("lmkit_request_prefill_seconds", "from there to the first token", _SECONDS)
         self._decode = histogram("lmkit_request_decode_seconds", "from the first to the last token", _SECONDS)
         self._finished = Counter(
-            "lmkit_requests_finished", "finished choices", ["model_name", "reason"], registry=self.registry
+            "lmkit_requests_finished", "finished choices", ["model_name", "reason"], registry=self._own
         )
-        self._tokens = Counter("lmkit_output_tokens", "tokens received", ["model_name"], registry=self.registry).labels(
+        self._tokens = Counter("lmkit_output_tokens", "tokens received", ["model_name"], registry=self._own).labels(
             model
         )
         self._prompt = Counter(
-            "lmkit_prompt_tokens", "prompt tokens of finished choices", ["model_name"], registry=self.registry
+            "lmkit_prompt_tokens", "prompt tokens of finished choices", ["model_name"], registry=self._own
         ).labels(model)
-        self._http = Counter("lmkit_http_requests", "HTTP answers", ["route", "status"], registry=self.registry)
+        self._http = Counter("lmkit_http_requests", "HTTP answers", ["route", "status"], registry=self._own)
         self._model = model
 
     def token(self, turn: Turn, event: TokenEvent, events: Sequence[OutputEvent]) -> None:
