@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +26,7 @@ from lmkit_testing.engines import hash_config, no_checkpoint
 from lmkit_testing.serving import ServedLLM, hashed, supervised
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-ENDLESS = {**HELLO, "stream": True, "max_tokens": 3000, "ignore_eos": True}
+ENDLESS = {**HELLO, "stream": True, "max_tokens": 3000, "ignore_eos": True, "resume": True}
 
 
 @asynccontextmanager
@@ -88,10 +91,11 @@ async def at_both(client: httpx.AsyncClient, crew: Crew) -> AsyncIterator[list[a
 
 
 async def test_two_processes_answer_as_one() -> None:
-    async with hashed(delay=0.01) as llm, several(llm) as (client, crew, _):
+    async with hashed(delay=0.01) as llm, several(llm) as (client, crew, backend):
         async with at_both(client, crew) as streams:
             assert (await client.get("/load")).json()["server_load"] == len(streams)
             assert llm.client.num_streams == len(streams)  # type: ignore[attr-defined]
+            assert max(busy(crew)) <= 8, busy(crew)  # connections go to who has fewest
         await until(lambda: not any(busy(crew)))
         assert llm.client.num_streams == 0  # type: ignore[attr-defined] # clients left: all were aborted
         answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=HELLO) for _ in range(8)))
@@ -103,6 +107,11 @@ async def test_two_processes_answer_as_one() -> None:
         assert (await client.get("/debug/requests")).status_code == 404
         explained = await client.post("/v1/chat/completions", json=HELLO, headers={"x-lmkit-explain": "cache"})
         assert explained.status_code == 400
+        backend.adapters.add("tuned")
+        assert backend.spread is not None
+        await backend.spread()
+        told = await asyncio.gather(*(client.get("/v1/models") for _ in range(8)))
+        assert all([model["id"] for model in one.json()["data"]] == ["hash-model", "tuned"] for one in told)
         metrics = (await client.get("/metrics")).text
         num = 8.0 + len(streams)
         assert f'lmkit_http_requests_total{{route="/v1/chat/completions",status="200"}} {num}' in metrics
@@ -147,6 +156,125 @@ async def test_a_new_engine_goes_on_with_streams_of_all() -> None:
         assert (await client.get("/ready")).status_code == 200
         answer = await client.post("/v1/chat/completions", json=HELLO)
         assert answer.status_code == 200
+
+
+@pytest.mark.slow
+async def test_clients_of_openai_on_a_socket_below_a_root(tmp_path: Path) -> None:
+    """Streams, aborts, and a client that leaves an answer that was handed on."""
+    openai = pytest.importorskip("openai")
+    uds = str(tmp_path / "http")
+    settings = ServerSettings(uds=uds, root_path="/llm", api_keys=TWO_KEYS, api_workers=2, drain_timeout=1.0)
+    transport = httpx.AsyncHTTPTransport(uds=uds)
+    async with hashed(delay=0.01) as llm, several(llm, settings):
+        http = httpx.AsyncClient(transport=transport)
+        async with openai.AsyncOpenAI(base_url="http://localhost/llm/v1", api_key="bob", http_client=http) as client:
+            ask = {"model": "hash-model", "messages": HELLO["messages"], "max_tokens": 40}
+
+            async def answer() -> str:
+                whole = await client.chat.completions.create(**ask, temperature=0)
+                stream = await client.chat.completions.create(**ask, temperature=0, stream=True)
+                text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+                assert text == (whole.choices[0].message.content or "")
+                return text
+
+            assert len(set(await asyncio.gather(*(answer() for _ in range(8))))) == 1
+            async with await client.chat.completions.create(**{**ask, "max_tokens": 3000}, stream=True) as stream:
+                await anext(aiter(stream))
+                assert llm.client.num_streams == 1  # type: ignore[attr-defined]
+            await until(lambda: not llm.client.num_streams)  # type: ignore[attr-defined]
+            with pytest.raises(openai.APITimeoutError):
+                await client.with_options(max_retries=0, timeout=0.5).responses.create(
+                    model="hash-model", input="Hello", max_output_tokens=3000
+                )
+            await until(lambda: not llm.client.num_streams)  # type: ignore[attr-defined]
+            async with client.responses.stream(model="hash-model", input="Hello", max_output_tokens=20) as events:
+                kinds = [event.type async for event in events]
+            assert kinds[0] == "response.created"
+            assert kinds[-1] in ("response.completed", "response.incomplete")
+            with pytest.raises(openai.AuthenticationError):
+                await client.with_options(api_key="eve").responses.retrieve("resp_1")
+
+
+PROGRAM = """
+import asyncio, sys
+from lmkit_http.crew import Crew, Plan
+from lmkit_http.run import bind, run_crew
+from lmkit_http.settings import ServerSettings
+from lmkit_testing.engines import hash_config, no_checkpoint
+from lmkit_testing.serving import hashed
+
+settings = ServerSettings(
+    port=0, api_workers=2, drain_timeout=float(sys.argv[1]), tls_cert=sys.argv[2], tls_key=sys.argv[3]
+)
+
+async def main():
+    sock = bind(settings)
+    crew = Crew(2, sock)
+    plan = Plan(hash_config(vocab_size=257), no_checkpoint(), text="lmkit_testing.serving:open_text")
+    try:
+        async with hashed(delay=0.005) as llm:
+            pids = lambda: " ".join(str(member.process.pid) for member in crew._members)
+            await run_crew(llm, settings, sock, crew, plan, lambda _, url: print(url, pids(), crew.folder, flush=True))
+    finally:
+        crew.close()
+        sock.close()
+
+asyncio.run(main())
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["drain", "drain too long", "twice", "killed"])
+async def test_the_end_of_the_first_process_is_the_end_of_all(tmp_path: Path, how: str) -> None:
+    cert, key = pair(tmp_path)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, "0.2" if how == "drain too long" else "30", cert, key,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        url, *pids, folder = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()
+        long = {**ENDLESS, "max_tokens": 400 if how == "drain" else 3000}
+        async with (
+            httpx.AsyncClient(base_url=url, verify=ssl.create_default_context(cafile=cert), timeout=60) as client,
+            client.stream("POST", "/v1/chat/completions", json=long) as answer,
+        ):
+            lines = answer.aiter_lines()
+            await anext(lines)
+            process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
+            if how == "twice":
+                await asyncio.sleep(0.2)
+                process.send_signal(signal.SIGTERM)
+                with pytest.raises(httpx.HTTPError):
+                    [line async for line in lines]
+            elif how == "drain":
+                await asyncio.sleep(0.2)
+                assert (await client.get("/ready")).status_code == 503
+                assert (await client.post("/v1/chat/completions", json=HELLO)).status_code == 503
+                rest = [line async for line in lines if line]
+                assert '"finish_reason":"length"' in rest[-2]
+            else:
+                rest = [line async for line in lines if line]
+                assert ('"engine-dead"' if how == "killed" else '"engine-busy"') in rest[-2]
+        assert await asyncio.wait_for(process.wait(), 30) == (-signal.SIGKILL if how == "killed" else 0)
+        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        assert not Path(folder).exists()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def pair(folder: Path) -> tuple[str, str]:
+    """A certificate that vouches for itself, with its key."""
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return cert, key
 
 
 TWO_KEYS = ("alice", "bob")

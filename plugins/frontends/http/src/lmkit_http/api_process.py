@@ -30,7 +30,6 @@ from lmkit.plugins import load_ref
 from lmkit_http.api_wire import Drain, Listening, Seen, Standing, ToApi, Welcome, decode_to, framed
 
 CHUNK = 1 << 18  # bytes per read
-ACCEPTED = 2  # connections at a time: another process may be idle
 LAST_WORDS = 1.0  # seconds in which streams say that the first process is gone
 AHEAD = ("lmkit_http.run", "lmkit_http.app", "lmkit_http.handing", "lmkit.text.side", "lmkit.plugins.host")
 
@@ -137,6 +136,7 @@ async def answer(
     """Until it is told to drain, or nobody is there who might."""
     from lmkit.plugins.host import PluginHost
 
+    from lmkit_http.accepting import Acceptor
     from lmkit_http.app import build_app
     from lmkit_http.dialects import load_dialects
     from lmkit_http.handing import Elsewhere, Hand, Part, counts_of
@@ -161,9 +161,12 @@ async def answer(
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     server = Server(how(app, settings, timeout_graceful_shutdown=5, backlog=2048), backend, certificate)
 
+    accepting: list[asyncio.Future[None]] = []
+
     async def ready() -> None:
         gc.enable()
         gc.freeze()  # what lives now lives as long as the process
+        accepting.append(asyncio.ensure_future(Acceptor(sock, server, part.counts).run()))
         client.say(Listening())
 
     async def told() -> None:
@@ -177,7 +180,11 @@ async def answer(
         server.force_exit = server.should_exit = True
 
     with sent(backend):
-        await server.run(sock, ready, [told(), alone()], ACCEPTED)
+        try:
+            await server.run([], ready, [told(), alone()])
+        finally:
+            for task in accepting:
+                task.cancel()
     await hand.close()
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-REQUESTS, BYTES = 0, 1  # columns: requests that are in, bytes of bodies; behind them the requests of each key
+REQUESTS, BYTES, CONNECTIONS = range(3)  # columns; behind them the requests of each key
+_OWN = 3
 _CELL = 8  # bytes: a double
 _BALANCES = 4  # cells of a key: two balances, each with the time that it is of
 
@@ -22,8 +23,8 @@ class Counts:
 
     def __init__(self, path: Path, tenants: Sequence[str], processes: int, place: int = 0) -> None:
         self._processes, self._place = processes, place
-        self._columns = {tenant: 2 + i for i, tenant in enumerate(tenants)}
-        own = processes * (2 + len(tenants))
+        self._columns = {tenant: _OWN + i for i, tenant in enumerate(tenants)}
+        own = processes * (_OWN + len(tenants))
         self._balances = {tenant: own + _BALANCES * i for i, tenant in enumerate(tenants)}
         size = _CELL * (own + _BALANCES * len(tenants))
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # for as long as the process lives
@@ -42,9 +43,14 @@ class Counts:
         at = column * self._processes
         return int(sum(self._cells[at : at + self._processes]))
 
+    def least(self, column: int) -> int:
+        """What the one has that has least, the first process left out."""
+        at = column * self._processes
+        return int(min(self._cells[at + 1 : at + self._processes]))
+
     def forget(self, place: int) -> None:
         """The process at `place` has nothing any more."""
-        for column in range(2 + len(self._columns)):
+        for column in range(_OWN + len(self._columns)):
             self._cells[column * self._processes + place] = 0.0
 
     @contextmanager

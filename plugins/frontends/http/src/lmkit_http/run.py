@@ -180,6 +180,7 @@ async def run_crew(
     server = Server(how, app.state.backend, crew=crew)
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as door:
         door.bind(str(crew.folder / DOOR))
+        sock.setblocking(False)
         sock.listen(_BACKLOG)  # from now on clients wait, whoever of the crew is there
         first = partial(crew.start, app.state.backend, plan)
         try:
@@ -263,9 +264,13 @@ class Server(uvicorn.Server):
             loop.add_signal_handler(s, self.stop)
         if self._crew is not None:
             self._crew.on_end = self._end
+        # else a busy server, which takes long from one look to the next, leaves new connections waiting for seconds
+        again = [sock.dup() for _ in range(_ACCEPTED - 1)]
         try:
-            await self.run(sock, ready, [self._watch(), figures(self.backend)])
+            await self.run([sock, *again], ready, [self._watch(), figures(self.backend)])
         finally:
+            for listener in again:
+                listener.close()
             for s in signals:
                 loop.remove_signal_handler(s)
         if self._stopping is None and (failure := self.backend.client.failure) is not None:
@@ -275,18 +280,15 @@ class Server(uvicorn.Server):
 
     async def run(
         self,
-        sock: socket.socket,
+        sockets: list[socket.socket],
         ready: Callable[[], Awaitable[None]],
         beside: Iterable[Coroutine[Any, Any, None]],
-        accepted: int = _ACCEPTED,
     ) -> None:
-        """Until it is told to stop. `beside`: what is done meanwhile; `accepted`: connections at a time."""
-        # else a busy server, which takes long from one look to the next, leaves new connections waiting for seconds
-        again = [sock.dup() for _ in range(accepted - 1)]
+        """Until it is told to stop. `beside`: what is done meanwhile."""
         tasks = [asyncio.ensure_future(work) for work in beside]
         if self._certificate is not None:
             tasks.append(asyncio.ensure_future(self._certificate.watch()))
-        serving = asyncio.ensure_future(self._serve([sock, *again]))
+        serving = asyncio.ensure_future(self._serve(sockets))
         try:
             while not (self.started or serving.done()):
                 await asyncio.sleep(0.005)
@@ -296,8 +298,6 @@ class Server(uvicorn.Server):
         finally:
             for task in (serving, *tasks):
                 task.cancel()
-            for listener in again:
-                listener.close()
 
     async def _watch(self) -> None:
         """Without an engine there is nothing to serve: after a while in which clients learn it, the server ends.
