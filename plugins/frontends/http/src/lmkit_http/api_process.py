@@ -181,7 +181,7 @@ async def answer(
 
     with sent(backend):
         try:
-            await server.run([], ready, [told(), alone()])
+            await server.run_until_told([], ready, [told(), alone()])
         finally:
             for task in accepting:
                 task.cancel()

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 REQUESTS, BYTES, CONNECTIONS = range(3)  # columns; behind them the requests of each key
 _OWN = 3
@@ -54,8 +55,11 @@ class Counts:
             self._cells[column * self._processes + place] = 0.0
 
     @contextmanager
-    def balance(self, tenant: str, which: int) -> Iterator[memoryview]:
-        """A balance and its time, which nobody else changes meanwhile. The kernel takes the lock from the dead."""
+    def balance(self, tenant: str, which: int) -> Iterator[Any]:
+        """A balance and its time, which nobody else changes meanwhile: two numbers that may be written.
+
+        The kernel takes the lock from the dead.
+        """
         import fcntl  # which not every system has: then there is one process
 
         at = self._balances[tenant] + 2 * which

@@ -21,12 +21,12 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from lmkit.api import EngineError, EngineRequest, LmkitError, TokenEvent
+from lmkit.api import ConfigError, EngineError, EngineRequest, LmkitError, TokenEvent
 from lmkit.config import EngineConfig, to_dict
 from lmkit.engine.messages import Abort, AskStats, Done, Events, Splitter, Stats, Submit, info_of
 
 from lmkit_http.api_wire import Drain, FromApi, Listening, Seen, Standing, Welcome, decode_from, framed
-from lmkit_http.handing import METRICS
+from lmkit_http.handing import DOOR, METRICS
 
 if TYPE_CHECKING:
     from lmkit.plugins.switches import Switches
@@ -183,8 +183,7 @@ class Crew:
 
     def __init__(self, num: int, sock: socket.socket) -> None:
         """They start now, and import what they need while the engine is made ready."""
-        self.folder = Path(tempfile.mkdtemp(prefix="lmkit-api-"))
-        (self.folder / METRICS).mkdir()
+        self.folder = _folder()
         self._sock = sock
         self._members = [self._made() for _ in range(num)]
         self._draining = False
@@ -299,6 +298,22 @@ class Crew:
         for member in self._members:
             member.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _folder() -> Path:
+    """What the processes share, and nobody else may read. Raises ConfigError."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="lmkit-api-"))
+        (folder / METRICS).mkdir()
+        with socket.socket(socket.AF_UNIX) as probe:  # the system bounds the path of a socket
+            probe.bind(str(folder / DOOR))
+        (folder / DOOR).unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"API processes cannot share a folder in {tempfile.gettempdir()}: {error.strerror or error}",
+            fix="set TMPDIR to a short path that can be written to, or leave out --api-workers",
+        ) from None
+    return folder
 
 
 async def _first(*events: asyncio.Event, timeout: float | None = None) -> None:

@@ -240,6 +240,7 @@ class _Routes:
     async def metrics(self, request: Request) -> Response:
         stats = await engine_stats(self._backend.client)
         client = self._backend.client
+        await self._backend.metrics.gather()
         content = self._backend.metrics.render(stats, client.state == "ready" and client.responsive)
         return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 

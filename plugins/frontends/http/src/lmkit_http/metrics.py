@@ -5,6 +5,7 @@ Counters and gauges of the engine are read when /metrics is asked; nothing is sa
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -75,8 +76,13 @@ class _Summed:
 
     def __init__(self, own: CollectorRegistry, folder: Path) -> None:
         self._own, self._folder = own, str(folder)
+        self._found: list[Metric] = []
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterable[Metric]:
+        return self._found
+
+    def look(self) -> None:
+        """Reads the files, for `collect`: apart, since that takes a while, and a thread can do it."""
         found: dict[str, tuple[Metric, dict[tuple[str, tuple[tuple[str, str], ...]], float]]] = {}
         for metric in chain(self._own.collect(), MultiProcessCollector(None, self._folder).collect()):
             _, sums = found.setdefault(metric.name, (Metric(metric.name, metric.documentation, metric.type), {}))
@@ -87,7 +93,7 @@ class _Summed:
         for metric, sums in found.values():
             for (name, labels), value in sums.items():
                 metric.add_sample(name, dict(labels), value)
-            yield metric
+        self._found = [metric for metric, _ in found.values()]
 
 
 class Metrics:
@@ -96,9 +102,10 @@ class Metrics:
     def __init__(self, model: str, folder: Path | None = None) -> None:
         """`folder`: where other processes of the server write theirs, which are added to these."""
         self._own = self.registry = CollectorRegistry()
+        self._summed = None
         if folder is not None:
-            self.registry = CollectorRegistry()
-            self.registry.register(_Summed(self._own, folder))
+            self.registry, self._summed = CollectorRegistry(), _Summed(self._own, folder)
+            self.registry.register(self._summed)
         self._engine = _EngineCollector(model)
         self.registry.register(self._engine)
         self.others = CollectorRegistry()  # what is said beside our own names
@@ -152,6 +159,11 @@ class Metrics:
 
     def http(self, route: str, status: int) -> None:
         self._http.labels(route, str(status)).inc()
+
+    async def gather(self) -> None:
+        """What others have written, for `render`."""
+        if self._summed is not None:
+            await asyncio.to_thread(self._summed.look)
 
     def render(self, stats: EngineStats | None, up: bool) -> bytes:
         self._engine.stats, self._engine.up = stats, up

@@ -267,7 +267,7 @@ class Server(uvicorn.Server):
         # else a busy server, which takes long from one look to the next, leaves new connections waiting for seconds
         again = [sock.dup() for _ in range(_ACCEPTED - 1)]
         try:
-            await self.run([sock, *again], ready, [self._watch(), figures(self.backend)])
+            await self.run_until_told([sock, *again], ready, [self._watch(), figures(self.backend)])
         finally:
             for listener in again:
                 listener.close()
@@ -278,7 +278,7 @@ class Server(uvicorn.Server):
         if self._crew is not None and self._crew.failed:
             raise EngineDead("the API processes died again and again", fix="their log has the cause")
 
-    async def run(
+    async def run_until_told(
         self,
         sockets: list[socket.socket],
         ready: Callable[[], Awaitable[None]],
