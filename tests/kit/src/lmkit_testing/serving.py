@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from lmkit.api import (
+    Checkpoint,
     Choice,
     EngineDead,
     ErrorInfo,
@@ -78,6 +79,11 @@ def text_side(
 ) -> TextSide:
     tokenizer = byte_tokenizer()
     return TextSide(tokenizer, Renderer(tokenizer.chat_template or "", {}), tools, reasoning, {})
+
+
+def open_text(checkpoint: Checkpoint, resolved: ResolvedPlan, config: EngineConfig) -> TextSide:
+    """The same, in a process that is told by name how it gets one."""
+    return text_side()
 
 
 class ScriptedClient(BaseClient):

@@ -24,6 +24,7 @@ _KINDS = {
 
 
 class Anthropic(Dialect):
+    keeps = False
     routes = tuple(REQUESTS)
     light_routes = (MODELS, MODEL)
     mark = "anthropic-version"

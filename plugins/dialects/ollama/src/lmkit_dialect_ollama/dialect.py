@@ -38,6 +38,7 @@ class NoSuchWork(RequestError):
 class Ollama(Dialect):
     """Lines of JSON; errors are {"error": "..."}."""
 
+    keeps = False
     routes = tuple(REQUESTS)
     light_routes = ("GET /api/tags", "GET /api/ps", "GET /api/version", "POST /api/show", *_CHANGES)
     stream_type = "application/x-ndjson"

@@ -22,6 +22,7 @@ REQUESTS: dict[str, type[Sampling]] = {
 
 
 class OpenAI(Dialect):
+    keeps = False
     routes = tuple(REQUESTS)
     stream_end = b"data: [DONE]\n\n"
 

@@ -170,6 +170,7 @@ REQUESTS = {f"POST {path}": kind for path, (kind, _) in ANSWERS.items()}
 
 
 class PoolingDialect(Dialect):
+    keeps = False
     routes: ClassVar[tuple[str, ...]] = tuple(REQUESTS)
 
     def parse(self, incoming: Incoming, served: Served) -> Exchange:

@@ -22,6 +22,7 @@ _ROUTES = (
 
 
 class SageMaker(Dialect):
+    keeps = False
     routes = ("POST /invocations",)
     light_routes = ("GET /ping", "POST /ping")
 

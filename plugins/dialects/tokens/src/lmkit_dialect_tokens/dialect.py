@@ -154,6 +154,7 @@ def _rendered(exchange: Exchange, turn: Turn, params: dict[str, Any], model: str
 
 
 class Tokens(Dialect):
+    keeps = False
     routes = (GENERATE, CHAT, COMPLETIONS)
     stream_end = b"data: [DONE]\n\n"
 

@@ -66,7 +66,7 @@ class Access:
         self._open_priority = settings.open_priority
         self._anyone = Caller(admin=not self._admins, sooner=self._open_priority)
         # several keys are several tenants; one key, or none, is one
-        self._tenants = [d.hex()[:16] if len(self._keys) > 1 else "" for d in self._keys]
+        self._tenants = [_tenant(d) if len(self._keys) > 1 else "" for d in self._keys]
 
     def check(self, scope: Scope, keys: list[bytes | None], origin: bytes | None, host: bytes) -> Caller:
         """Who sent it, with `keys` in its headers (see `key_of`). Raises HttpError: 401 without a key that is needed,
@@ -114,6 +114,16 @@ def key_of(header: bytes, value: bytes) -> bytes | None:
         return value.strip()
     scheme, _, key = value.partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else None
+
+
+def tenants(settings: ServerSettings) -> list[str]:
+    """All that callers may be: keys are several tenants where there are several."""
+    keys = settings.api_keys if len(settings.api_keys) > 1 else ()
+    return ["", *dict.fromkeys(_tenant(_digest(key.encode())) for key in keys)]
+
+
+def _tenant(digest: bytes) -> str:
+    return digest.hex()[:16]
 
 
 def _digest(key: bytes) -> bytes:

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from lmkit.api import EngineBusy, ErrorInfo, LmkitError
 
+from lmkit_http.counts import REQUESTS, Counts
 from lmkit_http.errors import HttpError
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from lmkit_http.settings import ServerSettings
 
+Cells = MutableSequence[float]
 DEADLINE_HEADER = "x-request-timeout"  # seconds, from when the request came in until the end of its answer
 MAX_SECONDS = 86400.0  # that a client may ask for
 MAX_WAIT = 60.0  # seconds: no Retry-After is longer, except of a key's own limits
@@ -64,25 +68,36 @@ class RateLimited(LmkitError):
 class Bucket:
     """A balance that grows to at most `minute`, by so much in a minute, and that may be overdrawn by its last taker."""
 
-    def __init__(self, minute: float, now: float) -> None:
-        self._minute = self._balance = float(minute)
-        self._at = now
+    def __init__(
+        self, minute: float, now: float, shared: Callable[[], AbstractContextManager[Cells]] | None = None
+    ) -> None:
+        """`shared`: where the balance and its time are, for as long as nobody else changes them. Zeros are a full one
+        a minute after the machine was started."""
+        self._minute = float(minute)
+        own: Cells = [self._minute, now]
+        self._cells = shared or (lambda: nullcontext(own))
 
     def take(self, amount: float, now: float) -> None:
-        self._balance = min(self._minute, self._balance + (now - self._at) * self._minute / _MINUTE) - amount
-        self._at = now
+        self._taken(amount, now)
 
     def wait(self, need: float, now: float) -> float:
         """Seconds until `need` is there; 0: it is."""
-        self.take(0, now)
-        return max(0.0, need - self._balance) * _MINUTE / self._minute
+        return max(0.0, need - self._taken(0, now)) * _MINUTE / self._minute
+
+    def _taken(self, amount: float, now: float) -> float:
+        """What is left."""
+        with self._cells() as cells:
+            cells[0] = left = min(self._minute, cells[0] + (now - cells[1]) * self._minute / _MINUTE) - amount
+            cells[1] = now
+        return left
 
 
 @dataclass(slots=True)
 class _Account:
     """What one key holds and may still have."""
 
-    num: int = 0  # requests that are in
+    column: int = 0  # of what processes share, where they do
+    num: int = 0  # requests that are in, of this process
     requests: Bucket | None = None
     tokens: Bucket | None = None
 
@@ -146,10 +161,11 @@ class Admission:
 
     def __init__(
         self, limit: int, rows: int, settings: ServerSettings, count: Callable[[], int],
-        clock: Callable[[], float] = monotonic,
+        clock: Callable[[], float] = monotonic, counts: Counts | None = None,
     ) -> None:  # fmt: skip
-        """`count`: how many are in, those that take no place among them. `clock`: seconds."""
-        self.clock = clock
+        """`count`: how many are in, those that take no place among them. `clock`: seconds. `counts`: of all processes
+        that share the limits; rows and speed are this one's part."""
+        self.clock, self._counts = clock, counts
         self._limit, self._rows, self._settings, self._count = limit, rows, settings, count
         self._several = len(settings.api_keys) > 1
         self._accounts: dict[str, _Account] = {}  # by tenant: as many as there are keys
@@ -157,9 +173,17 @@ class Admission:
         self._promised = 0.0  # when the last of those that were told to come back is expected
         self._limits_keys = any((settings.key_requests, settings.key_tokens, settings.key_concurrent))
 
+    def total(self, more: int = 0) -> int:
+        """How many are in, of all processes. `more`: that come in here at once, and are not counted yet."""
+        num = self._count() + more
+        if self._counts is None:
+            return num
+        self._counts.put(REQUESTS, num)
+        return self._counts.total(REQUESTS)
+
     def tight(self) -> bool:
         """Whether `check` may refuse somebody now."""
-        free = self._limit - self._count()
+        free = self._limit - self.total()
         return free <= 0 or self._limits_keys or (self._several and self._limit >= _SHARE * free)
 
     def check(self, tenant: str) -> _Account:
@@ -167,11 +191,12 @@ class Admission:
         now = self.clock()
         account = self._account(tenant, now)
         self._check_key(account, now)
-        free = self._limit - self._count()
+        total = self.total()
+        free = self._limit - total
         if free <= 0:
-            raise Overloaded(f"{self._count()} requests are waiting or running", self._promise(now))
-        if self._several and account.num >= _SHARE * free:
-            raise RateLimited(f"this key has {account.num} of {self._limit} places", self._interval(now))
+            raise Overloaded(f"{total} requests are waiting or running", self._promise(now))
+        if self._several and (num := self._held(account)) >= _SHARE * free:
+            raise RateLimited(f"this key has {num} of {self._limit} places", self._interval(now))
         return account
 
     def enter(self, tenant: str, headers: Mapping[str, str]) -> Place:
@@ -179,7 +204,8 @@ class Admission:
         seconds, account, now = self._seconds(headers), self.check(tenant), self.clock()
         if account.requests is not None:
             account.requests.take(1, now)
-        account.num += 1
+        self._add(account, 1)
+        self.total(1)
         self._speed.look(self._count() + 1, now)
         return Place(self, tenant, now, seconds)
 
@@ -199,7 +225,7 @@ class Admission:
     def leave(self, place: Place) -> None:
         """Answers are paid for as far as they were drawn, whoever ended them."""
         now, account = self.clock(), self._accounts[place.tenant]
-        account.num -= 1
+        self._add(account, -1)
         if account.tokens is not None:
             later = sum(len(turn.request.token_ids) for turn in place.turns[place.num_paid :])
             account.tokens.take(later + sum(turn.stream.usage.completion_tokens for turn in place.turns), now)
@@ -207,6 +233,7 @@ class Admission:
         if answered:  # else it had no row
             self._speed.leave(now)
         self._speed.look(self._count(), now)
+        self.total()
 
     def wait(self, tenant: str) -> float:
         """Seconds that the key's own requests before a new one take, at least: whatever the order, they go first."""
@@ -215,17 +242,28 @@ class Admission:
 
     def _account(self, tenant: str, now: float) -> _Account:
         if tenant not in self._accounts:
-            s = self._settings
+            s, counts = self._settings, self._counts
+            shared = [partial(counts.balance, tenant, i) if counts is not None else None for i in range(2)]
             self._accounts[tenant] = _Account(
-                requests=Bucket(s.key_requests, now) if s.key_requests else None,
-                tokens=Bucket(s.key_tokens, now) if s.key_tokens else None,
+                counts.column(tenant) if counts is not None else 0,
+                requests=Bucket(s.key_requests, now, shared[0]) if s.key_requests else None,
+                tokens=Bucket(s.key_tokens, now, shared[1]) if s.key_tokens else None,
             )
         return self._accounts[tenant]
 
+    def _add(self, account: _Account, num: int) -> None:
+        account.num += num
+        if self._counts is not None:
+            self._counts.put(account.column, account.num)
+
+    def _held(self, account: _Account) -> int:
+        """Requests of a key that are in, of all processes."""
+        return account.num if self._counts is None else self._counts.total(account.column)
+
     def _check_key(self, account: _Account, now: float) -> None:
         s = self._settings
-        if s.key_concurrent and account.num >= s.key_concurrent:
-            raise RateLimited(f"this key has {account.num} requests at once, its limit", self._interval(now))
+        if s.key_concurrent and (num := self._held(account)) >= s.key_concurrent:
+            raise RateLimited(f"this key has {num} requests at once, its limit", self._interval(now))
         if account.requests is not None and (wait := account.requests.wait(1, now)):
             raise RateLimited(f"this key has sent {s.key_requests} requests within a minute, its limit", wait)
         if account.tokens is not None and (wait := account.tokens.wait(1, now)):

@@ -33,6 +33,7 @@ from lmkit_http.dialects import error_writer, installed_dialects, spoken_routes
 from lmkit_http.door import Door
 from lmkit_http.errors import ErrorWriter, HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate, HeaderCheck
+from lmkit_http.handing import LOCAL, Elsewhere, Part
 from lmkit_http.history import Entry
 from lmkit_http.limits import body_limit
 from lmkit_http.listening import RootPath
@@ -47,41 +48,57 @@ log = logging.getLogger("lmkit.server")
 
 
 def build_app(
-    llm: ServedModel, settings: ServerSettings | None = None, dialects: Sequence[Dialect] | None = None
+    llm: ServedModel,
+    settings: ServerSettings | None = None,
+    dialects: Sequence[Dialect] | None = None,
+    part: Part | None = None,
 ) -> FastAPI:
     """The application. `app.state.backend` is the Backend; draining is its business and `server.run`'s.
 
-    What dialects do beside answering is done in an `async with app.state.backend.background`.
+    What dialects do beside answering is done in an `async with app.state.backend.background`. `part`: of a server of
+    several processes.
     """
     settings = settings or ServerSettings()
     settings = replace(settings, max_body=body_limit(llm.facts, settings))
     model = next(iter(settings.served_names), llm.facts.model)
     life = getattr(llm, "life", None) or EngineLife(llm.client)
     plan = getattr(llm, "resolved", None)
-    backend = Backend(llm.client, llm.text, llm.facts, settings, Metrics(model), life, plan)
+    metrics = Metrics(model, part.metrics if part is not None else None)
+    backend = Backend(llm.client, llm.text, llm.facts, settings, metrics, life, plan, part=part)
     backend.metrics.others.register(ServerInfo(backend))
     backend.adapters.update(llm.facts.adapters)
     dialects = installed_dialects() if dialects is None else dialects
+    hand = part.hand if part is not None else None
     own = [
         Route(path, _guarded(backend, path, handler), methods=methods)
         for path, methods, handler in [*info_routes.routes(backend), *life_routes.routes(backend)]
+        if hand is None or path in LOCAL
     ]
-    routes: list[BaseRoute] = list(spoken_routes(dialects, own, partial(_answering, backend, dialects)))
+
+    def handler(dialect: Dialect, route: str) -> Callable[..., Any]:
+        handed = hand is not None and isinstance(dialect, Elsewhere)
+        return hand if handed else _answering(backend, dialects, dialect, route)  # type: ignore[return-value]
+
+    routes: list[BaseRoute] = list(spoken_routes(dialects, own, handler))
+    if hand is not None:
+        routes.append(Route("/{path:path}", hand, methods=None))
     app = FastAPI(
         title="lmkit", version=lmkit.__version__, docs_url=None, redoc_url=None, openapi_url=None, routes=routes
     )
     app.router.redirect_slashes = False
     app.state.backend = backend
     backend.background = Background(backend, dialects)
+    spoken = [dialect for dialect in dialects if not isinstance(dialect, Elsewhere)]
     writer = partial(error_writer, dialects, routes)
-    app.state.door = Door(backend, HeaderCheck(settings), dialects, [route.path for route in own])
+    app.state.door = Door(backend, HeaderCheck(settings), spoken, [route.path for route in own])
     app.add_middleware(Gate, settings=settings, writer=writer)
     if settings.cors_origins:  # outside of the gate: a browser asks beforehand, without the key
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=_METHODS, allow_headers=["*"],
             expose_headers=["Retry-After", "Server-Timing", "retry-after-ms", "x-request-id"],
         )  # fmt: skip
-    app.add_middleware(AccessLog)
+    if part is None or hand is not None:  # else whoever handed the request on tells of it
+        app.add_middleware(AccessLog)
     if settings.root_path:
         app.add_middleware(RootPath, root=settings.root_path)
     for status in (404, 405):
@@ -145,7 +162,7 @@ def _answering(
         return response
 
     async def take(request: Request, place: Place | None) -> Any:
-        parts = explain.wanted(request.headers)
+        parts = explain.wanted(request.headers, backend.part is not None)
         backend.num_preparing += 1
         try:
             async with backend.bodies.read(request) as body:
@@ -162,7 +179,7 @@ def _answering(
             entry = backend.begin(exchange, generation, path, caller.tenant, incoming.headers)
             deadline = _deadline(place, generation)
         finally:
-            backend.num_preparing -= 1
+            backend.prepared()
         if exchange.streamed:
             exchange.headers |= await backend.load.headers(incoming.headers)
             chunks = _chunks(backend, exchange, generation)

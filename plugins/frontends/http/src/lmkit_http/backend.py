@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lmkit_python.life import EngineLife
 
     from lmkit_http.dialect import Exchange
+    from lmkit_http.handing import Part
 
 
 class ServedModel(Protocol):
@@ -66,14 +67,18 @@ class Backend:
     history: History = field(default_factory=History)
     load: Load = field(init=False)
     background: Any = None  # Background, which knows this class; set by build_app
+    part: Part | None = None  # of a server of several processes
+    spread: Callable[[], Awaitable[None]] | None = None  # tells the other processes of adapters, and waits for them
+    elsewhere: Callable[[], Iterable[tuple[bool, str]]] = tuple  # requests of other processes for adapters: begun, name
 
     def __post_init__(self) -> None:
-        self.bodies = Bodies(body_limit(self.facts, self.settings), self.settings.max_bodies)
+        counts = self.part.counts if self.part is not None else None
+        self.bodies = Bodies(body_limit(self.facts, self.settings), self.settings.max_bodies, counts)
         self.backlogs = Backlogs(self.running)
         self.load = Load(self.client)
         self._max_active = queue_limit(self.facts)
-        rows = self.facts.max_rows or 1
-        self.admission = Admission(self._max_active, rows, self.settings, lambda: self.num_active)
+        rows = max(1, (self.facts.max_rows or 1) // self.settings.api_workers)
+        self.admission = Admission(self._max_active, rows, self.settings, lambda: self.num_active, counts=counts)
         self.served = Served(
             self.names, self.adapters, self.text.tokenizer, self.text.default_params or {}, self.facts.max_length,
             self.settings.max_choices, values_limit(self.facts, self.settings), self.facts.pooler, self._about(),
@@ -84,7 +89,7 @@ class Backend:
         """What clients may know of the model."""
         renderer, pooler = self.text.renderer, self.facts.pooler
         return {
-            "created": int(time.time()), "owned_by": "lmkit",
+            "created": self.part.created if self.part is not None else int(time.time()), "owned_by": "lmkit",
             "root": self.facts.model, "max_model_len": self.facts.max_length,
             "capabilities": {
                 "tasks": list(pooler.tasks) if pooler is not None else ["generate"],
@@ -107,9 +112,15 @@ class Backend:
         model = exchange.ask.adapter or self.model
         return self.history.open(exchange, generation, route, model, tenant, headers)
 
+    def prepared(self) -> None:
+        """One request less is being prepared: it is running now, or over."""
+        self.num_preparing -= 1
+        self.admission.total()
+
     def end(self, generation: Generation) -> None:
         """It is answered, or given up. Idempotent."""
         self.running.discard(generation)
+        self.admission.total()
         self.history.close(generation)
 
     @property
@@ -119,6 +130,7 @@ class Backend:
 
     @property
     def num_active(self) -> int:
+        """Requests that this process answers."""
         return len(self.running) + self.num_preparing
 
     def abort_all(self) -> None:
@@ -153,8 +165,8 @@ class Backend:
     def check_room(self) -> None:
         """Raises what `check_open` does, and EngineBusy when as many requests as may wait do so already."""
         self.check_open()
-        if self.num_active >= self._max_active:
-            raise EngineBusy(f"{self.num_active} requests are waiting or running", fix="try again in a while")
+        if (total := self.admission.total()) >= self._max_active:
+            raise EngineBusy(f"{total} requests are waiting or running", fix="try again in a while")
 
     async def idle(self, timeout: float) -> bool:
         """Waits until no generation is being answered."""

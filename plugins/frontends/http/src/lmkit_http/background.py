@@ -100,7 +100,7 @@ class Background:
                 turn.request.priority = LAST
             backend.begin(exchange, generation, incoming.route, incoming.tenant, incoming.headers)
         finally:
-            backend.num_preparing -= 1
+            backend.prepared()
         try:
             content = await whole(backend, exchange, generation)
         finally:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from lmkit.api import EngineBusy
 from starlette.requests import Request
 
+from lmkit_http.counts import BYTES, Counts
 from lmkit_http.errors import HttpError
 
 BODY_SECONDS = 60.0
@@ -18,10 +19,10 @@ FREE = 64 << 10  # bytes of each body that count for nothing: ordinary requests 
 class Bodies:
     """Bodies in memory, of all connections."""
 
-    def __init__(self, limit: int, limit_together: int) -> None:
-        """Bytes of one body, and of all."""
-        self._limit, self._together = limit, max(limit, limit_together)
-        self.num_bytes = 0
+    def __init__(self, limit: int, limit_together: int, counts: Counts | None = None) -> None:
+        """Bytes of one body, and of all; `counts`: of all processes."""
+        self._limit, self._together, self._counts = limit, max(limit, limit_together), counts
+        self.num_bytes = 0  # of this process
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytearray]:
@@ -49,13 +50,22 @@ class Bodies:
             if len(body) + len(part) > self._limit:
                 raise HttpError(413, "body-too-large", f"the body is larger than {self._limit} bytes")
             more = _counted(len(body) + len(part)) - _counted(len(body))
-            if self.num_bytes + more > self._together:
+            if more and self._total() + more > self._together:
                 raise EngineBusy("too many large requests are being read", fix="try again in a while")
-            self.num_bytes += more
+            self._add(more)
             body += part
 
     def _forget(self, body: bytearray) -> None:
-        self.num_bytes -= _counted(len(body))
+        self._add(-_counted(len(body)))
+
+    def _total(self) -> int:
+        return self.num_bytes if self._counts is None else self._counts.total(BYTES)
+
+    def _add(self, num: int) -> None:
+        if num:
+            self.num_bytes += num
+            if self._counts is not None:
+                self._counts.put(BYTES, self.num_bytes)
 
 
 def _counted(size: int) -> int:

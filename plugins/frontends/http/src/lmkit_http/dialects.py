@@ -25,10 +25,15 @@ _ROUTE = re.compile(r"(GET|POST|PUT|PATCH|DELETE) (/\S*)")
 log = logging.getLogger("lmkit.server")
 
 
-def load_dialects(host: PluginHost, options: Mapping[str, Mapping[str, object]] | None = None) -> list[Dialect]:
+def load_dialects(
+    host: PluginHost,
+    options: Mapping[str, Mapping[str, object]] | None = None,
+    elsewhere: Callable[[type[Dialect]], Dialect] | None = None,
+) -> list[Dialect]:
     """Made of the installed plugins, in order of their names. One that cannot be loaded is logged and not spoken.
 
-    `options`: of plugins, by "kind.name". Raises PluginError when two want the same route, ConfigError for options.
+    `options`: of plugins, by "kind.name". `elsewhere`: what stands for those that keep something, where another process
+    has them. Raises PluginError when two want the same route, ConfigError for options.
     """
     spoken: dict[tuple[str, str | None], str] = {}  # route, mark -> who
     dialects = []
@@ -39,7 +44,12 @@ def load_dialects(host: PluginHost, options: Mapping[str, Mapping[str, object]] 
         try:
             spec = host.load(KIND, entry.name, entry.dist)
             own = parse_options(KIND, spec, (options or {}).get(f"{KIND}.{entry.name}", {}))
-            dialect: Dialect = call(owner, partial(load_ref(spec.target, owner), **own))
+            target = load_ref(spec.target, owner)
+            if elsewhere is not None and getattr(target, "keeps", True) and hasattr(target, "routes"):
+                make = partial(elsewhere, target)
+            else:
+                make = partial(target, **own)
+            dialect: Dialect = call(owner, make)
             if not isinstance(dialect, Dialect) or not (routes := dialect.routes + dialect.light_routes):
                 raise PluginError(f"{owner}: {spec.target} is no Dialect with routes")
             for route in routes:

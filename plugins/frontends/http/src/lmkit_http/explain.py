@@ -21,13 +21,19 @@ _MOST = 8  # requests that are named as running meanwhile
 _SHORT = 0.001  # seconds in the queue that nobody asks about
 
 
-def wanted(headers: Mapping[str, str]) -> frozenset[str]:
-    """The parts that a request wants explained. Raises HttpError for one that there is not."""
+def wanted(headers: Mapping[str, str], several: bool = False) -> frozenset[str]:
+    """The parts that a request wants explained. Raises HttpError for one that there is not, or not where `several`
+    processes answer, of which each knows its own prompts only."""
     parts = frozenset(part.strip().lower() for part in headers.get(HEADER, "").split(",") if part.strip())
     if unknown := parts - set(PARTS):
         raise HttpError(
             400, "explain", f"{HEADER} knows no {sorted(unknown)[0][:64]!r}", fix=f"use {' or '.join(PARTS)}, or both"
         )
+    if several and "cache" in parts:
+        raise HttpError(
+            400, "explain", f"{HEADER}: cache compares prompts, which several processes do not share",
+            fix="start the server with --api-workers 1, or ask for usage alone",
+        )  # fmt: skip
     return parts
 
 

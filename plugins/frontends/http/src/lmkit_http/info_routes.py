@@ -105,6 +105,7 @@ class _Routes:
             raise InvalidParam("lora_name", r.lora_name, "a new name, or load_inplace=true to replace the adapter")
         await self._backend.client.set_adapter(r.lora_name, r.lora_path)
         self._backend.adapters.add(r.lora_name)
+        await self._spread()
         return _json({"loaded": r.lora_name})
 
     async def unload_adapter(self, request: Request) -> Response:
@@ -112,7 +113,13 @@ class _Routes:
         r = await self._parsed(request, partial(parse, UnloadAdapterRequest))
         await self._backend.client.set_adapter(r.lora_name, None)
         self._backend.adapters.discard(r.lora_name)
+        await self._spread()
         return _json({"unloaded": r.lora_name})
+
+    async def _spread(self) -> None:
+        """Whichever process the next request comes to knows of it."""
+        if self._backend.spread is not None:
+            await self._backend.spread()
 
     async def start_profile(self, request: Request) -> Response:
         """Records the next steps; ends by itself."""
@@ -206,12 +213,14 @@ class _Routes:
         self._backend.check_open()
         if await engine_stats(self._backend.client) is None:
             raise EngineDead(f"the engine did not answer within {STATS_WAIT} s")
-        return _json({"status": "ok", "active": self._backend.num_active})
+        return _json({"status": "ok", "active": self._backend.admission.total()})
 
     async def load(self, request: Request) -> Response:
         """For balancers: how many requests this server is answering, and what the engine says when it says it soon."""
         stats = await engine_stats(self._backend.client, SOON)
-        return _json({"server_load": self._backend.num_active, **(load(stats.sched) if stats is not None else {})})
+        return _json(
+            {"server_load": self._backend.admission.total(), **(load(stats.sched) if stats is not None else {})}
+        )
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What a client needs to count and to render as this server does."""
@@ -231,6 +240,7 @@ class _Routes:
     async def metrics(self, request: Request) -> Response:
         stats = await engine_stats(self._backend.client)
         client = self._backend.client
+        await self._backend.metrics.gather()
         content = self._backend.metrics.render(stats, client.state == "ready" and client.responsive)
         return Response(content, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -246,6 +256,7 @@ class _Routes:
 
     async def requests(self, request: Request) -> Response:
         """The newest requests that the caller may see: their ids."""
+        self._remembered()
         caller = caller_of(request.scope)
         seen = islice((entry for entry in self._backend.history if entry.seen_by(caller)), _LISTED)
         return _json({"requests": [
@@ -256,6 +267,7 @@ class _Routes:
 
     async def request(self, request: Request) -> Response:
         """The story of one request, running or not. Those of others are not found."""
+        self._remembered()
         id, caller = request.path_params["id"], caller_of(request.scope)
         entry = self._backend.history.find(id, caller)
         if entry is None:
@@ -264,6 +276,11 @@ class _Routes:
                 fix=f"the last {MAX_ENTRIES} are, by their id or x-request-id; /debug/requests lists them",
             )  # fmt: skip
         return _json(story(self._backend, entry, caller))
+
+    def _remembered(self) -> None:
+        """Raises HttpError where each process remembers only what it has answered."""
+        if self._backend.part is not None:
+            raise HttpError(404, "off", "requests are not remembered by several processes", fix="--api-workers 1")
 
     async def page(self, request: Request) -> Response:
         """A small chat page, all in one file."""

@@ -5,14 +5,18 @@ Counters and gauges of the engine are read when /metrics is asked; nothing is sa
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmkit.api import TokenEvent
 from lmkit.text.stream import Finish, OutputEvent
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from lmkit_http.aliases import Aliases
 
@@ -67,18 +71,48 @@ class _EngineCollector:
             yield gauge
 
 
+class _Summed:
+    """A collector: what this process has counted, and what others have written into a folder, dead ones too."""
+
+    def __init__(self, own: CollectorRegistry, folder: Path) -> None:
+        self._own, self._folder = own, str(folder)
+        self._found: list[Metric] = []
+
+    def collect(self) -> Iterable[Metric]:
+        return self._found
+
+    def look(self) -> None:
+        """Reads the files, for `collect`: apart, since that takes a while, and a thread can do it."""
+        found: dict[str, tuple[Metric, dict[tuple[str, tuple[tuple[str, str], ...]], float]]] = {}
+        for metric in chain(self._own.collect(), MultiProcessCollector(None, self._folder).collect()):
+            _, sums = found.setdefault(metric.name, (Metric(metric.name, metric.documentation, metric.type), {}))
+            for sample in metric.samples:
+                if not sample.name.endswith("_created"):
+                    key = sample.name, tuple(sample.labels.items())
+                    sums[key] = sums.get(key, 0.0) + sample.value
+        for metric, sums in found.values():
+            for (name, labels), value in sums.items():
+                metric.add_sample(name, dict(labels), value)
+        self._found = [metric for metric, _ in found.values()]
+
+
 class Metrics:
     """The metrics of one server. Called from the event loop only."""
 
-    def __init__(self, model: str) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, model: str, folder: Path | None = None) -> None:
+        """`folder`: where other processes of the server write theirs, which are added to these."""
+        self._own = self.registry = CollectorRegistry()
+        self._summed = None
+        if folder is not None:
+            self.registry, self._summed = CollectorRegistry(), _Summed(self._own, folder)
+            self.registry.register(self._summed)
         self._engine = _EngineCollector(model)
         self.registry.register(self._engine)
         self.others = CollectorRegistry()  # what is said beside our own names
         self.others.register(Aliases(self.registry))
 
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
-            made = Histogram(name, text, ["model_name"], registry=self.registry, buckets=tuple(buckets))
+            made = Histogram(name, text, ["model_name"], registry=self._own, buckets=tuple(buckets))
             return made.labels(model)
 
         self._ttft = histogram("lmkit_time_to_first_token_seconds", "from submission to the first token", _SECONDS)
@@ -88,15 +122,15 @@ class Metrics:
         self._prefill = histogram("lmkit_request_prefill_seconds", "from there to the first token", _SECONDS)
         self._decode = histogram("lmkit_request_decode_seconds", "from the first to the last token", _SECONDS)
         self._finished = Counter(
-            "lmkit_requests_finished", "finished choices", ["model_name", "reason"], registry=self.registry
+            "lmkit_requests_finished", "finished choices", ["model_name", "reason"], registry=self._own
         )
-        self._tokens = Counter("lmkit_output_tokens", "tokens received", ["model_name"], registry=self.registry).labels(
+        self._tokens = Counter("lmkit_output_tokens", "tokens received", ["model_name"], registry=self._own).labels(
             model
         )
         self._prompt = Counter(
-            "lmkit_prompt_tokens", "prompt tokens of finished choices", ["model_name"], registry=self.registry
+            "lmkit_prompt_tokens", "prompt tokens of finished choices", ["model_name"], registry=self._own
         ).labels(model)
-        self._http = Counter("lmkit_http_requests", "HTTP answers", ["route", "status"], registry=self.registry)
+        self._http = Counter("lmkit_http_requests", "HTTP answers", ["route", "status"], registry=self._own)
         self._model = model
 
     def token(self, turn: Turn, event: TokenEvent, events: Sequence[OutputEvent]) -> None:
@@ -125,6 +159,11 @@ class Metrics:
 
     def http(self, route: str, status: int) -> None:
         self._http.labels(route, str(status)).inc()
+
+    async def gather(self) -> None:
+        """What others have written, for `render`."""
+        if self._summed is not None:
+            await asyncio.to_thread(self._summed.look)
 
     def render(self, stats: EngineStats | None, up: bool) -> bytes:
         self._engine.stats, self._engine.up = stats, up

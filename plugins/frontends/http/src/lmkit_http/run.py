@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import time
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -21,12 +22,13 @@ from lmkit_http.settings import ServerSettings
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
     from lmkit.contracts.config import EngineConfig
     from lmkit.plugins.host import PluginHost
 
     from lmkit_http.backend import Backend, ServedModel
+    from lmkit_http.crew import Crew, Plan
     from lmkit_http.dialect import Dialect
 
     OnReady = Callable[[ServedModel, str], Iterable[tuple[str, float]] | None]
@@ -60,15 +62,22 @@ def serve(
     if settings.profile_dir:
         settings = replace(settings, profile_dir=_made(settings.profile_dir))
     sock = bind(settings)
+    crew = None
     try:
+        if settings.api_workers > 1:
+            from lmkit_http.crew import Crew
+
+            crew = Crew(settings.api_workers, sock)
         level = logging.getLevelNamesMapping()[(config.log_level or "info").upper()]
-        with written_logs(TIMED, level), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with written_logs(TIMED, level), asyncio.Runner(loop_factory=loop_factory()) as runner:
             if config.log_format == "json":
                 write_json()
-            runner.run(_serve(config, settings, sock, on_ready, start, certificate))
+            runner.run(_serve(config, settings, sock, on_ready, start, certificate, crew))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
     finally:
+        if crew is not None:
+            crew.close()
         release(sock)
 
 
@@ -89,6 +98,7 @@ async def _serve(
     on_ready: OnReady | None,
     start: Mapping[str, Any],
     certificate: Certificate | None,
+    crew: Crew | None,
 ) -> None:
     from lmkit_python.llm import AsyncLLM
 
@@ -106,7 +116,14 @@ async def _serve(
         await asyncio.gather(starting, return_exceptions=True)
         raise
     try:
-        await run_app(llm, settings, sock, on_ready, dialects, certificate)
+        if crew is None:
+            await run_app(llm, settings, sock, on_ready, dialects, certificate)
+        else:
+            from lmkit_http.crew import Plan
+
+            host = start.get("host")
+            plan = Plan(config, llm.checkpoint, host.switches if host is not None else None)
+            await run_crew(llm, settings, sock, crew, plan, on_ready, dialects)
     finally:
         await llm.close()
 
@@ -135,23 +152,73 @@ async def run_app(
     """Serves on a bound socket until a signal; then drains. `dialects`: None = those of this environment."""
     from lmkit_http.app import build_app
 
-    if not (settings.uds or settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host)):
-        # without a key a web page must not reach us through a name that resolves to this machine
-        settings = _with_hosts(settings)
+    settings = _known_to(settings)
     app = build_app(llm, settings, dialects)
     how = transport(app, settings, timeout_graceful_shutdown=5, backlog=_BACKLOG)
-    server = _Server(how, app.state.backend, certificate)
+    server = Server(how, app.state.backend, certificate)
+    await _until_signal(server, llm, sock, sock, settings, on_ready)
+
+
+async def run_crew(
+    llm: ServedModel,
+    settings: ServerSettings,
+    sock: socket.socket,
+    crew: Crew,
+    plan: Plan,
+    on_ready: OnReady | None = None,
+    dialects: Sequence[Dialect] | None = None,
+) -> None:
+    """The same by several processes: `crew` answers on the socket, this one what they hand on to it."""
+    import socket as sockets
+
+    from lmkit_http.app import build_app
+    from lmkit_http.handing import DOOR, Part, counts_of
+
+    settings = _known_to(settings)
+    app = build_app(llm, settings, dialects, Part(crew.folder, counts_of(crew.folder, settings), int(time.time())))
+    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=_BACKLOG)
+    server = Server(how, app.state.backend, crew=crew)
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as door:
+        door.bind(str(crew.folder / DOOR))
+        sock.setblocking(False)
+        sock.listen(_BACKLOG)  # from now on clients wait, whoever of the crew is there
+        first = partial(crew.start, app.state.backend, plan)
+        try:
+            await _until_signal(server, llm, door, sock, settings, on_ready, first)
+        finally:
+            crew.disconnect()
+
+
+def _known_to(settings: ServerSettings) -> ServerSettings:
+    """Without a key a web page must not reach us through a name that resolves to this machine."""
+    if settings.uds or settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host):
+        return settings
+    return _with_hosts(settings)
+
+
+async def _until_signal(
+    server: Server,
+    llm: ServedModel,
+    own: socket.socket,
+    sock: socket.socket,
+    settings: ServerSettings,
+    on_ready: OnReady | None,
+    first: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """`own`: where this process answers; `sock`: where clients ask; `first`: what must be done before they may."""
     url = url_of(sock, settings)
 
-    def ready() -> None:
+    async def ready() -> None:
+        if first is not None:
+            await first()
         if on_ready is not None:
-            app.state.backend.startup = tuple(on_ready(llm, url) or ())
+            server.backend.startup = tuple(on_ready(llm, url) or ())
 
     from lmkit_http.traces import sent
 
-    with sent(app.state.backend):
-        async with app.state.backend.background:
-            await server.run_until_signal(sock, ready)
+    with sent(server.backend):
+        async with server.backend.background:
+            await server.run_until_signal(own, ready)
 
 
 def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Config:
@@ -172,79 +239,110 @@ def _with_hosts(settings: ServerSettings) -> ServerSettings:
     return replace(settings, allowed_hosts=tuple(sorted(LOCAL_HOSTS | {settings.host.lower()})))
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn with our own signals: drain first, then stop. A second signal stops at once."""
 
-    def __init__(self, config: uvicorn.Config, backend: Backend, certificate: Certificate | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        backend: Backend,
+        certificate: Certificate | None = None,
+        crew: Crew | None = None,
+    ) -> None:
         super().__init__(config)
-        self._backend, self._certificate = backend, certificate
+        self.backend, self._certificate, self._crew = backend, certificate, crew
         if certificate is not None:
             config.load()
             config.ssl = certificate.context
         self._stopping: asyncio.Task[None] | None = None
 
-    async def run_until_signal(self, sock: socket.socket, ready: Callable[[], None]) -> None:
+    async def run_until_signal(self, sock: socket.socket, ready: Callable[[], Awaitable[None]]) -> None:
         """Raises what the engine died of, when no signal came first."""
         loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT)
         for s in signals:
-            loop.add_signal_handler(s, self._on_signal)
+            loop.add_signal_handler(s, self.stop)
+        if self._crew is not None:
+            self._crew.on_end = self._end
         # else a busy server, which takes long from one look to the next, leaves new connections waiting for seconds
         again = [sock.dup() for _ in range(_ACCEPTED - 1)]
         try:
-            serving = asyncio.ensure_future(self._serve([sock, *again]))
-            while not (self.started or serving.done()):
-                await asyncio.sleep(0.005)
-            if not serving.done():
-                ready()
-            beside = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(figures(self._backend))]
-            if self._certificate is not None:
-                beside.append(asyncio.ensure_future(self._certificate.watch()))
-            await serving
-            for task in beside:
-                task.cancel()
+            await self.run_until_told([sock, *again], ready, [self._watch(), figures(self.backend)])
         finally:
             for listener in again:
                 listener.close()
             for s in signals:
                 loop.remove_signal_handler(s)
-        if self._stopping is None and (failure := self._backend.client.failure) is not None:
+        if self._stopping is None and (failure := self.backend.client.failure) is not None:
             raise EngineDead(failure.message, fix=failure.fix)
+        if self._crew is not None and self._crew.failed:
+            raise EngineDead("the API processes died again and again", fix="their log has the cause")
+
+    async def run_until_told(
+        self,
+        sockets: list[socket.socket],
+        ready: Callable[[], Awaitable[None]],
+        beside: Iterable[Coroutine[Any, Any, None]],
+    ) -> None:
+        """Until it is told to stop. `beside`: what is done meanwhile."""
+        tasks = [asyncio.ensure_future(work) for work in beside]
+        if self._certificate is not None:
+            tasks.append(asyncio.ensure_future(self._certificate.watch()))
+        serving = asyncio.ensure_future(self._serve(sockets))
+        try:
+            while not (self.started or serving.done()):
+                await asyncio.sleep(0.005)
+            if not serving.done():
+                await ready()
+            await serving
+        finally:
+            for task in (serving, *tasks):
+                task.cancel()
 
     async def _watch(self) -> None:
         """Without an engine there is nothing to serve: after a while in which clients learn it, the server ends.
 
         Whoever started the server sees its exit status, and may know better what to do.
         """
-        while not self._backend.client.ended:
+        while not self.backend.client.ended:
             await asyncio.sleep(_WATCH)
         log.error("there is no engine any more; the server ends in %g s", _LAST_WORDS)
         await asyncio.sleep(_LAST_WORDS)
         if self._stopping is None:
             self.should_exit = True
 
-    def _on_signal(self) -> None:
+    def stop(self) -> None:
+        """Drain, then end; asked again: at once."""
         if self._stopping is None:
             self._stopping = asyncio.ensure_future(self._drain())
         else:
-            self.force_exit = self.should_exit = True
+            self._end()
+
+    def _end(self) -> None:
+        if self._crew is not None:
+            self._crew.kill()
+        self.force_exit = self.should_exit = True
 
     async def _drain(self) -> None:
         """Not ready and 503 at once; accepted requests get their time; then they end with a typed abort."""
-        backend = self._backend
+        backend = self.backend
         backend.draining = True
+        if self._crew is not None:
+            self._crew.drain()
         await backend.background.stop()
-        log.warning("draining: %d requests are running", backend.num_active)
+        log.warning("draining: %d requests are running", backend.admission.total())
         if not await backend.idle(backend.settings.drain_timeout):
             log.warning("draining took too long: %d requests are aborted", backend.num_active)
             backend.abort_all()
             await backend.idle(2.0)
+        if self._crew is not None:  # whose requests may be handed on until they have ended
+            await self._crew.ended(backend.settings.drain_timeout)
         await asyncio.sleep(_LINGER)  # requests that were on their way get their 503, not a closed connection
         backend.client.drain()
         self.should_exit = True
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:  # not available on every system; asyncio's own loop does

@@ -42,6 +42,7 @@ class ServerInfo:
             for generation in self._backend.running for turn in generation.turns
             if turn.request.adapter is not None and turn.message.finish is None
         ]  # fmt: skip
+        asked += self._backend.elsewhere()
         running, waiting = (",".join(sorted({name for began, name in asked if began is b})) for b in (True, False))
         labels = {"max_lora": str(most), "running_lora_adapters": running, "waiting_lora_adapters": waiting}
         info = GaugeMetricFamily(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,7 @@ class ServerSettings:
     tls_cert: str = ""  # file, PEM: the certificate and those that vouch for it; "": plain HTTP
     tls_key: str = ""  # file, PEM
     root_path: str = ""  # where a site has this server: /llm; "": at its root
+    api_workers: int = 1  # processes that answer HTTP; with several another one has the engine
     api_keys: tuple[str, ...] = ()  # any of them opens everything but what takes an administrator's
     admin_keys: tuple[str, ...] = ()  # these open everything
     open_paths: tuple[str, ...] = ()  # of OPENABLE, those that need no key
@@ -49,6 +51,10 @@ class ServerSettings:
         root = self.root_path
         if root and (not root.startswith("/") or root.endswith("/") or "//" in root or not root.isprintable()):
             raise ConfigError(f"{root!r} is no place on a site", fix="write --root-path like /llm")
+        if self.api_workers < 1 or (self.api_workers > 1 and sys.platform == "win32"):
+            raise ConfigError(
+                f"{self.api_workers} processes cannot answer HTTP here", fix="leave out --api-workers: it is one"
+            )
         for path in self.open_paths:
             if path not in OPENABLE:
                 raise ConfigError(
