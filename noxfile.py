@@ -449,8 +449,9 @@ def peers(session: nox.Session) -> None:
     session.run("python", "bench/peers/run.py", *session.posargs)
 
 
+BUDGETS = [f"plugins/{name}/triton/tests/test_budgets.py" for name in ("ops", "attention")]
 GPU_TESTS = [
-    "plugins/ops/triton/tests/test_budgets.py",  # minutes of compiling in one file, so it begins first
+    *BUDGETS,  # minutes of compiling in a file, so they begin first
     *("plugins/platforms/gpu", "plugins/platforms/cuda", "plugins/platforms/rocm"),
     *(f"plugins/attention/{name}" for name in ("triton", "flashinfer", "flex", "flash_attn")),
     *("plugins/ops/triton", "tests/kit/tests"),
@@ -477,6 +478,14 @@ def gpu_without(session: nox.Session) -> None:
     newest, oldest = releases_of_flashinfer(session)
     session.run("pytest", "-q", *GPU_TESTS, *SIDE_BY_SIDE, *session.posargs, env=newest)
     session.run("pytest", "-q", "plugins/attention/flashinfer", *session.posargs, env=oldest)
+
+
+@nox.session
+def budgets(session: nox.Session) -> None:
+    """Every case of every Triton kernel compiled for every device that it is for: twenty minutes of a core, of which
+    `gpu_without` takes nine."""
+    install(session)
+    session.run("pytest", "-q", *BUDGETS, *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD | {"BUDGETS": "all"})
 
 
 @nox.session

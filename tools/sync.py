@@ -258,43 +258,6 @@ def declared() -> str:
     return "[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n"
 
 
-DEVICES = "## Plugins of GPUs\n\n"  # the same in docs/gpu.md
-PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named here with its date and device
-    "attention triton": "H100, 2026-11-26, but for what is said above; laboratory, compiled ahead, simulated device",
-    "attention flashinfer": "H100, 2026-11-26: time alone, heads of 128; contract, simulated device",
-    "op fp8_scaled_mm": "the same operator of torch on a CPU",
-    "attention flash_attn": "contract",
-    "attention flash_attn_3": "contract",
-    "attention flex": "not compiled, and compiled for CPUs",
-    "op fp8_cutlass": "compiled ahead; plain torch with its addresses; never run",
-    "op int4_cutlass": "compiled ahead; plain torch with its addresses; never run",
-    "op linear_cutlass": "compiled ahead; plain torch with its addresses; never run",
-    "op fp8_triton": "H100, 2026-11-26; laboratory, compiled ahead, simulated device",
-    "op linear_triton": "H100, 2026-11-26; laboratory, compiled ahead, simulated device",
-    "op moe_triton": "laboratory, compiled ahead, simulated device",
-    "op plain_triton": "H100, 2026-11-26; laboratory, compiled ahead",
-    "op rowwise_triton": "H100, 2026-11-26; laboratory, compiled ahead, simulated device",
-    "op recurrent_triton": "laboratory, compiled ahead, simulated device",
-    "platform cuda": "H100, 2026-11-26; simulated device; probes on stand-ins for NVML",
-    "platform rocm": "simulated device; probes on stand-ins for sysfs",
-}
-
-
-def gpu_page(page: str) -> str:
-    """The page with the table of what declares that it runs on a GPU made anew. KeyError: nothing proves one."""
-    rows = ["| plugin | platforms | dtypes | caches | features | proven by |", "|---|---|---|---|---|---|"]
-    for kind in ("platform", "attention", "op"):
-        for spec in sorted(specs(kind), key=lambda spec: spec.name):
-            platforms = (spec.name,) if kind == "platform" else spec.platforms
-            if not {"cuda", "rocm"} & set(platforms):
-                continue
-            cells = (getattr(spec, name, ()) for name in ("dtypes", "kv_dtypes", "features"))
-            shown = " | ".join(", ".join(sorted(cell)) for cell in cells)
-            proof = PROVEN[f"{kind} {spec.name}"]
-            rows.append(f"| {kind} `{spec.name}` | {', '.join(platforms)} | {shown} | {proof} |")
-    return page.partition(DEVICES)[0] + DEVICES + "\n".join(rows) + "\n"
-
-
 def gguf_families() -> list[str]:
     """Lines that say which architectures of GGUF files are read, and as which of lmkit's."""
     families = import_module("lmkit_loader_gguf.families").FAMILIES  # on the path since its hooks were read
@@ -357,6 +320,7 @@ def _fields_of(dialect: str, requests: Mapping[str, Any]) -> list[str]:
 def outputs() -> dict[Path, str]:
     """Every generated file with its content."""
     sys.path.insert(0, str(ROOT / "core" / "src"))
+    from gpu_tables import gpu_page
     from kind_pages import faults_page, page
     from lmkit.kinds import KINDS
 
@@ -374,7 +338,7 @@ def outputs() -> dict[Path, str]:
         **{docs / "kinds" / f"{kind.name}.md": page(kind, use_of(kind), examples) for kind in KINDS},
         pages / "kits.md": faults_page(ROOT, {kind.name: use_of(kind)[1] for kind in KINDS}),
         docs / "quantization.md": quantization_page((docs / "quantization.md").read_text()),
-        docs / "gpu.md": gpu_page((docs / "gpu.md").read_text()),
+        docs / "gpu.md": gpu_page((docs / "gpu.md").read_text(), specs),
         docs / "models.md": models_page(report, introduction),
         docs / "architecture.md": architecture_page((docs / "architecture.md").read_text()),
     }

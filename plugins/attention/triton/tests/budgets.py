@@ -153,7 +153,7 @@ CASES = [
     ),
     attend("*bf16", 128, 4, 1, 8, blocks=2, opcodes=("HMMA",)),
     attend("*bf16", 64, 8, 1, 1, blocks=2, opcodes=("HMMA",)),
-    attend("*bf16", 128, 4, 64, 1),
+    attend("*bf16", 128, 4, 64, 1, everywhere=True),
     attend("*bf16", 256, 1, 64, 1),
     attend("*bf16", 256, 1, 1, 8),
     attend("*bf16", 64, 1, 64, 1),

@@ -5,16 +5,22 @@
 MODULE has `CASES`: what each kernel is compiled with, and what it may take. Neither a GPU nor a driver is needed; but
 TRITON_INTERPRET must not be set, so this runs in a process of its own. One line is printed per case and device; the
 exit status is 1 when one is over its budget.
+
+The first case of each kernel is compiled for every device, and every other one for a device of each family, turn about:
+what it takes of NVIDIA's is held against the shared memory and the threads of the others, too. `BUDGETS=all` in the
+environment, or devices that are named, compile every case for each.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -32,6 +38,9 @@ MULTIPROCESSOR: Mapping[str, int] = {  # its shared memory
     "sm_80": 167_936, "sm_89": 102_400, "sm_90": 233_472, "sm_100": 233_472, "sm_120": 102_400,
 }  # fmt: skip
 NO_SPILLS = 0
+FAMILIES = (  # whose matrix units have the same instructions; of AMD's the third has fewer registers
+    ("sm_80", "sm_89", "sm_120"), ("sm_90",), ("sm_100",), ("gfx942", "gfx950", "gfx1100"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class Case:
     opcodes: Sequence[str] = ()  # that NVIDIA's machine code must have
     spills: Mapping[str, int] = field(default_factory=dict)  # registers by device, where some are let through
     archs: Sequence[str] = tuple(SHARED)
+    everywhere: bool = False  # compiled for each of them at all times, as the first case of a kernel is
     note: str = ""
 
     @property
@@ -63,8 +73,14 @@ class Usage:
     registers: int
     spilled: int  # registers of AMD's; bytes of stack of NVIDIA's
     shared: int
-    blocks: int
+    warps: int
     opcodes: frozenset[str]
+
+    def blocks(self, arch: str) -> int:
+        """How many a multiprocessor of NVIDIA's has room for."""
+        block = -(-self.registers * 32 // 256) * 256 * self.warps
+        of_memory = MULTIPROCESSOR[arch] // (self.shared + 1024)
+        return min(REGISTERS // block, THREADS[arch] // (32 * self.warps), of_memory, 32)
 
 
 def compiled(case: Case, arch: str) -> Usage:
@@ -90,8 +106,8 @@ def compiled(case: Case, arch: str) -> Usage:
     if amd:
         text = made.asm["amdgcn"]
         found = {key: int(value) for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):?\s+(\d+)", text)}
-        return Usage(found["vgpr_count"], found["vgpr_spill_count"], shared, 1, frozenset())
-    return of_cubin(made.asm["cubin"], arch, shared, made.metadata.num_warps, bool(case.opcodes))
+        return Usage(found["vgpr_count"], found["vgpr_spill_count"], shared, case.warps, frozenset())
+    return of_cubin(made.asm["cubin"], shared, made.metadata.num_warps, bool(case.opcodes))
 
 
 def bind(case: Case, target: Any) -> None:
@@ -105,7 +121,7 @@ def bind(case: Case, target: Any) -> None:
     launcher(**given, **case.constants)
 
 
-def of_cubin(cubin: bytes, arch: str, shared: int, warps: int, opcodes: bool) -> Usage:
+def of_cubin(cubin: bytes, shared: int, warps: int, opcodes: bool) -> Usage:
     """Read by the tools in Triton's wheel: a kernel says nothing of itself where there is no driver. Its `opcodes` take
     longer than all else."""
     usage = _said("--dump-resource-usage", cubin)
@@ -115,9 +131,7 @@ def of_cubin(cubin: bytes, arch: str, shared: int, warps: int, opcodes: bool) ->
         code = _said("--dump-sass", cubin)
         found = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", code, re.M)
         names = frozenset(name for op in found for name in (op, op.partition(".")[0]))
-    block = -(-fields["REG"] * 32 // 256) * 256 * warps
-    blocks = min(REGISTERS // block, THREADS[arch] // (32 * warps), MULTIPROCESSOR[arch] // (shared + 1024), 32)
-    return Usage(fields["REG"], fields["STACK"] + fields["LOCAL"], shared, blocks, names)
+    return Usage(fields["REG"], fields["STACK"] + fields["LOCAL"], shared, warps, names)
 
 
 def _said(how: str, cubin: bytes) -> str:
@@ -131,27 +145,46 @@ def _said(how: str, cubin: bytes) -> str:
         return subprocess.run([tool, how, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def over(case: Case, arch: str, usage: Usage) -> list[str]:
-    """What is beyond the budget."""
+def over(case: Case, arch: str, usage: Usage, like: Sequence[str] = ()) -> list[str]:
+    """What is beyond the budget. `like`: devices for which the case isn't compiled, as it is for this one."""
     found = []
-    if usage.shared > SHARED[arch]:
-        found.append(f"{usage.shared} bytes of shared memory, a block has {SHARED[arch]}")
+    for each in (arch, *(other for other in like if not other.startswith("gfx"))):  # AMD's each use memory their way
+        of = f" of {each}" if each != arch else ""
+        if usage.shared > SHARED[each]:
+            found.append(f"{usage.shared} bytes of shared memory, a block{of} has {SHARED[each]}")
+        if not each.startswith("gfx") and usage.blocks(each) < case.blocks:
+            found.append(f"{usage.blocks(each)} blocks per multiprocessor{of}, {case.blocks} are planned")
     if usage.spilled > case.spills.get(arch, NO_SPILLS):
         found.append(f"{usage.spilled} spilled")
-    if usage.registers > case.registers and not arch.startswith("gfx"):
-        found.append(f"{usage.registers} registers, {case.registers} are planned")
-    if usage.blocks < case.blocks and not arch.startswith("gfx"):
-        found.append(f"{usage.blocks} blocks per multiprocessor, {case.blocks} are planned")
     if not arch.startswith("gfx"):
+        if usage.registers > case.registers:
+            found.append(f"{usage.registers} registers, {case.registers} are planned")
         found += [f"no {op} in its machine code" for op in case.opcodes if op not in usage.opcodes]
     return found
 
 
-def within_budget(folder: Path, archs: Sequence[str] = ()) -> None:
+def asked(
+    cases: Sequence[Case], archs: Sequence[str] = (), every: bool = False
+) -> Iterator[tuple[Case, str, list[str]]]:
+    """What to compile for which device, and what devices that stands for besides."""
+    seen = Counter[str]()
+    for case in cases:
+        turn = seen[case.kernel.__name__]
+        seen[case.kernel.__name__] += 1
+        for family in FAMILIES:
+            able = [arch for arch in family if arch in case.archs]
+            if every or archs or case.everywhere or turn == 0:
+                yield from ((case, arch, []) for arch in able if not archs or arch in archs)
+            elif able:
+                arch = able[turn % len(able)]
+                yield case, arch, [other for other in able if other != arch]
+
+
+def within_budget(folder: Path) -> None:
     """Runs this module on `budgets` in that folder; AssertionError with what is over."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(folder), "TRITON_DEFAULT_FP_FUSION": "1"}  # it warns where nobody says
-    command = [sys.executable, "-m", "lmkit_testing.triton_budget", "budgets", *archs]
+    command = [sys.executable, "-m", "lmkit_testing.triton_budget", "budgets"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if "OVER" in line] or [done.stderr[-2000:]]
     assert done.returncode == 0, "\n".join(lines)
@@ -160,17 +193,18 @@ def within_budget(folder: Path, archs: Sequence[str] = ()) -> None:
 def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp())
     cases: Sequence[Case] = import_module(arguments[0]).CASES
+    gc.freeze()  # torch's objects: there are many, and each collection would look at all
     failed = 0
-    for case in cases:
-        for arch in [arch for arch in arguments[1:] or SHARED if arch in case.archs]:
-            try:
-                usage = compiled(case, arch)
-                problems = over(case, arch, usage)
-                said = f"{usage.registers} registers, {usage.shared} B shared, {usage.blocks} blocks"
-            except Exception as e:
-                problems, said = [f"{type(e).__name__}: {str(e).strip().splitlines()[-1:]}"], "not compiled"
-            failed += bool(problems)
-            print(f"{arch} {case.name}: {said}{'; OVER: ' + '; '.join(problems) if problems else ''}", flush=True)
+    for case, arch, like in asked(cases, arguments[1:], os.environ.get("BUDGETS") == "all"):
+        try:
+            usage = compiled(case, arch)
+            problems = over(case, arch, usage, like)
+            blocks = "" if arch.startswith("gfx") else f", {usage.blocks(arch)} blocks"
+            said = f"{usage.registers} registers, {usage.shared} B shared{blocks}"
+        except Exception as e:
+            problems, said = [f"{type(e).__name__}: {str(e).strip().splitlines()[-1:]}"], "not compiled"
+        failed += bool(problems)
+        print(f"{arch} {case.name}: {said}{'; OVER: ' + '; '.join(problems) if problems else ''}", flush=True)
     return int(bool(failed))
 
 

@@ -8,8 +8,10 @@ takes part is patched within `right_numbers()` only.
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -149,6 +151,13 @@ class _Arithmetic:
         yield reduce, "min_max", min_max
 
 
+@cache
+def _unburdened() -> None:
+    """The interpreter makes millions of objects, and each full collection would look at all those of torch's, too."""
+    gc.collect()
+    gc.freeze()
+
+
 _active: list[bool] = []
 
 
@@ -161,6 +170,7 @@ def right_numbers() -> Iterator[None]:
     import triton.language
     import triton.runtime.interpreter
 
+    _unburdened()
     with contextlib.ExitStack() as undo:
         for owner, name, patch in _Arithmetic(triton.runtime.interpreter, triton.language).patches():
             undo.callback(setattr, owner, name, getattr(owner, name))
