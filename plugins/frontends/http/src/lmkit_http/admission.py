@@ -157,17 +157,18 @@ class Admission:
         self._promised = 0.0  # when the last of those that were told to come back is expected
         self._limits_keys = any((settings.key_requests, settings.key_tokens, settings.key_concurrent))
 
-    def tight(self) -> bool:
+    def tight(self, coming: int = 0) -> bool:
         """Whether `check` may refuse somebody now."""
-        free = self._limit - self._count()
+        free = self._limit - self._count() - coming
         return free <= 0 or self._limits_keys or (self._several and self._limit >= _SHARE * free)
 
-    def check(self, tenant: str) -> _Account:
-        """The account of a key whose next request has room. Raises Overloaded, RateLimited."""
+    def check(self, tenant: str, coming: int = 0) -> _Account:
+        """The account of a key whose next request has room. `coming`: how many are about to enter before it, whosever
+        they are. Raises Overloaded, RateLimited."""
         now = self.clock()
         account = self._account(tenant, now)
         self._check_key(account, now)
-        free = self._limit - self._count()
+        free = self._limit - self._count() - coming
         if free <= 0:
             raise Overloaded(f"{self._count()} requests are waiting or running", self._promise(now))
         if self._several and account.num >= _SHARE * free:
