@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from http import HTTPStatus
 
-from lmkit.api import LmkitError
+from lmkit.api import ErrorInfo, LmkitError
 from starlette.types import Scope
 
 from lmkit_http.access import Caller
@@ -24,6 +24,7 @@ from lmkit_http.dialect import Dialect
 from lmkit_http.errors import public, retry_headers
 
 _EVERY = 1.0  # seconds between two lines of the log: a line for each would cost more than the refusals
+_BODIES = 256  # that are remembered
 _LEFT_ALONE = frozenset({b"origin", DEADLINE_HEADER.encode()})  # requests with these headers
 
 
@@ -51,6 +52,7 @@ class Door:
             dialect.mark.encode(): plain | dict.fromkeys(paths, dialect) for dialect, paths in posted if dialect.mark
         }
         self._plain = plain
+        self._bodies: dict[tuple[Dialect, ErrorInfo], bytes] = {}  # most refusals say what those before them said
         self._refused: Counter[tuple[str, int]] = Counter()  # since the last line of the log
 
     def refusal(self, path: str, headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
@@ -84,7 +86,10 @@ class Door:
 
     def _written(self, error: Overloaded | RateLimited, dialect: Dialect, path: str) -> tuple[bytes, bytes]:
         info = error.info()
-        body = dialect.error(public(info))
+        if (body := self._bodies.get((dialect, info))) is None:
+            if len(self._bodies) >= _BODIES:
+                self._bodies.clear()
+            body = self._bodies[dialect, info] = dialect.error(public(info))
         self._backend.metrics.http(path, info.status)
         if log.isEnabledFor(logging.INFO):
             if not self._refused:

@@ -97,6 +97,7 @@ class Metrics:
             "lmkit_prompt_tokens", "prompt tokens of finished choices", ["model_name"], registry=self.registry
         ).labels(model)
         self._http = Counter("lmkit_http_requests", "HTTP answers", ["route", "status"], registry=self.registry)
+        self._answers: dict[tuple[str, int], Counter] = {}  # of `_http`, which takes its time to find them
         self._model = model
 
     def token(self, turn: Turn, event: TokenEvent, events: Sequence[OutputEvent]) -> None:
@@ -124,7 +125,9 @@ class Metrics:
         self._finished.labels(self._model, "abort").inc()
 
     def http(self, route: str, status: int) -> None:
-        self._http.labels(route, str(status)).inc()
+        if (answers := self._answers.get((route, status))) is None:
+            answers = self._answers[route, status] = self._http.labels(route, str(status))
+        answers.inc()
 
     def render(self, stats: EngineStats | None, up: bool) -> bytes:
         self._engine.stats, self._engine.up = stats, up

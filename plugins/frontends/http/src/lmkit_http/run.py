@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -39,6 +40,7 @@ _LAST_WORDS = 5.0  # seconds that a server without an engine says so
 _LINGER = 0.25  # seconds
 _BACKLOG = 2048  # connections that may wait until they are accepted
 _ACCEPTED = 32  # connections at a time: libuv takes one of each listener, then looks at all the others
+_SWITCH = 0.0005  # seconds after which a thread that prepares a request makes way for the event loop: all streams wait
 
 
 def serve(
@@ -60,6 +62,7 @@ def serve(
     if settings.profile_dir:
         settings = replace(settings, profile_dir=_made(settings.profile_dir))
     sock = bind(settings)
+    sys.setswitchinterval(_SWITCH)  # of this process, which does nothing else
     try:
         level = logging.getLevelNamesMapping()[(config.log_level or "info").upper()]
         with written_logs(TIMED, level), asyncio.Runner(loop_factory=_loop_factory()) as runner:
