@@ -2,7 +2,8 @@
 
 The engine is a timer that hands a batch of one token per running request to the client, as the real one does once per
 step; the HTTP clients are raw sockets in a process of their own, so their time is not counted. Reported: CPU
-microseconds per token, for the whole server, and for each phase alone.
+microseconds per token, for the whole server, and for each phase alone; and those per request that is refused at the
+door, since there is no room.
 """
 
 from __future__ import annotations
@@ -11,22 +12,29 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import uvicorn
 import uvloop
 from lmkit.api import EngineRequest, SamplingParams, TokenEvent, ToolDef
 from lmkit.engine.client import BaseClient
 from lmkit.engine.messages import Command, EngineFacts, Events, Report, Submit, decode_report, encode
 from lmkit_dialect_openai.dialect import CHAT, OpenAI
 from lmkit_http.app import _chunks, build_app
+from lmkit_http.backend import Backend
+from lmkit_http.dialect import Incoming
+from lmkit_http.run import bind, transport
 from lmkit_http.settings import ServerSettings
 from lmkit_python.front.prepare import Turn
 from lmkit_python.front.run import Generation
 from lmkit_testing.serving import ServedLLM, text_side
 
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "ignore_eos": True}
+KEY, CONNECTIONS = "secret", 16
 TEXT = "The quick brown fox jumps over the lazy dog. "
 
 
@@ -68,9 +76,7 @@ def readers(port: int, num_streams: int, num_tokens: int) -> None:
 
     async def one() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        body = json.dumps(BODY | {"max_completion_tokens": num_tokens}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        writer.write(head + body)
+        writer.write(request(num_tokens))
         while b"[DONE]" not in await reader.read(1 << 16):
             pass
         writer.close()
@@ -81,41 +87,89 @@ def readers(port: int, num_streams: int, num_tokens: int) -> None:
     asyncio.run(run())
 
 
-async def whole_server(num_streams: int, num_tokens: int, step: float) -> float:
-    """CPU microseconds per token of this process."""
-    import uvicorn
-    from lmkit_http.run import bind
+def refused(port: int, num: int) -> None:
+    """Asks so many times, over CONNECTIONS connections at a time."""
+    connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
+    for _ in range(num // CONNECTIONS):
+        for connection in connections:
+            connection.sendall(request(1))
+        for connection in connections:
+            answer = b""
+            while not answer.endswith(b"}}"):
+                answer += connection.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 503"), answer
 
-    client, side = TimerClient(num_tokens), text_side()
-    script = side.tokenizer.encode(TEXT)
-    settings = ServerSettings(port=0)
+
+def request(num_tokens: int) -> bytes:
+    body = json.dumps(BODY | {"max_completion_tokens": num_tokens}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@asynccontextmanager
+async def serving(client: TimerClient) -> AsyncIterator[tuple[Backend, int]]:
+    """The server as `lmkit serve` has it, and its port."""
+    settings = ServerSettings(port=0, api_keys=(KEY,))
     sock = bind(settings)
-    app = build_app(ServedLLM(client, side), settings)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", ws="none"))
-    serving = asyncio.create_task(server._serve([sock]))
+    app = build_app(ServedLLM(client, text_side()), settings)
+    server = uvicorn.Server(transport(app, settings))
+    task = asyncio.create_task(server._serve([sock]))
     while not server.started:
         await asyncio.sleep(0.01)
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=readers, args=(sock.getsockname()[1], num_streams, num_tokens))
-    process.start()
-    while len(client.at) < num_streams:
-        await asyncio.sleep(0.01)
-    made = 0.0  # the engine's share, measured and taken off
-    begin = time.process_time()
-    while client.at:
-        before = time.process_time()
-        frame = client.step(script)
-        made += time.process_time() - before
-        client.receive(decode_report(frame[4:]))
-        await asyncio.sleep(step)
-    while app.state.backend.running:
-        await asyncio.sleep(0.005)
-    used = time.process_time() - begin - made
-    process.join()
+    yield app.state.backend, sock.getsockname()[1]
     server.should_exit = True
-    await serving
+    await task
     sock.close()
+
+
+def beside(work: Callable[..., None], *args: int) -> multiprocessing.process.BaseProcess:
+    """A process of its own."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=args)
+    process.start()
+    return process
+
+
+async def whole_server(num_streams: int, num_tokens: int, step: float) -> float:
+    """CPU microseconds per token of this process."""
+    client = TimerClient(num_tokens)
+    script = text_side().tokenizer.encode(TEXT)
+    async with serving(client) as (backend, port):
+        process = beside(readers, port, num_streams, num_tokens)
+        while len(client.at) < num_streams:
+            await asyncio.sleep(0.01)
+        made = 0.0  # the engine's share, measured and taken off
+        begin = time.process_time()
+        while client.at:
+            before = time.process_time()
+            frame = client.step(script)
+            made += time.process_time() - before
+            client.receive(decode_report(frame[4:]))
+            await asyncio.sleep(step)
+        while backend.running:
+            await asyncio.sleep(0.005)
+        used = time.process_time() - begin - made
+        process.join()
     return used / (num_streams * num_tokens) * 1e6
+
+
+async def refusal(num: int = 8000) -> float:
+    """CPU microseconds per refused request of this process."""
+    async with serving(TimerClient(1)) as (backend, port):
+        backend.num_preparing = 1 << 20
+
+        def count() -> float:
+            told = backend.metrics.render(None, True).decode()
+            return float((told.partition('status="503"} ')[2] or "0").split()[0])
+
+        process = beside(refused, port, num)
+        while not (first := count()):
+            await asyncio.sleep(0.001)
+        begin = time.process_time()
+        while process.is_alive():
+            await asyncio.sleep(0.05)
+        used = time.process_time() - begin
+        assert not process.exitcode
+        return used / (count() - first) * 1e6
 
 
 def phase(name: str, num: int, work: Callable[[], Any]) -> None:
@@ -155,10 +209,10 @@ def phases(num_streams: int, num: int = 20_000) -> None:
     backend = build_app(ServedLLM(TimerClient(1), side)).state.backend
 
     async def drive(metrics: Any) -> int:
-        exchange = OpenAI().parse(CHAT, json.dumps(BODY).encode(), backend.served)
+        exchange = OpenAI().parse(Incoming(CHAT, json.dumps(BODY).encode()), backend.served)
         turn = Turn(0, "", EngineRequest("r", [1], params), side.output_stream(params), "")
         generation = Generation(Script(), [turn], metrics)  # type: ignore[arg-type]
-        return sum([len(chunk) async for chunk in _until(_chunks(exchange, generation), num - 8)])
+        return sum([len(chunk) async for chunk in _until(_chunks(backend, exchange, generation), num - 8)])
 
     phase("stream to chunks, encoded", num, lambda: asyncio.run(drive(None)))
     phase("  with metrics", num, lambda: asyncio.run(drive(backend.metrics)))
@@ -183,7 +237,9 @@ def main() -> None:
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         used = runner.run(whole_server(args.streams, args.tokens, args.step))
-    print(f"  {'whole server, from frame to socket':<44}{used:8.1f} us of CPU per token (budget: 100)")
+        print(f"  {'whole server, from frame to socket':<44}{used:8.1f} us of CPU per token (budget: 100)")
+        used = runner.run(refusal())
+    print(f"  {'a refusal, from socket to socket':<44}{used:8.1f} us of CPU (budget: 60)")
     print("phases alone, per token")
     phases(args.streams)
 

@@ -179,3 +179,21 @@ async def test_refusals_are_counted_and_told_together(
                 None, True
             )
     assert [r.getMessage() for r in caplog.records] == ["POST /v1/completions 503, 50 times within a second"]
+
+
+async def test_of_a_burst_only_those_are_let_in_that_have_room(at_door: list[str]) -> None:
+    """They are read together, before the first of them has taken its place."""
+    async with served(scripted("abc", delay=0.05)) as (backend, reader, writer):
+        backend.num_preparing = backend.admission._limit - 2
+        host, port = writer.get_extra_info("peername")[:2]
+        others = [await asyncio.open_connection(host, port) for _ in range(9)]
+        for _, other in [*others, (reader, writer)]:
+            other.write(post("/v1/completions", b'{"prompt": "a"}'))
+        found = [(await answer(other))[0] for other, _ in [*others, (reader, writer)]]
+        assert sorted(found) == [200] * 2 + [503] * 8
+        assert len(at_door) == 8
+        backend.num_preparing = 0
+        writer.write(post("/v1/completions", b'{"prompt": "a"}'))
+        assert (await answer(reader))[0] == 200
+        for _, other in others:
+            other.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -63,6 +65,28 @@ async def test_leaving_frees_everything(stream: bool, n: int) -> None:
                     await client.post("/v1/chat/completions", json=body, timeout=0.2)
         await until(lambda: idle(llm), 3.0)  # a fraction of it on an idle machine; the whole answer takes longer
         await until(lambda: not kept[0].running)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_leaves_nothing_to_the_collector(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose look at all that lives stops every stream, on a busy server for tens of milliseconds."""
+    begun: list[weakref.ref[object]] = []
+    begin = Backend.begin
+
+    def note(self: Backend, exchange: Any, generation: Any, *more: Any) -> Any:
+        begun.append(weakref.ref(generation))
+        return begin(self, exchange, generation, *more)
+
+    monkeypatch.setattr(Backend, "begin", note)
+    async with listening(scripted("abc")) as url, httpx.AsyncClient(base_url=url) as client:
+        gc.disable()
+        try:
+            for _ in range(3):
+                assert (await client.post("/v1/chat/completions", json=HELLO | {"stream": stream})).status_code == 200
+            await until(lambda: not any(reference() for reference in begun[:2]))
+        finally:
+            gc.enable()
+        assert len(begun) == 3
 
 
 async def test_a_storm_of_leaving_clients() -> None:

@@ -181,18 +181,19 @@ class Admission:
         self._counts.put(REQUESTS, num)
         return self._counts.total(REQUESTS)
 
-    def tight(self) -> bool:
+    def tight(self, coming: int = 0) -> bool:
         """Whether `check` may refuse somebody now."""
-        free = self._limit - self.total()
+        free = self._limit - self.total() - coming
         return free <= 0 or self._limits_keys or (self._several and self._limit >= _SHARE * free)
 
-    def check(self, tenant: str) -> _Account:
-        """The account of a key whose next request has room. Raises Overloaded, RateLimited."""
+    def check(self, tenant: str, coming: int = 0) -> _Account:
+        """The account of a key whose next request has room. `coming`: how many are about to enter before it, whosever
+        they are. Raises Overloaded, RateLimited."""
         now = self.clock()
         account = self._account(tenant, now)
         self._check_key(account, now)
         total = self.total()
-        free = self._limit - total
+        free = self._limit - total - coming
         if free <= 0:
             raise Overloaded(f"{total} requests are waiting or running", self._promise(now))
         if self._several and (num := self._held(account)) >= _SHARE * free:

@@ -267,14 +267,13 @@ def _event_response(
     backend: Backend, path: str, dialect: Dialect, exchange: Exchange, generation: Generation,
     chunks: AsyncIterator[bytes], over: Callable[[], None],
 ) -> EventResponse:  # fmt: skip
-    def close() -> None:
+    def close(status: int) -> None:
         generation.close()
         backend.end(generation)
         over()
-        backend.metrics.http(path, response.status_code)
+        backend.metrics.http(path, status)
 
-    response = EventResponse(chunks, close, _log, dialect, exchange.headers)
-    return response
+    return EventResponse(chunks, close, _log, dialect, exchange.headers)
 
 
 __all__ = ["Backend", "build_app"]

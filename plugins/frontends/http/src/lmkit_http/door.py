@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from http import HTTPStatus
 
-from lmkit.api import LmkitError
+from lmkit.api import ErrorInfo, LmkitError
 from starlette.types import Scope
 
 from lmkit_http.access import Caller
@@ -24,18 +24,24 @@ from lmkit_http.dialect import Dialect
 from lmkit_http.errors import public, retry_headers
 
 _EVERY = 1.0  # seconds between two lines of the log: a line for each would cost more than the refusals
+_BODIES = 256  # that are remembered
 _LEFT_ALONE = frozenset({b"origin", DEADLINE_HEADER.encode()})  # requests with these headers
 
 
 class Door:
-    """Asked for each request; `tight` first, which costs next to nothing."""
+    """Asked for each request that could be refused here.
+
+    One that it lets in takes its place a moment later, when the event loop gets to its task. All that are read together
+    come here before that, so those on their way are counted: else a burst would find the one free place free for each,
+    and be refused by the routes, each at five times the cost.
+    """
 
     def __init__(
         self, backend: Backend, check: Callable[[Scope], Caller], dialects: Sequence[Dialect], others: Collection[str]
     ) -> None:
         """`check`: who sent a request, by its headers; raises LmkitError. `others`: paths of the server's own."""
         self._backend, self._check, self._root = backend, check, backend.settings.root_path
-        self.tight = backend.admission.tight
+        self._coming = 0  # let in, and not yet at the routes
         plain: dict[str, Dialect] = {}  # of each path to which something may be posted, in the order of the routes
         posted = [(dialect, _posted(dialect)) for dialect in sorted(dialects, key=lambda d: d.mark is not None)]
         for dialect, paths in posted:
@@ -46,6 +52,7 @@ class Door:
             dialect.mark.encode(): plain | dict.fromkeys(paths, dialect) for dialect, paths in posted if dialect.mark
         }
         self._plain = plain
+        self._bodies: dict[tuple[Dialect, ErrorInfo], bytes] = {}  # most refusals say what those before them said
         self._refused: Counter[tuple[str, int]] = Counter()  # since the last line of the log
 
     def refusal(self, path: str, headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
@@ -62,18 +69,27 @@ class Door:
         dialect, backend = spoken.get(path), self._backend
         if dialect is None or backend.draining or backend.client.state != "ready":
             return None
-        try:
-            caller = self._check({"method": "POST", "path": path, "headers": headers})
-            backend.admission.check(caller.tenant)
-        except (Overloaded, RateLimited) as error:
-            return self._written(error, dialect, path)
-        except LmkitError:
-            pass
+        if backend.admission.tight(self._coming):
+            try:
+                caller = self._check({"method": "POST", "path": path, "headers": headers})
+                backend.admission.check(caller.tenant, self._coming)
+            except (Overloaded, RateLimited) as error:
+                return self._written(error, dialect, path)
+            except LmkitError:
+                return None
+        self._coming += 1
+        asyncio.get_running_loop().call_soon(self._came)  # just before its task, which is not there yet
         return None
+
+    def _came(self) -> None:
+        self._coming -= 1
 
     def _written(self, error: Overloaded | RateLimited, dialect: Dialect, path: str) -> tuple[bytes, bytes]:
         info = error.info()
-        body = dialect.error(public(info))
+        if (body := self._bodies.get((dialect, info))) is None:
+            if len(self._bodies) >= _BODIES:
+                self._bodies.clear()
+            body = self._bodies[dialect, info] = dialect.error(public(info))
         self._backend.metrics.http(path, info.status)
         if log.isEnabledFor(logging.INFO):
             if not self._refused:

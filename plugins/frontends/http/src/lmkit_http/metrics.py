@@ -131,6 +131,7 @@ class Metrics:
             "lmkit_prompt_tokens", "prompt tokens of finished choices", ["model_name"], registry=self._own
         ).labels(model)
         self._http = Counter("lmkit_http_requests", "HTTP answers", ["route", "status"], registry=self._own)
+        self._answers: dict[tuple[str, int], Counter] = {}  # of `_http`, which takes its time to find them
         self._model = model
 
     def token(self, turn: Turn, event: TokenEvent, events: Sequence[OutputEvent]) -> None:
@@ -158,7 +159,9 @@ class Metrics:
         self._finished.labels(self._model, "abort").inc()
 
     def http(self, route: str, status: int) -> None:
-        self._http.labels(route, str(status)).inc()
+        if (answers := self._answers.get((route, status))) is None:
+            answers = self._answers[route, status] = self._http.labels(route, str(status))
+        answers.inc()
 
     async def gather(self) -> None:
         """What others have written, for `render`."""

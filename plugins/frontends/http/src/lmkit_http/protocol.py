@@ -129,7 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> Any:
         self._in_head = False
         self._check_target()
-        if self._door is not None and self._door.tight() and self._is_plain() and self._refuse_at_door(self._door):
+        if self._door is not None and self._is_plain() and self._refuse_at_door(self._door):
             return None
         self._slow.cancel()
         return super().on_headers_complete()

@@ -43,12 +43,13 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
 
 
 class EventResponse:
-    """Sends `chunks` as they come. `close` is called exactly once, also when the client leaves in the middle."""
+    """Sends `chunks` as they come. `close` is called exactly once, with the status, also when the client leaves in the
+    middle."""
 
     def __init__(
         self,
         chunks: AsyncIterator[bytes],
-        close: Callable[[], None],
+        close: Callable[[int], None],
         log: Callable[[BaseException], None],
         dialect: Dialect,
         headers: Mapping[str, str],
@@ -63,7 +64,7 @@ class EventResponse:
         except (ClientGone, OSError):
             pass
         finally:
-            self._close()
+            self._close(self.status_code)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         chunks = self._chunks
