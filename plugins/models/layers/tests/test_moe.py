@@ -16,6 +16,7 @@ from lmkit_layers.build import Builder
 from lmkit_layers.experts import Experts
 from lmkit_layers.linear import PLAIN, Linear, PlainFormat
 from lmkit_layers.routing import choose
+from lmkit_testing.steps import Ranks
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -102,11 +103,11 @@ UP = LinearSpec("up", D, (M,) * 6, False, "none", tuple("abcdef"), (), 3)
 DOWN = LinearSpec("down", M, (D,) * 3, False, "none", tuple("abc"), (), 3)
 
 
-def builder(scheme: Any = None, strict: frozenset[str] = frozenset()) -> Builder:
+def builder(scheme: Any = None, strict: frozenset[str] = frozenset(), special: Any = None, **ranks: Any) -> Builder:
     kernels = {"linear:plain": [ReferenceLinear()], "linear:other": [OtherLinear()]}
     info: Any = SimpleNamespace(linears=(UP, DOWN), kv_groups=list)
-    special = {"moe:plain": [SiluExperts(ReferenceLinear())]}
-    return Builder(info, torch.float32, DeviceInfo("cpu", "cpu"), None, kernels | special, scheme=scheme, strict=strict)
+    kernels["moe:plain"] = [special or SiluExperts(ReferenceLinear())]
+    return Builder(info, torch.float32, DeviceInfo("cpu", "cpu"), None, kernels, scheme=scheme, strict=strict, **ranks)
 
 
 def test_a_kernel_for_experts_runs_both_linears_or_none() -> None:
@@ -116,6 +117,29 @@ def test_a_kernel_for_experts_runs_both_linears_or_none() -> None:
     assert made.warnings == []
     assert made.experts(UP, DOWN, "relu").kernel.name == "moe_linear"
     assert made.warnings == ["up: not on moe_silu (not relu)"]
+
+
+class OwnExperts(SiluExperts):
+    skips = False
+
+
+def test_a_kernel_that_computes_all_experts_serves_no_rank_that_has_some() -> None:
+    ranks = {"special": OwnExperts(ReferenceLinear()), "collectives": Ranks(3).rank(1), "deals": 3}
+    made = builder(**ranks)
+    experts = made.experts(UP, DOWN, "silu")
+    assert (experts.kernel.name, experts.up.local.parts, experts.here(torch.arange(3)).tolist()) == (
+        "moe_linear", ("c", "d"), [-1, 0, -1],
+    )  # fmt: skip
+    assert made.warnings == ["up: not on moe_silu (does not leave out experts of other ranks)"]
+    with pytest.raises(SelectionError, match="does not leave out experts of other ranks"):
+        builder(strict=frozenset({"moe:plain"}), **ranks).experts(UP, DOWN, "silu")
+
+
+def test_experts_that_cannot_be_dealt_out() -> None:
+    with pytest.raises(PluginError, match="3 experts cannot be dealt out to 2 ranks"):
+        builder(collectives=Ranks(2).rank(0), deals=2).experts(UP, DOWN, "silu")
+    with pytest.raises(PluginError, match="1 ranks cannot deal out experts to 3"):
+        builder(deals=3).experts(UP, DOWN, "silu")
 
 
 def test_kernels_for_experts_that_were_named_run_or_nothing_does() -> None:

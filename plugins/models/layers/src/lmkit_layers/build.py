@@ -105,6 +105,8 @@ class Builder:
         """The experts of which this rank has a share, and the format of these; None: all."""
         if self.deals == 1:
             return None
+        if self.tp_size % self.deals:
+            raise PluginError(f"{spec.name}: {self.tp_size} ranks cannot deal out experts to {self.deals}")
         own = dealt_experts(spec, self.tp_rank, self.deals)
         return own, self._format(own)
 
