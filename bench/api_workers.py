@@ -36,6 +36,7 @@ from lmkit_testing.engines import hash_config, no_checkpoint, no_plan
 from lmkit_testing.serving import END, ServedLLM, supervised, text_side
 
 PATH = "/v1/chat/completions"
+EARLY = 0.1  # of the streams have ended: then it is over
 
 
 class Timer(BaseClient):
@@ -121,7 +122,8 @@ class Reader(asyncio.Protocol):
 
 
 async def read(url: str, streams: int, tokens: int, pids: Sequence[int] = ()) -> tuple[float, list[float]]:
-    """Tokens a second while all streams go on, and what each process, and this one, took for a token: microseconds."""
+    """Tokens a second from when all streams have begun until some have ended, and the microseconds that each
+    process, and this one, took for a token."""
     body = json.dumps({
         "messages": [{"role": "user", "content": "Hello"}], "stream": True, "ignore_eos": True, "max_tokens": tokens,
     })  # fmt: skip
@@ -136,10 +138,12 @@ async def read(url: str, streams: int, tokens: int, pids: Sequence[int] = ()) ->
     while not all(reader.begun for reader in readers):
         await asyncio.sleep(0.01)
     began, before, taken = now()
-    await asyncio.wait([reader.done for reader in readers], return_when=asyncio.FIRST_COMPLETED)
+    while sum(reader.done.done() for reader in readers) < EARLY * streams:
+        await asyncio.sleep(0.02)
     ended, after, took = now()
     await asyncio.gather(*(reader.done for reader in readers))
-    num = max(1, after - before)
+    # not every token has a chunk of its own
+    num = max(1.0, streams * tokens * (after - before) / sum(reader.num for reader in readers))
     return num / (ended - began), [1e6 * (b - a) / num for a, b in zip(taken, took, strict=True)]
 
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from lmkit_http.backend import Backend
 
 TEXT = "lmkit.text.side:TextSide.open"
-RESTARTS = 5  # in a row
-HEALTHY_SECONDS = 60.0  # after which a death is forgotten
+TRIES = 5  # in a row that do not come to listening
+HEALTHY_SECONDS = 10.0  # after which a death is forgotten
 FIRST_PAUSE, LAST_PAUSE = 0.25, 30.0  # seconds before a dead one is replaced
 LOOK = 0.1  # seconds between looks at the engine
 SEEN_SECONDS = 5.0  # in which all must have heard of an adapter
@@ -70,6 +70,10 @@ class Member(asyncio.Protocol):
         self._asking: set[asyncio.Task[None]] = set()
         self._events: list[TokenEvent] = []  # of this moment
         self._seen: dict[int, asyncio.Event] = {}
+
+    @property
+    def answers(self) -> bool:
+        return self.listening.is_set() and not self.gone.is_set()
 
     async def connect(self, backend: Backend, welcome: Welcome) -> None:
         self._backend = backend
@@ -189,7 +193,7 @@ class Crew:
         self._draining = False
         self._numbers = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self.on_end: Callable[[], None] = lambda: None  # called when they die again and again
+        self.on_end: Callable[[], None] = lambda: None  # called when none can be started any more
         self.failed = False
 
     def _made(self) -> Member:
@@ -230,7 +234,7 @@ class Crew:
     async def _spread(self) -> None:
         """What has changed is known everywhere afterwards."""
         standing = self._standing()
-        await asyncio.gather(*(member.tell(standing) for member in self._members if member.listening.is_set()))
+        await asyncio.gather(*(member.tell(standing) for member in self._members if member.answers))
 
     async def _watch(self) -> None:
         before = None
@@ -245,7 +249,7 @@ class Crew:
 
     async def _keep(self, place: int) -> None:
         """Replaces the process at a place, again and again."""
-        left, pause = RESTARTS, FIRST_PAUSE
+        tries, pause = 0, FIRST_PAUSE
         while True:
             member = self._members[place]
             await member.gone.wait()
@@ -253,18 +257,18 @@ class Crew:
             self._backend.part.counts.forget(place + 1)
             if self._draining:
                 return
+            tries = 0 if member.listening.is_set() else tries + 1
             if monotonic() - member.born > HEALTHY_SECONDS:
-                left, pause = RESTARTS, FIRST_PAUSE
-            if not left:
-                log.error("an API process died too often and is not started again")
+                pause = FIRST_PAUSE
+            if tries >= TRIES and not any(other.answers for other in self._members):
+                log.error("API processes end before they answer, again and again")
                 self.failed = True
                 self.on_end()
                 return
-            log.error(
-                "API process %d %s; another one starts in %.2f s", member.process.pid, _how(member.process), pause
-            )
+            pid, how = member.process.pid, _how(member.process)
+            log.error("API process %d %s; another one starts in %.2f s", pid, how, pause)
             await asyncio.sleep(pause)
-            left, pause = left - 1, min(2 * pause, LAST_PAUSE)
+            pause = min(2 * pause, LAST_PAUSE)
             self._members[place] = self._made()
             await self._connect(place)
 

@@ -278,7 +278,7 @@ class Server(uvicorn.Server):
         if self._stopping is None and (failure := self.backend.client.failure) is not None:
             raise EngineDead(failure.message, fix=failure.fix)
         if self._crew is not None and self._crew.failed:
-            raise EngineDead("the API processes died again and again", fix="their log has the cause")
+            raise EngineDead("no API process can be started any more", fix="their log has the cause")
 
     async def run_until_told(
         self,
