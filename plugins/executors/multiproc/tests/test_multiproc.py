@@ -9,7 +9,7 @@ import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -43,6 +43,7 @@ from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig,
 from lmkit.contracts.config import LoraConfig
 from lmkit.engine.build import build_engine
 from lmkit.plugins.resolve import resolve
+from lmkit_multiproc import executor as ranks
 from lmkit_multiproc.executor import MultiprocExecutor
 from lmkit_testing import ExecutorConformance
 from lmkit_testing.executor import Tokens
@@ -57,7 +58,7 @@ def demo(pp: int, depth: int | None, wanted: dict[str, str]) -> Any:
     """An engine of the demo with so few blocks that not all rows have room."""
     config = EngineConfig(
         model=ModelConfig(model="demo", max_length=256, dtype="float32"),
-        cache=CacheConfig(num_blocks=26, block_size=16),
+        cache=CacheConfig(num_blocks=17, block_size=16),
         sched=SchedConfig(max_tokens=64, max_rows=16),
         parallel=ParallelConfig(pp=pp, depth=depth, threads=1),
         wanted=wanted,
@@ -75,9 +76,9 @@ def play(engine: Any) -> dict[str, tuple[list[int], list[Any]]]:
         {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1},
         {"temperature": 1.0, "seed": 7, "grammar": Grammar("regex", "[0-9]{8,40}( [a-z]{3,9}){4}")},
     ]
-    for i in range(12):
+    for i in range(10):
         prompt = [*range(40, 40 + 20 * (i % 3)), 3 + i, 5]
-        params = SamplingParams(max_tokens=30 + i, ignore_eos="grammar" not in asked[i % 5], **asked[i % 5])
+        params = SamplingParams(max_tokens=24 + i, ignore_eos="grammar" not in asked[i % 5], **asked[i % 5])
         core.add(EngineRequest(f"r{i}", prompt, params))
     steps = 0
     while core.has_work():
@@ -86,6 +87,8 @@ def play(engine: Any) -> dict[str, tuple[list[int], list[Any]]]:
             tokens += event.tokens
             logprobs += [*event.logprobs, *event.prompt_logprobs]
         steps += 1
+        if core.blocked:
+            sleep(0.001)
         if steps == 9:
             core.abort(["r6"])
     found.pop("r6", None)
@@ -153,8 +156,8 @@ class TestMultiproc(ExecutorConformance):
         assert split.nbytes * 2 * tp == whole.nbytes
 
     @pytest.mark.one_in(2)
-    def test_stages_work_on_several_steps(self, tiny: Tiny) -> None:
-        """Of different rows, with an order to all ranks between them; one that fails is one"""
+    def test_stages_work_on_several_steps(self, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of different rows, with another order between them; a step that fails is no failure of a rank."""
         config = replace(tiny[0], parallel=ParallelConfig(pp=2, threads=1, depth=3))
         one, both = UniprocExecutor(replace(tiny[0], wanted={}), *tiny[1:]), MultiprocExecutor(config, *tiny[1:])
         failures: list[Failure] = []
@@ -163,7 +166,8 @@ class TestMultiproc(ExecutorConformance):
             self.ready(one, tiny[0])
             self.ready(both, config)
             expected = self.adapted(one, adapter=None)
-            for _ in range(2):
+            for large in (ranks.LARGE, 0):  # then each order waits until steps have their answers
+                monkeypatch.setattr(ranks, "LARGE", large)
                 assert self.many(both) == expected
                 for row in ("x", "y", "z"):
                     new = NewRow(row, 0, [5], 1, [[1]], 0, SamplingParams(temperature=0))

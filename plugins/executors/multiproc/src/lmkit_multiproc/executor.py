@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from select import POLLHUP, POLLIN, poll
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -136,7 +136,6 @@ class Asked:
     result: StepResult | None = None  # of the first rank that has the head
     raised: dict[int, LmkitError] = field(default_factory=dict)  # by rank
     early: bool = False  # before hidden states were passed on, for all we know
-    late: float | None = None  # when ranks that raised are alone with that
 
 
 class RanksExecutor(ABC):
@@ -161,6 +160,7 @@ class RanksExecutor(ABC):
         self._told: Callable[[Failure], None] | None = None
         self._failure: Failure | None = None
         self._lock = Lock()  # of the two above, and of ending
+        self._said = Event()  # the failure was told to whoever asked for it
         self._closed = False
 
     def start(self) -> WorkerFacts:
@@ -256,13 +256,15 @@ class RanksExecutor(ABC):
         return asked.result
 
     def _settle(self, step: int) -> None:
-        """Waits until it is known what became of a step. Raises EngineDead."""
-        asked = self._asked[step]
+        """Waits until it is known what became of a step, those before being over. Raises EngineDead."""
+        asked, late = self._asked[step], None  # when ranks that raised are alone with that
         while asked.result is None and not self._all_raised(asked):
-            if asked.late is not None and monotonic() > asked.late:
+            if asked.raised and late is None:
+                late = monotonic() + ALONE_SECONDS
+            if late is not None and monotonic() > late:
                 rank, error = next(iter(asked.raised.items()))
                 raise self._fail(rank, f"failed alone in step {step}: {error.message}")
-            for process, report in self._reports(asked.late):
+            for process, report in self._reports(late):
                 self._hear(process.rank, report)
 
     def _all_raised(self, asked: Asked) -> bool:
@@ -280,7 +282,6 @@ class RanksExecutor(ABC):
         elif isinstance(report, Raised):
             asked.raised[rank] = error_of(report.error)
             asked.early |= report.early
-            asked.late = asked.late or monotonic() + ALONE_SECONDS
 
     def _answers(self, kind: type[T], patience: float = ORDER_SECONDS) -> list[T]:
         """One of each rank, in order. Raises the error of the first rank that has one, when all have answered or
@@ -331,15 +332,18 @@ class RanksExecutor(ABC):
             self._fail(ended.rank, ended.status())
 
     def _fail(self, rank: int, message: str) -> EngineDead:
-        """Ends all ranks and says so, once."""
+        """Ends all ranks and says so, once; whoever is told of it later finds the engine told."""
         with self._lock:
-            failure = self._failure or Failure(rank, message)
-            told = self._told if self._failure is None and not self._closed else None
+            first, failure = self._failure is None, self._failure or Failure(rank, message)
+            told = self._told if first and not self._closed else None
             self._failure = failure
         for process in self._processes:
             process.kill()
         if told is not None:
             told(failure)
+        if first:
+            self._said.set()
+        self._said.wait(1)
         return EngineDead(f"rank {failure.rank}: {failure.message}")
 
 
