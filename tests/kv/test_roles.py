@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from lmkit import LLM
 from lmkit.api import ConfigError
 from lmkit_cli.settings import gather
 from lmkit_http.roles import with_role
@@ -118,7 +119,6 @@ def test_a_prompt_from_one_engine_and_the_answer_from_another() -> None:
     [
         ({}, "prefill", "", "go together"),
         ({}, None, "127.0.0.1:1", "go together"),
-        ({"kv_connector": "shared"}, "decode", "127.0.0.1:1", "--kv-connector is shared"),
     ],
 )
 def test_refused(wanted: dict[str, str], role: str | None, peers: str, words: str) -> None:
@@ -128,10 +128,20 @@ def test_refused(wanted: dict[str, str], role: str | None, peers: str, words: st
         with_role(settings, role, peers)
 
 
-def test_a_role_is_a_connector_with_an_address() -> None:
+@pytest.mark.parametrize(("wanted", "name"), [({}, "tcp"), ({"kv_connector": "nixl"}, "nixl")])
+def test_a_role_is_a_connector_with_an_address(wanted: dict[str, str], name: str) -> None:
+    settings = gather({})
+    settings = replace(settings, config=replace(settings.config, wanted=wanted))
     for role, option in (("prefill", "listen"), ("decode", "peers")):
-        found = with_role(gather({}), role, "127.0.0.1:1")
-        assert found.config.wants("kv_connector") == "tcp"
-        assert found.config.plugins["kv_connector.tcp"] == {option: "127.0.0.1:1"}
+        found = with_role(settings, role, "127.0.0.1:1")
+        assert found.config.wants("kv_connector") == name
+        assert found.config.plugins[f"kv_connector.{name}"] == {option: "127.0.0.1:1"}
         rows = {row.key: row.source for row in found.settings()}
-        assert rows[f"plugins.kv_connector.tcp.{option}"] == f"command line --role {role}"
+        assert rows[f"plugins.kv_connector.{name}.{option}"] == f"command line --role {role}"
+
+
+def test_a_connector_without_peers_has_no_role() -> None:
+    settings = gather({})
+    settings = replace(settings, config=replace(settings.config, wanted={"kv_connector": "offload"}))
+    with pytest.raises(ConfigError, match=r"kv_connector\.offload.*peers|peers.*kv_connector\.offload"):
+        LLM(config=with_role(settings, "decode", "127.0.0.1:1").config)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from lmkit.api import ConfigError
 from lmkit_kv_connector_tcp.connector import Tcp
-from lmkit_kv_connector_tcp.options import Options
-from lmkit_kv_connector_tcp.wire import FINGERPRINT, MAGIC
+from lmkit_stores.peers import PeerOptions
+from lmkit_stores.wire import FINGERPRINT
 from lmkit_testing import KVConnectorConformance
 from lmkit_testing.engines import no_checkpoint, no_plan
 from lmkit_testing.hash_model import hash_kv
@@ -118,7 +118,7 @@ def rubbish(peer: socket.socket) -> None:
 
 
 def huge(peer: socket.socket) -> None:
-    peer.recv(len(MAGIC) + FINGERPRINT)
+    peer.recv(len(Tcp.magic) + FINGERPRINT)
     peer.sendall(b"\x01")
     peer.recv(1 << 16)
     peer.sendall(len(KEYS).to_bytes(4, "little"))
@@ -127,7 +127,7 @@ def huge(peer: socket.socket) -> None:
 
 
 def breaks_off(peer: socket.socket) -> None:
-    peer.recv(len(MAGIC) + FINGERPRINT)
+    peer.recv(len(Tcp.magic) + FINGERPRINT)
     peer.sendall(b"\x01")
     peer.recv(1 << 16)
     peer.sendall(len(KEYS).to_bytes(4, "little"))
@@ -162,7 +162,7 @@ def test_a_peer_that_does_not_behave_costs_nothing_but_time(behave: Callable[[so
         peer.close()
 
 
-@pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n" + b" " * 64, MAGIC + b"0" * FINGERPRINT])
+@pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n" + b" " * 64, Tcp.magic + b"0" * FINGERPRINT])
 def test_strangers_are_sent_away(giver: Tcp, hello: bytes) -> None:
     host, _, port = address(giver).rpartition(":")
     with socket.create_connection((host, int(port))) as peer:
@@ -176,7 +176,7 @@ def test_questions_are_bounded(giver: Tcp) -> None:
     host, _, port = address(giver).rpartition(":")
     for question in (b"\xff\xff\xff\xff", b"\x04\x00\x00\x00\xc1\xc1\xc1\xc1"):
         with socket.create_connection((host, int(port))) as peer:
-            peer.sendall(MAGIC + giver.fingerprint.encode())
+            peer.sendall(Tcp.magic + giver.fingerprint.encode())
             assert peer.recv(1) == b"\x01"
             peer.sendall(question)
             with suppress(ConnectionError):
@@ -189,7 +189,7 @@ def test_questions_are_bounded(giver: Tcp) -> None:
 )
 def test_options(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Options(**options)
+        PeerOptions(**options)
 
 
 def test_nobody_to_talk_to() -> None:

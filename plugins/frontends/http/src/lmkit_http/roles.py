@@ -10,13 +10,13 @@ from lmkit.api import ConfigError
 if TYPE_CHECKING:
     from lmkit_cli.settings import Sourced
 
-CONNECTOR = "tcp"  # moves blocks from engine to engine
+CONNECTOR = "tcp"  # moves blocks from engine to engine where the user names no other that has peers
 OPTIONS = {"prefill": "listen", "decode": "peers"}  # role -> what `--peers` is to the connector
 
 
 def with_role(settings: Sourced, role: str | None, peers: str) -> Sourced:
-    """`settings` with the connector of the role. Raises ConfigError where one is given without the other, or the user
-    names another connector."""
+    """`settings` with the connector of the role, which is the user's if one is named: it is then refused by its options
+    if it has no peers. Raises ConfigError where one of `role` and `peers` is given without the other."""
     if role is None and not peers:
         return settings
     if role is None or not peers:
@@ -24,15 +24,12 @@ def with_role(settings: Sourced, role: str | None, peers: str) -> Sourced:
             "--role and --peers go together",
             fix="--role prefill --peers HOST:PORT (where it gives), --role decode --peers HOST:PORT (where it asks)",
         )
-    config, key = settings.config, f"kv_connector.{CONNECTOR}"
-    if config.wants("kv_connector") not in ("auto", CONNECTOR):
-        raise ConfigError(
-            f"--role moves blocks by the KV connector {CONNECTOR}, and --kv-connector is "
-            f"{config.wants('kv_connector')}", fix="leave --kv-connector out",
-        )  # fmt: skip
+    config, named = settings.config, settings.config.wants("kv_connector")
+    connector = CONNECTOR if named == "auto" else named
+    key = f"kv_connector.{connector}"
     options = {**config.plugins.get(key, {}), OPTIONS[role]: peers}
     changed = replace(
-        config, wanted={**config.wanted, "kv_connector": CONNECTOR}, plugins={**config.plugins, key: options}
+        config, wanted={**config.wanted, "kv_connector": connector}, plugins={**config.plugins, key: options}
     )
     said = f"command line --role {role}"
     sources = {**settings.sources, "cache.connector": said, f"plugins.{key}.{OPTIONS[role]}": said}

@@ -13,6 +13,6 @@ def lmkit_kv_connectors() -> Iterable[KVConnectorSpec]:
         name="tcp",
         summary="Blocks of other engines, asked for over TCP, and its own for them",
         target="lmkit_kv_connector_tcp.connector:Tcp",
-        options="lmkit_kv_connector_tcp.options:Options",
+        options="lmkit_stores.peers:PeerOptions",
         tier=Tier.PORTABLE,
     )

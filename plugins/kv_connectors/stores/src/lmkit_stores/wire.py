@@ -1,10 +1,9 @@
 """What two engines say to each other.
 
-The asking side sends MAGIC and its fingerprint (32 hex digits); the other answers one byte, 1: the same, or 0, and
-ends. Then questions, each a length (4 bytes, little-endian) and MessagePack [op, names]:
-
-    "count"   how many of the first names it has, without a gap: 4 bytes
-    "get"     for each name the length of its frame (8 bytes, 0: it has none), and the frame
+The asking side sends its connector's greeting and its fingerprint (32 hex digits); the other answers one byte, 1: the
+same, or 0, and ends. Then questions, each a length (4 bytes, little-endian) and MessagePack [op, names]. To "count" the
+answer is how many of the first names there are, without a gap, in 4 bytes. How blocks get from one to the other is the
+connector's own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import msgspec
 if TYPE_CHECKING:
     from lmkit.api import KVKey
 
-MAGIC = b"lmkit kv tcp 1\n"
 FINGERPRINT = 32  # bytes
 MOST_KEYS = 1 << 16  # of one question
 MOST_QUESTION = 64 * MOST_KEYS  # bytes
@@ -48,7 +46,22 @@ def receive(peer: socket.socket, n: int) -> bytearray:
     return data
 
 
+def receive_sized(peer: socket.socket, most: int) -> bytearray:
+    """What comes behind its length (8 bytes). Raises as `receive`, and ConnectionError above `most` bytes."""
+    size = int.from_bytes(receive(peer, 8), "little")
+    if size > most:
+        raise ConnectionError(f"it sent {size} bytes")
+    return receive(peer, size)
+
+
+def send_sized(peer: socket.socket, data: bytes) -> None:
+    """`data` behind its length."""
+    peer.sendall(len(data).to_bytes(8, "little"))
+    peer.sendall(data)
+
+
 def ask(peer: socket.socket, op: str, keys: list[KVKey]) -> None:
+    """Sends a question."""
     data = msgspec.msgpack.encode(Question(op, keys))
     peer.sendall(len(data).to_bytes(4, "little") + data)
 
@@ -59,6 +72,6 @@ def question(peer: socket.socket) -> Question:
     if size > MOST_QUESTION:
         raise ValueError(f"a question of {size} bytes")
     found = _decoder.decode(receive(peer, size))
-    if len(found.keys) > MOST_KEYS or found.op not in ("count", "get"):
-        raise ValueError(f"a question {found.op!r:.20} for {len(found.keys)} blocks")
+    if len(found.keys) > MOST_KEYS:
+        raise ValueError(f"a question for {len(found.keys)} blocks")
     return found

@@ -1,21 +1,25 @@
-"""The side that is asked."""
+"""The side that is asked for blocks by other engines."""
 
 from __future__ import annotations
 
 import logging
 import socket
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import BoundedSemaphore, Condition, Thread
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from lmkit.api import ConfigError
-from lmkit_stores import Memory
 
-from lmkit_kv_connector_tcp.wire import FINGERPRINT, MAGIC, question, receive
+from lmkit_stores.wire import question, receive
 
 if TYPE_CHECKING:
     from lmkit.api import KVKey
+
+    from lmkit_stores.connector import Store
+
+Answer = Callable[[socket.socket, list["KVKey"]], None]  # sends what a question asks for
 
 log = logging.getLogger("lmkit.kv")
 
@@ -28,8 +32,9 @@ COMING = 1 << 16  # blocks
 class Kept:
     """Frames for others, and which of them are on their way: a prompt is answered before its blocks are saved."""
 
-    def __init__(self, size: int) -> None:
-        self.memory = Memory(size)
+    def __init__(self, memory: Store) -> None:
+        """`memory` knows at once what it has."""
+        self.memory = memory
         self._coming: OrderedDict[KVKey, None] = OrderedDict()
         self._news = Condition()
 
@@ -63,11 +68,11 @@ class Kept:
 
 
 class Server:
-    """Answers peers with the same fingerprint, each in a thread of its own."""
+    """Answers peers that greet with the same words, each in a thread of its own."""
 
-    def __init__(self, address: str, fingerprint: str, kept: Kept) -> None:
-        """Raises ConfigError where nobody can listen at `address`."""
-        self.kept, self.fingerprint = kept, fingerprint
+    def __init__(self, address: str, greeting: bytes, kept: Kept, answers: dict[str, Answer]) -> None:
+        """`answers` by what is asked. Raises ConfigError where nobody can listen at `address`."""
+        self.kept, self.greeting, self.answers = kept, greeting, answers
         host, _, port = address.rpartition(":")
         try:
             self._socket = socket.create_server((host, int(port)))
@@ -94,18 +99,16 @@ class Server:
         try:
             with peer:
                 peer.settimeout(IDLE_SECONDS)
-                hello = receive(peer, len(MAGIC) + FINGERPRINT)
-                same = hello == MAGIC + self.fingerprint.encode()
+                same = receive(peer, len(self.greeting)) == self.greeting
                 peer.sendall(bytes([same]))
                 while same and not self._closed:
                     asked = question(peer)
                     if asked.op == "count":
                         peer.sendall(self.kept.count(asked.keys).to_bytes(4, "little"))
-                        continue
-                    for frame in self.kept.memory.read(asked.keys):
-                        frame = frame or b""
-                        peer.sendall(len(frame).to_bytes(8, "little"))
-                        peer.sendall(frame)
+                    elif asked.op in self.answers:
+                        self.answers[asked.op](peer, asked.keys)
+                    else:
+                        raise ValueError(f"nobody answers {asked.op!r:.20}")
         except (OSError, ValueError) as e:
             log.debug("a peer is gone: %s", e)
         finally:

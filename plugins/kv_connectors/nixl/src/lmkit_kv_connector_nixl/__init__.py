@@ -1,0 +1,1 @@
+"""KV blocks from engine to engine by NIXL."""
