@@ -1,6 +1,7 @@
 """What several ranks cost on one host: the executor multiproc against uniproc, orders to many ranks, and sums.
 
     python bench/ranks.py [--rounds 5] [--tokens 200] [--shape qwen2-0.5b | --shape none] [--mixture qwen3-moe-0.7b]
+    python bench/ranks.py --only pp --shape llama-160m --tokens 60 --rounds 3 [--rows 16] [--context 1500]
 
 `step`: a decode step of the demo checkpoint with one row, in this process and in one of its own, by turns.
 `broadcast`: an order for 256 decoding rows to 8 ranks that only read it.
@@ -8,6 +9,7 @@
 `tp`: decoding of a random checkpoint of that shape, 2 ranks with a thread each against 1 rank with 2 threads, by turns.
 `ep`: alone, with `--mixture`: decoding of a random mixture of that shape, 1 row and 16 rows, 2 ranks with a thread each
 that have half of the experts against 2 that have half of each expert, by turns.
+`pp`: decoding of many rows by two stages with a thread each, with so many steps in flight, by turns.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 from lmkit.api import EngineRequest, RowWork, SamplingParams, StepPlan
@@ -33,13 +36,15 @@ from lmkit_multiproc.messages import Forward, encode
 from lmkit_platform_cpu.native import load
 from lmkit_platform_cpu.ranks import open_collectives
 
-TARGETS = {"step": "< 60 us more", "broadcast": "< 150 us", "all_reduce": "<= 3x a copy", "tp": ">= 0.9x"}
+TARGETS = {
+    "step": "< 60 us more", "broadcast": "< 150 us", "all_reduce": "<= 3x a copy", "tp": ">= 0.9x", "pp": ">= 1.5x",
+}  # fmt: skip
 
 
-def engine(model: str, executor: str, ranks: int, threads: int, ep: int = 1) -> EngineCore:
+def engine(model: str, executor: str, ranks: int, threads: int, **parallel: Any) -> EngineCore:
     config = EngineConfig(
-        model=ModelConfig(model=model, max_length=1024),
-        parallel=ParallelConfig(tp=ranks, threads=threads, ep=ep),
+        model=ModelConfig(model=model, max_length=2048 if "pp" in parallel else 1024),
+        parallel=ParallelConfig(tp=ranks, threads=threads, **parallel),
         wanted={"executor": executor},
     )
     return build_engine(config, *resolve(config)[:2]).core
@@ -65,6 +70,37 @@ def by_turns(engines: Mapping[str, EngineCore], rounds: int, tokens: int, rows: 
         for name, core in engines.items():
             found[name].append(seconds_per_step(core, tokens, f"{name} {number}", rows))
     return {name: median(values) for name, values in found.items()}
+
+
+def tokens_per_second(core: EngineCore, rows: int, context: int, tokens: int, name: str) -> float:
+    """Of rows that all decode, from when the last of them has its first token until the first of them ends."""
+    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    for row in range(rows):
+        core.add(EngineRequest(f"{name} {row}", [3 + row + i % 97 for i in range(context)], params))
+    said = dict.fromkeys(range(rows), 0)
+    began, before, now, at = 0.0, 0, 0, 0.0
+    while core.has_work():
+        for event in core.step():
+            said[int(event.id.rpartition(" ")[2])] += len(event.tokens)
+        if max(said.values()) < tokens:
+            now, at = sum(said.values()), perf_counter()
+        if not began and min(said.values()):
+            began, before = at, now
+    return (now - before) / (at - began) if at > began else 0.0
+
+
+def pipeline(model: str, args: argparse.Namespace) -> dict[int, float]:
+    """Steps in flight -> median tokens per second. Prompts are computed in a round of their own before, and found."""
+    depths = [int(depth) for depth in args.depths.split(",")]
+    cores = {depth: engine(model, "multiproc", 1, 1, pp=2, depth=depth) for depth in depths}
+    found: dict[int, list[float]] = {depth: [] for depth in depths}
+    for number in range(args.rounds + 1):
+        for depth, core in cores.items():
+            speed = tokens_per_second(core, args.rows, args.context, args.tokens if number else 1, f"{number}")
+            found[depth] += [speed] * (number > 0)
+    for depth, values in found.items():
+        print(f"  {depth} in flight: " + ", ".join(f"{speed:.0f}" for speed in values), flush=True)
+    return {depth: median(values) for depth, values in found.items()}
 
 
 def reader(end: socket.socket) -> None:
@@ -148,11 +184,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--shape", default="qwen2-0.5b", help="of the last figure; none: leave it out")
     parser.add_argument("--mixture", help="a shape with experts: only what it costs to deal them out")
+    parser.add_argument("--shape", default="qwen2-0.5b", help="of the last figures; none: leave them out")
+    parser.add_argument("--rows", type=int, default=16, help="of pp")
+    parser.add_argument("--context", type=int, default=1500, help="tokens of their prompts")
+    parser.add_argument("--depths", default="1,2", help="steps in flight")
+    parser.add_argument("--only", choices=["pp"])
     args = parser.parse_args()
     if args.mixture:
         dealt_out(args.mixture, args.rounds, args.tokens // 5)
+        return
+    if args.only == "pp":
+        with tempfile.TemporaryDirectory() as folder:
+            found = pipeline(str(shaped_checkpoint(args.shape, Path(folder))), args)
+        each = ", ".join(f"{depth}: {speed:.0f} tokens/s" for depth, speed in found.items())
+        first, *others = found.values()
+        show("pp", f"steps in flight {each}: " + ", ".join(f"{speed / first:.2f}x" for speed in others))
         return
     show("broadcast", f"{broadcast() * 1e6:.0f} us")
     summed, copied = all_reduce()

@@ -36,8 +36,9 @@ def step_tokens(config: EngineConfig) -> int:
 
 def num_drafts(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo) -> int:
     """Draft tokens per row and step, guessed by the proposer that the user named, or forced by grammars where they can
-    be: with one step in flight, and state that can be taken back."""
-    can_force = config.parallel.in_flight == 1 and not info.recurrent and resolved.choice("grammar") is not None
+    be: with one step of a row in flight, and state that can be taken back."""
+    one = config.parallel.in_flight == 1 or config.parallel.pp > 1
+    can_force = one and not info.recurrent and resolved.choice("grammar") is not None
     return DRAFTS if can_force or resolved.choice("proposer") is not None else 0
 
 

@@ -111,7 +111,7 @@ def test_unknown_key_names_the_nearest(data: dict, like: str) -> None:
         ({"model": {"dtype": "int3"}}, "model.dtype"),
         ({"model": {"model": None}}, "model.model"),
         ({"model": "demo"}, "model"),
-        ({"parallel": {"depth": 3}}, "parallel.depth"),
+        ({"parallel": {"depth": 0}}, "parallel.depth"),
         ({"sched": {"max_rows": 0}}, "sched.max_rows"),
         ({"spec": {"proposer": "ngram"}}, "spec"),
         ({"plugins": {"attention": 3}}, "plugins"),

@@ -213,6 +213,26 @@ def test_the_pipe_is_kept_full():
     assert log[:4] == [("forward", 1), ("forward", 2), ("update", 1), ("forward", 3)]
 
 
+@pytest.mark.parametrize(("apart", "in_flight"), [(True, 1), (False, 0)])
+def test_masks_wait_for_tokens_of_their_own_rows_alone(apart, in_flight):
+    seen = []
+
+    class Grammars(NoStructuredOutput):
+        def concerns(self, plan):
+            return True
+
+        def fill(self, plan):
+            seen.append(len(engine.pending))
+
+    engine = make_engine(depth=2, limits={"apart": apart})
+    engine = EngineCore(engine.scheduler, engine.executor, engine.intake, Grammars())
+    for rid in ("a", "b"):
+        engine.add(request(rid, [1, ord(rid) % 3]))
+    events = run(engine)
+    assert max(seen) == in_flight
+    assert all(len(tokens(events[rid])) == 8 for rid in ("a", "b"))
+
+
 def test_masks_are_filled_between_forward_and_sample():
     log = []
 

@@ -23,7 +23,8 @@ def test_trials_find_nothing_and_cover_everything():
     summary = run_trials(range(200))
     counts = summary.counts
     assert summary.trials == 200
-    for name in ("preemptions", "cached prompt tokens", "aborted", "failed requests", "with drafts", "with windows"):
+    names = ("preemptions", "cached prompt tokens", "aborted", "failed requests", "with drafts", "with windows")
+    for name in (*names, "of rows apart"):
         assert counts[name] > 10, f"trials hardly cover: {name}"
 
 

@@ -235,6 +235,25 @@ def test_preemption_with_steps_in_flight(depth):
         assert s.tokens(rid) == want
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_steps_in_flight_have_rows_of_their_own(depth):
+    """As many each, whatever came and went before; in one step they are all together."""
+    s = Stepper(depth=depth, apart=True, max_rows=16)
+    for i in range(11):
+        s.add(str(i), [i, 1], 12 if i % 4 else 4, arrival=float(i))
+    plans = []
+    while s.scheduler.has_work():
+        plans.append(s.step())
+        if len(plans) in (3 * depth, 10 * depth):
+            sizes = [len(plan.rows) for plan in plans[-depth:]]
+            assert max(sizes) - min(sizes) <= 1
+            assert len({row.id for plan in plans[-depth:] for row in plan.rows}) == sum(sizes)
+            assert sum(sizes) == (11 if len(plans) == 3 * depth else 8)
+    for i in range(11):
+        want = expected_tokens(s.executor.model, [i, 1], make_request("x", [1], 12 if i % 4 else 4).params)
+        assert s.tokens(str(i)) == want
+
+
 def test_the_lowest_priority_is_preempted():
     s = Stepper(hash_kv(7, 2), max_length=10, prefix_cache=False)
     s.add("low", [1, 1], 8, priority=5, arrival=0.0)

@@ -81,14 +81,7 @@ from lmkit.contracts.model import (
     WeightRule,
 )
 from lmkit.contracts.null import NullCollectives, NullEvent, NullGraphs
-from lmkit.contracts.operators import (
-    DrawParams,
-    IntegerFormat,
-    Integers,
-    QuantFormat,
-    Routing,
-    RowOps,
-)
+from lmkit.contracts.operators import DrawParams, IntegerFormat, Integers, QuantFormat, Routing, RowOps
 from lmkit.contracts.params import (
     MAX_BIAS,
     MAX_DIMENSIONS,
@@ -108,14 +101,7 @@ from lmkit.contracts.pooling import class_pooler, decoder_name, head_linears
 from lmkit.contracts.refs import load_target
 from lmkit.contracts.refusal import Refusal, Refused
 from lmkit.contracts.resolved import Choice, Derived, Draft, ResolvedPlan
-from lmkit.contracts.scheduling import (
-    Admitted,
-    CompiledGrammar,
-    Gate,
-    Matcher,
-    SchedLimits,
-    Vocabulary,
-)
+from lmkit.contracts.scheduling import Admitted, CompiledGrammar, Gate, Matcher, SchedLimits, Vocabulary
 from lmkit.contracts.specs import (
     ANY,
     BenchmarkCase,

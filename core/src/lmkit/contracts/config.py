@@ -116,7 +116,7 @@ class ParallelConfig:
     ep: Annotated[int, "expert-parallel ranks: so many of `tp` deal out whole experts", Between(1, 1024)] = 1
     dp: Annotated[int, "engines that each hold the whole model, behind one front end", Between(1, 1024)] = 1
     depth: Annotated[
-        int | None, "steps in flight: 2 prepares one while another runs; default: the platform's, or 1", Between(1, 2)
+        int | None, "steps in flight: 2 prepares one while another runs; default: the platform's, or --pp", Between(1)
     ] = None
     threads: Annotated[int | None, "compute threads; default: physical cores of the cgroup", Between(1, 4096)] = None
 

@@ -59,6 +59,7 @@ class SchedLimits:
     whole_prompts: bool = False  # a prompt is computed in one step: its tokens see those that follow
     lookahead: int = 0  # draft slots reserved per row
     depth: int = 1  # steps in flight
+    apart: bool = False  # these are of different rows: each has all its tokens before its next step
     watermark: float = 0.01  # share of blocks kept free at admission, against thrashing
     max_waiting: int = 1024
 

@@ -147,6 +147,7 @@ def _limits(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo, kv: K
         whole_prompts=not info.causal,
         lookahead=memory.num_drafts(config, resolved, info),
         depth=depth,
+        apart=config.parallel.pp > 1,
         max_waiting=config.sched.queue,
     )
 

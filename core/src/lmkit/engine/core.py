@@ -154,7 +154,7 @@ class EngineCore:
                 self._announce(plan)
                 with _faults_of_executor(plan):
                     self.executor.forward(plan)
-                while self.pending and self.grammars.concerns(plan):  # masks follow from tokens still in flight
+                while self.grammars.concerns(plan) and self._awaits(plan):  # masks follow from tokens still in flight
                     events += self._take()
                 masks = self.grammars.fill(plan)  # overlaps the forward pass
                 events += self._end_broken()
@@ -171,6 +171,10 @@ class EngineCore:
         if not self.has_work():
             self._on_idle()
         return events
+
+    def _awaits(self, plan: StepPlan) -> bool:
+        ids = {row.id for row in plan.rows}
+        return any(row.sample and row.id in ids for before, _ in self.pending for row in before.rows)
 
     def _announce(self, plan: StepPlan) -> None:
         num_tokens = sum([row.num_tokens for row in plan.rows])

@@ -13,14 +13,7 @@ from time import perf_counter
 
 import msgspec
 
-from lmkit.api import (
-    Checkpoint,
-    EngineDead,
-    EngineError,
-    ErrorInfo,
-    Progress,
-    ResolvedPlan,
-)
+from lmkit.api import Checkpoint, EngineDead, EngineError, ErrorInfo, Progress, ResolvedPlan
 from lmkit.config import EngineConfig
 from lmkit.engine.messages import (
     AskStats,

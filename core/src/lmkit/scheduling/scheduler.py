@@ -1,6 +1,7 @@
 """Scheduler: which request computes which positions in each step. Plain Python, deterministic, one for every depth.
 
-A step is `schedule()` -> StepPlan -> workers -> StepResult -> `update()`; with depth d, up to d plans are out at once.
+A step is `schedule()` -> StepPlan -> workers -> StepResult -> `update()`; with depth d, up to d plans are out at once:
+of the same rows, whose tokens are drawn on the device meanwhile, or `apart`, each of other rows.
 Counters are optimistic: `schedule` advances them as if the step had happened, `update` only takes back rejected drafts.
 `num_inflight` counts tokens that are sampled on the device and not yet known here.
 
@@ -60,10 +61,8 @@ class Scheduler:
         connector: KVConnector | None = None,
     ) -> None:  # fmt: skip
         """Raises ConfigError when the limits contradict each other. `clock`: seconds; it decides nothing."""
-        if limits.lookahead and limits.depth > 1:
-            raise ConfigError(
-                f"draft tokens need one step in flight, depth is {limits.depth}", fix="set parallel.depth to 1"
-            )
+        if limits.lookahead and limits.depth > 1 and not limits.apart:
+            raise ConfigError(f"draft tokens need one step in flight, depth is {limits.depth}", fix="--depth 1")
         if min(limits.max_tokens, limits.max_rows, limits.depth) < 1 or limits.lookahead < 0:
             raise ConfigError(f"scheduler limits must be positive: {limits}")
         self.limits, self.clock = limits, clock
@@ -166,8 +165,8 @@ class Scheduler:
         """Give every running request its next positions, in order. Returns the budget left; 0 after a preemption."""
         budget = self.limits.max_tokens
         rows = self.running.items
-        i = 0
-        preempted = False
+        share = self._share(plan) if self.limits.apart else 0  # 0: as many as like, whatever is in flight
+        i, preempted = 0, False
         while i < len(rows) and budget:
             r = rows[i]
             i += 1
@@ -175,8 +174,9 @@ class Scheduler:
             n = num_tokens + len(r.drafts) - r.num_computed
             if n <= 0 or (num_tokens >= r.limit and r.pooling is None):
                 continue
-            if n > budget:
-                n = budget
+            if share and (r.num_inflight or (n <= 1 + len(r.drafts) and len(plan.rows) >= share)):
+                continue
+            n = min(n, budget)
             if r.keep_at:
                 n = self._keep_state(plan, r, n)
             while not r.held.reserve(r.num_computed, n):
@@ -187,6 +187,12 @@ class Scheduler:
             self._seal(plan, long, r, n)
             budget -= n
         return 0 if preempted else budget
+
+    def _share(self, plan: StepPlan) -> int:
+        """How many rows may decode in this step, so that those in flight have as many, and those yet to come, too."""
+        rows, depth = self.running.items, self.limits.depth
+        ready, free = sum([not r.num_inflight for r in rows]), depth - (plan.step - 1 - self._known)
+        return max(1, min(-(-len(rows) // depth), -(-ready // max(1, free))))
 
     def _admit_waiting(self, plan: StepPlan, long: list[RowWork], budget: int) -> None:
         """Start waiting requests in order; the first that lacks room ends it, closed gates are passed over."""

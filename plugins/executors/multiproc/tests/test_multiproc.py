@@ -9,16 +9,19 @@ import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
+from typing import Any
 
 import pytest
 from lmkit.api import (
     Checkpoint,
     ConfigError,
     EngineDead,
+    EngineRequest,
     Executor,
     Failure,
     ForgetRows,
+    Grammar,
     KVConfig,
     LmkitError,
     LoadAdapter,
@@ -33,11 +36,14 @@ from lmkit.api import (
     StepPlan,
     UseWeights,
     Wake,
+    WorkAhead,
 )
 from lmkit.checkpoint import stamp_of
-from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
+from lmkit.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedConfig
 from lmkit.contracts.config import LoraConfig
+from lmkit.engine.build import build_engine
 from lmkit.plugins.resolve import resolve
+from lmkit_multiproc import executor as ranks
 from lmkit_multiproc.executor import MultiprocExecutor
 from lmkit_testing import ExecutorConformance
 from lmkit_testing.checkpoints import tiny_checkpoint
@@ -47,6 +53,47 @@ from lmkit_worker.uniproc import UniprocExecutor
 
 Tiny = tuple[EngineConfig, ResolvedPlan, Checkpoint]
 KILLS = int(os.environ.get("RANK_KILLS", "2"))
+
+
+def demo(pp: int, depth: int | None, wanted: dict[str, str]) -> Any:
+    """An engine of the demo with so few blocks that not all rows have room."""
+    config = EngineConfig(
+        model=ModelConfig(model="demo", max_length=256, dtype="float32"),
+        cache=CacheConfig(num_blocks=17, block_size=16),
+        sched=SchedConfig(max_tokens=64, max_rows=16),
+        parallel=ParallelConfig(pp=pp, depth=depth, threads=1),
+        wanted=wanted,
+    )
+    return build_engine(config, *resolve(config)[:2])
+
+
+def play(engine: Any) -> dict[str, tuple[list[int], list[Any]]]:
+    """Tokens and log-probabilities of requests, some of which begin alike, and one of which is aborted."""
+    core, found = engine.core, {}
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.0, "seed": 5, "top_p": 0.9},
+        {"temperature": 0, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
+        {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1},
+        {"temperature": 1.0, "seed": 7, "grammar": Grammar("regex", "[0-9]{8,40}( [a-z]{3,9}){4}")},
+    ]
+    for i in range(10):
+        prompt = [*range(40, 40 + 20 * (i % 3)), 3 + i, 5]
+        params = SamplingParams(max_tokens=24 + i, ignore_eos="grammar" not in asked[i % 5], **asked[i % 5])
+        core.add(EngineRequest(f"r{i}", prompt, params))
+    steps = 0
+    while core.has_work():
+        for event in core.step():
+            tokens, logprobs = found.setdefault(event.id, ([], []))
+            tokens += event.tokens
+            logprobs += [*event.logprobs, *event.prompt_logprobs]
+        steps += 1
+        if core.blocked:
+            sleep(0.001)
+        if steps == 9:
+            core.abort(["r6"])
+    found.pop("r6", None)
+    return found
 
 
 def save_adapter(base: Path, folder: Path) -> Path:
@@ -152,6 +199,73 @@ class TestMultiproc(ExecutorConformance):
         with pytest.raises(ConfigError, match=r"the experts of a layer \(\{none\}\)"):
             resolve(replace(two[0], parallel=ParallelConfig(tp=2, ep=2)))
 
+    @pytest.mark.one_in(2)
+    def test_stages_work_on_several_steps(self, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of different rows, with another order between them; a step that fails is no failure of a rank."""
+        config = replace(tiny[0], parallel=ParallelConfig(pp=2, threads=1, depth=3))
+        one, both = UniprocExecutor(replace(tiny[0], wanted={}), *tiny[1:]), MultiprocExecutor(config, *tiny[1:])
+        failures: list[Failure] = []
+        both.on_failure(failures.append)
+        try:
+            self.ready(one, tiny[0])
+            self.ready(both, config)
+            expected = self.adapted(one, adapter=None)
+            for large in (ranks.LARGE, 0):  # then each order waits until steps have their answers
+                monkeypatch.setattr(ranks, "LARGE", large)
+                assert self.many(both) == expected
+                for row in ("x", "y", "z"):
+                    new = NewRow(row, 0, [5], 1, [[1]], 0, SamplingParams(temperature=0))
+                    plan = StepPlan(ord(row), new=[new], rows=[RowWork(row, int(row == "y"), 0, 1, [], True)])
+                    both.forward(plan)
+                    lost = both.sample(plan.step, None)
+                    if row == "y":
+                        failed = lost
+                with pytest.raises(LmkitError, match="does not fit its row"):
+                    failed.result()
+                assert not self.told(both, ForgetRows())
+        finally:
+            one.close()
+            both.close()
+        assert not failures
+
+    @classmethod
+    def many(cls, executor: Executor) -> Tokens:
+        """The rows of `adapted`, each in steps of its own; orders and answers cross."""
+        greedy = SamplingParams(temperature=0)
+        rows = {"a": [5, 6, 7], "b": [5]}
+        blocks = {"a": [[1, 2]], "b": [[3]]}
+        found: Tokens = []
+        for i in range(3):
+            futures = []
+            for number, (row, prompt) in enumerate(rows.items()):
+                new = [] if i else [NewRow(row, 0, prompt, len(prompt), blocks[row], 0, greedy)]
+                start = 0 if not i else len(prompt) + i - 1
+                work = RowWork(row, 0, start, 1 if i else len(prompt), [], True)
+                plan = StepPlan(2 * i + number, new=new, rows=[work])
+                executor.forward(plan)
+                futures.append(executor.sample(plan.step, None))
+            executor.control(WorkAhead())
+            found.append([tokens for future in futures for tokens in future.result().tokens])
+        assert not cls.told(executor, ForgetRows())
+        return found
+
+    @pytest.mark.full
+    @pytest.mark.parametrize(("depth", "wanted"), [(2, {}), (3, {}), (2, {"proposer": "ngram"})])
+    def test_engines_with_stages_say_what_one_rank_says(self, depth: int, wanted: dict[str, str]) -> None:
+        """Whatever rows ask for, with too few blocks for all, and when one is aborted; then a rank dies."""
+        one, both = demo(1, None, wanted), demo(2, depth, wanted)
+        try:
+            expected, found = play(one), play(both)
+            assert found == expected
+            assert one.core.stats().num_preempted
+            assert both.core.stats().num_preempted
+            os.kill(both.core.executor._processes[depth - 2].process.pid, signal.SIGKILL)
+            with pytest.raises(EngineDead, match=f"rank {depth - 2}.*signal 9"):
+                play(both)
+        finally:
+            one.close()
+            both.close()
+
     @pytest.mark.full
     @pytest.mark.parametrize("sizes", [{"tp": 2}, {"pp": 2}])
     def test_adapters_say_what_they_say_on_one_rank(self, tiny: Tiny, sizes: dict[str, int], tmp_path: Path) -> None:
@@ -175,10 +289,10 @@ class TestMultiproc(ExecutorConformance):
             both.close()
 
     @classmethod
-    def adapted(cls, executor: Executor) -> Tokens:
+    def adapted(cls, executor: Executor, adapter: str | None = "x") -> Tokens:
         """A row with the adapter beside one without."""
         greedy = SamplingParams(temperature=0)
-        rows = [NewRow("a", 0, [5, 6, 7], 3, [[1, 2]], 0, greedy, "x"), NewRow("b", 0, [5], 1, [[3]], 0, greedy)]
+        rows = [NewRow("a", 0, [5, 6, 7], 3, [[1, 2]], 0, greedy, adapter), NewRow("b", 0, [5], 1, [[3]], 0, greedy)]
         work = [RowWork("a", 0, 0, 3, [], True), RowWork("b", 0, 0, 1, [], True)]
         found = [cls.step(executor, StepPlan(0, new=rows, rows=work)).tokens]
         for i in range(2):
@@ -289,3 +403,18 @@ class TestMultiproc(ExecutorConformance):
             MultiprocExecutor(staged, *two[1:])
         with pytest.raises(ConfigError, match="in flight"):
             MultiprocExecutor(replace(two[0], parallel=ParallelConfig(tp=2, depth=2)), *two[1:])
+        with pytest.raises(ConfigError, match="3 here, and not 4"):
+            MultiprocExecutor(replace(two[0], parallel=ParallelConfig(pp=2, depth=4)), *two[1:])
+
+    @pytest.mark.parametrize(
+        ("sizes", "depth"), [({"tp": 2}, 1), ({"pp": 2}, 2), ({"pp": 4}, 4), ({"pp": 2, "depth": 1}, 1), ({}, None)]
+    )
+    def test_a_step_in_flight_for_each_stage(self, sizes: dict[str, int], depth: int | None) -> None:
+        config = EngineConfig(model=ModelConfig(model="demo"), parallel=ParallelConfig(**sizes))
+        assert resolve(config)[0].value("depth") == depth
+
+    def test_more_steps_in_flight_than_there_may_be_are_refused_at_once(self) -> None:
+        for sizes, most in (({"pp": 2, "depth": 4}, 3), ({"tp": 2, "depth": 2}, 1)):
+            config = EngineConfig(model=ModelConfig(model="demo"), parallel=ParallelConfig(**sizes))
+            with pytest.raises(ConfigError, match=f"requires {most}: ranks have one step in flight"):
+                resolve(config)

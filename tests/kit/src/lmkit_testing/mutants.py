@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest.mock import patch
 
 from lmkit.engine import intake
@@ -322,6 +323,17 @@ def state_kept_late() -> Patches:
     return [(Scheduler, "_keep_state", keep), (Scheduler, "_up_to_kept", lambda self, r, start, n: n)]
 
 
+def steps_of_the_same_rows() -> Patches:
+    """Steps in flight need not have rows of their own."""
+    real = Scheduler.__init__
+
+    def init(self, limits, *args, **options):
+        real(self, limits, *args, **options)
+        self.limits = replace(limits, apart=False)
+
+    return [(Scheduler, "__init__", init)]
+
+
 def capacity_overstated() -> Patches:
     """A table believes to have one position more than its blocks hold."""
     real = BlockTable.reserve
@@ -342,6 +354,7 @@ MUTANTS: Mapping[str, Callable[[], Patches]] = {
         cache_survives_lost_step, fault_stays_cached, gates_ignored, scored_twice,
         scored_from_cache, budget_ignored, state_not_zeroed, state_survives_preemption, state_grows,
         states_not_copied, state_kept_late, capacity_overstated,
+        steps_of_the_same_rows,
     )
 }  # fmt: skip
 

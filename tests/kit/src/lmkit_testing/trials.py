@@ -162,7 +162,10 @@ class Trial:
         self.rng = rng = random.Random(seed)
         self.depth = rng.choice(self.depths)
         recurrent = rng.random() < self.share_recurrent
+        apart = self.depth > 1 and seed % 3 == 2
         self.num_drafts = 0 if self.depth > 1 or recurrent else rng.choice(self.drafts)
+        if apart and not recurrent:
+            self.num_drafts = random.Random(seed).choice(self.drafts)
         self.accept = rng.choice([0.0, 0.5, 0.9, 1.0])
         self.block_size = rng.choice([1, 2, 3, 4, 8])
         window = rng.randint(1, 12)
@@ -184,6 +187,7 @@ class Trial:
             prefix_cache=rng.random() < 0.75,
             lookahead=self.num_drafts,
             depth=self.depth,
+            apart=apart,
             watermark=rng.choice([0.0, 0.01, 0.2]),
             max_waiting=rng.choice([3, 100, 100]),
         )
@@ -337,6 +341,9 @@ class Trial:
         """The invariants; for the core's scheduler also that workers mirror its tables."""
         s, rows = self.scheduler, self.executor.rows
         s.check()
+        if self.limits.apart:
+            drawing = Counter((row.id, row.epoch) for plan, _ in self.engine.pending for row in plan.rows if row.sample)
+            require(max(drawing.values(), default=1) == 1, "a row is drawn for in two steps in flight")
         if not isinstance(s, Scheduler):
             return
         resident = {r.id for r in s.running} | set(s._gone)
@@ -463,6 +470,7 @@ def run_trials(seeds: Iterable[int], trial: Callable[[int], Trial] = trial) -> S
         c["aborted"] += sum(s.aborted for s in t.stories.values())
         c["failed requests"] += sum(bool(s.last and s.last.finish == "error") for s in t.stories.values())
         c[f"depth {t.depth}"] += 1
+        c["of rows apart"] += t.limits.apart
         c["with drafts"] += t.num_drafts > 0
         c["drafts"] += stats.num_drafts
         c["accepted drafts"] += stats.num_accepted

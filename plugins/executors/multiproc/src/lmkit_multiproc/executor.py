@@ -2,6 +2,9 @@
 
 Every rank gets the same orders, encoded once, over a socket of its own; the first answers. The ranks' collectives keep
 them together, so a rank that fails alone leaves the others waiting: then all are ended, and that is one Failure.
+
+Stages work on steps of different rows at the same time: each takes up its orders one after another, and hidden states
+come to the next in the order of the steps.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from select import POLLHUP, POLLIN, poll
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -30,11 +33,13 @@ from lmkit.api import (
     EngineDead,
     EngineError,
     Failure,
+    ForgetRows,
     GrammarMasks,
     KVConfig,
     KVSpec,
     LmkitError,
     Reply,
+    ResetCache,
     ResolvedPlan,
     SchedLimits,
     StepPlan,
@@ -44,6 +49,7 @@ from lmkit.api import (
 )
 from lmkit_worker.future import StepFuture
 
+from lmkit_multiproc.hooks import IN_FLIGHT, most_in_flight
 from lmkit_multiproc.messages import (
     Answered,
     Command,
@@ -71,6 +77,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ALONE_SECONDS = 1.5  # after which a rank whose step failed, or that could not load, is alone with that
 ORDER_SECONDS = 60.0  # the same of other orders, which may take others long
+LARGE = 1 << 16  # bytes of orders that a rank may leave unread while it says much itself, and neither side waits
 
 
 class Process:
@@ -122,10 +129,17 @@ class Rank(Protocol):
     def status(self) -> str: ...
 
 
-class RanksExecutor(ABC):
-    """Runs `tp` ranks for each of `pp` stages, those of the first stage first. One step is in flight."""
+@dataclass(slots=True)
+class Asked:
+    """What ranks have said of a step in flight."""
 
-    depth = 1
+    result: StepResult | None = None  # of the first rank that has the head
+    raised: dict[int, LmkitError] = field(default_factory=dict)  # by rank
+    early: bool = False  # before hidden states were passed on, for all we know
+
+
+class RanksExecutor(ABC):
+    """Runs `tp` ranks for each of `pp` stages, those of the first stage first."""
 
     def __init__(
         self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
@@ -133,17 +147,20 @@ class RanksExecutor(ABC):
         self._config, self._resolved, self._checkpoint, self._progress = config, resolved, checkpoint, progress
         self.size = config.parallel.tp * config.parallel.pp
         self._first = first_with_head(config)  # from which on ranks draw tokens
-        if config.parallel.in_flight != 1:
-            raise ConfigError("ranks have one step in flight", fix="--depth 1")
+        self.depth, most = config.parallel.in_flight, most_in_flight(config)
+        if self.depth > most:
+            raise ConfigError(f"{IN_FLIGHT}, {most} here, and not {self.depth}", fix=f"--depth {most}")
         if resolved.draft is not None and self.size > 1:  # each would choose lengths by a clock of its own
             raise ConfigError(f"guesses of a model cannot be split over {self.size} ranks", fix="--proposer ngram")
         if config.model.packed_cache is not None and config.parallel.pp > 1:
             raise ConfigError("packed weights are kept of whole models, not of some layers", fix="no --packed-cache")
         self._processes: Sequence[Rank] = ()
         self._news, self._by_fd = poll(), dict[int, Rank]()  # made once: it is asked in every step
+        self._asked: dict[int | None, Asked] = {}  # by step
         self._told: Callable[[Failure], None] | None = None
         self._failure: Failure | None = None
         self._lock = Lock()  # of the two above, and of ending
+        self._said = Event()  # the failure was told to whoever asked for it
         self._closed = False
 
     def start(self) -> WorkerFacts:
@@ -176,13 +193,17 @@ class RanksExecutor(ABC):
 
     def sample(self, step: int, masks: GrammarMasks | None) -> Future[StepResult]:
         self._order(Sample(step, masks))
+        self._asked[step] = Asked()
         return StepFuture(partial(self._result, step))
 
     def control(self, command: Control) -> list[Reply]:
         if not isinstance(command, Known):
             return [Reply(False, f"{type(command).__name__} is not supported by this executor")] * self.size
         self._order(Command(command))
-        return [answer.reply for answer in self._answers(Answered)]
+        answers = self._answers(Answered)
+        if isinstance(command, ForgetRows | ResetCache):
+            self._asked.clear()
+        return [answer.reply for answer in answers]
 
     def inspect_adapter(self, path: str) -> str:
         from lmkit_worker.worker import Worker
@@ -217,32 +238,55 @@ class RanksExecutor(ABC):
         if self._closed:
             raise EngineError("the executor is closed")
         frame = encode(order)
+        if len(frame) * self.depth > LARGE:
+            for step in list(self._asked):
+                self._settle(step)
         for process in self._processes if to is None else to:
             with suppress(OSError):
                 process.connection.send_bytes(frame)
 
     def _result(self, step: int) -> StepResult:
         """The first rank's with the head; raises what all of these raised."""
-        late: float | None = None  # when a rank that failed is alone with that
-        raised: dict[int, LmkitError] = {}
-        while not raised.keys() >= set(range(self._first, self.size)):
-            for process, report in self._reports(late):
-                if isinstance(report, Sampled) and not raised and report.result.step == step:
-                    if self._first:
-                        self._order(Told(report.result.tokens), self._processes[: self._first])
-                    return report.result
-                if not isinstance(report, Raised) or report.step != step:
-                    raise self._fail(process.rank, f"did what the others did not in step {step}: {report}")
-                raised[process.rank] = error_of(report.error)
-                late = late or monotonic() + ALONE_SECONDS
-            if late is not None and monotonic() > late and not raised.keys() >= set(range(self._first, self.size)):
-                rank, error = next(iter(raised.items()))
+        self._settle(step)
+        asked = self._asked.pop(step)
+        if asked.result is None:
+            raise asked.raised[self._first]
+        if self._first:
+            self._order(Told(step, asked.result.tokens), self._processes[: self._first])
+        return asked.result
+
+    def _settle(self, step: int) -> None:
+        """Waits until it is known what became of a step, those before being over. Raises EngineDead."""
+        asked, late = self._asked[step], None  # when ranks that raised are alone with that
+        while asked.result is None and not self._all_raised(asked):
+            if asked.raised and late is None:
+                late = monotonic() + ALONE_SECONDS
+            if late is not None and monotonic() > late:
+                rank, error = next(iter(asked.raised.items()))
                 raise self._fail(rank, f"failed alone in step {step}: {error.message}")
-        raise raised[self._first]
+            for process, report in self._reports(late):
+                self._hear(process.rank, report)
+
+    def _all_raised(self, asked: Asked) -> bool:
+        """Those that draw; before that, all: else hidden states are left that the next step would take for its own."""
+        return asked.raised.keys() >= set(range(0 if asked.early else self._first, self.size))
+
+    def _hear(self, rank: int, report: Report) -> None:
+        """What a rank says of a step in flight. Raises EngineDead where others did something else."""
+        step = report.result.step if isinstance(report, Sampled) else getattr(report, "step", None)
+        asked = self._asked.get(step)
+        if asked is None or asked.result is not None or (asked.raised and isinstance(report, Sampled)):
+            raise self._fail(rank, f"did what the others did not in step {step}: {report}")
+        if isinstance(report, Sampled):
+            asked.result = report.result
+        elif isinstance(report, Raised):
+            asked.raised[rank] = error_of(report.error)
+            asked.early |= report.early
 
     def _answers(self, kind: type[T], patience: float = ORDER_SECONDS) -> list[T]:
         """One of each rank, in order. Raises the error of the first rank that has one, when all have answered or
-        `patience` seconds later: what is left unread would be taken for the answer to the next order."""
+        `patience` seconds later: what is left unread would be taken for the answer to the next order. What is said of
+        steps in flight comes before, and is kept for those who ask for it."""
         answers: dict[int, T] = {}
         raised: dict[int, LmkitError] = {}
         late: float | None = None
@@ -251,15 +295,22 @@ class RanksExecutor(ABC):
                 if isinstance(report, Phase):
                     if self._progress is not None:
                         self._progress(report.phase, report.done, report.total, report.unit)
+                elif isinstance(report, Sampled) or (isinstance(report, Raised) and report.step is not None):
+                    self._hear(process.rank, report)
+                    if isinstance(report, Raised):  # alone it leaves others waiting
+                        late = late or monotonic() + patience
                 elif isinstance(report, Raised):
                     raised[process.rank] = error_of(report.error)
                     late = late or monotonic() + patience
                 else:
                     assert isinstance(report, kind), report
                     answers[process.rank] = report
-        if raised and len(answers) + len(raised) < self.size:
-            rank, error = min(raised.items())
-            self._fail(rank, f"failed alone: {error.message}")
+        if len(answers) + len(raised) < self.size:
+            alone = {**raised, **{rank: e for asked in self._asked.values() for rank, e in asked.raised.items()}}
+            rank, error = min(alone.items(), key=lambda each: each[0])
+            failed = self._fail(rank, f"failed alone: {error.message}")
+            if not raised:
+                raise failed
         if raised:
             raise raised[min(raised)]
         return [answers[rank] for rank in range(self.size)]
@@ -281,15 +332,18 @@ class RanksExecutor(ABC):
             self._fail(ended.rank, ended.status())
 
     def _fail(self, rank: int, message: str) -> EngineDead:
-        """Ends all ranks and says so, once."""
+        """Ends all ranks and says so, once; whoever is told of it later finds the engine told."""
         with self._lock:
-            failure = self._failure or Failure(rank, message)
-            told = self._told if self._failure is None and not self._closed else None
+            first, failure = self._failure is None, self._failure or Failure(rank, message)
+            told = self._told if first and not self._closed else None
             self._failure = failure
         for process in self._processes:
             process.kill()
         if told is not None:
             told(failure)
+        if first:
+            self._said.set()
+        self._said.wait(1)
         return EngineDead(f"rank {failure.rank}: {failure.message}")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lmkit.api import ConfigProposal, ExecutorSpec, ResolvedPlan, Tier, hookimpl
+from lmkit.api import ConfigProposal, EngineConfig, ExecutorSpec, ResolvedPlan, Tier, hookimpl
+
+IN_FLIGHT = "ranks have one step in flight, and stages (--pp) one more than there are of them"
 
 
 @hookimpl
@@ -20,7 +22,20 @@ def lmkit_executors() -> Iterable[ExecutorSpec]:
 
 
 @hookimpl
-def lmkit_configure(plan: ResolvedPlan) -> Iterable[ConfigProposal]:
+def lmkit_configure(config: EngineConfig, plan: ResolvedPlan) -> Iterable[ConfigProposal]:
     executor = plan.choice("executor")
     if executor is not None and executor.name == "multiproc":
-        yield ConfigProposal("parallel.depth", 1, "ranks have one step in flight", strength="require")
+        yield steps_in_flight(config)
+
+
+def steps_in_flight(config: EngineConfig) -> ConfigProposal:
+    """One for each stage, which works on rows of its own meanwhile; as many as the user says, up to the most."""
+    most, key = most_in_flight(config), "parallel.depth"
+    if most == 1 or config.parallel.in_flight > most:
+        return ConfigProposal(key, most, IN_FLIGHT, strength="require")
+    return ConfigProposal(key, config.parallel.pp, "each stage works on a step of its own")
+
+
+def most_in_flight(config: EngineConfig) -> int:
+    """One more than there are stages: it is on its way while all of them work."""
+    return config.parallel.pp + 1 if config.parallel.pp > 1 else 1

@@ -64,8 +64,9 @@ class Sample(msgspec.Struct, tag="sample"):
 
 
 class Told(msgspec.Struct, tag="told"):
-    """Is not answered. To ranks that have no head: the tokens of the last step."""
+    """Is not answered. To ranks that have no head: the tokens of a step."""
 
+    step: int
     tokens: list[list[int]]
 
 
@@ -102,10 +103,11 @@ class Answered(msgspec.Struct, tag="answered"):
 
 
 class Raised(msgspec.Struct, tag="raised"):
-    """What an order raised. `step` is that of a Sample, else None."""
+    """What an order raised. `step` is that of a Sample, else None; `early`: its Forward raised it."""
 
     error: ErrorInfo
     step: int | None = None
+    early: bool = False
 
 
 Report = Phase | Loaded | Configured | Sampled | Answered | Raised

@@ -65,7 +65,8 @@ class Rank:
             except Exception as e:
                 if not isinstance(e, LmkitError):
                     log.error("rank %d: %s", self.rank, type(order).__name__, exc_info=e)
-                report = Raised(info_of(e), order.step if isinstance(order, Sample) else None)
+                step = order.step if isinstance(order, Sample) else None
+                report = Raised(info_of(e), step, step is not None and self._failed.pop(step, None) is e)
             if report is not None:
                 self._send(report)
 
@@ -86,12 +87,12 @@ class Rank:
                     self._failed[plan.step] = e
                 return None
             case Sample(step, masks):
-                if error := self._failed.pop(step, None):
+                if error := self._failed.get(step):
                     raise error
                 result: StepResult = worker.sample(step, masks).read()
                 return Sampled(result) if self.rank == self._first else None
-            case Told(tokens):
-                worker.told(tokens)
+            case Told(step, tokens):
+                worker.told(step, tokens)
                 return None
             case Command(control):
                 reply: Reply = worker.control(control)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lmkit.api import ConfigProposal, ExecutorSpec, ResolvedPlan, Tier, hookimpl
+from lmkit.api import ConfigProposal, EngineConfig, ExecutorSpec, ResolvedPlan, Tier, hookimpl
+from lmkit_multiproc.hooks import steps_in_flight
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -41,7 +42,7 @@ def lmkit_executors() -> Iterable[ExecutorSpec]:
 
 
 @hookimpl
-def lmkit_configure(plan: ResolvedPlan) -> Iterable[ConfigProposal]:
+def lmkit_configure(config: EngineConfig, plan: ResolvedPlan) -> Iterable[ConfigProposal]:
     executor = plan.choice("executor")
     if executor is not None and executor.name == "ray":
-        yield ConfigProposal("parallel.depth", 1, "ranks have one step in flight", strength="require")
+        yield steps_in_flight(config)

@@ -247,7 +247,7 @@ class Follower:
 
     def __init__(self, rows: RowTable) -> None:
         self.rows = rows
-        self._step: Step | None = None  # the last one
+        self._steps: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # slots of their rows, and the turns of these
 
     @property
     def slots(self) -> list[int]:
@@ -260,19 +260,22 @@ class Follower:
         """Nothing was kept."""
 
     def clear(self) -> None:
-        self._step = None
+        self._steps.clear()
 
     def prepare(self, step: Step) -> None:
         """All hidden states go on to the next rank."""
         step.inputs.only_logits = False
 
     def start(self, step: Step, hidden: Tensor, masks: GrammarMasks | None, result: StepResult) -> Started:
-        self._step = step
+        self._steps[step.plan.step] = step.slots, self.rows.turn[step.slots]
         return lambda: None, None
 
-    def told(self, tokens: Sequence[Sequence[int]]) -> None:
-        """What was drawn for each row of the last step."""
-        step, self._step = self._step, None
-        if step is not None:
-            for slot, drawn in zip(step.slots.tolist(), tokens, strict=True):
+    def told(self, number: int, tokens: Sequence[Sequence[int]]) -> None:
+        """What was drawn for each row of a step; rows may have gone since."""
+        if number not in self._steps:  # it had no rows, or all were forgotten
+            return
+        slots, turns = self._steps.pop(number)
+        live = self.rows.turn[slots] == turns
+        for slot, drawn, here in zip(slots.tolist(), tokens, live.tolist(), strict=True):
+            if here:
                 self.rows.extend(slot, drawn)

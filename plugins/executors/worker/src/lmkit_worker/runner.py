@@ -180,10 +180,10 @@ class Runner:
             self.inputs.drawn.put(tokens)
         return self.unread
 
-    def told(self, tokens: Sequence[Sequence[int]]) -> None:
-        """What the rank that has the head drew for the rows of the last step."""
+    def told(self, step: int, tokens: Sequence[Sequence[int]]) -> None:
+        """What the rank that has the head drew for the rows of a step."""
         assert isinstance(self.head, Follower), "this rank draws tokens itself"
-        self.head.told(tokens)
+        self.head.told(step, tokens)
 
     def warm(self) -> None:
         """Steps of rows that nobody asked for, where the platform wants them: kernels are compiled before the first

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lmkit.api import (
     Checkpoint,
+    ConfigError,
     Control,
     EngineError,
     Failure,
@@ -39,6 +40,8 @@ class UniprocExecutor:
         self, config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None = None
     ) -> None:
         self.depth = config.parallel.in_flight
+        if self.depth > 2:
+            raise ConfigError(f"one step is prepared while another runs, and not {self.depth}", fix="--depth 2")
         self.worker: Worker | None = Worker(config, resolved, checkpoint, progress)
         self._failed: dict[int, Exception] = {}  # step -> what its forward pass raised
 

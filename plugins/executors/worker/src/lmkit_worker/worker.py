@@ -247,9 +247,9 @@ class Worker:
             unread.result.compiled = names
         return unread
 
-    def told(self, tokens: Sequence[Sequence[int]]) -> None:
-        """What another rank drew for the rows of the last step."""
-        self._running.told(tokens)
+    def told(self, step: int, tokens: Sequence[Sequence[int]]) -> None:
+        """What another rank drew for the rows of a step."""
+        self._running.told(step, tokens)
 
     def control(self, command: Control) -> Reply:
         """Commands this worker does not know are refused by name."""
