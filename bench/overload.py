@@ -32,6 +32,7 @@ from lmkit_bench.workload import random_prompts
 ROWS, WAITING, NUM_INPUT, NUM_OUTPUT = 16, 48, 32, 32
 HEAVY, LIGHT = [f"heavy-{i}" for i in range(8)], "light"
 FACTOR = 10  # times the peak
+BEGUN = "begun"  # said by a load when it sends the first request
 # of each figure: at least (-1) or at most (1) so much
 AIMS = {"share of the peak": (-1, 0.95), "refusal p99, ms": (1, 50.0), "failed": (1, 0.0), "growth, MiB": (1, 64.0),
         "light key slower": (1, 2.0), "light key refused": (1, 0.0)}  # fmt: skip
@@ -150,6 +151,7 @@ async def opened(url: str, keys: list[str], rate: float, seconds: float) -> Tall
     """Poisson arrivals. Requests are written before the first is sent."""
     client, at = Client(url, keys), 0.0
     requests = [client.request(i) for i in range(int(rate * seconds))]
+    print(BEGUN, flush=True)
     client.began, used = perf_counter(), process_time()
     client.tally.began = client.began
     async with asyncio.TaskGroup() as group:
@@ -174,7 +176,14 @@ def load(
 
 
 def told(process: subprocess.Popen[str]) -> Tally:
-    return Tally(**json.loads(process.communicate()[0]))
+    return Tally(**json.loads(process.communicate()[0].removeprefix(BEGUN)))
+
+
+def begun(process: subprocess.Popen[str]) -> None:
+    """Returns when an open loop has written its requests, and sends them: that may take it longer than a phase."""
+    assert process.stdout is not None
+    if process.stdout.readline().strip() != BEGUN:
+        raise RuntimeError("the load did not begin")
 
 
 def run_load(text: str) -> None:
@@ -216,10 +225,11 @@ def measure(server: ServerProcess, seconds: float) -> dict[str, float]:
     before = server.memory()
     over, used = watched(server, load(url, HEAVY, seconds, rate=FACTOR * peak))
     grown = server.memory() - before
-    alone = uvloop.run(closed(url, [LIGHT], 1, seconds / 2))
-    crowd = load(url, HEAVY[:1], seconds, rate=FACTOR * peak, nice=True)
-    uvloop.run(asyncio.sleep(1.5))  # until the room is full
-    beside = uvloop.run(closed(url, [LIGHT], 1, seconds - 2.0))
+    alone = uvloop.run(closed(url, [LIGHT], 1, seconds))
+    crowd = load(url, HEAVY[:1], 2 * seconds, rate=FACTOR * peak, nice=True)
+    begun(crowd)
+    uvloop.run(asyncio.sleep(1.0))  # until the room is full
+    beside = uvloop.run(closed(url, [LIGHT], 1, 2 * seconds - 2.0))
     heavy = told(crowd)
     first, second = (percentile(tally.firsts, 99) for tally in (alone, beside))
     failed = [*over.failed, *alone.failed, *beside.failed]
@@ -239,14 +249,14 @@ def measure(server: ServerProcess, seconds: float) -> dict[str, float]:
         "slowest accepted, s": over.slowest, "growth, MiB": grown / 2**20,
         "light key alone, p50 TTFT ms": 1e3 * median(alone.firsts), "light key alone, p99 TTFT ms": 1e3 * first,
         "beside a heavy one, p50 TTFT ms": 1e3 * median(beside.firsts), "beside a heavy one, p99 TTFT ms": 1e3 * second,
-        "heavy key meanwhile, req/s": (len(heavy.ends) + len(heavy.refusals)) / seconds,
+        "heavy key meanwhile, req/s": (len(heavy.ends) + len(heavy.refusals)) / seconds / 2,
         "light key slower": second / first, "light key refused": len(beside.refusals),
     }  # fmt: skip
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--seconds", type=float, default=8.0, help="of each phase")
+    arguments.add_argument("--seconds", type=float, default=8.0, help="of each phase; twice that of the last")
     arguments.add_argument("--rounds", type=int, default=1)
     arguments.add_argument("--load", help=argparse.SUPPRESS)  # what a process of load is told
     arguments.add_argument("serve", nargs="*", help="options of lmkit serve")
