@@ -73,7 +73,7 @@ def by_turns(engines: Mapping[str, EngineCore], rounds: int, tokens: int, rows: 
 
 
 def tokens_per_second(core: EngineCore, rows: int, context: int, tokens: int, name: str) -> float:
-    """Of rows that all decode, from when the last of them has its first token until the first of them ends."""
+    """How fast rows decode together, from when the last of them has its first token until the first of them ends."""
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     for row in range(rows):
         core.add(EngineRequest(f"{name} {row}", [3 + row + i % 97 for i in range(context)], params))

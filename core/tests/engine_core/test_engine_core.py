@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from lmkit.api import EngineDead, EngineRequest, ForgetRows, PluginError, Reply, SamplingParams, SchedLimits, TokenEvent
+from lmkit.api import (
+    Choice,
+    ConfigError,
+    EngineDead,
+    EngineRequest,
+    ForgetRows,
+    PluginError,
+    Reply,
+    ResolvedPlan,
+    SamplingParams,
+    SchedLimits,
+    TokenEvent,
+)
+from lmkit.engine.build import _scheduler
 from lmkit.engine.core import EngineCore
 from lmkit.engine.intake import Intake, NoStructuredOutput
 from lmkit.scheduling.scheduler import Scheduler
@@ -211,6 +224,18 @@ def test_the_pipe_is_kept_full():
     engine.add(request("a", [1], max_tokens=3))
     run(engine)
     assert log[:4] == [("forward", 1), ("forward", 2), ("update", 1), ("forward", 3)]
+
+
+def test_a_whole_scheduler_that_does_not_deal_out_rows_has_one_step_in_flight(monkeypatch):
+    choice = Choice("scheduler", "", "mine", "lmkit_testing.stepper:Mine", "mine", "1", "mine.hooks")
+    plan, mine = ResolvedPlan(None, (choice,)), type("Mine", (), {"schedule": None, "__init__": lambda *parts: None})
+    monkeypatch.setattr("lmkit_testing.stepper.Mine", mine, raising=False)
+    limits = SchedLimits(16, 8, 64, depth=2, apart=True)
+    with pytest.raises(ConfigError, match="steps in flight the same rows"):
+        _scheduler(plan, limits, hash_kv(), None)
+    assert isinstance(_scheduler(plan, SchedLimits(16, 8, 64, apart=True), hash_kv(), None), mine)
+    mine.apart = True
+    assert isinstance(_scheduler(plan, limits, hash_kv(), None), mine)
 
 
 @pytest.mark.parametrize(("apart", "in_flight"), [(True, 1), (False, 0)])

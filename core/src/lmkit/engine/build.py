@@ -167,6 +167,8 @@ def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig, connec
         if hasattr(target, "schedule"):
             if connector is not None:
                 raise ConfigError(f"the scheduler {choice.name} asks no KV connector", fix="--kv-connector none")
+            if limits.apart and limits.depth > 1 and not getattr(target, "apart", False):
+                raise ConfigError(f"the scheduler {choice.name} gives steps in flight the same rows", fix="--depth 1")
             return target(limits, kv, **choice.options)
         policy = target(**choice.options)
     except LmkitError:

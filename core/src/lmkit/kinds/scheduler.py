@@ -76,7 +76,10 @@ class OrderPolicy(Protocol):
 
 
 class Scheduler(Protocol):
-    """Decides each step. A plugin's own one is constructed as target(limits: SchedLimits, kv: KVConfig, **options)."""
+    """Decides each step. A plugin's own one is constructed as target(limits: SchedLimits, kv: KVConfig, **options).
+
+    Optional: `apart = True` in its class says that it keeps to `limits.apart`. Else stages have one step in flight.
+    """
 
     def add(self, r: Admitted) -> None:
         """Raises RequestTooLarge when it cannot fit alone, EngineBusy when the queue is full."""

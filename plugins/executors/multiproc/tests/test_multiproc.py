@@ -201,7 +201,7 @@ class TestMultiproc(ExecutorConformance):
 
     @pytest.mark.one_in(2)
     def test_stages_work_on_several_steps(self, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of different rows, with another order between them; a step that fails is no failure of a rank."""
+        """They are of different rows, with another order between them; a step that fails is no failure of a rank."""
         config = replace(tiny[0], parallel=ParallelConfig(pp=2, threads=1, depth=3))
         one, both = UniprocExecutor(replace(tiny[0], wanted={}), *tiny[1:]), MultiprocExecutor(config, *tiny[1:])
         failures: list[Failure] = []

@@ -156,7 +156,7 @@ class RanksExecutor(ABC):
             raise ConfigError("packed weights are kept of whole models, not of some layers", fix="no --packed-cache")
         self._processes: Sequence[Rank] = ()
         self._news, self._by_fd = poll(), dict[int, Rank]()  # made once: it is asked in every step
-        self._asked: dict[int | None, Asked] = {}  # by step
+        self._asked: dict[int, Asked] = {}  # by step
         self._told: Callable[[Failure], None] | None = None
         self._failure: Failure | None = None
         self._lock = Lock()  # of the two above, and of ending
@@ -273,7 +273,7 @@ class RanksExecutor(ABC):
 
     def _hear(self, rank: int, report: Report) -> None:
         """What a rank says of a step in flight. Raises EngineDead where others did something else."""
-        step = report.result.step if isinstance(report, Sampled) else getattr(report, "step", None)
+        step = report.result.step if isinstance(report, Sampled) else getattr(report, "step", -1)
         asked = self._asked.get(step)
         if asked is None or asked.result is not None or (asked.raised and isinstance(report, Sampled)):
             raise self._fail(rank, f"did what the others did not in step {step}: {report}")
