@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from lmkit_http.dialect import Dialect
 from lmkit_http.errors import error_response, info_of, public
@@ -26,20 +26,55 @@ async def gone(receive: Receive) -> None:
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """`work`'s result; cancels it and raises ClientGone when the client leaves first."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(gone(receive))
+    """`work`'s result; cancels it and raises ClientGone when the client leaves first.
+
+    It is awaited here, and not as a task: each task between an answer and its socket is one more turn of the event
+    loop to wait for, which are long when many come and are refused.
+    """
+    working, left = asyncio.current_task(), False
+    assert working is not None
+
+    async def look() -> None:
+        nonlocal left
+        await gone(receive)
+        left = True
+        working.cancel()
+
+    watch = asyncio.ensure_future(look())
     try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
+        return await work
+    except asyncio.CancelledError:
+        if left and not working.uncancel():
+            raise ClientGone from None
+        raise
     finally:
-        for t in (task, watch):
-            if not t.done():
-                t.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
-        del task, watch, t  # an error of theirs holds this frame, and with it all that is large
+        watch.cancel()
+
+
+class _Head:
+    """The beginning of an answer, which is sent once: before the first chunk, or by a timer where that takes long."""
+
+    def __init__(self, send: Send, message: Message) -> None:
+        self._send, self._message = send, message
+        self._early: asyncio.Future[None] | None = None  # being sent by the timer
+        self.begun = False
+
+    def begin(self) -> None:
+        if not self.begun:
+            self.begun, self._early = True, asyncio.ensure_future(self._send(self._message))
+
+    async def sent(self) -> None:
+        """Returns when it has been."""
+        if not self.begun:
+            self.begun = True
+            await self._send(self._message)
+        elif self._early is not None:
+            early, self._early = self._early, None
+            await early
+
+    def cancel(self) -> None:
+        if self._early is not None:
+            self._early.cancel()
 
 
 class EventResponse:
@@ -67,26 +102,26 @@ class EventResponse:
             self._close(self.status_code)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        chunks = self._chunks
-        first = asyncio.ensure_future(anext(chunks, b""))
+        head = _Head(send, {"type": "http.response.start", "status": 200, "headers": self._headers()})
+        timer = asyncio.get_running_loop().call_later(FIRST_WAIT, head.begin)
         try:
-            await asyncio.wait((first,), timeout=FIRST_WAIT)
-            if first.done() and (error := first.exception()) is not None:
+            async for chunk in self._chunks:
+                await head.sent()
+                await send(_body(chunk))
+            await head.sent()
+        except OSError:
+            raise
+        except Exception as error:
+            if not head.begun:
                 await self._refuse(error, scope, receive, send)
                 return
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
-            try:
-                await send(_body(await first))
-                async for chunk in chunks:
-                    await send(_body(chunk))
-            except OSError:
-                raise
-            except Exception as error:
-                self._log(error)
-                await send(_body(self._dialect.error_chunk(public(info_of(error)))))
-            await send({"type": "http.response.body", "body": self._dialect.stream_end, "more_body": False})
+            self._log(error)
+            await head.sent()
+            await send(_body(self._dialect.error_chunk(public(info_of(error)))))
         finally:
-            first.cancel()
+            timer.cancel()
+            head.cancel()
+        await send({"type": "http.response.body", "body": self._dialect.stream_end, "more_body": False})
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         kind = self._dialect.stream_type.encode()
