@@ -34,26 +34,42 @@ class Fault(AssertionError):
 
 
 class Region:
-    """The memory of one argument: who wrote and who read each byte. Programs count from 1; 0 is nobody."""
+    """The memory of one argument: who wrote and who read each `unit` of bytes. Programs count from 1; 0 is nobody."""
 
     def __init__(self, name: str, tensor: torch.Tensor, unwritten: bool) -> None:
         self.name, self.tensor, self.first = name, tensor, tensor.data_ptr()
         span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
         self.size = span * tensor.element_size()
-        self.writer = np.zeros(self.size, np.int32)
-        self.reader = np.zeros(self.size, np.int32)  # -1: several
-        self.fresh = np.full(self.size, unwritten)
+        self.unwritten, self.unit = unwritten, tensor.element_size()
+
+    def begin(self, others: list[Region]) -> None:
+        """Nobody was here. Units are elements; where arguments lie in the same memory, those of the smallest."""
+        near = [r for r in others if r.first < self.first + self.size and self.first < r.first + r.size]
+        self.unit = min((r.tensor.element_size() for r in near), default=self.unit)
+        self.writer = np.zeros(self.size // self.unit, np.int32)
+        self.reader = np.zeros(self.size // self.unit, np.int32)  # -1: several
+        self.fresh = np.full(self.size // self.unit, self.unwritten)
 
     @property
     def inside(self) -> np.ndarray:
-        """Which bytes belong to elements: a view has gaps."""
-        size, found = self.tensor.element_size(), np.zeros(self.size, bool)
+        """Which units belong to elements: a view has gaps."""
+        each, found = self.tensor.element_size() // self.unit, np.zeros(self.size // self.unit, bool)
         starts = np.zeros(1, np.int64)
         for n, stride in zip(self.tensor.shape, self.tensor.stride(), strict=True):
-            starts = (starts[:, None] + np.arange(n) * stride * size).ravel()
+            starts = (starts[:, None] + np.arange(n) * stride * each).ravel()
         if self.tensor.numel():
-            found[(starts[:, None] + np.arange(size)).ravel()] = True
+            found[(starts[:, None] + np.arange(each)).ravel()] = True
         return found
+
+    def units(self, at: np.ndarray, size: int) -> np.ndarray:
+        """Those of elements of `size` bytes at addresses."""
+        found = thinned((at - self.first) // self.unit)
+        return found if size <= self.unit else (found[:, None] + np.arange(size // self.unit)).ravel()
+
+
+def thinned(numbers: np.ndarray) -> np.ndarray:
+    """Without those that stand behind their equals, as neighbours in a tile do."""
+    return numbers[np.r_[True, numbers[1:] != numbers[:-1]]]
 
 
 @dataclass
@@ -80,6 +96,8 @@ class Seen:
             Region(name, tensor, name in self.unwritten and tensor.data_ptr() not in self._filled)
             for name, tensor in arguments.items() if isinstance(tensor, torch.Tensor)
         ]  # fmt: skip
+        for region in self.regions:
+            region.begin(self.regions)
         self._sectors = (set(), set())
 
     def end(self) -> None:
@@ -87,9 +105,10 @@ class Seen:
         self._filled.update(region.first for region in self.regions)
         self.moved += SECTOR * sum(map(len, self._sectors))
         for region in self.regions:
-            if (left := region.fresh & region.inside).any():
-                at = int(left.argmax()) // region.tensor.element_size()
-                raise Fault(f"{region.name}: {int(left.sum())} bytes were left unwritten, first at [{at}]")
+            if region.fresh.any() and (left := region.fresh & region.inside).any():
+                at = int(left.argmax()) * region.unit // region.tensor.element_size()
+                count = int(left.sum()) * region.unit
+                raise Fault(f"{region.name}: {count} bytes were left unwritten, first at [{at}]")
 
     def access(self, pointers: np.ndarray, mask: np.ndarray, size: int, write: bool, atomic: bool = False) -> None:
         """Elements of `size` bytes at `pointers` where `mask`."""
@@ -97,19 +116,25 @@ class Seen:
         at = np.ascontiguousarray(pointers).ravel()[wanted].astype(np.int64)
         if not at.size:
             return
-        outside = np.ones(at.size, bool)
+        outside, low, high = np.ones(at.size, bool), int(at.min()), int(at.max())
         for region in self.regions:
+            if high < region.first or low >= region.first + region.size:
+                continue
             inside = (at >= region.first) & (at + size <= region.first + region.size)
             if inside.any():
                 outside &= ~inside
-                bytes_ = (np.unique(at[inside] - region.first)[:, None] + np.arange(size)).ravel()
-                (self._write if write else self._read)(region, bytes_, atomic)
+                units = region.units(at if inside.all() else at[inside], size)
+                (self._write if write else self._read)(region, units, atomic)
         if outside.any():
             raise Fault(
                 f"out of bounds: program {self.program - 1} {'writes' if write else 'reads'} {int(outside.sum())} "
                 f"elements outside every argument, first at {self._nearest(int(at[outside][0]))}"
             )
-        sectors = np.unique(np.concatenate((at // SECTOR, (at + size - 1) // SECTOR)))
+        if (at % size).any():
+            raise Fault(
+                f"program {self.program - 1} reaches for {size} bytes at {self._nearest(int(at[0]))}, misaligned"
+            )
+        sectors = np.unique(thinned(at // SECTOR))
         self.requested += at.size * size
         self.touched += SECTOR * len(sectors)
         self._sectors[write].update(sectors.tolist())
