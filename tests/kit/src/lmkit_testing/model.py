@@ -293,6 +293,7 @@ class ArchitectureConformance:
         if not spec.supports_tp or not any(linear.experts for linear in loaded.info.linears):
             pytest.skip("does not claim tensor parallelism" if not spec.supports_tp else "has no experts")
         for rank in self._check_ranks(directory, loaded, spec, deals=2):
+            assert isinstance(rank.model, torch.nn.Module)
             experts = [module for module in rank.model.modules() if isinstance(module, Experts)]
             assert experts
             assert all(2 * module.up.local.experts == module.up.spec.experts for module in experts)

@@ -80,6 +80,7 @@ class LinearExperts:
     def apply(
         self, x: Tensor, ids: Tensor, weights: Tensor, up: Linear, down: Linear, act: str, rows: RowOps
     ) -> Tensor:
+        assert isinstance(up.packed, PackedExperts)
         order = ids.flatten().argsort(stable=True)  # (token, choice) pairs, by expert
         skipped, *ends = torch.bincount(ids.flatten() + 1, minlength=len(up.packed.experts) + 1).cumsum(0).tolist()
         order = order[skipped:]
