@@ -54,7 +54,8 @@ class Outside:
         due = [(key, block) for key, block, step in self._due if step < plan.step]
         del self._due[: len(due)]
         for i, pool in enumerate(self.pools):
-            evicted = [(((i, digest), block), step) for digest, block, step in pool.evicted or ()]
+            gone = (one for one in pool.evicted or () if one[0] not in pool.cached)  # not what came back in this step
+            evicted = [(((i, digest), block), step) for digest, block, step in gone]
             due += [one for one, step in evicted if self.connector.evicted(one[0]) and step < plan.step]
             pool.evicted = []
         plan.saves = [(key[0], block) for key, block in due]

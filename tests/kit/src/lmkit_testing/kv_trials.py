@@ -36,6 +36,7 @@ class ErraticConnector:
         self.held: dict[KVKey, bytes] = {}
         self.asked: dict[str, int] = {}  # requests that wait -> polls left
         self.num_given = 0
+        self.told: set[KVKey] | None = set()  # what lies in the pools, as far as it was said; None: some was forgotten
 
     def _is_gone(self) -> bool:
         self.lives -= 1
@@ -55,9 +56,14 @@ class ErraticConnector:
         return found
 
     def computed(self, key: KVKey, parent: bytes, tokens: Sequence[int]) -> bool:
+        if self.told is not None:
+            self.told.add(key)
         return not self.evicts and key not in self.held
 
     def evicted(self, key: KVKey) -> bool:
+        if self.told is not None:
+            require(key in self.told, "evicted, and was not there")
+            self.told.remove(key)
         return self.evicts and key not in self.held
 
     def save(self, blocks: Sequence[tuple[KVKey, bytes]]) -> None:
@@ -68,7 +74,9 @@ class ErraticConnector:
         while len(self.held) > self.room:
             del self.held[next(iter(self.held))]
 
-    def forget(self) -> None: ...
+    def forget(self) -> None:
+        self.told = None
+
     def release(self, id: str) -> None:
         self.asked.pop(id, None)
 
@@ -94,6 +102,9 @@ class KVTrial(Trial):
         super().check_end()
         if isinstance(self.connector, ErraticConnector):
             require(not self.connector.asked, "a request that ended is still waited for")
+            pools = enumerate(group.pool for group in self.scheduler.groups)
+            there = {(i, digest) for i, pool in pools for digest in pool.hashes if digest}
+            require(self.connector.told in (None, there), "not told what lies in the pools")
 
 
 Patches = tuple[object, str, object]
