@@ -1,7 +1,7 @@
 """What look-ups gain where a text is repeated with changes, with a model of a released shape that is made to repeat.
 
     OMP_NUM_THREADS=1 python bench/copying.py [--shape qwen2-0.5b] [--proposers ngram] [--rounds 5] [--tokens 128]
-        [--shown 256] [--tasks copy ...]
+        [--shown 256] [--tasks copy ...] [--folder DIR]
 
 A random model repeats nothing, so this one is made to: its embeddings are large beside what its layers add, and the
 head has them in the order of one long cycle, so that after each token it says the one that follows in the cycle. All
@@ -12,11 +12,13 @@ not shown ("new": nothing can be guessed). How many guesses are right follows fr
 One engine for each proposer and one without answer in turn, round by round; seconds are those of the process on all
 CPUs, so that a busy machine slows all. Prints seconds for each token, how many times as fast as without (median of
 rounds, least and most), steps for each token, and guesses. Answers that differ, or are not the cycle, end it.
+`--folder` keeps the model and the tasks, for bench/peers/copying_vllm.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -74,16 +76,19 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--shown", type=int, default=256)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--folder", type=Path)
     args = parser.parse_args()
-    with TemporaryDirectory() as folder:
-        following = repeating(args.shape, Path(folder))
+    with TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        following = repeating(args.shape, folder)
         options = {"max_length": 1024, "num_blocks": 128, "prefix_cache": False}
-        names = ["none", *args.proposers]
-        engines = {name: LLM(folder, proposer=name, **options) for name in names}
-        for name in args.tasks:
-            sizes = args.shown, args.tokens
-            tasks = [task(following, TASKS[name], seed, *sizes) for seed in range(args.rounds + 1)]
-            measure(name, engines, tasks)
+        sizes, seeds = (args.shown, args.tokens), range(args.rounds + 1)
+        tasks = {name: [task(following, TASKS[name], seed, *sizes) for seed in seeds] for name in args.tasks}
+        (folder / "tasks.json").write_text(json.dumps(tasks))
+        engines = {name: LLM(str(folder), proposer=name, **options) for name in ("none", *args.proposers)}
+        for name, each in tasks.items():
+            measure(name, engines, each)
 
 
 def measure(name: str, engines: dict[str, LLM], tasks: list[tuple[list[int], list[int]]]) -> None:
