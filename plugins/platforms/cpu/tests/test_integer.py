@@ -119,7 +119,7 @@ def test_all_instruction_sets_agree(native: Native, isa: str, planes: int, bits:
 
 
 @needs_library
-@pytest.mark.skipif("amx" not in ISAS, reason="needs tile registers; their emulation is in test_amx.py")
+@pytest.mark.skipif(not {"amx", "avx512_bf16"} <= set(ISAS), reason="needs tile registers, and vectors to compare")
 @pytest.mark.parametrize(
     ("bits", "group", "origin", "planes"),
     [
