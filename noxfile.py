@@ -483,7 +483,7 @@ def gpu_without(session: nox.Session) -> None:
 @nox.session
 def budgets(session: nox.Session) -> None:
     """Every case of every Triton kernel compiled for every device that it is for: twenty minutes of a core, of which
-    `gpu_without` takes nine."""
+    `gpu_without` takes seven."""
     install(session)
     session.run("pytest", "-q", *BUDGETS, *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD | {"BUDGETS": "all"})
 

@@ -38,8 +38,8 @@ MULTIPROCESSOR: Mapping[str, int] = {  # its shared memory
     "sm_80": 167_936, "sm_89": 102_400, "sm_90": 233_472, "sm_100": 233_472, "sm_120": 102_400,
 }  # fmt: skip
 NO_SPILLS = 0
-FAMILIES = (  # whose matrix units have the same instructions; of AMD's the third has fewer registers
-    ("sm_80", "sm_89", "sm_120"), ("sm_90",), ("sm_100",), ("gfx942", "gfx950", "gfx1100"),
+FAMILIES = (  # matrix units of a warp, and of a group of warps or a block; of AMD's the third has fewer registers
+    ("sm_80", "sm_89", "sm_120"), ("sm_90", "sm_100"), ("gfx942", "gfx950", "gfx1100"),
 )  # fmt: skip
 
 
