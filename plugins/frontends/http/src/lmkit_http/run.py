@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -42,7 +41,6 @@ _LAST_WORDS = 5.0  # seconds that a server without an engine says so
 _LINGER = 0.25  # seconds
 _BACKLOG = 2048  # connections that may wait until they are accepted
 _ACCEPTED = 32  # connections at a time: libuv takes one of each listener, then looks at all the others
-_SWITCH = 0.0005  # seconds after which a thread that prepares a request makes way for the event loop: all streams wait
 
 
 def serve(
@@ -346,7 +344,6 @@ class Server(uvicorn.Server):
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """The loop of a process that does nothing else."""
-    sys.setswitchinterval(_SWITCH)
     try:
         import uvloop
     except ImportError:  # not available on every system; asyncio's own loop does
