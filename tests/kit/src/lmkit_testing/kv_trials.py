@@ -102,6 +102,7 @@ class KVTrial(Trial):
         super().check_end()
         if isinstance(self.connector, ErraticConnector):
             require(not self.connector.asked, "a request that ended is still waited for")
+            assert isinstance(self.scheduler, Scheduler)
             pools = enumerate(group.pool for group in self.scheduler.groups)
             there = {(i, digest) for i, pool in pools for digest in pool.hashes if digest}
             require(self.connector.told in (None, there), "not told what lies in the pools")
