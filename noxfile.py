@@ -1,4 +1,4 @@
-"""Test sessions. `nox` runs the default one, eight minutes on two cores; `nox -s full` runs what it leaves out too;
+"""Test sessions. `nox` runs the default one, twelve minutes on two cores; `nox -s full` runs what it leaves out too;
 `nox --list` shows all. What a test needs and how long it takes: tests/README.md."""
 
 from __future__ import annotations
