@@ -248,7 +248,7 @@ def drafts(session: nox.Session) -> None:
 @nox.session
 def ranks(session: nox.Session) -> None:
     """Several ranks say what one says: sums and what is passed on, processes, stages and parts of every native family,
-    adapters; ranks are killed 20 times under load. A quarter of an hour on two cores."""
+    adapters; ranks are killed 20 times under load. Five minutes on two cores."""
     install(session)
     tests = ["plugins/executors/multiproc", "plugins/platforms/cpu/tests/test_ranks.py"]
     session.run("pytest", "-q", *tests, env=ONE_THREAD | {"RANK_KILLS": "20"})
@@ -260,7 +260,7 @@ def ranks(session: nox.Session) -> None:
 def kv(session: nox.Session) -> None:
     """KV blocks from outside the cache change no token: 20,000 trials of the scheduler with erratic connectors and
     injected faults, bad stores, a real Redis (Debian: apt install redis-server), NIXL, engines in pairs, roles with
-    servers that are killed 20 times. Half an hour on two cores."""
+    servers that are killed 20 times. A quarter of an hour on two cores."""
     install(session)
     session.install("-q", "--no-deps", "nixl>=1.0,<2", "nixl-cu12>=1.0,<2")  # what runs without CUDA, of all it names
     session.run("python", "-m", "lmkit_testing.kv_trials", *(session.posargs or ["20000"]), env=ONE_THREAD)
@@ -482,8 +482,8 @@ def gpu_without(session: nox.Session) -> None:
 
 @nox.session
 def budgets(session: nox.Session) -> None:
-    """Every case of every Triton kernel compiled for every device that it is for: twenty minutes of a core, of which
-    `gpu_without` takes seven."""
+    """Every case of every Triton kernel compiled for every device that it is for: twenty minutes of a core.
+    `gpu_without` compiles a part of them."""
     install(session)
     session.run("pytest", "-q", *BUDGETS, *SIDE_BY_SIDE, *session.posargs, env=ONE_THREAD | {"BUDGETS": "all"})
 

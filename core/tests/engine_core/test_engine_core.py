@@ -226,7 +226,7 @@ def test_the_pipe_is_kept_full():
     assert log[:4] == [("forward", 1), ("forward", 2), ("update", 1), ("forward", 3)]
 
 
-def test_a_whole_scheduler_that_does_not_deal_out_rows_has_one_step_in_flight(monkeypatch):
+def test_a_whole_scheduler_that_does_not_deal_out_rows_is_refused_where_several_steps_are_in_flight(monkeypatch):
     choice = Choice("scheduler", "", "mine", "lmkit_testing.stepper:Mine", "mine", "1", "mine.hooks")
     plan, mine = ResolvedPlan(None, (choice,)), type("Mine", (), {"schedule": None, "__init__": lambda *parts: None})
     monkeypatch.setattr("lmkit_testing.stepper.Mine", mine, raising=False)

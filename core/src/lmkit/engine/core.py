@@ -154,7 +154,7 @@ class EngineCore:
                 self._announce(plan)
                 with _faults_of_executor(plan):
                     self.executor.forward(plan)
-                while self.grammars.concerns(plan) and self._awaits(plan):  # masks follow from tokens still in flight
+                while self.pending and self.grammars.concerns(plan) and self._awaits(plan):
                     events += self._take()
                 masks = self.grammars.fill(plan)  # overlaps the forward pass
                 events += self._end_broken()
@@ -173,6 +173,7 @@ class EngineCore:
         return events
 
     def _awaits(self, plan: StepPlan) -> bool:
+        """Whether tokens of its rows, from which their masks follow, are still in flight."""
         ids = {row.id for row in plan.rows}
         return any(row.sample and row.id in ids for before, _ in self.pending for row in before.rows)
 

@@ -205,7 +205,7 @@ _commands = msgspec.msgpack.Decoder(Command, dec_hook=_typed)
 _reports = msgspec.msgpack.Decoder(Report, dec_hook=_typed)
 
 
-def encode(message: Command | Report) -> bytes:
+def encode(message: msgspec.Struct) -> bytes:
     """One frame."""
     frame = bytearray(HEADER)
     _encoder.encode_into(message, frame, HEADER)

@@ -182,7 +182,7 @@ class ProcessClient(BaseClient):
             if self._process.poll() is not None:
                 break
             await asyncio.sleep(0.01)
-        how = why or _how(self._process.poll())
+        how = why or how_ended(self._process.poll())
         self.killed = not why and self._process.poll() == -signal.SIGKILL
         self._die(EngineDead(f"the engine process {how}", fix=_advice(self._process)).info())
 
@@ -211,7 +211,7 @@ class ProcessClient(BaseClient):
             self._watching.cancel()
 
 
-def _how(status: int | None) -> str:
+def how_ended(status: int | None) -> str:
     if status is None:
         return "closed its connection"
     if status < 0:

@@ -78,7 +78,8 @@ class OrderPolicy(Protocol):
 class Scheduler(Protocol):
     """Decides each step. A plugin's own one is constructed as target(limits: SchedLimits, kv: KVConfig, **options).
 
-    Optional: `apart = True` in its class says that it keeps to `limits.apart`. Else stages have one step in flight.
+    Optional: `apart = True` in its class says that it keeps to `limits.apart`. Else it is refused where stages have
+    several steps in flight.
     """
 
     def add(self, r: Admitted) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import CheckpointError, Collectives, LinearSpec, LmkitError, ParamSpec, UnsupportedModel
+from lmkit.api import CheckpointError, LinearSpec, LmkitError, ParamSpec, UnsupportedModel
 from lmkit_quantization_bitsandbytes.codes import table
 from lmkit_quantization_bitsandbytes.formats import TableFormat, group_of
 from lmkit_quantization_bitsandbytes.tensors import BLOCKS, BitsandbytesTensors, QuantState, parse_state
@@ -356,12 +357,7 @@ def test_two_ranks_equal_one(tmp_path: Path, deals: int) -> None:
     pytest.importorskip("lmkit_model_qwen")
     wide = SIZES | {"head_dim": 32, "moe_intermediate_size": 128, "intermediate_size": 128}
     folder, expected = checkpoints(tmp_path, "Qwen3MoeForCausalLM", FOUR, **wide)
-
-    def run(collectives: Collectives) -> Tensor:
-        loaded = load(folder, QWEN, collectives=collectives, deals=deals)
-        return ModelDriver(loaded, "float32").run(0, prompt(97), 29)
-
-    for logits in Ranks(2).run(run):
+    for logits in Ranks(2).logits(partial(load, folder, QWEN, deals=deals), prompt(97)):
         assert deviation(logits, expected) < 1e-4
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lmkit.api import CheckpointError, Collectives
+from lmkit.api import CheckpointError
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.model import choice, deviation, drift, load_tiny, prompt, reference
 from lmkit_testing.produced import INTEGER, REFERENCE
@@ -95,11 +96,7 @@ def test_experts_equal_what_their_codes_are_worth(checkpoints: tuple[Path, Path]
 
 @pytest.mark.parametrize("deals", [1, 2])
 def test_two_ranks_equal_one(checkpoints: tuple[Path, Path], expected: Tensor, deals: int) -> None:
-    def run(collectives: Collectives) -> Tensor:
-        loaded = load(checkpoints[0], collectives=collectives, deals=deals)
-        return ModelDriver(loaded, "float32").run(0, prompt(97), 29)
-
-    for logits in Ranks(2).run(run):
+    for logits in Ranks(2).logits(partial(load, checkpoints[0], deals=deals), prompt(97)):
         assert deviation(logits, expected) < 1e-4
 
 

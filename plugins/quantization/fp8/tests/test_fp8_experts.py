@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,11 +113,7 @@ def test_two_ranks_equal_one(architecture: str, directory: Path, expected: torch
     from lmkit.api import PluginError
 
     try:
-        ranks = Ranks(2).run(
-            lambda collectives: ModelDriver(
-                load(architecture, directory, "fp8", collectives=collectives, deals=deals), "float32"
-            ).run(0, prompt(97), 29)
-        )
+        ranks = Ranks(2).logits(partial(load, architecture, directory, "fp8", deals=deals), prompt(97))
     except PluginError as refusal:
         assert "cannot be split" in refusal.message or "straddle" in refusal.message  # noqa: PT017
         return

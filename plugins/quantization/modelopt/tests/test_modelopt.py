@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lmkit.api import CheckpointError, Collectives, LinearSpec, UnsupportedModel, WeightMismatch
+from lmkit.api import CheckpointError, LinearSpec, UnsupportedModel, WeightMismatch
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.resolve import resolve
 from lmkit_layouts import Fp8Format, NvFp4
@@ -260,11 +261,7 @@ def test_native_experts_run_them(checkpoints: tuple[Path, Path], expected: Tenso
 
 @pytest.mark.parametrize("deals", [1, 2])
 def test_two_ranks_equal_one(checkpoints: tuple[Path, Path], expected: Tensor, deals: int) -> None:
-    def run(collectives: Collectives) -> Tensor:
-        loaded = load(checkpoints[0], collectives=collectives, deals=deals)
-        return ModelDriver(loaded, "float32").run(0, prompt(97), 29)
-
-    for logits in Ranks(2).run(run):
+    for logits in Ranks(2).logits(partial(load, checkpoints[0], deals=deals), prompt(97)):
         assert deviation(logits, expected) < 1e-4
 
 

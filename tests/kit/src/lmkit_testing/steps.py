@@ -121,6 +121,10 @@ class Ranks:
         with ThreadPoolExecutor(self.size) as pool:
             return list(pool.map(lambda rank: work(self.rank(rank)), range(self.size)))
 
+    def logits(self, load: Callable[..., LoadedModel], token_ids: Sequence[int]) -> list[Tensor]:
+        """[T, V] by every rank of a model in float32, which `load(collectives=...)` makes."""
+        return self.run(lambda mine: ModelDriver(load(collectives=mine), "float32").run(0, token_ids, 29))
+
 
 class _Rank(Collectives):
     def __init__(self, ranks: Ranks, rank: int) -> None:

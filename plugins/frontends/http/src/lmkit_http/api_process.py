@@ -22,12 +22,12 @@ from typing import Any
 
 from lmkit.api import EngineDead
 from lmkit.config import EngineConfig, from_dict
-from lmkit.engine.messages import Command, EngineFacts, Report, Splitter
+from lmkit.engine.messages import Command, EngineFacts, Report, Splitter, encode
 from lmkit.engine.streams import BaseClient
 from lmkit.logs import TIMED, write_json, written_logs
 from lmkit.plugins import load_ref
 
-from lmkit_http.api_wire import Drain, Listening, Seen, Standing, ToApi, Welcome, decode_to, framed
+from lmkit_http.api_wire import Drain, Listening, Seen, Standing, ToApi, Welcome, decode_to
 
 CHUNK = 1 << 18  # bytes per read
 LAST_WORDS = 1.0  # seconds in which streams say that the first process is gone
@@ -53,7 +53,7 @@ class FirstProcess(BaseClient):
 
     def say(self, message: Any) -> None:
         if not self._transport.is_closing():
-            self._transport.write(framed(message))
+            self._transport.write(encode(message))
 
     def stands(self, standing: Standing) -> None:
         self._standing, self.failure = standing, standing.failure

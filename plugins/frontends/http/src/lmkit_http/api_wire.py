@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from lmkit.api import Checkpoint, ErrorInfo, ResolvedPlan
 from lmkit.engine.client import State
-from lmkit.engine.messages import Abort, AskStats, Done, EngineFacts, Events, Stats, Submit, encode
+from lmkit.engine.messages import Abort, AskStats, Done, EngineFacts, Events, Stats, Submit
 from lmkit.plugins.switches import Switches
 
 from lmkit_http.settings import ServerSettings
@@ -59,10 +59,6 @@ class Seen(msgspec.Struct, tag="seen"):
 
 ToApi = Welcome | Standing | Drain | Events | Stats | Done
 FromApi = Listening | Seen | Submit | Abort | AskStats
-
-
-def framed(message: Any) -> bytes:
-    return encode(message)
 
 
 def _typed(kind: type, value: object) -> object:

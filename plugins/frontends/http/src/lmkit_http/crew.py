@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from lmkit.api import ConfigError, EngineError, EngineRequest, LmkitError, TokenEvent
 from lmkit.config import EngineConfig, to_dict
-from lmkit.engine.messages import Abort, AskStats, Done, Events, Splitter, Stats, Submit, info_of
+from lmkit.engine.messages import Abort, AskStats, Done, Events, Splitter, Stats, Submit, encode, info_of
+from lmkit.engine.supervisor import how_ended
 
-from lmkit_http.api_wire import Drain, FromApi, Listening, Seen, Standing, Welcome, decode_from, framed
+from lmkit_http.api_wire import Drain, FromApi, Listening, Seen, Standing, Welcome, decode_from
 from lmkit_http.handing import DOOR, METRICS
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Member(asyncio.Protocol):
     def say(self, message: Any) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        self._transport.write(framed(message))
+        self._transport.write(encode(message))
         if self._transport.get_write_buffer_size() > MOST_UNREAD:
             log.error("API process %d reads nothing", self.process.pid)
             self.process.kill()
@@ -211,7 +212,7 @@ class Crew:
                 return
             if not member.listening.is_set():
                 raise EngineError(
-                    f"an API process {_how(member.process)} before it answered", fix="its log has the cause"
+                    f"an API process {how_ended(member.process.poll())} before it answered", fix="its log has the cause"
                 )
         self._tasks = [asyncio.ensure_future(self._keep(place)) for place in range(len(self._members))]
         self._tasks.append(asyncio.ensure_future(self._watch()))
@@ -265,7 +266,7 @@ class Crew:
                 self.failed = True
                 self.on_end()
                 return
-            pid, how = member.process.pid, _how(member.process)
+            pid, how = member.process.pid, how_ended(member.process.poll())
             log.error("API process %d %s; another one starts in %.2f s", pid, how, pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE)
@@ -326,10 +327,3 @@ async def _first(*events: asyncio.Event, timeout: float | None = None) -> None:
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=timeout)
     for task in waiting:
         task.cancel()
-
-
-def _how(process: subprocess.Popen[bytes]) -> str:
-    status = process.poll()
-    if status is None:
-        return "closed its connection"
-    return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"

@@ -343,9 +343,9 @@ class Server(uvicorn.Server):
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The loop of a process that does nothing else."""
+    """What makes uvloop's event loops, where it is installed; else None: asyncio's own."""
     try:
         import uvloop
-    except ImportError:  # not available on every system; asyncio's own loop does
+    except ImportError:  # not available on every system
         return None
     return uvloop.new_event_loop
