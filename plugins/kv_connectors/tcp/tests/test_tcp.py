@@ -167,7 +167,7 @@ def test_strangers_are_sent_away(giver: Tcp, hello: bytes) -> None:
     host, _, port = address(giver).rpartition(":")
     with socket.create_connection((host, int(port))) as peer:
         peer.sendall(hello)
-        with suppress(ConnectionError):  # it may end with our bytes unread
+        with suppress(OSError):  # it may be gone by now, with our bytes unread
             peer.shutdown(socket.SHUT_WR)
             assert peer.recv(100) in (b"", b"\x00")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lmkit_stores.asked import Answer
 
 LANDING = 32 << 20  # bytes of each thread that reads; a larger frame gets as much as it needs
-MOST_ANSWER = 1 << 20 | 32 * MOST_KEYS  # bytes
+MOST_ANSWER = (1 << 20) + 32 * MOST_KEYS  # bytes
 LOOK_SECONDS = 0.0001, 0.002  # between two looks whether blocks have come, at first and at most
 
 
