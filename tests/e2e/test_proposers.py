@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lmkit import LLM, SamplingParams
 from lmkit.api import ConfigError, SelectionError
+from lmkit.config import from_options
+from lmkit.plugins.resolve import resolve
 from lmkit_testing.dists import write_dist
 
 pytest.importorskip("lmkit_proposer_ngram", reason="the proposer is not installed")
@@ -145,6 +148,12 @@ def test_a_proposer_that_breaks_its_contract_ends_requests_not_the_engine(
         assert output.outputs[0].error is not None
         assert "its step failed" in output.outputs[0].error.message
     assert words in caplog.text
+
+
+def test_one_step_in_flight_where_a_gpu_would_have_two() -> None:
+    config = from_options({"model": "demo", "device": "cuda:9.0:141GB"})
+    assert resolve(config)[0].value("depth") == 2
+    assert resolve(replace(config, wanted={"proposer": "ngram"}))[0].value("depth") == 1
 
 
 def test_what_a_proposer_cannot_serve_is_refused() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from lmkit.api import ConfigProposal, EngineConfig, ExecutorSpec, ResolvedPlan, Tier, hookimpl
 
-IN_FLIGHT = "ranks have one step in flight, and stages (--pp) one more than there are of them"
+IN_FLIGHT = "ranks have at most one step more in flight than there are stages (--pp)"
 
 
 @hookimpl
@@ -25,17 +25,18 @@ def lmkit_executors() -> Iterable[ExecutorSpec]:
 def lmkit_configure(config: EngineConfig, plan: ResolvedPlan) -> Iterable[ConfigProposal]:
     executor = plan.choice("executor")
     if executor is not None and executor.name == "multiproc":
-        yield steps_in_flight(config)
+        yield from steps_in_flight(config)
 
 
-def steps_in_flight(config: EngineConfig) -> ConfigProposal:
-    """One for each stage, which works on rows of its own meanwhile; as many as the user says, up to the most."""
+def steps_in_flight(config: EngineConfig) -> Iterable[ConfigProposal]:
+    """One for each stage, which works on rows of its own meanwhile. Without stages it is for the platform to say."""
     most, key = most_in_flight(config), "parallel.depth"
-    if most == 1 or config.parallel.in_flight > most:
-        return ConfigProposal(key, most, IN_FLIGHT, strength="require")
-    return ConfigProposal(key, config.parallel.pp, "each stage works on a step of its own")
+    if config.parallel.in_flight > most:
+        yield ConfigProposal(key, most, IN_FLIGHT, strength="require")
+    elif config.parallel.pp > 1:
+        yield ConfigProposal(key, config.parallel.pp, "each stage works on a step of its own")
 
 
 def most_in_flight(config: EngineConfig) -> int:
     """One more than there are stages: it is on its way while all of them work."""
-    return config.parallel.pp + 1 if config.parallel.pp > 1 else 1
+    return config.parallel.pp + 1

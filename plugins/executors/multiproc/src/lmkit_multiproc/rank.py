@@ -12,7 +12,11 @@ import logging
 import os
 import signal
 import sys
+from collections import deque
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from select import POLLIN, poll
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -39,34 +43,37 @@ from lmkit_multiproc.messages import (
 )
 
 if TYPE_CHECKING:
+    from lmkit_worker.runner import Unread
     from lmkit_worker.worker import Worker
 
 log = logging.getLogger("lmkit.multiproc")
 
 
 class Rank:
-    """Follows orders with a Worker, one after another."""
+    """Follows orders with a Worker, one after another. What a device still works on is read when it is done, and
+    orders that come before that are followed meanwhile."""
 
     def __init__(self, rank: int, orders: Connection) -> None:
         self.rank, self._orders = rank, orders
         self._worker: Worker | None = None
         self._first = 0  # of those that have the head
         self._failed: dict[int, Exception] = {}  # step -> what its forward pass raised
+        self._unread: deque[Unread] = deque()
+        self._watch: Watch | None = None  # once a device was not done at once
 
     def run(self) -> None:
         """Until there are no more orders. What one raises is reported, and the next is followed."""
         while True:
             try:
+                self._read_done()
                 order = decode_order(self._orders.recv_bytes())
             except EOFError:
                 return
             try:
                 report = self.follow(order)
             except Exception as e:
-                if not isinstance(e, LmkitError):
-                    log.error("rank %d: %s", self.rank, type(order).__name__, exc_info=e)
                 step = order.step if isinstance(order, Sample) else None
-                report = Raised(info_of(e), step, step is not None and self._failed.pop(step, None) is e)
+                report = self._raised(e, order, step, step is not None and self._failed.pop(step, None) is e)
             if report is not None:
                 self._send(report)
 
@@ -89,14 +96,43 @@ class Rank:
             case Sample(step, masks):
                 if error := self._failed.get(step):
                     raise error
-                result: StepResult = worker.sample(step, masks).read()
-                return Sampled(result) if self.rank == self._first else None
+                self._unread.append(worker.sample(step, masks))
+                return None
             case Told(step, tokens):
+                self._read(step)
                 worker.told(step, tokens)
                 return None
             case Command(control):
+                self._read()
                 reply: Reply = worker.control(control)
                 return Answered(reply)
+
+    def _read_done(self) -> None:
+        """Reports what is done, until there is an order or nothing left."""
+        while self._unread:
+            oldest = self._unread[0]
+            if not oldest.is_done():
+                self._watch = self._watch or Watch(self._orders.fileno())
+                if not self._watch.done_first(oldest):
+                    return
+            self._read(oldest.result.step)
+
+    def _read(self, last: int | None = None) -> None:
+        """Reports steps, up to that one or all, in their order; waits for the device."""
+        while self._unread and (last is None or self._unread[0].result.step <= last):
+            unread = self._unread.popleft()
+            try:
+                result: StepResult = unread.read()
+            except Exception as e:
+                self._send(self._raised(e, unread, unread.result.step))
+            else:
+                if self.rank == self._first:
+                    self._send(Sampled(result))
+
+    def _raised(self, e: Exception, at: object, step: int | None, early: bool = False) -> Raised:
+        if not isinstance(e, LmkitError):
+            log.error("rank %d: %s", self.rank, type(at).__name__, exc_info=e)
+        return Raised(info_of(e), step, early)
 
     def _load(self, order: Load) -> Loaded:
         from lmkit_worker.worker import Worker
@@ -113,6 +149,43 @@ class Rank:
 
     def _send(self, report: Report) -> None:
         self._orders.send_bytes(encode(report))
+
+
+class Watch:
+    """Waits for the device and for orders at once: a thread waits for the one, whoever asks for both."""
+
+    def __init__(self, orders: int) -> None:
+        """`orders`: what they come through."""
+        self._given: SimpleQueue[Unread] = SimpleQueue()
+        self._last: Unread | None = None  # that the thread was given
+        self._done: Unread | None = None  # that it waited for last
+        self._orders, (self._told, self._tells) = orders, os.pipe()
+        self._news = poll()
+        for fd in (orders, self._told):
+            self._news.register(fd, POLLIN)
+        Thread(target=self._wait, name="lmkit-device", daemon=True).start()
+
+    def done_first(self, step: Unread) -> bool:
+        """Whether the device has done it before there is an order."""
+        if step is not self._last:
+            self._last = step
+            self._given.put(step)
+        while True:
+            news = {fd for fd, _ in self._news.poll()}
+            if self._told in news:
+                os.read(self._told, 64)  # also of steps that were read without being waited for here
+            if self._done is step:
+                return True
+            if self._orders in news:
+                return False
+
+    def _wait(self) -> None:
+        while True:
+            step = self._given.get()
+            with suppress(Exception):  # reading it raises that
+                step.wait()
+            self._done = step
+            os.write(self._tells, b".")
 
 
 def _end_with(life: int) -> None:

@@ -45,4 +45,4 @@ def lmkit_executors() -> Iterable[ExecutorSpec]:
 def lmkit_configure(config: EngineConfig, plan: ResolvedPlan) -> Iterable[ConfigProposal]:
     executor = plan.choice("executor")
     if executor is not None and executor.name == "ray":
-        yield steps_in_flight(config)
+        yield from steps_in_flight(config)

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from lmkit.api import Checkpoint, CheckpointOptions, ExecutorSpec, LoaderRequest, LoaderSpec, Refusal, Tier, hookimpl
+from lmkit.api import (
+    Checkpoint,
+    CheckpointOptions,
+    ConfigProposal,
+    EngineConfig,
+    ExecutorSpec,
+    LoaderRequest,
+    LoaderSpec,
+    Refusal,
+    ResolvedPlan,
+    Tier,
+    hookimpl,
+)
 
 DUMMY = "dummy"
 CONVERT = "write it as safetensors: pip install lmkit-convert; lmkit convert DIRECTORY -o NEW"
@@ -71,6 +83,13 @@ def lmkit_executors() -> Iterable[ExecutorSpec]:
         stability="stable",
         max_ranks=1,
     )
+
+
+@hookimpl
+def lmkit_configure(config: EngineConfig, plan: ResolvedPlan) -> Iterable[ConfigProposal]:
+    """Guesses follow the tokens of a row, which are not known while its last step is in flight."""
+    if plan.choice("proposer") is not None and config.parallel.pp == 1:
+        yield ConfigProposal("parallel.depth", 1, "draft tokens need one step in flight", strength="require")
 
 
 @hookimpl

@@ -57,6 +57,14 @@ class Unread:
         self._error: Exception | None = None
         self.is_read = False
 
+    def is_done(self) -> bool:
+        """Whether `read` would not wait."""
+        return self.is_read or self._done.query()
+
+    def wait(self) -> None:
+        """Until the device is done. In any thread: nothing is read by it."""
+        self._done.wait()
+
     def read(self) -> StepResult:
         """Waits for the device. Steps are read in order; raises what reading this one raised."""
         if not self.is_read:
