@@ -3,8 +3,9 @@
     python bench/ranks.py [--rounds 5] [--tokens 200] [--shape qwen2-0.5b | --shape none] [--mixture qwen3-moe-0.7b]
     python bench/ranks.py --only pp --shape llama-160m --tokens 60 --rounds 3 [--rows 16] [--context 1500]
 
-`step`: a decode step of the demo checkpoint with one row, in this process and in one of its own, by turns.
-`broadcast`: an order for 256 decoding rows to 8 ranks that only read it.
+`step`: a decode step of the demo checkpoint with one row, in this process and in one of its own, with one and with two
+steps in flight, by turns.
+`broadcast`: an order for 256 decoding rows to 8 ranks that wait for it and only read it.
 `all_reduce`: 64 KiB summed by two ranks, against one copy of as many bytes.
 `tp`: decoding of a random checkpoint of that shape, 2 ranks with a thread each against 1 rank with 2 threads, by turns.
 `ep`: alone, with `--mixture`: decoding of a random mixture of that shape, 1 row and 16 rows, 2 ranks with a thread each
@@ -22,7 +23,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from lmkit.engine.build import build_engine
 from lmkit.engine.core import EngineCore
 from lmkit.plugins.resolve import resolve
 from lmkit_bench.shapes import shaped_checkpoint
-from lmkit_multiproc.messages import Forward, encode
+from lmkit_multiproc.messages import Forward, encode, send_whole
 from lmkit_platform_cpu.native import load
 from lmkit_platform_cpu.ranks import open_collectives
 
@@ -120,10 +121,11 @@ def broadcast(ranks: int = 8, rows: int = 256, rounds: int = 500) -> float:
     order = Forward(StepPlan(7, rows=[RowWork(f"request-{i}", 3, 1000 + i, 1, [], True) for i in range(rows)]))
     times = []
     for _ in range(rounds):
+        sleep(0.002)  # all of them wait again
         began = perf_counter()
         frame = encode(order)
         for connection in connections:
-            connection.send_bytes(frame)
+            send_whole(frame, connection)
         times.append(perf_counter() - began)
     for connection in connections:
         connection.send_bytes(b"")
@@ -205,14 +207,15 @@ def main() -> None:
     show("broadcast", f"{broadcast() * 1e6:.0f} us")
     summed, copied = all_reduce()
     show("all_reduce", f"{summed * 1e6:.1f} us, a copy {copied * 1e6:.1f} us: {summed / copied:.1f}x")
-    pair = {"uniproc": engine("demo", "uniproc", 1, 1), "multiproc": engine("demo", "multiproc", 1, 1)}
-    found = by_turns(pair, args.rounds, args.tokens)
-    more = (found["multiproc"] - found["uniproc"]) * 1e6
-    show("step", f"{found['uniproc'] * 1e6:.0f} us, in a process of its own {more:+.0f} us")
+    cores = {"here": engine("demo", "uniproc", 1, 1)}
+    cores |= {f"{depth} in flight": engine("demo", "multiproc", 1, 1, depth=depth) for depth in (1, 2)}
+    here, *others = by_turns(cores, args.rounds, args.tokens).values()
+    more = ", ".join(f"{(other - here) * 1e6:+.0f} us with {depth} in flight" for depth, other in enumerate(others, 1))
+    show("step", f"{here * 1e6:.0f} us, in a process of its own {more}")
     if args.shape != "none":
         with tempfile.TemporaryDirectory() as folder:
             model = str(shaped_checkpoint(args.shape, Path(folder)))
-            pair = {"one": engine(model, "uniproc", 1, 2), "two": engine(model, "multiproc", 2, 1)}
+            pair = {"one": engine(model, "uniproc", 1, 2), "two": engine(model, "multiproc", 2, 1, depth=2)}
             found = by_turns(pair, args.rounds, args.tokens // 5)
         speed = found["one"] / found["two"]
         show("tp", f"{found['one'] * 1e3:.1f} ms, two ranks {found['two'] * 1e3:.1f} ms: {speed:.2f}x")

@@ -80,7 +80,7 @@ def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan
     total = float(info.num_parameters * size)
     choice, tied = resolved.choice("quantization"), info.tie_embeddings and not declared
     scheme: QuantScheme | None = load_target(choice).parse(declared or choice.options) if choice is not None else None
-    head = (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,)),) if tied else ()
+    head = (LinearSpec("lm_head", info.hidden_size, (info.vocab_size,), shard="column"),) if tied else ()
     for linear in (spec for spec in (*info.linears, *head) if not spec.dense):
         plain = linear.total_out * linear.in_features * size
         fmt = scheme.for_layer(linear) if scheme is not None else None
@@ -93,7 +93,8 @@ def weight_bytes(info: ModelInfo, checkpoint: Checkpoint, resolved: ResolvedPlan
         elif fmt is not None:
             stored = fmt.params(linear, resolved.value("dtype") or info.dtype)
             held = sum(prod(spec.shape) * itemsize(spec.dtype) for spec in stored.values())
-        total -= plain - held / (1 if linear.shard == "none" else num_ranks)
+        own = not linear.is_head or (linear.total_out % num_ranks == 0 and (linear not in head or bits or fmt))
+        total -= plain - held / (num_ranks if own and linear.shard != "none" else 1)
     return round(total)
 
 

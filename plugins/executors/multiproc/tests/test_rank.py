@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from threading import Event, Thread
 
@@ -21,6 +22,7 @@ from lmkit_multiproc.messages import (
     Told,
     decode_report,
     encode,
+    send_whole,
 )
 from lmkit_multiproc.rank import Rank
 from lmkit_worker.runner import Unread
@@ -109,6 +111,16 @@ def orders() -> Iterator[Orders]:
     made.connection.close()
     made.thread.join(WAIT)
     assert not made.thread.is_alive()
+
+
+@pytest.mark.parametrize("size", [0, 1, 16384, 16385, 1 << 20])
+def test_frames_are_those_of_connections(size: int) -> None:
+    mine, theirs = (Connection(end.detach()) for end in socket.socketpair())
+    frame = bytes(i % 251 for i in range(size))
+    with ThreadPoolExecutor(1) as pool, mine, theirs:
+        sent = pool.submit(send_whole, frame, mine)  # more than the socket holds
+        assert theirs.recv_bytes() == frame
+        sent.result(WAIT)
 
 
 def said(step: int) -> Sampled:

@@ -14,9 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lmkit.api import AttnNeed, DeviceInfo, LayerInfo, LinearSpec, ModelInfo, SelectionError, UnsupportedModel
 from lmkit_layers import Builder, Latent, PlainFormat, RMSNorm, Rotary, TorchRowOps, activation
+from lmkit_layers.adapters import Adapter, AdapterBank, Delta
 from lmkit_layers.attention import Attention
+from lmkit_layers.linear import ReferenceLinear
 from lmkit_layers.rotary import frequencies
 from lmkit_testing import PluginConformance
+from lmkit_testing.steps import Ranks
+from torch import Tensor, nn
 
 ROWS = TorchRowOps()
 PLAIN = {"rope_type": "default", "theta": 100.0, "partial": 1.0}
@@ -231,3 +235,45 @@ def test_values_that_are_a_part_of_keys_have_their_scale() -> None:
         parameter.data.fill_(value)
     attn.settle()
     assert attn.scales == (3.0, 3.0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("vocab_size", [12, 13])
+def test_a_head_of_ranks_makes_the_logits_of_one(vocab_size: int, tied: bool, bias: bool) -> None:
+    """Each makes those of its part of the vocabulary, changed by adapters too; one that does not divide is whole."""
+    spec = LinearSpec("lm_head", 8, (vocab_size,), bias, "column", sources=("lm_head",))
+    info: Any = SimpleNamespace(linears=(spec,), kv_groups=list)
+    numbers = torch.Generator().manual_seed(3)
+    weight, own, a, b, x = (
+        torch.randn(size, generator=numbers) for size in ((vocab_size, 8), (vocab_size, 8), (8, 2), (2, 3), (4, 8))
+    )
+    added, adapters = torch.randn(vocab_size, generator=numbers), torch.tensor([0, -1, 1, 0])
+
+    def logits(collectives: Any = None) -> tuple[int, Tensor, Tensor]:
+        kernels = {"linear:plain": [ReferenceLinear()]}
+        made = Builder(info, torch.float32, DeviceInfo("cpu", "cpu"), None, kernels, collectives=collectives)
+        model, head = nn.Module(), made.linear(spec)
+        model.lm_head, rows = head, head.own_rows
+        if tied:
+            model.embed = made.embedding(vocab_size, 8)
+            model.embed.weight = nn.Parameter(weight)
+            head.tie(model.embed)
+        else:
+            head.weight = nn.Parameter(weight[rows].clone())
+        if bias:
+            head.bias = nn.Parameter(added[rows].clone())
+        head.pack()
+        bank = AdapterBank(model, 2, torch.device("cpu"))  # type: ignore[arg-type]
+        model.logits = head  # type: ignore[assignment]
+        bank.load(Adapter("a", {"lm_head": [Delta(5, 8, a, b)]}, {}))
+        bank.load(Adapter("b", {}, {"lm_head": own}))
+        return head.local.total_out, head(x).detach(), bank.logits(x, adapters).detach()
+
+    with torch.inference_mode():
+        _, *whole = logits()
+        for size, *found in Ranks(2).run(logits):
+            assert size == (6 if vocab_size == 12 else vocab_size)
+            for here, expected in zip(found, whole, strict=True):
+                assert torch.allclose(here, expected, atol=1e-6)
+    assert not torch.allclose(whole[0], whole[1])

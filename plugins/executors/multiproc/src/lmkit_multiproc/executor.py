@@ -69,6 +69,7 @@ from lmkit_multiproc.messages import (
     decode_report,
     encode,
     first_with_head,
+    send_whole,
 )
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ class RanksExecutor(ABC):
                 self._settle(step)
         for process in self._processes if to is None else to:
             with suppress(OSError):
-                process.connection.send_bytes(frame)
+                send_whole(frame, process.connection)
 
     def _result(self, step: int) -> StepResult:
         """The first rank's with the head; raises what all of these raised."""

@@ -3,6 +3,9 @@ multiprocessing.connection (a length, then so many bytes); never pickle."""
 
 from __future__ import annotations
 
+import os
+import struct
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from lmkit.api import (
     WorkerFacts,
 )
 
+LENGTH, LONGEST = struct.Struct("!i"), 0x7FFFFFFF  # of a frame of multiprocessing.connection, before its bytes
 Known = (
     LoadAdapter | DropAdapter | Profile | ForgetRows | ResetCache | WorkAhead | Sleep | Wake | StageWeights | UseWeights
 )
@@ -126,6 +130,17 @@ def _plain(value: object) -> object:
 
 def _typed(kind: type, value: Any) -> object:
     return Path(value) if kind is Path and isinstance(value, str) else value
+
+
+def send_whole(frame: bytes, connection: Connection) -> None:
+    """As `connection.send_bytes`, in one piece: that sends what is longer than 16 KiB in two, and who reads it wakes
+    twice."""
+    if len(frame) > LONGEST:
+        connection.send_bytes(frame)
+        return
+    left = memoryview(LENGTH.pack(len(frame)) + frame)
+    while left:
+        left = left[os.write(connection.fileno(), left) :]
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode

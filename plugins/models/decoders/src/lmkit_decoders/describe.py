@@ -298,9 +298,8 @@ class DecoderConfig:
         return tuple(specs)
 
     def head(self) -> LinearSpec:
-        return LinearSpec(
-            "lm_head", self.hidden_size, (self.vocab_size,), self.head_bias, sources=(self.names["lm_head"],)
-        )
+        sources = (self.names["lm_head"],)
+        return LinearSpec("lm_head", self.hidden_size, (self.vocab_size,), self.head_bias, "column", sources=sources)
 
     def places(self) -> dict[str, Place]:
         """Where the tensors of each role go. A family's own roles are its architecture's `targets`."""

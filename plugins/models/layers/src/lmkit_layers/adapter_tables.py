@@ -123,7 +123,7 @@ class AdapterTable:
         Changed in place where no adapter has a weight of its own.
         """
         linear: Linear | None = None if isinstance(module, Embedding) else module  # type: ignore[assignment]
-        summed = linear is not None and linear.collectives is not None  # over ranks, and then the bias is added
+        summed = linear is not None and linear.collectives is not None and not linear.gathers  # then comes the bias
         bias = None if linear is None or summed else linear.bias
         for number, weight in self.whole:
             own = weight[x] if linear is None else F.linear(x, weight, bias)

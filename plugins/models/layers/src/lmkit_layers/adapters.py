@@ -72,7 +72,8 @@ class AdapterBank:
         own = {n: share_of_rank(linears[n], found) if n in linears else found for n, found in adapter.deltas.items()}
         self.loaded.pop(adapter.id, None)
         number = next(n for n in range(len(self._held) + 1) if n not in self._held)
-        self._settle({**self._held, number: replace(adapter, deltas=own)})
+        whole = {n: weight[linears[n].own_rows] if n in linears else weight for n, weight in adapter.whole.items()}
+        self._settle({**self._held, number: replace(adapter, deltas=own, whole=whole)})
         self.loaded[adapter.id] = number
 
     def drop(self, id: str) -> None:
@@ -238,11 +239,11 @@ class Tables:
 
 
 def _attach(module: nn.Module, hook: Callable[[nn.Module, tuple[Any, ...], Any], Any]) -> Callable[[], None]:
-    """Adds what `hook` does, before a sum over ranks: each does a part. Returns what takes it away."""
+    """Adds what `hook` does, before ranks meet: each does a part. Returns what takes it away."""
     if not (isinstance(module, Linear) and module.collectives is not None):
         return module.register_forward_hook(hook).remove
-    module.before_sum = lambda x, out: hook(module, (x,), out)
-    return lambda: setattr(module, "before_sum", None)
+    module.before_ranks = lambda x, out: hook(module, (x,), out)
+    return lambda: setattr(module, "before_ranks", None)
 
 
 def _moved(adapter: Adapter, device: torch.device) -> Adapter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -88,7 +89,13 @@ class Builder:
     def linear(self, spec: LinearSpec, local: LinearSpec | None = None) -> Linear:
         fmt = self._format(spec)
         kernel = ReferenceLinear() if spec.dense else self._kernel(fmt, spec)
-        return Linear(spec, fmt, kernel, self.dtype, self.collectives, local)
+        try:
+            return Linear(spec, fmt, kernel, self.dtype, self.collectives, local)
+        except PluginError:
+            if not spec.is_head or spec.shard == "none":
+                raise
+        whole = replace(spec, shard="none")  # a vocabulary that does not divide is whole on each rank
+        return Linear(whole, fmt, kernel, self.dtype, self.collectives)
 
     def experts(self, up: LinearSpec, down: LinearSpec, act: str) -> Experts:
         """On a kernel for experts that runs both linears, else each expert on kernels for linears."""

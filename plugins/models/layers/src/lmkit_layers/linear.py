@@ -110,7 +110,8 @@ class Linear(nn.Module):
         size //= self.deals
         self.spec, self.kernel, self.dtype = spec, kernel, dtype
         self.local = local or shard(self.dealt, self.rank // self.deals, size)
-        self.collectives = collectives if self.size > 1 and spec.shard == "row" else None
+        self.gathers = spec.is_head and self.local is not spec  # a part of the vocabulary is here
+        self.collectives = collectives if self.size > 1 and (spec.shard == "row" or self.gathers) else None
         name = _name(dtype)
         self.stored = fmt.params(spec, name) | self._bias_spec(spec, name)
         self.params = self.format.params(self.local, name) | self._bias_spec(self.local, name)
@@ -128,7 +129,7 @@ class Linear(nn.Module):
         self.pack_seconds = 0.0
         self.owner: tuple[nn.Module, ...] = ()
         self.silent = False  # another rank adds the bias
-        self.before_sum: Callable[[Tensor, Tensor], Tensor] | None = None  # of ranks, like a forward hook (x, out)
+        self.before_ranks: Callable[[Tensor, Tensor], Tensor] | None = None  # meet: like a forward hook (x, out)
 
     @staticmethod
     def _bias_spec(spec: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
@@ -161,7 +162,7 @@ class Linear(nn.Module):
             if key != "bias":
                 parameter = getattr(self.owner[0] if self.owner else self, key)
                 if parameter is not None:  # an optional one that is absent
-                    tensors[key] = parameter.data
+                    tensors[key] = parameter.data[self.own_rows] if self.owner else parameter.data
                 delattr(self, key)
         if any(t.is_meta for t in tensors.values()):
             raise PluginError(f"{self.spec.name}: packed before it was loaded")
@@ -176,6 +177,12 @@ class Linear(nn.Module):
                 what, fix="choose another kernel with --op, or report it to the author of the plugin"
             ) from e
         self.pack_seconds = perf_counter() - began
+
+    @property
+    def own_rows(self) -> slice:
+        """Outputs of the whole that are here, of a linear that is divided by them and has one part."""
+        size = self.local.total_out
+        return slice(self.rank * size, (self.rank + 1) * size) if size < self.spec.total_out else slice(0, size)
 
     def restore(self, packed: PackedWeight) -> None:
         """Take what an earlier `pack` made of the same parameters, which are not loaded then (the bias is)."""
@@ -193,9 +200,11 @@ class Linear(nn.Module):
         assert self.packed is not None
         if self.collectives is None:
             return self.kernel.apply(x, self.packed, self.bias)
-        part = self.kernel.apply(x, self.packed, None)
-        if self.before_sum is not None:
-            part = self.before_sum(x, part)
+        part = self.kernel.apply(x, self.packed, self.bias if self.gathers else None)
+        if self.before_ranks is not None:
+            part = self.before_ranks(x, part)
+        if self.gathers:
+            return self.collectives.all_gather(part, -1)
         out = self.collectives.all_reduce(part)
         return out if self.bias is None else out + self.bias
 

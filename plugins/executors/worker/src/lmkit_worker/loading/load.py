@@ -591,7 +591,8 @@ def weight_bytes(model: nn.Module) -> int:
         if isinstance(module, Linear) and module.packed is not None:
             tensor = getattr(module.packed, "weight", None)
             # layouts other than strided hide their storage, and share it with nobody
-            if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.data_ptr() in seen:
+            at = tensor.data_ptr() if isinstance(tensor, Tensor) and tensor.layout == torch.strided else 0
+            if any(first <= at < first + nbytes for first, nbytes in seen.items()):  # a rank may have some rows
                 continue
             if module.tied:
                 seen.pop(module.owner[0].get_parameter("weight").data_ptr(), None)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lmkit_worker.loading.safetensors import DTYPES, SafetensorsLoader
 
-VERSION = 2  # of the file's form
+VERSION = 3  # of the file's form
 ALIGNMENT = 4096  # of the first tensor in the file
 NAMES = {name: short for short, name in DTYPES.items()}
 LINEARS, SHA256 = "linears", "sha256"  # texts of the header: packed weights by path, and the hash of that text
