@@ -145,11 +145,14 @@ def checked(packages: list[str], checks: str, env: dict[str, str]) -> Found:
         python = str(folder / "bin" / "python")
         if not Path(python).exists():
             subprocess.run(["uv", "venv", "-q", "--seed", str(folder)], check=True)
-        _installed(folder, packages, ["uv", "pip", "install", "-q", "--python", python, "pytest", *packages])
+        packages = ["pytest", "pytest-timeout", *packages]
+        _installed(folder, packages, ["uv", "pip", "install", "-q", "--python", python, *packages])
         arguments = ["-c", str(CHECKS / "pytest.ini"), "--rootdir", str(CHECKS), "--confcutdir", str(CHECKS)]
         command = [python, "-m", "pytest", *arguments, f"--junitxml={report}", str(CHECKS / checks)]
     report.unlink(missing_ok=True)
-    subprocess.run(command, env=env, check=False, cwd=folder)
+    ended = subprocess.run(command, env=env, check=False, cwd=folder).returncode
+    if not report.exists():
+        raise SystemExit(f"{checks} ended with {ended} and left no report")
     return _read(report)
 
 

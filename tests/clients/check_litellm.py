@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -20,6 +21,16 @@ import pytest
 SUM = [{"role": "user", "content": "What is 12 + 30?"}]
 KEY = "sk-" + token_hex(32)  # of the proxy
 WAYS = ["openai/", "hosted_vllm/", "anthropic/", "ollama_chat/"]
+
+
+@pytest.fixture(autouse=True)
+def _collected_between_tests() -> Iterator[None]:
+    """litellm leaves streams open, and httpcore closes those that are collected: where its pool allocates meanwhile, it
+    waits for a lock that it holds."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(params=WAYS)

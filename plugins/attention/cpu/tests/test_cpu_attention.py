@@ -284,6 +284,35 @@ def test_integers_have_a_scale_per_token_and_head(dtype: str) -> None:
     torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("latent", [False, True])
+def test_products_with_bytes_are_those_of_floats(latent: bool) -> None:
+    """Whatever the sizes of queries and of values are: what is left to differ is the rounding of the result."""
+    need = replace(LATENTS, head_dim=64) if latent else replace(NEED, head_dim=64)
+    dim, heads, length = need.v_head_dim or 64, need.num_q_heads, SEGMENT + 70
+    q, k, v = (torch.randn(length, h, d) for h, d in ((heads, 64), (need.num_kv_heads, 64), (need.num_kv_heads, dim)))
+    q[3], q[7] = 0, q[7] * 1e-20
+    q[-9, 0, 5], q[-5, 1, 60] = torch.nan, torch.inf
+    most = 1 if latent else 3  # latents are keys as well, whose scores would be in the thousands
+    v = (v * torch.logspace(-most, most, length)[torch.randperm(length)][:, None, None]).bfloat16()
+    found = []
+    for dtype in ("bfloat16", "float32"):
+        rows = make(replace(need, dtype=dtype, kv_dtype="int8"), length=length)
+        plan = rows.planner.plan(rows.paged.grow([(0, length)]))
+        kept = k.bfloat16() if not latent else torch.cat((v, k[..., dim:].bfloat16()), -1)
+        rows.backend.write_kv(kept, v, rows.kv, plan.slots)
+        out = torch.full((length, heads, dim), torch.nan, dtype=getattr(torch, dtype))
+        rows.backend.forward(q.bfloat16().to(out.dtype), rows.kv, plan, 0.2, out)
+        found.append(out.float())
+    whole, floats = found
+    bad = torch.zeros(length, heads, dtype=torch.bool)
+    bad[-9, 0] = bad[-5, 1] = True
+    assert whole[bad].isnan().all()
+    whole, floats = whole[~bad], floats[~bad]
+    largest = floats.abs().amax(-1, keepdim=True)
+    off = ((whole - floats).abs() - floats.abs() * 2**-8) / largest
+    assert off.max() <= 2**-10
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_latents_are_the_keys_with_a_part_of_them_as_values(dtype: str) -> None:
     """The same bits, in half the memory, as from keys and values that are kept apart."""
