@@ -177,7 +177,7 @@ def full(session: nox.Session) -> None:
 @nox.session
 def quant_parity(session: nox.Session) -> None:
     """Quantized checkpoints, made anew by their producers in environments of theirs, against what these make of them;
-    `lmkit quantize` with llmcompressor. A quarter of an hour, most of it installation."""
+    `lmkit quantize` with llmcompressor. Twenty minutes, most of it installation."""
     install(session)
     folder = Path(session.create_tmp()).resolve()
     transformers = ["transformers>=5.23", "accelerate"]
@@ -237,7 +237,7 @@ def trials(session: nox.Session) -> None:
 @nox.session
 def drafts(session: nox.Session) -> None:
     """Guessed tokens change none: 100,000 trials of scheduler and verification on the hash model and injected faults,
-    the sampled distribution under every parameter, every native family. A quarter of an hour on two cores."""
+    the sampled distribution under every parameter, every native family. Twenty minutes on two cores."""
     install(session)
     session.run("python", "-m", "lmkit_testing.draft_trials", *(session.posargs or ["100000"]), env=ONE_THREAD)
     env = ONE_THREAD | {"DRAWS": "10000", "DRAFT_CASES": "1000", "TREE_CASES": "2000"}

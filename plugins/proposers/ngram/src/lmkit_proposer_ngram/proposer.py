@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-LATE = 2048  # tokens that are looked at before all others: where a token stands everywhere, they are enough
+LATE = 2048  # tokens that are looked at before all others where the last token stands everywhere: they are enough
+EVERYWHERE = 4  # it is one of so many tokens, or fewer
 MANY = 256  # places of a token: of more, those are listed that agree in two
 
 
@@ -22,10 +23,11 @@ class Ngram:
 
     def _guess(self, text: np.ndarray, most: int) -> list[int]:
         """What stands behind the latest of the places that agree with the most of the last tokens."""
-        first, length = self._find(text[-LATE:])  # a run as long as can be, where it stood last
-        if length == self._longest or len(text) <= LATE:
-            first += max(0, len(text) - LATE)
-        else:
+        late, length = text[-LATE:], 0
+        if EVERYWHERE * np.count_nonzero(late == text[-1]) >= len(late):
+            first, length = self._find(late)  # a run as long as can be, where it stood last
+            first += len(text) - len(late)
+        if length < self._longest:
             first, length = self._find(text)
         return text[first : first + most].tolist() if length >= self._shortest else []
 
