@@ -33,11 +33,14 @@ WAIT = 10.0  # seconds until what ought to come has not
 class Point:
     """Event of a device: it has passed when the test says so. `error`: what waiting raises."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.passed, self.error = Event(), error
+    def __init__(self) -> None:
+        self.passed = Event()
+        self.error: Exception | None = None
 
     def query(self) -> bool:
-        return self.passed.is_set() and self.error is None
+        if self.passed.is_set() and self.error is not None:
+            raise self.error
+        return self.passed.is_set()
 
     def wait(self) -> None:
         assert self.passed.wait(WAIT)
@@ -75,9 +78,10 @@ class Device:
         return Reply(True)
 
     def until(self, *what: object) -> None:
+        self.news.clear()
         while what not in self.followed:
-            self.news.clear()
             assert self.news.wait(WAIT), self.followed
+            self.news.clear()
 
 
 class Orders:
@@ -166,8 +170,11 @@ def test_other_orders_wait_for_the_steps_before_them(orders: Orders) -> None:
     assert orders.heard() == said(2)
 
 
-def test_errors_of_the_device_are_those_of_their_step(orders: Orders) -> None:
+@pytest.mark.parametrize("soon", [False, True])
+def test_errors_of_the_device_are_those_of_their_step(orders: Orders, soon: bool) -> None:
     orders.device.points[0].error = RuntimeError("lost")
+    if soon:
+        orders.device.points[0].passed.set()
     orders.step(0)
     orders.step(1)
     orders.device.until("forward", 1)

@@ -59,7 +59,10 @@ class Unread:
 
     def is_done(self) -> bool:
         """Whether `read` would not wait."""
-        return self.is_read or self._done.query()
+        try:
+            return self.is_read or self._done.query()
+        except Exception:  # reading it raises that
+            return True
 
     def wait(self) -> None:
         """Until the device is done. In any thread: nothing is read by it."""
