@@ -42,7 +42,7 @@ class IntegerArgs(Args):
         ("x_scales", c_void_p), ("x_sums", c_void_p), ("plain", c_void_p), ("m", c_int64),
         ("n", c_int64), ("k", c_int64), ("x_stride", c_int64), ("group", c_int64), ("block", c_int64),
         ("rows_step", c_int64), ("panels_step", c_int64), ("dtype", c_int32), ("bits", c_int32), ("planes", c_int32),
-        ("zero", c_int32), ("tiled", c_int32),
+        ("zero", c_int32), ("tiled", c_int32), ("threads", c_int32),
     ]  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def linear(native: Native, x: Tensor, weight: PackedIntegers, bias: Tensor | Non
         bias=None if bias is None else bias.data_ptr(), out=out.data_ptr(), quantized=quantized.data_ptr(),
         x_scales=x_scales.data_ptr(), x_sums=x_sums.data_ptr(), m=m, n=weight.n, k=weight.k,
         x_stride=rows.stride(0), group=weight.group, block=weight.block, dtype=DTYPES[str(x.dtype)], bits=weight.bits,
-        planes=weight.planes, zero=weight.zero,
+        planes=weight.planes, zero=weight.zero, threads=native.threads,
     )  # fmt: skip
     if m <= DECODE_ROWS:
         args.rows_step = max(m, 1)

@@ -37,7 +37,7 @@ class LinearArgs(Args):
         ("weight", c_void_p), ("x", c_void_p), ("bias", c_void_p), ("out", c_void_p), ("wide", c_void_p),
         ("sums", c_void_p), ("tiles", c_void_p), ("plain", c_void_p), ("m", c_int64), ("n", c_int64), ("k", c_int64),
         ("x_stride", c_int64), ("panel_bytes", c_int64), ("rows_step", c_int64), ("panels_step", c_int64),
-        ("k_step", c_int64), ("dtype", c_int32), ("weight_dtype", c_int32),
+        ("k_step", c_int64), ("dtype", c_int32), ("weight_dtype", c_int32), ("threads", c_int32),
     ]  # fmt: skip
 
 
@@ -141,6 +141,7 @@ def linear(native: Native, x: Tensor, weight: Packed, bias: Tensor | None = None
         weight=weight.data.data_ptr(), x=rows.data_ptr(), bias=None if bias is None else bias.data_ptr(),
         out=out.data_ptr(), m=m, n=weight.n, k=weight.k, x_stride=rows.stride(0), dtype=DTYPES[str(x.dtype)],
         panel_bytes=weight.panel_bytes, weight_dtype=COMPACT if weight.compact else DTYPES[str(weight.dtype)],
+        threads=native.threads,
     )  # fmt: skip
     scratch = _plan(native, args, weight, m)
     native.run("linear", args)
