@@ -160,7 +160,8 @@ def matrix(x: Tensor, k: int) -> Tensor:
 def chunk_bytes(m: int) -> int:
     """Bytes of weight that a thread takes at a time in a step of `m` rows, at most DECODE_ROWS.
 
-    From two tiles of rows on, each panel of a chunk is asked for while the one before it is multiplied.
+    From two tiles of rows on, each panel is asked for while the one before it is multiplied, and the first of the chunk
+    that the thread probably takes next with the last of this one.
     """
     return 1 << 17 if m <= 12 else 1 << 19
 
