@@ -13,22 +13,22 @@ ROOT = Path(__file__).resolve().parents[1]
 DEVICES = "## Plugins of GPUs\n\n"
 BY_DEVICE = "\n### Features by device\n\n"
 PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named here with its date and device
-    "attention triton": "H100, 2026-11-26, but for what is said above; laboratory, compiled ahead, simulated device",
+    "attention triton": "H100, 2026-11-27; laboratory, compiled ahead, simulated device",
     "attention flashinfer": "H100, 2026-11-26: time alone, heads of 128; contract, simulated device",
     "op fp8_scaled_mm": "the same operator of torch on a CPU",
     "attention flash_attn": "contract",
     "attention flash_attn_3": "contract",
     "attention flex": "not compiled, and compiled for CPUs",
-    "op fp8_cutlass": "compiled ahead; plain torch with its addresses; never run",
-    "op int4_cutlass": "compiled ahead; plain torch with its addresses; never run",
-    "op linear_cutlass": "compiled ahead; plain torch with its addresses; never run",
-    "op fp8_triton": "H100, 2026-11-26; laboratory, compiled ahead, simulated device",
-    "op linear_triton": "H100, 2026-11-26; laboratory, compiled ahead, simulated device",
+    "op fp8_cutlass": "H100, 2026-11-27; compiled ahead; plain torch with its addresses",
+    "op int4_cutlass": "H100, 2026-11-27; compiled ahead; plain torch with its addresses",
+    "op linear_cutlass": "H100, 2026-11-27; compiled ahead; plain torch with its addresses",
+    "op fp8_triton": "H100, 2026-11-27; laboratory, compiled ahead, simulated device",
+    "op linear_triton": "H100, 2026-11-27; laboratory, compiled ahead, simulated device",
     "op moe_triton": "laboratory, compiled ahead, simulated device",
-    "op plain_triton": "H100, 2026-11-26; laboratory, compiled ahead",
-    "op rowwise_triton": "H100, 2026-11-26; laboratory, compiled ahead, simulated device",
+    "op plain_triton": "H100, 2026-11-27; laboratory, compiled ahead",
+    "op rowwise_triton": "H100, 2026-11-27; laboratory, compiled ahead, simulated device",
     "op recurrent_triton": "laboratory, compiled ahead, simulated device",
-    "platform cuda": "H100, 2026-11-26; simulated device; probes on stand-ins for NVML",
+    "platform cuda": "H100, 2026-11-27; simulated device; probes on stand-ins for NVML",
     "platform rocm": "simulated device; probes on stand-ins for sysfs",
 }
 NVIDIA = {"sm_80": (8, 0), "sm_89": (8, 9), "sm_90": (9, 0), "sm_100": (10, 0), "sm_120": (12, 0)}
@@ -37,7 +37,8 @@ ALL = (*NVIDIA, "gfx942", "gfx950", "gfx1100")
 ELSE = {"flash_attn": "contract", "flash_attn_3": "contract", "flashinfer": "contract", "flex": "CPU"}
 CUTLASS = {"linear_cutlass", "fp8_cutlass", "int4_cutlass"}
 RUN = {  # what an H100 has run and found right, with the kernel as it is
-    "linear_triton", "fp8_triton", "plain_triton", "rowwise_triton",
+    "triton", "linear_triton", "fp8_triton", "plain_triton", "rowwise_triton", "linear_cutlass", "fp8_cutlass",
+    "int4_cutlass",
 }  # fmt: skip
 Is = Callable[[Any, Any], bool]  # of a case's constants and types
 ATTENTION: dict[str, Is] = {
@@ -63,7 +64,7 @@ OPS: dict[str, dict[str, tuple[str, Is]]] = {  # op -> its features: whose kerne
         "8 bits, activations too": (BYTES, lambda c, t: t["x"] == "*i8"),
     },
     "fp8_triton": {
-        "weights alone": (BYTES, lambda c, t: t["x"] in ("*bf16", "*fp32")),
+        "weights alone": ("linear_kernels.multiply_wide", lambda c, t: True),
         "activations too": (BYTES, lambda c, t: t["x"] == "*fp8e4nv"),
     },
     "moe_triton": {
@@ -139,9 +140,9 @@ def cell(kind: str, spec: Any, device: str, feature: str, compiled: set[str] | N
     """What shows that a plugin's feature runs on a device; – where it declares that it does not."""
     if refused(kind, spec, device, feature) or (kind == "op" and compiled is not None and device not in compiled):
         return "–"
-    if compiled is None:
-        return "compiled" if spec.name in CUTLASS else ELSE.get(spec.name, "torch")
-    if device not in compiled:
+    if compiled is None and spec.name not in CUTLASS:
+        return ELSE.get(spec.name, "torch")
+    if compiled is not None and device not in compiled:
         return "laboratory"
     return "H100" if device == "sm_90" and spec.name in RUN else "compiled"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 
@@ -150,7 +151,7 @@ class Machine:
     def folder(self, shape: str, **changes: Any) -> Path:
         """A checkpoint of that shape without weights, which the loader `dummy` makes up."""
         name = "tiny" if self.small else shape
-        folder = self.scratch / "-".join([name, *map(str, changes)])
+        folder = self.scratch / f"{name}-{crc32(repr(sorted(changes.items())).encode()):08x}"
         folder.mkdir(parents=True, exist_ok=True)
         written = folder / f"{os.getpid()}.new"  # several processes make the same folder
         written.write_text(json.dumps({**SHAPES[name], **changes}))

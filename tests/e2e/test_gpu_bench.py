@@ -62,6 +62,7 @@ def test_every_part(tmp_path: Path) -> None:
     assert values["parity: torch, float32, depth 1"] == 1
     assert min(values[f"conformance: {name}"] for name in ("platform", "attention", "operators")) >= 10
     assert values["linear int4 8x128->256"] > 0
+    assert values["demo: What is 17 + 25?"] == "17 + 25 = 42"
 
 
 @pytest.mark.full("lmkit-platform-gpu")

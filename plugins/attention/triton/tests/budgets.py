@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from lmkit.api import AttnNeed
 from lmkit_attention_triton import kernels
-from lmkit_attention_triton.backend import HEADS, LARGE, programs_of
+from lmkit_attention_triton.backend import HEADS, LARGE, NONE, Room, programs_of
 from lmkit_testing.triton_budget import SHARED, Case
 
 # RDNA 3 has too few registers for these tiles: what it spills is let through, and no more.
@@ -12,6 +12,7 @@ SPILLS = {"gfx1100": 380}
 ALIBI_SPILLS = SPILLS | {"gfx942": 5}
 INT8_SPILLS = {"gfx942": 26, "gfx950": 36, "gfx1100": 920}
 LATENT_SPILLS = {"gfx942": 134, "gfx950": 66}  # latents of 512 entries
+LIMIT_SPILLS = {"sm_90": 168}  # bytes, so that two blocks fit into a multiprocessor
 STORED = {"*i8": "int8", "*fp8e4nv": "float8_e4m3fn", "*fp8e5": "float8_e5m2"}
 USUAL: Mapping[str, object] = {}
 FORMS: tuple[Mapping[str, object], ...] = (
@@ -28,10 +29,10 @@ def types(names: str, kind: str) -> dict[str, str]:
 
 
 def attend(
-    kv: str, dim: int, group: int, queries: int, splits: int, v_dim: int = 0, dtype: str = "bf16", shared: int = 0,
+    kv: str, dim: int, group: int, queries: int, splits: int, v_dim: int = 0, dtype: str = "bf16", room: Room = NONE,
     form: Mapping[str, object] = USUAL, **how: object,
 ) -> Case:  # fmt: skip
-    """`v_dim` > 0: values are the first entries of keys. `shared`: bytes of shared memory that a block may have.
+    """`v_dim` > 0: values are the first entries of keys. `room`: of the device.
     `form`: constants that differ from those of attention to all that came before."""
     need = AttnNeed(
         dim,
@@ -41,7 +42,7 @@ def attend(
         mla=v_dim > 0,
         v_head_dim=v_dim or None,
     )
-    sizes, shape, members, groups = programs_of(need, queries, 4 if dtype == "fp32" else 2, shared)
+    sizes, shape, members, groups = programs_of(need, queries, 4 if dtype == "fp32" else 2, room)
     given = {
         "INT8": kv == "*i8",
         "CAUSAL": True,
@@ -61,8 +62,18 @@ def attend(
         "V": sizes.values,
         **form,
     }
-    spills = ALIBI_SPILLS if "ALIBI" in form else LATENT_SPILLS if v_dim else INT8_SPILLS if kv == "*i8" else SPILLS
-    said = [*(["large"] if shared else []), *(name.lower() for name in form)]
+    spills = (
+        LIMIT_SPILLS
+        if shape.registers
+        else ALIBI_SPILLS
+        if "ALIBI" in form
+        else LATENT_SPILLS
+        if v_dim
+        else INT8_SPILLS
+        if kv == "*i8"
+        else SPILLS
+    )
+    said = [*(["hopper" if room.hopper else "large"] if room.shared else []), *(name.lower() for name in form)]
     return Case(
         kernels.attend,
         {
@@ -80,13 +91,14 @@ def attend(
         shape.warps,
         shape.stages,
         unaligned=("first_row", "q_heads", "group", "q_entry"),
+        limit=shape.registers,
         spills=spills,
         note=" ".join((f"{'decode' if queries == 1 else 'prefill'} {kv[1:]} {dim} x {group}", *said)),
         **how,
     )
 
 
-LARGER = ("sm_90", "sm_100")
+LARGER, BLACKWELL, HOPPER = ("sm_90", "sm_100"), Room(LARGE), Room(LARGE, hopper=True)
 FLOAT8 = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")
 EACH = ("sm_80", "sm_90", "gfx942", "gfx1100")  # of a form of attention
 WIDE = tuple(arch for arch in SHARED if arch != "gfx1100")  # which spills 2,000 registers of latents of 512 entries
@@ -157,14 +169,18 @@ CASES = [
     attend("*bf16", 256, 1, 64, 1),
     attend("*bf16", 256, 1, 1, 8),
     attend("*bf16", 64, 1, 64, 1),
-    attend("*bf16", 128, 4, 1, 8, shared=LARGE, blocks=2, opcodes=("HMMA",), archs=LARGER),
-    attend("*bf16", 128, 4, 64, 1, shared=LARGE, archs=LARGER),
-    attend("*bf16", 64, 1, 64, 1, shared=LARGE, archs=LARGER),
+    attend("*bf16", 128, 4, 1, 8, room=BLACKWELL, blocks=2, opcodes=("HMMA",), archs=LARGER),
+    attend("*bf16", 128, 4, 64, 1, room=BLACKWELL, archs=LARGER[1:]),
+    attend("*bf16", 64, 1, 64, 1, room=BLACKWELL, archs=LARGER[1:]),
+    attend("*bf16", 128, 4, 64, 1, room=HOPPER, blocks=2, opcodes=("HGMMA",), archs=LARGER[:1]),
+    attend("*bf16", 64, 1, 64, 1, room=HOPPER, blocks=2, archs=LARGER[:1]),
     attend("*fp8e4nv", 128, 4, 1, 8, archs=FLOAT8),
     *(attend("*bf16", 128, 4, 64, 1, form=form, archs=EACH) for form in FORMS),
+    *(attend("*bf16", 128, 4, 64, 1, room=HOPPER, blocks=2, form=form, archs=LARGER[:1]) for form in FORMS),
     *(attend("*bf16", 128, 4, 1, 8, form=form, archs=EACH) for form in FORMS[:4]),
     attend("*fp8e5", 128, 4, 1, 8, archs=FLOAT8),
     attend("*fp8e5", 128, 4, 64, 1, archs=FLOAT8),
+    attend("*fp8e4nv", 128, 4, 64, 1, room=HOPPER, blocks=2, archs=LARGER[:1]),
     attend("*i8", 128, 4, 1, 8, blocks=2),
     attend("*i8", 128, 4, 64, 1),
     attend("*bf16", 576, 16, 1, 8, v_dim=512, archs=WIDE, opcodes=("HMMA",)),

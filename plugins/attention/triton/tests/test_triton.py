@@ -40,6 +40,24 @@ def rows(need: AttnNeed, count: int) -> Rows:
     return Rows(TritonAttention(), need, num_rows=count, length=300)
 
 
+def test_tiles_of_hopper() -> None:
+    """Its registers are limited so that two blocks fit; float8 caches with fewer values than keys keep away from
+    blocks of 4 warps, whose results are wrong there."""
+    hopper, other = backend.Room(backend.LARGE, hopper=True), backend.Room(backend.LARGE)
+    for dim, keys in ((64, 128), (128, 64)):
+        for kv_dtype in ("auto", "float8_e4m3fn"):
+            shape = backend.programs_of(AttnNeed(dim, 8, 2, kv_dtype=kv_dtype), 64, 2, hopper)[1]
+            assert shape == (128, keys, 8, 2, 128)
+            assert shape.options["maxnreg"] == 128
+    for room in (hopper, other, backend.NONE):
+        for dim in (64, 128):
+            uneven = AttnNeed(dim, 8, 2, kv_dtype="float8_e5m2", v_head_dim=16)
+            shape = backend.programs_of(uneven, 64, 2, room)[1]
+            assert (shape.warps, shape.registers) == (8, 0)
+            assert "maxnreg" not in shape.options
+    assert backend.programs_of(AttnNeed(128, 8, 2), 64, 4, hopper)[1].registers == 0, "float32 takes more"
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "need",

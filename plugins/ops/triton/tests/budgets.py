@@ -122,6 +122,12 @@ CASES = [
 NUMBERS = "top_k experts n k x_stride"
 
 
+def by_maker(archs: list[str]) -> list[tuple[str, ...]]:
+    """NVIDIA's, whose kernels have PTX in them, and AMD's."""
+    nvidia = tuple(arch for arch in archs if arch.startswith("sm"))
+    return [made for made in (nvidia, tuple(arch for arch in archs if arch not in nvidia)) if made]
+
+
 def multiplied(tile: Tile, kind: str, first: bool, archs: tuple[str, ...]) -> Case:
     """`moe_kernels.multiply` of 128 experts; "float8": in blocks of 128 x 128."""
     parts, float8 = 2 if first else 1, kind == "float8"
@@ -159,8 +165,7 @@ def of_codes(tile: Tile, bits: int, group: int, how: str, archs: tuple[str, ...]
         {
             "FIRST": True, "NAME": "silu", "PARTS": 2, "BIAS": False, "ZEROS": how == "ZEROS", "OFFSETS": False,
             "KIND": {"TABLE": BYTES, "FLOAT4": FLOAT4}.get(how, WHOLE), "BITS": bits, "GROUP": group,
-            "H": half_of(group),
-            "M": tile.m, "N": tile.n // 2, "E": 128,
+            "H": half_of(group), "M": tile.m, "N": tile.n // 2, "E": 128, "PTX": archs[0].startswith("sm"),
         },
         tile.warps,
         tile.stages,
@@ -204,9 +209,10 @@ def of_mixtures() -> list[Case]:
             for first in (True, False)
         ),
         *(
-            of_codes(tile, bits, group, how, tuple(on))
+            of_codes(tile, bits, group, how, archs)
             for (tile, kind), on in by_tile.items()
             if kind == "codes"
+            for archs in by_maker(on)
             for bits, group, how in ((4, 128, "ZEROS"), (4, 32, "FLOAT4"), (8, 0, ""))
         ),
         chosen(128, Routing(8)),
@@ -247,12 +253,13 @@ def codes_of_linear(tile: Tile, dtype: str, bits: int, group: int, how: str, arc
             "BIAS": False, "ZEROS": how == "ZEROS", "OFFSETS": False,
             "KIND": {"TABLE": BYTES, "FLOAT4": FLOAT4}.get(how, WHOLE), "BITS": bits, "GROUP": group,
             "H": half_of(group), "SPLITS": 4 if tile.m == 16 else 1, "M": tile.m, "N": tile.n,
+            "PTX": archs[0].startswith("sm"),
         },
         tile.warps,
         tile.stages,
         unaligned=("m", "zero", "low", "high"),
         blocks=2 if tile.m == 16 and dtype == "bf16" else 1,
-        opcodes=("HMMA",) if dtype == "bf16" and tile.m == 16 else (),
+        opcodes=("HGMMA" if tile.n >= 64 else "HMMA",) if dtype == "bf16" and tile.m == 16 else (),
         spills=FLOAT32_SPILLS if dtype == "fp32" else {},
         archs=archs,
         note=f"{dtype} {bits} bits {how or 'plain'}, groups of {group} {tile.m} x {tile.n}",
@@ -261,24 +268,28 @@ def codes_of_linear(tile: Tile, dtype: str, bits: int, group: int, how: str, arc
 
 def bytes_of_linear(tile: Tile, dtype: str, inputs: int, group: int, archs: tuple[str, ...]) -> Case:
     x = {WIDE: dtype, INTEGERS: "i8", FLOATS: "fp8e4nv"}[inputs]
+    arguments = {
+        "x": f"*{x}", "weight": "*i8", "scales": "*fp32", "bias": f"*{dtype}",
+        "out": "*fp32" if tile.m == 16 else f"*{dtype}", **types("m n k groups x_stride each", "i32"),
+    }  # fmt: skip
+    constants = {
+        "BIAS": False, "ROWS": 128 if group else 1, "GROUP": group, "SPLITS": 4 if tile.m == 16 else 1,
+        "M": tile.m, "N": tile.n, "K": min(tile.k, group or tile.k),
+    }  # fmt: skip
+    if inputs != WIDE:
+        arguments |= {"x_scales": "*fp32", "x_sums": "*i32", "zeros": "*i8", "x_groups": "i32"}
+        constants |= {"ZEROS": False, "INTEGERS": inputs == INTEGERS}
     return Case(
-        linear_kernels.multiply_bytes,
-        {
-            "x": f"*{x}", "weight": "*i8", **types("scales x_scales", "*fp32"), "x_sums": "*i32", "zeros": "*i8",
-            "bias": f"*{dtype}", "out": "*fp32" if tile.m == 16 else f"*{dtype}",
-            **types("m n k groups x_groups x_stride each", "i32"),
-        },
-        {
-            "BIAS": False, "ZEROS": False, "INPUTS": inputs, "ROWS": 128 if group else 1, "GROUP": group,
-            "SPLITS": 4 if tile.m == 16 else 1, "M": tile.m, "N": tile.n, "K": tile.k,
-        },
+        linear_kernels.multiply_wide if inputs == WIDE else linear_kernels.multiply_bytes,
+        arguments,
+        constants,
         tile.warps,
         tile.stages,
         unaligned=("m", "groups", "x_groups"),
         blocks=2 if tile.m == 16 else 1,
         archs=archs,
         note=f"{x} {f'blocks of {group}' if group else 'rows'} {tile.m} x {tile.n} x {tile.k}",
-    )  # fmt: skip
+    )
 
 
 FLOAT8 = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx950")  # that multiply it
@@ -304,11 +315,12 @@ def of_rows() -> list[Case]:
                 row_kernels.one_row_of_codes, {**ints, **types("n k width zero", "i32")},
                 {
                     "BIAS": False, "ZEROS": zeros, "OFFSETS": False, "BITS": bits, "GROUP": group, "H": half_of(group),
-                    "N": codes.n, "C": codes.k // 16, "STAGES": codes.stages,
+                    "N": codes.n, "C": codes.k // 16, "STAGES": codes.stages, "PTX": archs[0].startswith("sm"),
                 },
-                codes.warps, unaligned=("zero",), blocks=4, note=f"{bits} bits, groups of {group}",
+                codes.warps, unaligned=("zero",), blocks=4, archs=archs, note=f"{bits} bits, groups of {group}",
             )
             for bits, group, zeros in ((4, 128, True), (4, 32, False), (8, 0, False))
+            for archs in by_maker(list(SHARED))
         ),
     ]  # fmt: skip
 
@@ -320,11 +332,10 @@ def of_linears() -> list[Case]:
             for tile in tiles_of(arch, f"linear {size}"):
                 by_tile.setdefault((tile, size), []).append(arch)
     found = []
-    for (tile, size), on in by_tile.items():
-        archs = tuple(on)
+    for (tile, size), archs in [(key, archs) for key, on in by_tile.items() for archs in by_maker(on)]:
         if size == "codes 2":
             ways = [(4, 128, "ZEROS"), (4, 32, "FLOAT4"), (8, 0, "")]
-            ways += [(4, 64, "TABLE")] if tile.rows == tiles_of(on[0], "linear codes 2")[0].rows else []
+            ways += [(4, 64, "TABLE")] if tile.rows == tiles_of(archs[0], "linear codes 2")[0].rows else []
             found += [codes_of_linear(tile, "bf16", bits, group, how, archs) for bits, group, how in ways]
         elif size == "codes 4":
             found.append(codes_of_linear(tile, "fp32", 4, 128, "ZEROS", archs))
@@ -350,18 +361,18 @@ def of_linears() -> list[Case]:
         Case(
             linear_kernels.round_integers,
             {**rounds, "codes": "*i8", "sums": "*i32", **types("k x_stride", "i32")},
-            {"N": linear.BLOCK},
-            4,
-            blocks=8,
+            {"N": linear.ROUNDED},
+            linear.warps_of(linear.ROUNDED),
+            blocks=2,
         ),
         *(
             Case(
                 linear_kernels.round_floats,
                 {**rounds, "codes": "*fp8e4nv", "stored": "fp32", **types("k groups x_stride", "i32")},
-                {"STORED": False, "GROUP": group, "POWERS": False, "N": group or linear.BLOCK},
-                1 if group else 4,
+                {"STORED": False, "GROUP": group, "POWERS": False, "N": group or linear.ROUNDED},
+                linear.warps_of(group or linear.ROUNDED),
                 unaligned=("groups",),
-                blocks=8,
+                blocks=8 if group else 2,
                 archs=FLOAT8,
                 note=f"of {group}" if group else "of rows",
             )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lmkit.api import DeviceInfo, Integers, LinearSpec
 from lmkit_layers.linear import PLAIN, PlainFormat
 from lmkit_layouts import Fp8Format, MxFp4, Rounding
-from lmkit_op_triton import linear, tiles
+from lmkit_op_triton import linear, tiles, weight_kernels
 from lmkit_op_triton.linear import FLOATS, INTEGERS, WIDE, RoundedInputs, TritonFloat8Linear, TritonLinear, splits_of
 from lmkit_op_triton.weights import BYTES, FLOAT4, WHOLE, StackedCodes
 from lmkit_testing import PluginConformance
@@ -372,3 +372,43 @@ def test_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     with mutant(linear, *FAULTS[name], tmp_path), pytest.raises(AssertionError):
         checks()
     checks()
+
+
+def ptx(text: str, register: int) -> list[int]:
+    """What PTX of `and`, `shr`, `mov` and `prmt` makes of a register: the results, in order."""
+    values: dict[str, int] = {}
+    lines = [line.strip() for line in text.strip(" {}").split(";") if line.strip() and ".reg" not in line]
+    results = len({line.split()[1] for line in lines if line.split()[1].startswith("$")})
+    values[f"${results}"] = register
+
+    def value(name: str) -> int:
+        return values[name] if name in values else int(name, 0)
+
+    for line in lines:
+        op, target, first, *others = line.replace(",", " ").split()
+        a, rest = value(first), [value(name) for name in others]
+        if op == "prmt.b32":
+            eight = (a | rest[0] << 32).to_bytes(8, "little")
+            values[target] = int.from_bytes([eight[rest[1] >> 4 * i & 7] for i in range(4)], "little")
+        elif op == "and.b32":
+            values[target] = a & rest[0]
+        else:
+            values[target] = a >> rest[0] if op == "shr.u32" else a
+    return [values[f"${i}"] for i in range(results)]
+
+
+@pytest.mark.parametrize("half", ["low", "high", "byte"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32"])
+def test_ptx_puts_codes_where_the_laboratory_does(half: str, kind: str) -> None:
+    """What no interpreter runs: every byte, in every place of a register, becomes 2 ** n and its code."""
+    name = f"{half.upper()}_{kind.upper()}"
+    if not hasattr(weight_kernels, name):
+        pytest.skip("8 bits do not fit into bfloat16's mantissa")
+    text, dtype = getattr(weight_kernels, name).value, getattr(torch, kind)
+    base = {"bfloat16": 128, "float16": 1024, "float32": 2**23}[kind]
+    for first in range(0, 256, 4):
+        codes = bytes([first, 255 - first, first + 2, first ^ 0x5A])
+        found = b"".join(r.to_bytes(4, "little") for r in ptx(text, int.from_bytes(codes, "little")))
+        numbers = torch.frombuffer(bytearray(found), dtype=dtype).double() - base
+        wanted = {"low": [c & 15 for c in codes], "high": [c >> 4 for c in codes], "byte": list(codes)}[half]
+        assert numbers.tolist() == wanted

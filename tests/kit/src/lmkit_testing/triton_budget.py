@@ -54,6 +54,7 @@ class Case:
     stages: int = 2
     unaligned: Sequence[str] = ()  # arguments that need not be multiples of 16, beside floats
     registers: int = 255
+    limit: int = 0  # of registers that the launch sets; 0: none
     blocks: int = 1  # per multiprocessor, at least
     opcodes: Sequence[str] = ()  # that NVIDIA's machine code must have
     spills: Mapping[str, int] = field(default_factory=dict)  # registers by device, where some are let through
@@ -101,7 +102,10 @@ def compiled(case: Case, arch: str) -> Usage:
     ordered = {name: signature[name] for name in names}
     constants = {(names.index(name),): value for name, value in case.constants.items()}
     source = ASTSource(fn=case.kernel, signature=ordered, constexprs=constants, attrs=attributes)
-    made = triton.compile(source, target=target, options={"num_warps": case.warps, "num_stages": case.stages})
+    options = {"num_warps": case.warps, "num_stages": case.stages}
+    if case.limit:
+        options["maxnreg"] = case.limit
+    made = triton.compile(source, target=target, options=options)
     shared = made.metadata.shared
     if amd:
         text = made.asm["amdgcn"]

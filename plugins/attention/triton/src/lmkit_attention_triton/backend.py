@@ -40,6 +40,13 @@ class Tile(NamedTuple):
     tile: int  # keys at a time
     warps: int
     stages: int
+    registers: int = 0  # that a thread may have; 0: as many as it wants
+
+    @property
+    def options(self) -> dict[str, int]:
+        """How Triton is told."""
+        limit = {"maxnreg": self.registers} if self.registers else {}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
 class Memory(NamedTuple):
@@ -82,42 +89,58 @@ def sizes_of(size: int, v_size: int, mla: bool) -> Sizes:
     return Sizes(triton.next_power_of_2(size), 0, triton.next_power_of_2(v_size))
 
 
+class Room(NamedTuple):
+    """What decides how large tiles are."""
+
+    shared: int = 0  # bytes of shared memory that a block may have; 0: as on all
+    hopper: bool = False
+
+
+NONE = Room()
+
+
 @lru_cache
-def shared_of(device: torch.device) -> int:
-    """Bytes of shared memory that a block may have; 0 where torch does not say, and of AMD's GPUs."""
+def room_of(device: torch.device) -> Room:
+    """That of a device; none where torch does not say, and of AMD's GPUs."""
     if device.type != "cuda" or torch.version.hip:
-        return 0
-    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
+        return Room()
+    properties = torch.cuda.get_device_properties(device)
+    return Room(int(getattr(properties, "shared_memory_per_block_optin", 0)), properties.major == 9)
 
 
-def tile_of(sizes: Sizes, queries: int, members: int, itemsize: int, shared: int = 0) -> Tile:
+def tile_of(sizes: Sizes, queries: int, members: int, itemsize: int, room: Room) -> Tile:
     """For `members` heads of a KV head: what fits into registers and shared memory of every GPU in the budgets, and
-    more at a time where a block has `shared` bytes."""
+    more at a time where there is room."""
     if sizes.rest:
         if itemsize > 2:
             return Tile(16, TILE // 4, 8, 2)
         return Tile(16 if queries == 1 and members <= 16 else 32, TILE // 2, 8, 2)
     size = max(sizes.keys, sizes.values)
-    large = shared >= LARGE
+    large = room.shared >= LARGE
     if queries == 1:
         if size * itemsize > 256:
             return Tile(16, TILE // 2, 8, 2)
         return Tile(16, 2 * TILE if large else TILE, 4, 2)
     if size * itemsize <= 256:
+        if room.hopper and itemsize == 2:  # two blocks, with 128 registers each: one multiplies, the other adds up
+            return Tile(128, 2 * TILE if size <= 64 else TILE, 8, 2, 128)
         return Tile(64, TILE, 4 if large or size * itemsize <= 128 else 8, 2)
     return Tile(32, TILE // 2, 8, 2 if size * itemsize <= 512 else 1)
 
 
-def programs_of(need: AttnNeed, queries: int, itemsize: int, shared: int = 0) -> tuple[Sizes, Tile, int, int]:
+def programs_of(need: AttnNeed, queries: int, itemsize: int, room: Room = NONE) -> tuple[Sizes, Tile, int, int]:
     """How `attend` is launched for `queries` of a row at most; query heads of a KV head in a program, and in how many.
 
     Latents are read by all heads, of which a program takes as many as there is room for.
     """
     sizes = sizes_of(need.head_dim, need.v_head_dim or need.head_dim, need.mla)
     members = triton.next_power_of_2(need.num_q_heads // need.num_kv_heads)
-    # Larger tiles gave wrong values on an H100 where a cache of float8 has values of few entries: plain caches alone.
-    plain = need.kv_dtype in ("auto", need.dtype) and sizes.keys == sizes.values
-    shape = tile_of(sizes, queries, members, itemsize, shared if plain else 0)
+    float8 = need.kv_dtype.startswith("float8")
+    uneven = float8 and sizes.keys != sizes.values
+    roomy = need.kv_dtype in ("auto", need.dtype) or (float8 and room.hopper and not uneven)
+    shape = tile_of(sizes, queries, members, itemsize, room if roomy else NONE)
+    if uneven and queries > 1 and not need.mla:
+        shape = shape._replace(warps=8)  # with 4, results of most queries are wrong: Triton 3.6 on an H100
     if need.kv_dtype == "int8" and (queries > 1 or need.mla):  # codes take registers on their way
         shape = shape._replace(tile=shape.tile // 2)
     groups = triton.cdiv(members, shape.rows) if need.mla else 1
@@ -251,7 +274,7 @@ class TritonAttention(AttentionBackend):
     ) -> None:  # fmt: skip
         owner = plan.owner
         need, heads, group = owner.need, q.shape[1], q.shape[1] // owner.need.num_kv_heads
-        sizes, shape, members, groups = programs_of(need, queries, q.dtype.itemsize, shared_of(q.device))
+        sizes, shape, members, groups = programs_of(need, queries, q.dtype.itemsize, room_of(q.device))
         tokens, where = max(1, shape.rows // members), memory_of(kv)
         kernels.attend[(rows, triton.cdiv(queries, tokens), need.num_kv_heads * groups * splits)](
             q, kv, where.scales, out, owner.partial, owner.logs, owner.logs if sinks is None else sinks, owner.slopes,
@@ -259,7 +282,7 @@ class TritonAttention(AttentionBackend):
             heads, group, q.shape[2], out.shape[2], *q.stride(), *where[1:6], out.stride(0), out.stride(1),
             kv.dtype == torch.int8, need.causal, need.window or 0, need.chunked, need.softcap is not None,
             sinks is not None, need.alibi, splits, need.block_size, shape.tile, tokens, members, groups, *sizes,
-            num_warps=shape.warps, num_stages=shape.stages,
+            **shape.options,
         )  # fmt: skip
 
 

@@ -225,12 +225,15 @@ def _weighed(shares, values, scales, like, INT8: tl.constexpr):
 
 
 @triton.jit
-def _softmax(scores, most, weight):
-    """Shares of a tile's keys under the largest score so far, with what those before fade by, and both sums anew. The
-    scores are logarithms to base 2."""
-    larger = tl.maximum(most, tl.max(scores, 1))
+def _softmax(scores, most, weight, factor):
+    """Shares of a tile's keys under the largest score so far, with what those before fade by, and both sums anew.
+
+    Times `factor`, which is positive, scores are logarithms to base 2, as `most` is: one instruction multiplies and
+    subtracts.
+    """
+    larger = tl.maximum(most, tl.max(scores, 1) * factor)
     base = tl.where(larger == -float("inf"), 0.0, larger)
-    shares = tl.exp2(scores - base[:, None])
+    shares = tl.exp2(scores * factor - base[:, None])
     fade = tl.exp2(most - base)
     return shares, fade, larger, weight * fade + tl.sum(shares, 1)
 
@@ -243,7 +246,7 @@ def _seen(
     ALIBI: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, REST: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """The tiles of keys from `first` to `end`, added to what was seen before. Without MASKED every query sees every key
-    of theirs, and nothing is compared. `size` entries of a key lie in its first part; `scale` leads to base 2."""
+    of theirs, and nothing is compared. `size` entries of a key lie in its first part."""
     i, j, t = tl.arange(0, K), tl.arange(0, V), tl.arange(0, TILE)
     for tile in range(first, end):
         key = tile * TILE + t
@@ -257,17 +260,17 @@ def _seen(
         if INT8:
             of_key = scales + block * s_block + head * PAGE + key % PAGE
             of_first, of_second = tl.load(of_key, inside, 0.0), tl.load(of_key + s_rest, inside, 0.0)
-        scores = _scores(x, y, keys, rest_at, inside, of_rest, of_first, of_second, INT8, REST) * scale
+        scores, factor = _scores(x, y, keys, rest_at, inside, of_rest, of_first, of_second, INT8, REST), scale
+        if SOFTCAP or ALIBI:
+            scores, factor = scores * scale, 1.0
         if SOFTCAP:
             scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
         if ALIBI:
             scores -= slope[:, None] * (position[:, None] - key[None, :]).to(tl.float32)
-        if SOFTCAP or ALIBI:
-            scores *= LOG2E
         if MASKED:
             visible = _visible(position[:, None], key[None, :], CAUSAL, WINDOW, CHUNKED)
             scores = tl.where(visible & inside[None, :] & live[:, None], scores, -float("inf"))
-        shares, fade, most, weight = _softmax(scores, most, weight)
+        shares, fade, most, weight = _softmax(scores, most, weight, factor * LOG2E)
         values = keys
         if REST == 0:
             values = tl.load(at[:, None] + k_size + j[None, :], inside[:, None] & (j < v_size)[None, :], 0.0)
@@ -326,7 +329,6 @@ def attend(
         slope = most
         if ALIBI:
             slope = tl.load(slopes + query_head, live, 0.0)
-        scale *= 1.0 if SOFTCAP or ALIBI else LOG2E  # `exp2` is what there is an instruction for
         total = tl.zeros([TOKENS * GROUP, V], tl.float32)
         page_table = pages + tl.load(page_start + row)
         total, most, weight = _seen(

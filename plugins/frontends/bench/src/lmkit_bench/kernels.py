@@ -187,8 +187,10 @@ def rotating(items: Sequence[Item], run: Callable[[Item], object]) -> Callable[[
 
 def random_params(fmt: QuantFormat, spec: LinearSpec, dtype: torch.dtype) -> dict[str, Tensor]:
     """Stored tensors of a format with random contents: small numbers, positive where they are scales."""
-    params = {}
+    params: dict[str, Tensor] = {}
     for name, p in fmt.params(spec, str(dtype).removeprefix("torch.")).items():
+        if p.optional and name.removesuffix("_inv") in params:
+            continue  # another name of the same scales
         stored = getattr(torch, p.dtype)
         if stored.is_floating_point:
             value = torch.rand(p.shape) if "scale" in name else torch.randn(p.shape)

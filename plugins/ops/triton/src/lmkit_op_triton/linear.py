@@ -15,7 +15,7 @@ from torch import Tensor
 from lmkit_op_triton import linear_kernels as kernels
 from lmkit_op_triton import row_kernels
 from lmkit_op_triton.rowops import refusal_of_device
-from lmkit_op_triton.tiles import Tile, architecture, tile_for
+from lmkit_op_triton.tiles import Tile, architecture, takes_ptx, tile_for
 from lmkit_op_triton.weights import (
     WHOLE,
     StackedBytes,
@@ -27,7 +27,8 @@ from lmkit_op_triton.weights import (
 )
 
 MOST_SPLITS = 16
-BLOCK = 1024  # entries of a program that adds up parts, and at most of one that rounds activations
+BLOCK = 1024  # entries of a program that adds up parts
+ROUNDED = 16384  # at most, of one that rounds activations
 LONGEST = 1 << 17  # columns whose products of 8 bits each a sum of 32 bits holds
 FLOAT8 = (8, 9)  # compute capability of the first NVIDIA GPUs that multiply it
 WIDE, INTEGERS, FLOATS = range(3)  # what activations are multiplied as
@@ -139,10 +140,10 @@ def of_bytes(found: Integers) -> RoundedInputs:
 def splits_of(m: int, n: int, k: int, tile: Tile, step: int, nbytes: int) -> int:
     """How many parts columns are cut into, so that programs fill a device: a power of two.
 
-    Each part has four steps or more, and parts are written and read in an eighth of the bytes of the weight or fewer.
+    Each part has four steps or more, and no more bytes of parts are written and read than the weight has.
     """
     programs = triton.cdiv(n, tile.n) * triton.cdiv(m, tile.m)
-    most = min(tile.full // programs, k // (4 * step), nbytes // (64 * m * n), MOST_SPLITS)
+    most = min(tile.full // programs, k // (4 * step), nbytes // (8 * m * n), MOST_SPLITS)
     return 1 << max(0, most.bit_length() - 1)
 
 
@@ -182,7 +183,7 @@ def _of_codes(x: Tensor, stack: StackedCodes, bias: Tensor | None, out: Tensor) 
         stack.scales if offsets is None else offsets, x if bias is None else bias, target,
         m, n, k, stack.codes.shape[1], x.stride(0), each_of(k, splits, step), stack.zero, low, high,
         bias is not None, zeros is not None, offsets is not None, stack.kind, stack.bits, stack.group, stack.half,
-        splits, tile.m, tile.n, num_warps=tile.warps, num_stages=tile.stages,
+        splits, tile.m, tile.n, takes_ptx(x.device), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     _add_up(target, bias, out, splits)
 
@@ -194,7 +195,7 @@ def _of_row(x: Tensor, stack: StackedCodes, bias: Tensor | None, out: Tensor) ->
         x, stack.codes, stack.scales, stack.codes if zeros is None else zeros,
         stack.scales if offsets is None else offsets, x if bias is None else bias, out, stack.n, stack.k,
         stack.codes.shape[1], stack.zero, bias is not None, zeros is not None, offsets is not None, stack.bits,
-        stack.group, stack.half, tile.n, tile.k // 16, tile.stages, num_warps=tile.warps,
+        stack.group, stack.half, tile.n, tile.k // 16, tile.stages, takes_ptx(x.device), num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -207,13 +208,20 @@ def _of_bytes(x: Tensor, weight: RoundedInputs, bias: Tensor | None, out: Tensor
     splits = splits_of(m, n, k, tile, step, stack.nbytes)
     target = out if splits == 1 else torch.empty((splits, m, n), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(n, tile.n), triton.cdiv(m, tile.m), splits)
-    zeros = weight.zeros
-    kernels.multiply_bytes[grid](
-        codes, stack.codes, stack.scales, scales, sums, stack.codes if zeros is None else zeros,
-        x if bias is None else bias, target, m, n, k, stack.scales.shape[1], scales.shape[-1], codes.stride(0),
-        each_of(k, splits, step), bias is not None, zeros is not None, weight.inputs, stack.rows, stack.group,
-        splits, tile.m, tile.n, step, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    zeros, given = weight.zeros, x if bias is None else bias
+    sizes = (m, n, k, stack.scales.shape[1])
+    shape = (stack.rows, stack.group, splits, tile.m, tile.n, step)
+    if weight.inputs == WIDE:
+        kernels.multiply_wide[grid](
+            x, stack.codes, stack.scales, given, target, *sizes, x.stride(0), each_of(k, splits, step),
+            bias is not None, *shape, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    else:
+        kernels.multiply_bytes[grid](
+            codes, stack.codes, stack.scales, scales, sums, stack.codes if zeros is None else zeros, given, target,
+            *sizes, scales.shape[-1], codes.stride(0), each_of(k, splits, step), bias is not None, zeros is not None,
+            weight.inputs == INTEGERS, *shape, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
     _add_up(target, bias, out, splits)
 
 
@@ -230,12 +238,12 @@ def rounded(x: Tensor, weight: RoundedInputs) -> tuple[Tensor, Tensor, Tensor]:
     m, k = x.shape
     if weight.inputs == WIDE:
         return x, x, x
-    held = min(BLOCK, max(16, triton.next_power_of_2(k)))
+    held = min(ROUNDED, max(16, triton.next_power_of_2(k)))
     if weight.inputs == INTEGERS:
         codes = torch.empty((m, k), dtype=torch.int8, device=x.device)
         scales = torch.empty((m, 1), dtype=torch.float32, device=x.device)
         sums = torch.empty(m, dtype=torch.int32, device=x.device)
-        kernels.round_integers[(m,)](x, codes, scales, sums, k, x.stride(0), held, num_warps=4)
+        kernels.round_integers[(m,)](x, codes, scales, sums, k, x.stride(0), held, num_warps=warps_of(held))
         return codes, scales, sums
     rounding: Any = weight.rounding
     group = rounding.group if rounding.kind == "group" else 0
@@ -245,9 +253,14 @@ def rounded(x: Tensor, weight: RoundedInputs) -> tuple[Tensor, Tensor, Tensor]:
     held = min(held, triton.next_power_of_2(group)) if group else held
     kernels.round_floats[(m, groups)](
         x, codes, scales, weight.input_scale, k, groups, x.stride(0), rounding.kind == "stored", group,
-        rounding.powers, held, num_warps=1 if group else 4,
+        rounding.powers, held, num_warps=warps_of(held),
     )  # fmt: skip
     return codes, scales, x
+
+
+def warps_of(held: int) -> int:
+    """How many a program has that rounds so many activations at once."""
+    return min(16, max(1, held // 1024))
 
 
 def _add_up(parts: Tensor, bias: Tensor | None, out: Tensor, splits: int) -> None:

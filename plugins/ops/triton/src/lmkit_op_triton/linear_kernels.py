@@ -7,7 +7,7 @@ in their order. Activations that a checkpoint wants rounded are so in a launch o
 import triton
 import triton.language as tl
 
-from lmkit_op_triton.weight_kernels import _both, _float8
+from lmkit_op_triton.weight_kernels import _both, _done, _float8, _of_group
 
 
 @triton.jit
@@ -34,39 +34,53 @@ def multiply_codes(
     x, weight, scales, zeros, offsets, bias, out, m, n, k, width, x_stride, each, zero, low, high,
     BIAS: tl.constexpr, ZEROS: tl.constexpr, OFFSETS: tl.constexpr, KIND: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, H: tl.constexpr, SPLITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     """Codes [n, width bytes], scales, zeros and offsets [groups, n]; a table of 16 bytes is `low` and `high`.
 
-    A part has `each` columns, a multiple of 2 H.
+    A part has `each` columns, a multiple of 2 H. What the next columns' groups have is read while these are multiplied.
     """
     row, valid, column = _place(m, M, N)
     kk = tl.arange(0, H)
     a_at = x + row[:, None] * x_stride + kk[None, :]
-    w_at = weight + column[None, :].to(tl.int64) * width + kk[:, None]
+    w_at = weight + column[:, None].to(tl.int64) * width + kk[None, :]
     start = tl.program_id(2) * each
-    y = tl.zeros([M, N], tl.float32)
+    first, second = 0, 0
+    if GROUP > 0:
+        first, second = start // GROUP * n, (start + H) // GROUP * n
+    limit = tl.where(start < k, n, 0)
+    scale, less, offset = _of_group(scales, zeros, offsets, zero, first, column, limit, ZEROS, OFFSETS)
+    scale_b, less_b, offset_b = scale, less, offset
+    if GROUP % (2 * H) != 0:
+        limit = tl.where(start + H < k, n, 0)
+        scale_b, less_b, offset_b = _of_group(scales, zeros, offsets, zero, second, column, limit, ZEROS, OFFSETS)
+    y = tl.zeros([N, M], tl.float32)
     for at in range(start, tl.minimum(start + each, k), 2 * H):
+        s, z, o, s_b, z_b, o_b = scale, less, offset, scale_b, less_b, offset_b
+        if GROUP > 0:
+            limit = tl.where(at + 2 * H < k, n, 0)
+            first = (at + 2 * H) // GROUP * n
+            scale, less, offset = _of_group(scales, zeros, offsets, zero, first, column, limit, ZEROS, OFFSETS)
+        if GROUP % (2 * H) != 0:
+            limit = tl.where(at + 3 * H < k, n, 0)
+            second = (at + 3 * H) // GROUP * n
+            scale_b, less_b, offset_b = _of_group(scales, zeros, offsets, zero, second, column, limit, ZEROS, OFFSETS)
         a = tl.load(a_at + at, valid[:, None] & (kk < k - at)[None, :], 0.0)
         b = tl.load(a_at + at + H, valid[:, None] & (kk < k - at - H)[None, :], 0.0)
-        y += _both(
-            a, b, w_at, scales, zeros, offsets, zero, low, high, at, column, n, k,
-            ZEROS, OFFSETS, KIND, BITS, GROUP, H,
+        y = _both(
+            y, a, b, w_at, s, z, o, s_b, z_b, o_b, low, high, at, column, n, OFFSETS, KIND, BITS, GROUP, H, PTX
         )  # fmt: skip
-    _store(y, bias, out, row, valid, column, m, n, BIAS, SPLITS)
+    _store(_done(y, scale, KIND, OFFSETS, GROUP), bias, out, row, valid, column, m, n, BIAS, SPLITS)
 
 
 @triton.jit
-def multiply_bytes(
-    x, weight, scales, x_scales, x_sums, zeros, bias, out, m, n, k, groups, x_groups, x_stride, each,
-    BIAS: tl.constexpr, ZEROS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
-    SPLITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+def multiply_wide(
+    x, weight, scales, bias, out, m, n, k, groups, x_stride, each,
+    BIAS: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """Weights int8, or float8 in the bytes of one, of which ROWS rows and GROUP columns (0: all) share a scale.
-
-    INPUTS: 0, x is of a wider type, and the weights float8; 1, both are int8, the weights less their zeros [n];
-    2, both are float8. Each row of x has a scale then, or each GROUP of its columns if `x_groups` > 1. A part has
-    `each` columns, a multiple of K.
-    """
+    """Weights float8 in the bytes of int8, widened for x, which is of a wider type. As in `multiply_bytes`, but for
+    x, which comes first: this was the faster way."""
     row, valid, column = _place(m, M, N)
     kk = tl.arange(0, K)
     a_at = x + row[:, None] * x_stride + kk[None, :]
@@ -74,38 +88,63 @@ def multiply_bytes(
     columns = column < n
     s_at = scales + column // ROWS * groups
     start = tl.program_id(2) * each
-    if INPUTS == 1:
-        y = tl.zeros([M, N], tl.int32)
-    else:
-        y = tl.zeros([M, N], tl.float32)
+    y = tl.zeros([M, N], tl.float32)
     for at in range(start, tl.minimum(start + each, k), K):
         left = kk < k - at
         w = tl.load(w_at + at, left[:, None] & columns[None, :], 0)
-        if INPUTS == 1:
+        a = tl.load(a_at + at, valid[:, None] & left[None, :], 0.0)
+        part = tl.dot(a, _float8(w, a), input_precision="ieee")
+        if GROUP > 0:
+            part *= tl.load(s_at + at // GROUP, columns, 0.0)[None, :]
+        y += part
+    if GROUP == 0:
+        y *= tl.load(s_at, columns, 0.0)[None, :]
+    _store(y, bias, out, row, valid, column, m, n, BIAS, SPLITS)
+
+
+@triton.jit
+def multiply_bytes(
+    x, weight, scales, x_scales, x_sums, zeros, bias, out, m, n, k, groups, x_groups, x_stride, each,
+    BIAS: tl.constexpr, ZEROS: tl.constexpr, INTEGERS: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
+    SPLITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Weights int8, or float8 in the bytes of one, of which ROWS rows and GROUP columns (0: all) share a scale.
+
+    INTEGERS: x is int8, too, and the weights less their zeros [n]; else x is float8. Each row of x has a scale, or each
+    GROUP of its columns if `x_groups` > 1. A part has `each` columns, a multiple of K. Weights come first: they fill
+    the 64 rows of a product, which a few rows of x do not.
+    """
+    row, valid, column = _place(m, M, N)
+    kk = tl.arange(0, K)
+    a_at = x + row[:, None] * x_stride + kk[None, :]
+    w_at = weight + column[:, None].to(tl.int64) * k + kk[None, :]
+    columns = column < n
+    s_at = scales + column // ROWS * groups
+    start = tl.program_id(2) * each
+    y = tl.zeros([N, M], tl.int32 if INTEGERS else tl.float32)
+    for at in range(start, tl.minimum(start + each, k), K):
+        left = kk < k - at
+        w = tl.load(w_at + at, columns[:, None] & left[None, :], 0)
+        if INTEGERS:
             a = tl.load(a_at + at, valid[:, None] & left[None, :], 0)
-            y = tl.dot(a, w, y, out_dtype=tl.int32)
+            y = tl.dot(w, tl.trans(a), y, out_dtype=tl.int32)
         else:
             a = tl.load(a_at + at, valid[:, None] & left[None, :], 0.0)
-            if INPUTS == 2:
-                part = tl.dot(a, w.to(tl.float8e4nv, bitcast=True))
-            else:
-                part = tl.dot(a, _float8(w, a), input_precision="ieee")
+            part = tl.dot(w.to(tl.float8e4nv, bitcast=True), tl.trans(a))
             if GROUP > 0:
-                part *= tl.load(s_at + at // GROUP, columns, 0.0)[None, :]
-                if INPUTS == 2:
-                    part *= tl.load(x_scales + row * x_groups + at // GROUP, valid, 0.0)[:, None]
+                part *= tl.load(s_at + at // GROUP, columns, 0.0)[:, None]
+                part *= tl.load(x_scales + row * x_groups + at // GROUP, valid, 0.0)[None, :]
             y += part
-    if INPUTS == 1:
+    if INTEGERS:
         if ZEROS:
             first = valid & (row < tl.where(start == 0, m, 0))
             sums = tl.load(x_sums + row, first, 0)
-            y -= sums[:, None] * tl.load(zeros + column, columns, 0).to(tl.int32)[None, :]
+            y -= sums[None, :] * tl.load(zeros + column, columns, 0).to(tl.int32)[:, None]
         y = y.to(tl.float32)
     if GROUP == 0:
-        y *= tl.load(s_at, columns, 0.0)[None, :]
-        if INPUTS > 0:
-            y *= tl.load(x_scales + row, valid, 0.0)[:, None]
-    _store(y, bias, out, row, valid, column, m, n, BIAS, SPLITS)
+        y *= tl.load(s_at, columns, 0.0)[:, None]
+        y *= tl.load(x_scales + row, valid, 0.0)[None, :]
+    _store(tl.trans(y), bias, out, row, valid, column, m, n, BIAS, SPLITS)
 
 
 @triton.jit

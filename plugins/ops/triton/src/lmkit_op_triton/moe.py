@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmkit_op_triton import moe_kernels as kernels
 from lmkit_op_triton.rowops import ACTIVATIONS, refusal_of_device
-from lmkit_op_triton.tiles import tile_for
+from lmkit_op_triton.tiles import takes_ptx, tile_for
 from lmkit_op_triton.weights import (
     StackedBytes,
     StackedCodes,
@@ -124,7 +124,8 @@ def multiply(x: Tensor, linear: Any, order: Tensor, starts: Tensor, out: Tensor,
         stack.scales if offsets is None else offsets, bias, order, starts, out,
         top_k, stack.experts, stack.n, stack.k, stack.codes.shape[1], stack.scales.shape[2], x.stride(0),
         stack.zero, low, high, *constants, zeros is not None, offsets is not None, stack.kind,
-        stack.bits, stack.group, stack.half, tile.m, columns, held, num_warps=tile.warps, num_stages=tile.stages,
+        stack.bits, stack.group, stack.half, tile.m, columns, held, takes_ptx(x.device), num_warps=tile.warps,
+        num_stages=tile.stages,
     )  # fmt: skip
 
 

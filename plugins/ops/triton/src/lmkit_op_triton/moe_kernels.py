@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from lmkit_op_triton.kernels import _activated, _gated
-from lmkit_op_triton.weight_kernels import _both, _float8
+from lmkit_op_triton.weight_kernels import _both, _done, _float8, _of_group
 
 
 @triton.jit
@@ -132,12 +132,30 @@ def multiply(
 
 
 @triton.jit
+def _added_codes(
+    y, a, b, w_at, scales, zeros, offsets, zero, low, high, at, column, n, k,
+    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    H: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """y [N, M] and neighbouring columns a, b [M, H] times their codes."""
+    first, second = 0, 0
+    if GROUP > 0:
+        first, second = at // GROUP * n, (at + H) // GROUP * n
+    s, z, o = _of_group(scales, zeros, offsets, zero, first, column, n, ZEROS, OFFSETS)
+    s_b, z_b, o_b = s, z, o
+    if GROUP % (2 * H) != 0:
+        limit = tl.where(at + H < k, n, 0)
+        s_b, z_b, o_b = _of_group(scales, zeros, offsets, zero, second, column, limit, ZEROS, OFFSETS)
+    return _both(y, a, b, w_at, s, z, o, s_b, z_b, o_b, low, high, at, column, n, OFFSETS, KIND, BITS, GROUP, H, PTX)
+
+
+@triton.jit
 def multiply_codes(
     x, weight, scales, zeros, offsets, bias, order, starts, out,
     top_k, experts, n, k, width, groups, x_stride, zero, low, high,
     FIRST: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
-    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, KIND: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, H: tl.constexpr, M: tl.constexpr, N: tl.constexpr, E: tl.constexpr,
+    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    H: tl.constexpr, M: tl.constexpr, N: tl.constexpr, E: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """`multiply` with weights of integers: codes [PARTS, n, width bytes], scales, zeros and offsets
     [PARTS, groups, n]. A table of 16 bytes is `low` and `high`."""
@@ -149,23 +167,25 @@ def multiply_codes(
     kk = tl.arange(0, H)
     expert = expert.to(tl.int64)
     a_at = x + source[:, None] * x_stride + kk[None, :]
-    w_at = weight + (expert * PARTS * n + column[None, :]) * width + kk[:, None]
+    w_at = weight + (expert * PARTS * n + column[:, None]) * width + kk[None, :]
     base = expert * PARTS * groups * n
-    y = tl.zeros([M, N], tl.float32)
-    z = tl.zeros([M, N], tl.float32)
+    up = base + (PARTS - 1) * groups * n
+    y = tl.zeros([N, M], tl.float32)
+    z = tl.zeros([N, M], tl.float32)
     for at in range(0, k, 2 * H):
         a = tl.load(a_at + at, valid[:, None] & (kk < k - at)[None, :], 0.0)
         b = tl.load(a_at + at + H, valid[:, None] & (kk < k - at - H)[None, :], 0.0)
-        y += _both(
-            a, b, w_at, scales + base, zeros + base, offsets + base, zero, low, high, at, column, n, k,
-            ZEROS, OFFSETS, KIND, BITS, GROUP, H,
+        y = _added_codes(
+            y, a, b, w_at, scales + base, zeros + base, offsets + base, zero, low, high, at, column, n, k,
+            ZEROS, OFFSETS, KIND, BITS, GROUP, H, PTX,
         )  # fmt: skip
         if PARTS == 2:
-            up = base + groups * n
-            z += _both(
-                a, b, w_at + n * width, scales + up, zeros + up, offsets + up, zero, low, high, at, column, n, k,
-                ZEROS, OFFSETS, KIND, BITS, GROUP, H,
+            z = _added_codes(
+                z, a, b, w_at + n * width, scales + up, zeros + up, offsets + up, zero, low, high, at, column, n, k,
+                ZEROS, OFFSETS, KIND, BITS, GROUP, H, PTX,
             )  # fmt: skip
+    y = _done(y, tl.load(scales + base + column, column < n, 0.0), KIND, OFFSETS, GROUP)
+    z = _done(z, tl.load(scales + up + column, column < n, 0.0), KIND, OFFSETS, GROUP)
     _finish(y, z, bias, out, expert, column, target, valid, n, FIRST, NAME, PARTS, BIAS)
 
 

@@ -7,7 +7,7 @@ has N rows of the weight, and its threads add up columns of their own until the 
 import triton
 import triton.language as tl
 
-ONE = tl.constexpr(0x3F800000)  # the bits of 1.0
+from lmkit_op_triton.weight_kernels import BYTE_FLOAT32, HIGH_FLOAT32, LOW_FLOAT32, _code
 
 
 @triton.jit
@@ -50,26 +50,31 @@ def few_rows(
 
 
 @triton.jit
-def _plane(x, columns, k, bits, BITS: tl.constexpr, SHIFT: tl.constexpr):
-    """x times codes, added up for each 16 of them: [N, C, 16] -> [N, C]; and the sums of x alone, [C].
+def _plane(
+    x, column, k, bits, BITS: tl.constexpr, HIGH: tl.constexpr, N: tl.constexpr, C: tl.constexpr, PTX: tl.constexpr
+):  # fmt: skip
+    """x times codes of bytes [N, 16 C], added up for each 16 of them: [N, C]; and the sums of x alone, [C].
 
-    A code is put into the first places of the mantissa of 1, so that what is multiplied is 1 and a fraction.
+    A code is put into the last places of 2 ** 23, which is then subtracted.
     """
-    a = tl.load(x + columns, columns < k, 0.0).to(tl.float32)
-    v = (((bits << SHIFT) & (((1 << BITS) - 1) << (23 - BITS))) | ONE).to(tl.float32, bitcast=True)
-    return tl.sum(v * a[None, :, :], 2), tl.sum(a, 1)
+    a = tl.load(x + column, column < k, 0.0).to(tl.float32)
+    if PTX:
+        text: tl.constexpr = BYTE_FLOAT32 if BITS == 8 else (HIGH_FLOAT32 if HIGH else LOW_FLOAT32)
+        v = tl.inline_asm_elementwise(text, "=f,=f,=f,=f,r", [bits], tl.float32, True, 4)
+    else:
+        v = (_code(bits, BITS, HIGH).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
+    products = (v - 8388608.0) * a[None, :]
+    return tl.sum(tl.reshape(products, [N, C, 16]), 2), tl.sum(tl.reshape(a, [C, 16]), 1)
 
 
 @triton.jit
 def _weighed(
-    products, sums, group, j, scales, zeros, offsets, zero, n, there, BITS: tl.constexpr, ZEROS: tl.constexpr,
-    OFFSETS: tl.constexpr,
+    products, sums, group, j, scales, zeros, offsets, zero, n, there, ZEROS: tl.constexpr, OFFSETS: tl.constexpr
 ):  # fmt: skip
-    """Products of 1 and a fraction [N, C] as those of codes less their zeros, with the scales of their groups [C]."""
+    """Products with codes [N, C] as those with codes less their zeros, with the scales of their groups [C]."""
     at = group[None, :] * n + j[:, None]
     less = tl.load(zeros + at, there, 0).to(tl.float32) if ZEROS else zero * 1.0
-    y = (1 << BITS) * (products - sums[None, :]) - less * sums[None, :]
-    y *= tl.load(scales + at, there, 0.0).to(tl.float32)
+    y = (products - less * sums[None, :]) * tl.load(scales + at, there, 0.0).to(tl.float32)
     if OFFSETS:
         y -= sums[None, :] * tl.load(offsets + at, there, 0.0).to(tl.float32)
     return y
@@ -79,40 +84,32 @@ def _weighed(
 def one_row_of_codes(
     x, weight, scales, zeros, offsets, bias, out, n, k, width, zero, BIAS: tl.constexpr, ZEROS: tl.constexpr,
     OFFSETS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, H: tl.constexpr, N: tl.constexpr, C: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Codes [n, width bytes] of whole numbers, scales, zeros and offsets [groups, n]: x [k] -> out [n].
 
     C times 16 bytes of a row at a time; those of 4 bits hold H columns in their low halves and the next H in the high.
     """
-    j, c, i = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, C), tl.arange(0, 16)
-    at = weight + j[:, None, None].to(tl.int64) * width + (c[:, None] * 16 + i[None, :])[None, :, :]
+    j, c, i = tl.program_id(0) * N + tl.arange(0, N), 16 * tl.arange(0, C), tl.arange(0, 16 * C)
+    at = weight + j[:, None].to(tl.int64) * width + i[None, :]
     total = tl.zeros([N, C], tl.float32)
     for start in tl.range(0, width, C * 16, num_stages=STAGES):
-        byte = start + c * 16
-        there = (j < n)[:, None] & (byte < width)[None, :]
-        bits = tl.load(at + start, there[:, :, None], 0).to(tl.int32)
-        if BITS == 8:
-            column = byte[:, None] + i[None, :]
-            there &= (byte < k)[None, :]  # rows of codes are filled up, groups are not
-            products, sums = _plane(x, column, k, bits, 8, 15)
-            group = byte // GROUP if GROUP > 0 else byte * 0
-            total += _weighed(products, sums, group, j, scales, zeros, offsets, zero, n, there, 8, ZEROS, OFFSETS)
-        else:
-            first = byte // H * (2 * H) + byte % H
-            there &= (first < k)[None, :]
-            column = first[:, None] + i[None, :]
-            products, sums = _plane(x, column, k, bits, 4, 19)
-            others, more = _plane(x, column + H, k, bits, 4, 15)
+        bits = tl.load(at + start, (j < n)[:, None] & (start + i < width)[None, :], 0)
+        byte = start + c
+        first = byte if BITS == 8 else byte // H * (2 * H) + byte % H
+        there = (j < n)[:, None] & (first < k)[None, :]  # rows of codes are filled up, groups are not
+        column = start + i if BITS == 8 else (start + i) // H * (2 * H) + (start + i) % H
+        products, sums = _plane(x, column, k, bits, BITS, False, N, C, PTX)
+        if BITS == 4:
+            others, more = _plane(x, column + H, k, bits, 4, True, N, C, PTX)
             if GROUP == 0 or GROUP % (2 * H) == 0:
                 products += others
                 sums += more
             else:
-                group = (first + H) // GROUP
-                left = there & (first + H < k)[None, :]
-                total += _weighed(others, more, group, j, scales, zeros, offsets, zero, n, left, 4, ZEROS, OFFSETS)
-            group = first // GROUP if GROUP > 0 else first * 0
-            total += _weighed(products, sums, group, j, scales, zeros, offsets, zero, n, there, 4, ZEROS, OFFSETS)
+                group, left = (first + H) // GROUP, there & (first + H < k)[None, :]
+                total += _weighed(others, more, group, j, scales, zeros, offsets, zero, n, left, ZEROS, OFFSETS)
+        group = first // GROUP if GROUP > 0 else first * 0
+        total += _weighed(products, sums, group, j, scales, zeros, offsets, zero, n, there, ZEROS, OFFSETS)
     y = tl.sum(total, 1)
     if BIAS:
         y += tl.load(bias + j, j < n, 0.0).to(tl.float32)

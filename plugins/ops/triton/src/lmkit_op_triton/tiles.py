@@ -55,6 +55,11 @@ def architecture(device: torch.device) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
+def takes_ptx(device: torch.device) -> bool:
+    """Whether kernels may have instructions of NVIDIA's in them. Not where they are interpreted."""
+    return architecture(device).startswith("sm_")
+
+
 def tile_for(device: torch.device, weights: str, rows: int) -> Tile:
     """`rows`: of x, or of an expert on average."""
     return next(t for t in tiles_of(architecture(device), weights) if t.rows is None or rows <= t.rows)

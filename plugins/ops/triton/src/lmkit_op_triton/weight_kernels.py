@@ -4,6 +4,26 @@ import triton
 import triton.language as tl
 
 
+def _placed(half: str, upper: int, results: int) -> tl.constexpr:
+    """PTX that puts four codes under upper bytes, which make them numbers: two in a register, or one.
+
+    A compiler takes three instructions for each code where these are one for a register.
+    """
+    taken = {"low": "and.b32 t, $R, 0x0F0F0F0F;", "high": "shr.u32 t, $R, 4; and.b32 t, t, 0x0F0F0F0F;"}
+    places = {2: ("0x4140", "0x4342"), 4: ("0x7440", "0x7441", "0x7442", "0x7443")}[results]
+    made = " ".join(f"prmt.b32 ${i}, t, {upper:#010x}, {place};" for i, place in enumerate(places))
+    text = f"{{ .reg .b32 t; {taken.get(half, 'mov.b32 t, $R;')} {made} }}"
+    return tl.constexpr(text.replace("$R", f"${results}"))
+
+
+# Behind 128 in bfloat16, 1024 in float16 and 2 ** 23 in float32 a code of 4 bits stands in the last places of the
+# mantissa; behind the latter two one of 8 bits does, too.
+LOW_BFLOAT16, HIGH_BFLOAT16 = _placed("low", 0x43434343, 2), _placed("high", 0x43434343, 2)
+LOW_FLOAT16, HIGH_FLOAT16 = _placed("low", 0x64646464, 2), _placed("high", 0x64646464, 2)
+BYTE_FLOAT16, BYTE_FLOAT32 = _placed("byte", 0x64646464, 2), _placed("byte", 0x4B000000, 4)
+LOW_FLOAT32, HIGH_FLOAT32 = _placed("low", 0x4B000000, 4), _placed("high", 0x4B000000, 4)
+
+
 @triton.jit
 def _narrowed(half, like):
     """float16 in the type of `like`, by way of float32: GPUs convert to bfloat16 directly at a quarter of the rate."""
@@ -21,18 +41,39 @@ def _float8(bits, like):
 
 
 @triton.jit
-def _whole(codes, zero, like, BITS: tl.constexpr):
-    """Codes uint8 less `zero` int32 in the type of `like`, exact.
+def _code(codes, BITS: tl.constexpr, HIGH: tl.constexpr):
+    """Codes of bytes: their halves of 4 bits, or all 8."""
+    if BITS == 8:
+        found = codes
+    elif HIGH:
+        found = codes >> 4
+    else:
+        found = codes & 15
+    return found
+
+
+@triton.jit
+def _whole(codes, zero, like, BITS: tl.constexpr, HIGH: tl.constexpr, PTX: tl.constexpr):
+    """Codes, bytes or halves of them, less `zero` int32 in the type of `like`, exact.
 
     A code is put into the mantissa of a power of two: integers are converted at a quarter of the rate of arithmetic.
     """
     if like.dtype == tl.float32:
-        y = (codes.to(tl.int32) - zero).to(tl.float32)
+        y = (_code(codes, BITS, HIGH).to(tl.int32) - zero).to(tl.float32)
     elif like.dtype == tl.bfloat16 and BITS == 4:
-        y = (codes.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True) - (zero + 128).to(tl.bfloat16)
+        if PTX:
+            text: tl.constexpr = HIGH_BFLOAT16 if HIGH else LOW_BFLOAT16
+            y = tl.inline_asm_elementwise(text, "=r,=r,r", [codes], tl.bfloat16, True, 4)
+        else:
+            y = (_code(codes, BITS, HIGH).to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)
+        y -= (zero + 128).to(tl.float32).to(tl.bfloat16)
     else:
-        y = (codes.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - (zero + 1024).to(tl.float16)
-        y = _narrowed(y, like)
+        if PTX:
+            placed: tl.constexpr = BYTE_FLOAT16 if BITS == 8 else (HIGH_FLOAT16 if HIGH else LOW_FLOAT16)
+            y = tl.inline_asm_elementwise(placed, "=r,=r,r", [codes], tl.float16, True, 4)
+        else:
+            y = (_code(codes, BITS, HIGH).to(tl.int16) | 0x6400).to(tl.float16, bitcast=True)
+        y = _narrowed(y - (zero + 1024).to(tl.float32).to(tl.float16), like)
     return y
 
 
@@ -45,58 +86,77 @@ def _float4(codes, like):
 
 
 @triton.jit
-def _scaled(a, codes, scales, zeros, offsets, zero, low, high, column, limit,
-    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
-    """a [M, H] times codes [H, N] of one group: integers are multiplied, the scale is that of the products.
-
-    KIND: as in `weights`. Of columns from `limit` on there are neither scales nor zeros.
-    """
-    mask = column < limit
-    scale = tl.load(scales + column, mask, 0.0).to(tl.float32)
-    if KIND == 2:
-        w = _float4(codes, a)
-        scale *= 2
-    else:
-        if ZEROS:
-            less = tl.load(zeros + column, mask, 0).to(tl.int32)[None, :]
-        else:
-            less = (tl.zeros_like(column) + zero)[None, :]
-        if KIND == 1:
-            codes = codes.to(tl.int32)
-            looked_up = tl.where(codes > 7, high, low) >> ((codes & 7) * 8).to(tl.int64)
-            w = (looked_up.to(tl.int32) & 255).to(tl.uint8)
-            w = _whole(w, less, a, 8)
-        else:
-            w = _whole(codes, less, a, BITS)
-    y = tl.dot(a, w, input_precision="ieee") * scale[None, :]
+def _of_group(scales, zeros, offsets, zero, first, column, limit, ZEROS: tl.constexpr, OFFSETS: tl.constexpr):
+    """Scale, zero and offset of each column [N] in the group whose scales begin at `first`; none from `limit` on."""
+    mask, at = column < limit, first + column
+    scale, less = tl.load(scales + at, mask, 0.0), tl.zeros_like(column) + zero
+    offset = scale
+    if ZEROS:
+        less = tl.load(zeros + at, mask, 0)
     if OFFSETS:
-        y -= tl.sum(a.to(tl.float32), 1)[:, None] * tl.load(offsets + column, mask, 0.0).to(tl.float32)[None, :]
+        offset = tl.load(offsets + at, mask, 0.0)
+    return scale, less, offset
+
+
+@triton.jit
+def _weights(codes, less, low, high, like, KIND: tl.constexpr, BITS: tl.constexpr, HIGH: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    """Codes [N, H] of one group less their zeros [N], in the type of `like`; 4-bit floats half as large. KIND: as in
+    `weights`."""
+    if KIND == 2:
+        w = _float4(_code(codes, BITS, HIGH), like)
+    elif KIND == 1:
+        codes = _code(codes, BITS, HIGH).to(tl.int32)
+        looked_up = tl.where(codes > 7, high, low) >> ((codes & 7) * 8).to(tl.int64)
+        w = _whole((looked_up.to(tl.int32) & 255).to(tl.uint8), less.to(tl.int32)[:, None], like, 8, False, PTX)
+    else:
+        w = _whole(codes, less.to(tl.int32)[:, None], like, BITS, HIGH, PTX)
+    return w
+
+
+@triton.jit
+def _scaled(y, part, scale, offset, a, KIND: tl.constexpr, OFFSETS: tl.constexpr):
+    """y + the products of a group [N, M] with its scale, and its offset for the columns a [M, H]."""
+    y += part * (scale.to(tl.float32) * (2.0 if KIND == 2 else 1.0))[:, None]
+    if OFFSETS:
+        y -= offset.to(tl.float32)[:, None] * tl.sum(a.to(tl.float32), 1)[None, :]
     return y
 
 
 @triton.jit
-def _both(a, b, codes_at, scales, zeros, offsets, zero, low, high, at, column, n, k,
-    ZEROS: tl.constexpr, OFFSETS: tl.constexpr, KIND: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, H: tl.constexpr,
+def _both(
+    y, a, b, codes_at, scale, less, offset, scale_b, less_b, offset_b, low, high, at, column, n,
+    OFFSETS: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, H: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
-    """a, b [M, H]: neighbouring columns, times their codes. Four bits: those of b are the high ones of a's bytes."""
-    first, second = 0, 0
-    if GROUP:
-        first, second = at // GROUP * n, (at + H) // GROUP * n
-    if BITS == 4:
-        codes = tl.load(codes_at + at // 2, (column < n)[None, :], 0)
-        others = codes >> 4
-        codes &= 15
+    """y [N, M] and neighbouring columns a, b [M, H] times their codes. Four bits: those of b are the high ones of a's
+    bytes. Weights come first: tensor cores take those from registers, where they are widened.
+
+    Without groups and offsets there are no scales in it: `_done`. Those of b are not looked at where a group has both.
+    """
+    codes = tl.load(codes_at + at // (8 // BITS), (column < n)[:, None], 0)
+    others = codes if BITS == 4 else tl.load(codes_at + at + H, (column < n)[:, None], 0)
+    v = _weights(codes, less, low, high, a, KIND, BITS, False, PTX)
+    if GROUP == 0 and not OFFSETS:
+        y = tl.dot(v, tl.trans(a), y, input_precision="ieee")
+        w = _weights(others, less, low, high, a, KIND, BITS, BITS == 4, PTX)
+        y = tl.dot(w, tl.trans(b), y, input_precision="ieee")
+    elif GROUP % (2 * H) == 0 and not OFFSETS:
+        part = tl.dot(v, tl.trans(a), input_precision="ieee")
+        w = _weights(others, less, low, high, a, KIND, BITS, BITS == 4, PTX)
+        part = tl.dot(w, tl.trans(b), part, input_precision="ieee")
+        y = _scaled(y, part, scale, offset, a, KIND, False)
     else:
-        codes = tl.load(codes_at + at, (column < n)[None, :], 0)
-        others = tl.load(codes_at + at + H, (column < n)[None, :], 0)
-    y = _scaled(
-        a, codes, scales + first, zeros + first, offsets + first, zero, low, high, column, n,
-        ZEROS, OFFSETS, KIND, BITS,
-    )  # fmt: skip
-    return y + _scaled(
-        b, others, scales + second, zeros + second, offsets + second, zero, low, high, column,
-        tl.where(at + H < k, n, 0),
-        ZEROS, OFFSETS, KIND, BITS,
-    )  # fmt: skip
+        w = _weights(others, less_b, low, high, a, KIND, BITS, BITS == 4, PTX)
+        y = _scaled(y, tl.dot(v, tl.trans(a), input_precision="ieee"), scale, offset, a, KIND, OFFSETS)
+        y = _scaled(y, tl.dot(w, tl.trans(b), input_precision="ieee"), scale_b, offset_b, b, KIND, OFFSETS)
+    return y
+
+
+@triton.jit
+def _done(y, scale, KIND: tl.constexpr, OFFSETS: tl.constexpr, GROUP: tl.constexpr):
+    """What `_both` added up [N, M], as [M, N]."""
+    if GROUP == 0 and not OFFSETS:
+        y *= (scale.to(tl.float32) * (2.0 if KIND == 2 else 1.0))[:, None]
+    return tl.trans(y)
