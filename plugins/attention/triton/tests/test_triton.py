@@ -162,7 +162,7 @@ FAULTS = {
     "sees what follows": ("visible &= key <= position", "visible &= key <= position + 1"),
     "slot off by one": ("slot = tl.load(slots + token)", "slot = tl.load(slots + token) + 1"),
     "wrong page": ("key // PAGE, inside", "key // PAGE // 2, inside"),
-    "no scale": ("INT8, REST) * scale", "INT8, REST) * 1.0"),
+    "no scale": ("factor = scores * scale, 1.0", "factor = scores, 1.0"),
     "parts of equal weight": ("share = tl.exp2(log - tl.max(log, 0))", "share = tl.exp(log - log)"),
     "window off by one": ("visible &= key > position - WINDOW", "visible &= key >= position - WINDOW"),
     "no fading": ("total * fade[:, None] +", "total +"),

@@ -335,13 +335,13 @@ def test_any_linear(name: str, n: int, k: int, rows: int, bias: bool, dtype: tor
 FAULTS = {
     "a row of x too many": ("row < m, tl.program_id(0)", "row < m + 1, tl.program_id(0)"),
     "the bias of another column": ("bias + i % n", "bias + i % (n - 1)"),
-    "parts overlap": ("start = tl.program_id(2) * each\n    y = tl.zeros([M, N], tl.float32)",
-                      "start = tl.program_id(2) * (each - 2 * H)\n    y = tl.zeros([M, N], tl.float32)"),
+    "parts overlap": ("(2) * each\n    first", "(2) * (each - 2 * H)\n    first"),
     "parts are written over": ("out += tl.program_id(2).to(tl.int64) * m * n", "out += tl.program_id(2) * 0"),
     "only some parts": ("for split in range(SPLITS)", "for split in range(SPLITS - 1)"),
+    "scales of the step before": ("first = (at + 2 * H) // GROUP * n", "first = at // GROUP * n"),
     "columns that are not there": ("(kk < k - at - H)[None, :]", "(kk < k - at)[None, :]"),
     "zeros with every part": ("tl.where(start == 0, m, 0)", "m"),
-    "no zeros": ("y -= sums[:, None]", "y -= 0 * sums[:, None]"),
+    "no zeros": ("y -= sums[None, :]", "y -= 0 * sums[None, :]"),
     "scales of the first block": ("scales + column // ROWS * groups", "scales + column * 0"),
     "groups of activations": ("x_scales + row * x_groups + at // GROUP", "x_scales + row * x_groups"),
     "cut, not rounded": ("(value + 12582912.0) - 12582912.0", "value * 1.0"),
@@ -358,6 +358,7 @@ FAULTS = {
 def test_faults_are_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "splits_of", lambda *_: 2)
     monkeypatch.setattr(linear, "BLOCK", 64)
+    monkeypatch.setattr(linear, "ROUNDED", 64)
     shape = (70, 300)
 
     def checks() -> None:

@@ -204,7 +204,7 @@ def test_launches_of_a_mixture(gpu: Gpu, folder: Path, monkeypatch: pytest.Monke
     [
         ("w8a8", "int8", {"multiply_bytes", "round_integers"}),
         pytest.param("int4", "float32", {"multiply_codes"}, marks=pytest.mark.slow),
-        pytest.param("fp8", "float32", {"multiply_bytes"}, marks=pytest.mark.slow),
+        pytest.param("fp8", "float32", {"multiply_wide"}, marks=pytest.mark.slow),
     ],
 )
 def test_weights_of_few_bits_wait_for_nothing(
