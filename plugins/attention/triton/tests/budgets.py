@@ -9,8 +9,8 @@ from lmkit_testing.triton_budget import SHARED, Case
 
 # RDNA 3 has too few registers for these tiles: what it spills is let through, and no more.
 SPILLS = {"gfx1100": 380}
-ALIBI_SPILLS = SPILLS | {"gfx942": 5}
-INT8_SPILLS = {"gfx942": 26, "gfx950": 36, "gfx1100": 920}
+ALIBI_SPILLS = {"gfx1100": 422, "gfx942": 5}
+INT8_SPILLS = {"gfx942": 26, "gfx950": 38, "gfx1100": 920}
 LATENT_SPILLS = {"gfx942": 134, "gfx950": 66}  # latents of 512 entries
 LIMIT_SPILLS = {"sm_90": 168}  # bytes, so that two blocks fit into a multiprocessor
 STORED = {"*i8": "int8", "*fp8e4nv": "float8_e4m3fn", "*fp8e5": "float8_e5m2"}

@@ -298,7 +298,12 @@ FLOAT8 = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx950")  # that multiply it
 def of_rows() -> list[Case]:
     """Linears of one row and of a few."""
     one, few = tiles_of("sm_90", "linear plain")
-    codes, pointers = tiles_of("sm_90", "row of codes")[0], types("x weight bias out", "*bf16")
+    pointers, tiles = types("x weight bias out", "*bf16"), {arch: tiles_of(arch, "row of codes")[0] for arch in SHARED}
+    codes = [
+        (tile, archs)
+        for tile in dict.fromkeys(tiles.values())
+        for archs in by_maker([arch for arch in SHARED if tiles[arch] == tile])
+    ]
     ints = {**types("x bias out", "*bf16"), **types("weight zeros", "*u8"), **types("scales offsets", "*fp16")}
     return [
         Case(
@@ -315,12 +320,12 @@ def of_rows() -> list[Case]:
                 row_kernels.one_row_of_codes, {**ints, **types("n k width zero", "i32")},
                 {
                     "BIAS": False, "ZEROS": zeros, "OFFSETS": False, "BITS": bits, "GROUP": group, "H": half_of(group),
-                    "N": codes.n, "C": codes.k // 16, "STAGES": codes.stages, "PTX": archs[0].startswith("sm"),
+                    "N": tile.n, "C": tile.k // 16, "STAGES": tile.stages, "PTX": archs[0].startswith("sm"),
                 },
-                codes.warps, unaligned=("zero",), blocks=4, archs=archs, note=f"{bits} bits, groups of {group}",
+                tile.warps, unaligned=("zero",), blocks=4, archs=archs, note=f"{bits} bits, groups of {group}",
             )
             for bits, group, zeros in ((4, 128, True), (4, 32, False), (8, 0, False))
-            for archs in by_maker(list(SHARED))
+            for tile, archs in codes
         ),
     ]  # fmt: skip
 
