@@ -28,7 +28,7 @@ PROVEN = {  # plugin -> what has shown that it is right; a run on a GPU is named
     "op plain_triton": "H100, 2026-11-27; laboratory, compiled ahead",
     "op rowwise_triton": "H100, 2026-11-27; laboratory, compiled ahead, simulated device",
     "op recurrent_triton": "laboratory, compiled ahead, simulated device",
-    "platform cuda": "H100, 2026-11-27; simulated device; probes on stand-ins for NVML",
+    "platform cuda": "H100, 2026-11-26; simulated device; probes on stand-ins for NVML",
     "platform rocm": "simulated device; probes on stand-ins for sysfs",
 }
 NVIDIA = {"sm_80": (8, 0), "sm_89": (8, 9), "sm_90": (9, 0), "sm_100": (10, 0), "sm_120": (12, 0)}
