@@ -59,9 +59,10 @@ def argmax() -> None:
 
 
 def drawing() -> None:
-    x, share = torch.randn(4, 5000), np.array([0.05, 0.4, 0.6, 0.999])
+    # 0.9 is in the second block and far from the last token, which one that is not found becomes.
+    x, share = torch.randn(5, 5000), np.array([0.05, 0.4, 0.6, 0.9, 0.999])
     for top_k, top_p in ((0, 1.0), (2, 1.0), (0, 0.01)):
-        rows = [np.full(4, value, kind) for value, kind in ((0.9, "f4"), (0.0, "f4"), (top_k, "i8"), (top_p, "f4"))]
+        rows = [np.full(5, value, kind) for value, kind in ((0.9, "f4"), (0.0, "f4"), (top_k, "i8"), (top_p, "f4"))]
         params = DrawParams(*rows, share)
         assert torch.equal(OPS.draw(x.clone(), params)[0], REFERENCE.draw(x.clone(), params)[0])
 
