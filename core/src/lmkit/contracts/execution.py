@@ -66,6 +66,9 @@ class Graphs(Protocol):
 
     def run(self, forward: Callable[[StepInputs], Tensor], x: StepInputs) -> Tensor: ...
 
+    def then(self, function: Callable[[Tensor], Any], hidden: Tensor) -> Any:
+        """`function` of what `run` gave last; what it returns may be overwritten when it is asked for again."""
+
 
 class Collectives(Protocol):
     """Communication among ranks; the null object (one rank) returns its input."""

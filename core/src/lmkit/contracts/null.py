@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,9 @@ class NullGraphs:
 
     def run(self, forward: Callable[[StepInputs], Tensor], x: StepInputs) -> Tensor:
         return forward(x)
+
+    def then(self, function: Callable[[Tensor], Any], hidden: Tensor) -> Any:
+        return function(hidden)
 
 
 class NullEvent:

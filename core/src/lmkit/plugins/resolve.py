@@ -407,9 +407,10 @@ class Resolver:
         ]  # fmt: skip
         fallback = [Derived("max_step_tokens", STEP_TOKENS, "the core's default (user: auto)")]
         if attention:
-            spec = attention[0]
-            size = spec.preferred_block_size if spec.preferred_block_size in dims else _smallest(dims)
-            fallback.append(Derived("block_size", size, f"{spec.name} prefers {size} (user: auto)"))
+            name, size = attention[0].name, attention[0].preferred_block_size
+            if size not in dims:
+                size = min(dims.values) if dims.values else max(dims.multiple, 1)
+            fallback.append(Derived("block_size", size, f"{name} prefers {size} (user: auto)"))
         values = merge(user, proposals, fallback)
         length, block = values.get("model.max_length"), values.get("cache.block_size")
         if length is not None and not 0 < int(length.value) <= info.max_length:
@@ -565,7 +566,3 @@ def _ints(value: object) -> list[int]:
     if len(ids) != len(found):
         raise CheckpointError(f"generation_config.json: eos_token_id is {value!r}, needs a token id or a list of them")
     return ids
-
-
-def _smallest(dims: Dims) -> int:
-    return min(dims.values) if dims.values else max(dims.multiple, 1)

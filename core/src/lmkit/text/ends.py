@@ -92,7 +92,8 @@ def _tokens(folder: Path, settings: Mapping[str, Any], eos: str) -> dict[str, in
             entries = []
     more = settings.get("added_tokens_decoder")
     if isinstance(more, dict):
-        entries += [{"id": int(key), "content": content_of(e)} for key, e in more.items() if _is_id(str(key))]
+        numbered = [(str(key), e) for key, e in more.items()]
+        entries += [{"id": int(n), "content": content_of(e)} for n, e in numbered if n.isdecimal() and len(n) < 10]
     names = {
         e["content"]: e["id"] for e in reversed(entries)
         if isinstance(e, dict) and isinstance(e.get("content"), str) and isinstance(e.get("id"), int)
@@ -106,10 +107,6 @@ def _tokens(folder: Path, settings: Mapping[str, Any], eos: str) -> dict[str, in
         except (ValueError, RecursionError, LookupError, TypeError) as e:
             log.debug("the vocabulary does not have %r: %r", eos, e)
     return names
-
-
-def _is_id(key: str) -> bool:
-    return key.isdecimal() and len(key) < 10
 
 
 def _renderer(

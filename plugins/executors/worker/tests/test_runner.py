@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmkit.api import (
     EngineError,
+    GrammarMasks,
     KVConfig,
     NewRow,
     PluginError,
@@ -233,6 +234,13 @@ def test_reading_what_nobody_wrote_is_a_fault_of_that_row() -> None:
     assert runner.sample(1).read().tokens[1] == toy_tokens([1, 2], 2)[1:]
     runner.forward(StepPlan(2, gone=["bad"], rows=[RowWork("good", 0, 3, 1, [], True)]))
     assert runner.sample(2).read().tokens == [toy_tokens([1, 2], 3)[2:]]
+
+
+def test_a_mask_binds_a_greedy_row_and_no_other() -> None:
+    runner, only = make_runner(), (toy_tokens([1, 2], 1)[0] + 1) % TOY_VOCAB
+    runner.forward(merge(start("free", [1, 2], [7]), start("bound", [1, 2], [8])))
+    bits = (1 << only).to_bytes(-(-TOY_VOCAB // 32) * 4, "little")
+    assert runner.sample(0, GrammarMasks([1], bits)).read().tokens == [toy_tokens([1, 2], 1), [only]]
 
 
 def test_a_row_whose_parameters_leave_no_token_is_told_from_a_fault_of_the_model() -> None:

@@ -107,15 +107,19 @@ def reference_probs(logits: torch.Tensor, p: SamplingParams) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------------- greedy
 
 
-def test_plain_greedy_is_one_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = logits_of(3).to(torch.bfloat16)
-    monkeypatch.setattr(torch.Tensor, "float", lambda x: pytest.fail("the logits were copied"))
-    rows = [
-        Row(SamplingParams(temperature=0)),
-        Row(SamplingParams(temperature=0, min_tokens=0)),
-        Row(SamplingParams(temperature=0)),
-    ]
-    assert run(logits, rows).tokens.tolist() == logits.argmax(-1).tolist()
+@pytest.mark.parametrize(
+    "asked",
+    [{"temperature": 1.0}, {"logprobs": 0}, {"min_tokens": 1}, {"logit_bias": ((3, 1.0),)}, {"frequency_penalty": 0.5}],
+)
+def test_greedy_rows_take_the_largest_while_no_other_row_asks_for_more(asked: dict[str, object]) -> None:
+    made = Sampler(4, V, eos_token_ids=(2,))
+    for slot in range(3):
+        made.add(slot, SamplingParams(temperature=0, min_tokens=0), np.array([1]), 1, slot)
+    assert made.takes_largest
+    made.add(3, SamplingParams(**{"temperature": 0, **asked}), np.array([1]), 1, 3)
+    assert not made.takes_largest
+    made.remove(3)
+    assert made.takes_largest
 
 
 def test_first_of_equal_logits_wins() -> None:

@@ -286,5 +286,42 @@ def test_what_cannot_be_captured_runs_directly(native: Native) -> None:
     assert not native.capturing
 
 
+def test_what_follows_a_captured_step_is_captured_too(native: Native) -> None:
+    """Only of what a graph returned, and of few rows, whose results are kept for each number of rows."""
+    calls = []
+
+    def forward(x: StepInputs) -> Tensor:
+        out = torch.empty(x.token_ids.shape)
+        convert(native, x.token_ids.view(torch.float32)[: len(out)], out)
+        return out
+
+    def halves(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(len(hidden))
+        out = torch.empty(hidden.shape, dtype=torch.float16)
+        convert(native, hidden, out)
+        return out, hidden[:1]
+
+    graphs, buffer = CpuGraphs(native, 8), torch.zeros(8, dtype=torch.int64)
+    floats = buffer.view(torch.float32)
+    with torch.inference_mode():
+        for rows in (1, 3, 1, 3, 3):
+            floats.copy_(torch.randn(16))
+            half, first = graphs.then(halves, graphs.run(forward, inputs(buffer, rows)))
+            assert torch.equal(half, floats[:rows].half())
+            assert torch.equal(first, floats[:1])
+        assert calls == [1, 3]
+        hidden = graphs.run(forward, inputs(buffer, 3))
+        assert torch.equal(graphs.then(halves, hidden[:2])[0], floats[:2].half())
+        assert calls == [1, 3, 2], "other rows of the same are something else"
+        for own in (hidden.clone(), graphs.run(forward, inputs(buffer, 8))):
+            for _ in range(2):
+                assert torch.equal(graphs.then(halves, own)[0], own.half())
+        assert calls == [1, 3, 2, 3, 3, 8, 8], "neither is captured"
+        for _ in range(3):
+            assert torch.equal(graphs.then(torch.sinh, hidden), hidden.sinh())
+    assert graphs.refused is None, "the step itself goes on as a graph"
+    assert not native.capturing
+
+
 def test_arguments_begin_with_the_header() -> None:
     assert ConvertArgs.source.offset == ctypes.sizeof(Args) == 8 * module.MAX_PHASES

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PROMPT_ROWS = 64  # rows of logits made at once for prompt log-probabilities
 Logits = Callable[["Tensor", Sequence[int]], "Tensor"]  # hidden states [N, D] of the slots of each -> [N, V]
+Largest = Callable[["Tensor", Sequence[int]], "tuple[Tensor, Tensor]"]  # likewise -> tokens, and their logits: [N]
 
 
 Move = Callable[[np.ndarray, np.ndarray, np.ndarray], None]  # as branches.Mover
@@ -64,12 +65,12 @@ class TokenHead:
     """Draws tokens of the rows that sample and appends them to the rows; log-probabilities of prompts."""
 
     def __init__(
-        self, sampler: Sampler, rows: RowTable, logits: Logits, seed: int, move: Move,
+        self, sampler: Sampler, rows: RowTable, logits: Logits, largest: Largest, seed: int, move: Move,
         proposals: Proposals | None = None,
     ) -> None:  # fmt: skip
         """`seed` is for rows that have none of their own; `move` is what accepted drafts of a tree need."""
-        self.sampler, self.rows, self.logits, self.seed, self.move = sampler, rows, logits, seed, move
-        self.proposals = proposals
+        self.sampler, self.rows, self.seed, self.move = sampler, rows, seed, move
+        self.logits, self.largest, self.proposals = logits, largest, proposals
         self.reads_hidden = proposals is not None and proposals.source.reads_hidden
         self._prompt_slots: set[int] = set()  # slots whose rows want prompt log-probabilities
 
@@ -127,15 +128,21 @@ class TokenHead:
         return finish, drawn.tokens if drawn is not None and step.num_drafts is None else None
 
     def _draw(self, step: Step, hidden: Tensor, masks: GrammarMasks | None) -> Drawn:
+        slots = step.logit_slots.tolist()
+        if self.sampler.takes_largest and not masks:
+            drawn = Drawn(*self.largest(hidden, slots))
+        else:
+            drawn = self.sampler.sample(self.logits(hidden, slots), self._batch(step), masks)
+        if step.num_drafts is None:
+            self.rows.expect(step.logit_slots)
+        return drawn
+
+    def _batch(self, step: Step) -> SampleBatch:
         guessed = None
         if step.num_drafts is not None:
             works = [step.plan.rows[row] for row in step.sample_rows.tolist()]
             guessed = [path for work in works for path in branches.paths(work.drafts, work.parents)]
-        batch = SampleBatch(step.logit_slots, step.positions, step.sample_rows, self._tokens, step.num_drafts, guessed)
-        drawn = self.sampler.sample(self.logits(hidden, step.logit_slots.tolist()), batch, masks)
-        if step.num_drafts is None:
-            self.rows.expect(step.logit_slots)
-        return drawn
+        return SampleBatch(step.logit_slots, step.positions, step.sample_rows, self._tokens, step.num_drafts, guessed)
 
     def _tokens(self, slot: int) -> list[int]:
         return self.rows.row_tokens(slot).tolist()

@@ -142,7 +142,8 @@ class Runner:
             )
             proposals = Proposals(source, self.rows, max_drafts, vocab_size) if source is not None else None
             move = Mover(self.rows, self.blocks, needs, backends)
-            self.head = TokenHead(sampler, self.rows, self._logits, seed, move, proposals)
+            self.argmax = sampler.rows.argmax
+            self.head = TokenHead(sampler, self.rows, self._logits, self._largest, seed, move, proposals)
         self.platform = platform
         self.unread: Unread | None = None  # of the last step, while it is
         self.adapters = AdapterBank(loaded.model, limits.max_rows, device)
@@ -288,8 +289,17 @@ class Runner:
         """The head, on hidden states [S, D], one for each of `slots`."""
         adapters = self.adapters.of(np.array(slots)) if self.adapters.tables.changes_head else None
         if adapters is None:
-            return self.model.logits(hidden)
+            return self.graphs.then(self.model.logits, hidden)
         return self.adapters.logits(hidden, self.inputs.push_adapters(adapters))
+
+    def _largest(self, hidden: Tensor, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The token with the largest logit for each of `slots`, and that logit: [S] both."""
+        if self.adapters.tables.changes_head:
+            return self.argmax(self._logits(hidden, slots))
+        return self.graphs.then(self._plain_largest, hidden)
+
+    def _plain_largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self.argmax(self.model.logits(hidden))
 
     def _added(self, slot: int, row: NewRow) -> None:
         if row.adapter is not None:

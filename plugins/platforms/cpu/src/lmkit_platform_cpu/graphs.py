@@ -20,6 +20,7 @@ from lmkit_platform_cpu.native import Native, Tape
 log = logging.getLogger("lmkit.platform.cpu")
 
 MAX_ROWS = 64  # larger steps spend their time in kernels, not between them
+MAX_THEN_ROWS = 4  # likewise of what follows a forward pass; its results, logits, are large
 ALIGNMENT = 64
 
 aten = torch.ops.aten
@@ -94,9 +95,13 @@ class Graph:
     """A tape with what it returns and the tensors that it reads."""
 
     tape: Tape
-    output: Tensor
+    output: Any
     memory: Memory
     inputs: list[Any]
+
+    def run(self) -> Any:
+        self.tape.run()
+        return self.output
 
 
 class CpuGraphs:
@@ -111,6 +116,8 @@ class CpuGraphs:
     def __init__(self, native: Native, max_rows: int) -> None:
         self.native, self.max_rows = native, min(max_rows, MAX_ROWS)
         self.graphs: dict[tuple[object, ...], Graph] = {}  # by what runs, where it reads, and how much
+        self.followers: dict[tuple[object, ...], Graph | None] = {}  # likewise, of `then`; None: cannot be captured
+        self.outputs: set[int] = set()  # addresses of what graphs return
         self.refused: str | None = None  # why the model cannot be captured, once that is known
 
     def num_rows(self, n: int) -> int:
@@ -128,16 +135,33 @@ class CpuGraphs:
         graph = self.graphs.get(key)
         if graph is None:
             try:
-                graph = self.graphs[key] = self._capture(forward, x)
+                inputs = [x.token_ids, x.embeds, x.positions, *x.attn, *x.kv]
+                graph = self.graphs[key] = self._capture(forward, x, inputs)
             except NotCapturable as e:
                 self.refused = str(e)
                 log.info("decode steps run operator by operator: %s", e)
                 return forward(x)
-        graph.tape.run()
-        return graph.output
+            self.outputs.add(graph.output.data_ptr())
+        return graph.run()
 
-    def _capture(self, forward: Callable[[StepInputs], Tensor], x: StepInputs) -> Graph:
+    def then(self, function: Callable[[Tensor], Any], hidden: Tensor) -> Any:
+        """After a large weight has gone through the caches, Python finds nothing there of what it needs: half a
+        millisecond for a head and a token, most of which is saved by replaying them."""
+        address = hidden.data_ptr()
+        if address not in self.outputs or len(hidden) > MAX_THEN_ROWS:
+            return function(hidden)
+        key = (function, address, hidden.shape)
+        if key not in self.followers:
+            try:
+                self.followers[key] = self._capture(function, hidden, [hidden])
+            except NotCapturable as e:
+                self.followers[key] = None
+                log.info("what follows decode steps runs operator by operator: %s", e)
+        graph = self.followers[key]
+        return function(hidden) if graph is None else graph.run()
+
+    def _capture(self, function: Callable[[Any], Any], x: Any, inputs: list[Any]) -> Graph:
         memory = Memory()
         with self.native.capture() as tape, Recorder(memory):
-            output = forward(x)
-        return Graph(tape, output, memory, [x.token_ids, x.embeds, x.positions, *x.attn, *x.kv])
+            output = function(x)
+        return Graph(tape, output, memory, inputs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from lmkit.api import EngineError, StepInputs
+from lmkit.api import EngineError, NullGraphs, StepInputs
 
 from lmkit_gpu.runtime import Runtime
 
@@ -34,7 +34,7 @@ def buckets(max_rows: int) -> list[int]:
     return [*(n for n in steps if n < max_rows), max_rows]
 
 
-class GpuGraphs:
+class GpuGraphs(NullGraphs):
     """Graphs by bucket of rows; a step has rows added that stand for nothing, up to the next bucket.
 
     Every tensor that a step's inputs hold has the same address in each step of the same number of rows: the buffers of

@@ -183,15 +183,16 @@ class Sampler:
 
     # -------------------------------------------------------------------------------------------- sample
 
-    def sample(self, logits: Tensor, batch: SampleBatch, masks: GrammarMasks | None = None) -> Drawn:
-        """One token per row of `logits` [S, V], float32 or the model's dtype; may overwrite them."""
-        plain = not (
-            self.num_random or self.counts or self.bias or self.blocked or self.logprobs or masks
+    @property
+    def takes_largest(self) -> bool:
+        """Whether without masks every row's token is that of its largest logit, and nothing else is asked for."""
+        return not (
+            self.num_random or self.counts or self.bias or self.blocked or self.logprobs
             or self.processors.active["logits"]
         )  # fmt: skip
-        if plain:
-            return Drawn(*self.rows.argmax(logits))
 
+    def sample(self, logits: Tensor, batch: SampleBatch, masks: GrammarMasks | None = None) -> Drawn:
+        """One token per row of `logits` [S, V], float32 or the model's dtype; may overwrite them."""
         greedy = self.greedy[batch.slots]
         raw = self._raw_logprobs(logits, batch) if self.logprobs else None  # 1
         x = logits.float()  # 2
