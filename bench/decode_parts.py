@@ -10,13 +10,11 @@ measured in turn with this one.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import tempfile
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 from lmkit.api import EngineRequest, SamplingParams
 from lmkit.config import EngineConfig, ModelConfig
@@ -34,16 +32,14 @@ class Watch:
     def __init__(self) -> None:
         self.apart = False  # tapes operator by operator
         self.seconds: dict[str, float] = defaultdict(float)  # of the step so far, by operator
+        self.tapes: dict[native.Tape, list[tuple[str, native.Tape]]] = {}  # one of each operator
         run_tape, run_op = native.Tape.run, native.Native.run
 
         def tape(own: native.Tape) -> None:
-            begin = perf_counter()
-            if self.apart:
-                for op, args, chunks in own._steps:
-                    self.operator(own._library, op, args, chunks)
-            else:
-                run_tape(own)
-                self.seconds["tapes"] += perf_counter() - begin
+            for name, part in self.operators(own) if self.apart else [("tapes", own)]:
+                begin = perf_counter()
+                run_tape(part)
+                self.seconds[name] += perf_counter() - begin
 
         def operator(own: native.Native, name: str, args: native.Args, chunks: int = 0) -> None:
             begin = perf_counter()
@@ -53,12 +49,14 @@ class Watch:
 
         native.Tape.run, native.Native.run = tape, operator  # type: ignore[method-assign]
 
-    def operator(self, library: Any, op: native.Op, args: native.Args, chunks: int) -> None:
-        phases = [native.Phase(op.run[i], ctypes.addressof(args), chunks + 8 * i) for i in range(op.num_phases)]
-        array = (native.Phase * len(phases))(*phases)
-        begin = perf_counter()
-        library.lk_run(array, len(phases))
-        self.seconds[op.name.decode()] += perf_counter() - begin
+    def operators(self, tape: native.Tape) -> list[tuple[str, native.Tape]]:
+        if tape not in self.tapes:
+            self.tapes[tape] = []
+            for op, args, chunks in tape._steps:
+                alone = native.Tape(tape._library)
+                alone.add(op, args, chunks)
+                self.tapes[tape].append((op.name.decode(), alone))
+        return self.tapes[tape]
 
 
 def main() -> None:
