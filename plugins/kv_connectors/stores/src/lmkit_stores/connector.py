@@ -15,7 +15,7 @@ from lmkit_stores.fingerprint import fingerprint
 from lmkit_stores.frames import opened, sealed
 
 if TYPE_CHECKING:
-    from lmkit.api import Checkpoint, KVConfig, KVKey, ResolvedPlan
+    from lmkit.api import CachedBlock, Checkpoint, KVConfig, KVKey, ResolvedPlan
 
     from lmkit_stores.options import StoreOptions
 
@@ -77,7 +77,12 @@ class StoreConnector:
         self._resting = 0.0  # until when the store is left alone
         self._closed = False
         self.num_dropped = 0  # blocks that were not written
-        self.events = Publisher(options.events, kv.specs[0].block_size) if options.events else None
+        self.events = None
+        if options.events:
+            self.events = Publisher(
+                options.events, kv.specs[0].block_size, topic=options.events_topic, replay=options.events_replay,
+                replica=resolved.value("replica", 0),
+            )  # fmt: skip
         for i in range(READERS):
             Thread(target=self._read_all, name=f"lmkit-kv-read-{i}", daemon=True).start()
         Thread(target=self._write_all, name="lmkit-kv-write", daemon=True).start()
@@ -101,9 +106,11 @@ class StoreConnector:
             self._rest(f"had not given all blocks of a request after {self.options.seconds:g} s")
         return job.found
 
+    def cached(self, block: CachedBlock) -> None:
+        if self.events is not None and block.key[0] == 0:
+            self.events.stored(block)
+
     def computed(self, key: KVKey, parent: bytes, tokens: Sequence[int]) -> bool:
-        if self.events is not None and key[0] == 0:
-            self.events.stored(key[1], parent, tokens)
         return self.saves == "computed" and self._wants(key)
 
     def evicted(self, key: KVKey) -> bool:
