@@ -38,6 +38,9 @@ class Store(Protocol):
         """Whether writing would be in vain; where that is not known at once, False. From the engine's thread."""
         ...
 
+    # Optional: `drop(key) -> None` removes a frame that turned out to be damaged when it was read, so that the block is
+    # written again the next time it is computed. From the threads that read.
+
     def close(self) -> None:
         """Idempotent, from any thread, also while another one reads."""
         ...
@@ -190,9 +193,7 @@ class StoreConnector:
             size = self._sizes[key[0]]
             content = coming.get(key) or (opened(key, frame, size) if frame is not None else None)
             if frame is not None and content is None:
-                log.warning(
-                    "a stored block of %d bytes is not what was saved (%d bytes); it is left out", len(frame), size
-                )
+                self._drop_damaged(key, frame, size)
             with self._lock:
                 if job.dropped or self._held + size > self._most:
                     return
@@ -201,6 +202,12 @@ class StoreConnector:
                     self._held += size
                 elif self._whole[key[0]]:
                     return
+
+    def _drop_damaged(self, key: KVKey, frame: bytes, size: int) -> None:
+        log.warning("a stored block of %d bytes is not what was saved (%d bytes); it is removed", len(frame), size)
+        drop = getattr(self.store, "drop", None)
+        if drop is not None:
+            drop(key)
 
     def _write_all(self) -> None:
         while True:
