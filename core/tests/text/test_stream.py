@@ -95,13 +95,19 @@ def test_stop_strings_wait_for_min_tokens(side: TextSide) -> None:
 
 
 @pytest.mark.parametrize("include", [True, False])
-def test_stop_token(side: TextSide, include: bool) -> None:
+@pytest.mark.parametrize("asked", [True, False])
+def test_stop_token(side: TextSide, include: bool, asked: bool) -> None:
+    """The model's own end is no stop of the client's."""
     end = side.tokenizer.id_of("<|end|>")
-    stream = side.output_stream(SamplingParams(logprobs=0), parse=False, include_stop=include, skip_special=False)
+    stop_ids = (end or 0,) if asked else ()
+    stream = side.output_stream(
+        SamplingParams(logprobs=0, stop_token_ids=stop_ids), parse=False, include_stop=include, skip_special=False
+    )
     logprobs = [TokenLogprob(t, -1.0, 1, []) for t in (*side.tokenizer.encode("ab"), end or 0)]
     events = stream.feed(TokenEvent("r", [*side.tokenizer.encode("ab"), end or 0], "stop", end, logprobs))
     assert text_of(events) == ("ab<|end|>" if include else "ab")
-    assert events[-1].stop == end  # type: ignore[union-attr]
+    assert events[-1].stop == (end if asked else None)  # type: ignore[union-attr]
+    assert events[-1].end_token == end  # type: ignore[union-attr]
     assert stream.usage.completion_tokens == 3
     assert sum(len(e.entries) for e in events if isinstance(e, Logprobs)) == (3 if include else 2)
 

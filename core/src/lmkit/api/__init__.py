@@ -129,6 +129,7 @@ from lmkit.contracts.text import (
     Text,
     ToolArgs,
     ToolChoice,
+    ToolCut,
     ToolDef,
     ToolEnd,
     ToolStart,

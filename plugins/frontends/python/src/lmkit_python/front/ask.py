@@ -80,6 +80,7 @@ class ChatAsk(GenerateAsk):
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_calls: bool = True
+    whole_calls: bool = False  # a call comes when it is complete, and one that was cut as the text that the model wrote
     template_options: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None  # of reasoning
     documents: Sequence[Mapping[str, Any]] = ()
