@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lmkit.contracts.config import EngineConfig, ModelConfig
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
-_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")
+_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template.*")
 _AT_ONCE = 1 << 16  # tokens
 TAIL = 256  # characters of the prompt that parsers look at
 
