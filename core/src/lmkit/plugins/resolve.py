@@ -59,6 +59,7 @@ from lmkit.config import STEP_TOKENS, EngineConfig
 from lmkit.contracts.describe import described, joined
 from lmkit.contracts.specs import NAME
 from lmkit.files import chat_templates
+from lmkit.generation import end_ids, recommended
 from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order, op, proposer, template
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.chat_templates import chosen_template
@@ -390,9 +391,11 @@ class Resolver:
     def _find_ends(self) -> None:
         """What the files name, and what the chat template ends a turn with."""
         checkpoint, info = self.known.checkpoint, self.known.info
+        if info.pooler is None:
+            self._warnings.extend(recommended(checkpoint.generation_config)[1])
         ids = {
             "config": info.eos_token_ids,
-            "generation_config": _ints(checkpoint.generation_config.get("eos_token_id")),
+            "generation_config": end_ids(checkpoint.generation_config)[0],
         }
         self.ends = load_ref(END_TOKENS)(checkpoint, self.plan(), self.config, info, ids)
         self._derive("eos_token_ids", [end.id for end in self.ends], "; ".join(map(str, self.ends)) or "none is named")
@@ -580,12 +583,3 @@ def _general(known: Sequence[str]) -> list[str]:
 def _family(architecture: str) -> str:
     """What an architecture's name begins with: LlamaForCausalLM -> Llama."""
     return architecture.partition("For")[0]
-
-
-def _ints(value: object) -> list[int]:
-    """generation_config's eos_token_id: absent, one id or a list of them. Raises CheckpointError."""
-    found = value if isinstance(value, list) else [] if value is None else [value]
-    ids = [v for v in found if isinstance(v, int) and not isinstance(v, bool) and abs(v) < 1 << 31]
-    if len(ids) != len(found):
-        raise CheckpointError(f"generation_config.json: eos_token_id is {value!r}, needs a token id or a list of them")
-    return ids
