@@ -14,6 +14,7 @@ from lmkit_python.front.run import Generation, at_once, check_finish
 
 from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming
 from lmkit_http.dialects import parsed
+from lmkit_http.strict import warnings_header
 
 if TYPE_CHECKING:
     from lmkit_http.access import Caller
@@ -33,6 +34,7 @@ def prepared(
     ask = exchange.ask
     caller.check_priority(ask.priority)
     turns = exchange.turns(partial(prepare, backend.text, backend.facts))
+    exchange.headers |= warnings_header(exchange.dropped)
     if not exchange.played:
         return dialect, Answer(exchange.whole(turns), media_type=exchange.media_type, headers=exchange.headers)
     for turn in turns:
