@@ -159,7 +159,9 @@ class Reader:
         assert item.id is not None
         assert item.name is not None
         self._called(where, item.id, item.name, item.arguments or "")
-        content = self._text(item.output or "", f"{where}.output") if not item.error else fault_text(item.error)
+        content = (
+            self._output(item.kind, item.output or "", f"{where}.output") if not item.error else fault_text(item.error)
+        )
         self._late.append({"role": "tool", "tool_call_id": item.id, "name": item.name, "content": content})
 
     def _listing(self, where: str, item: Item) -> None:
