@@ -25,6 +25,7 @@ from lmkit_dialect_responses.offers import custom_input, search_arguments
 from lmkit_dialect_responses.schema import CountRequest, NamedTool, ResponsesRequest, Tool
 from lmkit_dialect_responses.servers import Pinned, Servers, protocol_fault
 from lmkit_dialect_responses.store import Kept, Store, progress
+from lmkit_dialect_responses.usage import usage_of
 
 MAX_CALLS = 64  # of tools of MCP servers in one answer; a request may allow fewer
 _encode = msgspec.json.encode
@@ -184,7 +185,7 @@ class Respond(Exchange):
             "presence_penalty": 0.0, "frequency_penalty": 0.0, "service_tier": "default", "user": r.user,
             "safety_identifier": r.safety_identifier, "prompt_cache_key": r.prompt_cache_key,
             "tool_choice": choice or "auto", "tools": [_shown_tool(tool) for tool in r.tools or ()],
-            "truncation": r.truncation or "disabled", "usage": _usage(usages) if usages else None,
+            "truncation": r.truncation or "disabled", "usage": usage_of(usages) if usages else None,
         }  # fmt: skip
 
     def _item(self, message: Message, index: int) -> dict[str, Any]:
@@ -364,7 +365,7 @@ class Count(Exchange):
         self, request: CountRequest, served: Served, store: Store, tenant: str, servers: Servers
     ) -> None:  # fmt: skip
         items, _ = items_of(request, store, tenant)
-        super().__init__(_conversation(request, served, items, Reader(request.dropped, servers)))
+        super().__init__(conversation_ask(request, served, items, Reader(request.dropped, servers)))
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         return _encode({"object": "response.input_tokens", "input_tokens": len(turns[0].request.token_ids)})
@@ -373,7 +374,7 @@ class Count(Exchange):
 def ask_of(request: ResponsesRequest, served: Served, items: list[Placed], reader: Reader) -> ChatAsk:
     """Raises RequestError."""
     r = request
-    ask = _conversation(r, served, items, reader)
+    ask = conversation_ask(r, served, items, reader)
     given: dict[str, Any] = dict(served.default_params)
     given |= {k: v for k in ("temperature", "top_p", "top_k", "min_p", "seed") if (v := getattr(r, k)) is not None}
     # max_output_tokens is a ceiling in this API: an answer may be shorter where the context ends
@@ -385,8 +386,8 @@ def ask_of(request: ResponsesRequest, served: Served, items: list[Placed], reade
     )  # fmt: skip
 
 
-def _conversation(request: CountRequest, served: Served, items: list[Placed], reader: Reader) -> ChatAsk:
-    """What both routes make of a conversation. Raises RequestError."""
+def conversation_ask(request: CountRequest, served: Served, items: list[Placed], reader: Reader) -> ChatAsk:
+    """The ask that every route makes of a conversation. Raises RequestError."""
     r = request
     tools, choice = reader.tools(r, items)
     messages = reader.messages(r.instructions, items)
@@ -453,16 +454,3 @@ def _status(finish: Finish) -> str:
 
 def _error(error: ErrorInfo | None) -> dict[str, str] | None:
     return {"code": "server_error", "message": error.message} if error is not None else None
-
-
-def _usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    """The sum of all turns."""
-    asked, said = sum(u.prompt_tokens for u in usages), sum(u.completion_tokens for u in usages)
-    cached = sum(u.cached_tokens for u in usages)
-    return {
-        "input_tokens": asked,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": said,
-        "output_tokens_details": {"reasoning_tokens": sum(u.reasoning_tokens for u in usages)},
-        "total_tokens": asked + said,
-    }

@@ -61,7 +61,7 @@ class Reader:
         """Raises RequestError."""
         readers = {
             "message": self._message, "reasoning": self._reasoning, "mcp_call": self._remote_call,
-            "mcp_list_tools": self._listing, "additional_tools": self._listing,
+            "mcp_list_tools": self._listing, "additional_tools": self._listing, "compaction": self._summary,
             **dict.fromkeys(_CALLS - {"mcp_call"}, self._call), **dict.fromkeys(_RESULTS, self._result),
         }  # fmt: skip
         if instructions:
@@ -121,6 +121,16 @@ class Reader:
             message = self._answer("content", "tool_calls")
             before = message.get("reasoning_content")
             message["reasoning_content"] = f"{before}\n{text}" if before else text
+
+    def _summary(self, where: str, item: Item) -> None:
+        """What was said before, as this server summarized it."""
+        text = _unsealed(item.encrypted_content or "")
+        if text is None:
+            raise UnsupportedField(
+                f"{where}.encrypted_content", "this summary was written by another server",
+                fix="send the items that it stands for",
+            )  # fmt: skip
+        self._answer("content", "tool_calls")["content"] = f"Summary of the conversation so far:\n{text}"
 
     def _call(self, where: str, item: Item) -> None:
         """A call of a tool that the client runs."""
